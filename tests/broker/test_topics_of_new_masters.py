@@ -10,10 +10,12 @@ from controlled_support import Controlled
 from waiting import until
 
 from gantrymq.broker.replication.metadata_sync import MetadataSync
+from gantrymq.errors import StoreError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
 from gantrymq.protocol.message import decode_messages
+from gantrymq.store.consume_queue import ConsumeQueue
 
 
 async def elect(replicas: Controlled, number: int) -> None:
@@ -45,6 +47,22 @@ async def test_what_was_acknowledged_is_read_from_the_new_master(
         assert made is not None
         assert (made.read_queue_nums, made.write_queue_nums) == (3, 3)
         assert await shown(await replicas.peer(2), "orders", 2) == [b"acknowledged"]
+
+
+async def test_a_queue_that_cannot_be_read_keeps_nobody_from_being_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(self: ConsumeQueue, offset: int) -> None:
+        raise StoreError("can't read it")
+
+    async with Controlled(tmp_path, 2) as replicas:
+        await replicas.all_in_sync()
+        monkeypatch.setattr(MetadataSync, "copy_soon", lambda self: None)
+        peer = await replicas.peer(1)
+        assert (await peer.send("orders", b"acknowledged")).code == ResponseCode.SUCCESS
+        monkeypatch.setattr(ConsumeQueue, "peek", fails)
+        await elect(replicas, 2)
+    assert "topic orders may have messages that its former master hadn't told of: can't read it" in caplog.text
 
 
 async def test_a_topic_that_was_deleted_stays_so(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from gantrymq.spark.offsets import (
     plan_ranges,
     to_json,
 )
+from gantrymq.spark.option_values import expected_brokers
 
 A0, A1, B0 = (MessageQueue("t", broker, n) for broker, n in (("broker-a", 0), ("broker-a", 1), ("b:x", 0)))
 
@@ -60,6 +61,12 @@ def test_a_name_that_is_there_twice_is_refused(value: str) -> None:
     for parse in (parse_boundary, parse_times):
         with pytest.raises(ConfigError, match="is there twice"):
             parse("startingOffsets", value)
+
+
+@pytest.mark.parametrize("value", ['{"t": ["a"], "t": ["b"]}', '{"t": ' + "[" * 100_000])
+def test_expected_brokers_are_read_like_offsets(value: str) -> None:
+    with pytest.raises(ConfigError, match="option expectedBrokers"):
+        expected_brokers(value)
 
 
 def test_boundaries() -> None:

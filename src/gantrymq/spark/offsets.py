@@ -125,7 +125,7 @@ def _number(what: str, value: Any, least: int) -> int:
     return value
 
 
-def _load(text: str) -> Any:
+def load_json(text: str) -> Any:
     """JSON, in which a name that is there twice is refused: of two offsets one would count without a word.
 
     Raises ValueError, ConfigError.
@@ -152,7 +152,7 @@ def parse_boundary(option: str, text: str) -> Boundary:
         case "latest":
             return LATEST
     try:
-        by_queue = from_json(_load(text))
+        by_queue = from_json(load_json(text))
     except (ValueError, ConfigError) as e:
         raise ConfigError(f"option {option} is neither earliest nor latest nor JSON of offsets: {e}") from e
     return Boundary(_whole(option), by_queue)
@@ -165,7 +165,7 @@ def parse_times(option: str, text: str) -> Boundary:
     """
     times: dict[MessageQueue | str, int] = {}
     try:
-        by_topic = _load(text)
+        by_topic = load_json(text)
         if not isinstance(by_topic, dict):
             raise ConfigError(
                 f'{{"topic": ms}} or {{"topic": {{"broker:queueId": ms}}}} was expected, not {by_topic!r}'
@@ -189,7 +189,7 @@ def _whole(option: str) -> int:
 def parse_queues(option: str, text: str) -> list[MessageQueue]:
     """The value of assign, {topic: ["broker:queueId", ...]}. Raises ConfigError, which names the option."""
     try:
-        by_topic = _load(text)
+        by_topic = load_json(text)
         if not isinstance(by_topic, dict) or not all(isinstance(keys, list) for keys in by_topic.values()):
             raise ConfigError(f'{{"topic": ["broker:queueId", ...]}} was expected, not {by_topic!r}')
         return [queue_of(topic, key) for topic, keys in by_topic.items() for key in keys]

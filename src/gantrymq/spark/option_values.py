@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -17,7 +16,7 @@ from gantrymq.protocol.topic_name import topic_problem
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.offsets import LARGEST_NUMBER, Boundary, parse_boundary, parse_queues, parse_times
+from gantrymq.spark.offsets import LARGEST_NUMBER, Boundary, load_json, parse_boundary, parse_queues, parse_times
 from gantrymq.spark.record_batches import CorruptBodies
 from gantrymq.spark.reserved_properties import KEEPABLE
 from gantrymq.spark.security import Security
@@ -220,8 +219,8 @@ def expected_brokers(text: str | None) -> dict[str, frozenset[str]]:
     if not text.startswith("{"):
         return {"": frozenset(comma_list(text))}
     try:
-        by_topic = json.loads(text)
-    except (ValueError, RecursionError) as e:
+        by_topic = load_json(text)
+    except (ValueError, ConfigError) as e:
         raise ConfigError(f"option expectedBrokers is neither a list nor JSON: {e}") from e
     for brokers in by_topic.values():
         if not isinstance(brokers, list) or not all(isinstance(broker, str) for broker in brokers):

@@ -25,7 +25,7 @@ from gantrymq.broker.schedule import Schedule
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.timer.timer import Timer
 from gantrymq.broker.topics import BrokerTopics
-from gantrymq.errors import BodyError, BrokerError
+from gantrymq.errors import BodyError, BrokerError, StoreError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 from gantrymq.protocol.bodies.ha_status import HaStatus
@@ -237,7 +237,12 @@ class MetadataSync(Part):
         for topic, queue_ids in self._store.topics().items():
             if self._topics.get(topic) is None and not is_system_topic(topic):
                 queues = [self._store.queue(topic, queue_id) for queue_id in queue_ids]
-                last = [queue.peek(queue.max_offset - 1) for queue in queues]
+                try:
+                    last = [queue.peek(queue.max_offset - 1) for queue in queues]
+                except StoreError as e:
+                    # Others must not be without a master for it.
+                    log.warning("topic %s may have messages that its former master hadn't told of: %s", topic, e)
+                    continue
                 if any(unit is not None and unit[0] >= known_to for unit in last):
                     log.warning("topic %s has messages, and the former master hadn't told of it: it is made", topic)
                     self._topics.create_if_absent(topic, queue_ids[-1] + 1)
