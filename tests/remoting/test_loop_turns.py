@@ -24,7 +24,7 @@ from gantrymq.remoting import turns as turns_module
 from gantrymq.remoting.connection import Connection, Reply
 from gantrymq.remoting.flow_control import ONEWAY_LIMIT, UNTAKEN_LIMIT, WRITE_HIGH_WATER
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S, LoopWatch
-from gantrymq.remoting.turns import CROWDED_TURN_S, ROUND_S, TURN_S, WAITING_S, Turns
+from gantrymq.remoting.turns import CROWDED_TURN_S, MOST_S, ROUND_S, TURN_S, WAITING_S, Turns
 
 
 def busy(seconds: float) -> None:
@@ -212,9 +212,67 @@ async def test_who_was_put_off_is_served_in_turn() -> None:
         while any(connection.is_behind for connection in connections):
             await asyncio.sleep(0)
             done = [written_to(connection) for connection in connections]
-            assert max(done) - min(done) <= 2 * len(RemotingCommand.response().encode())
+            # Every second turn is one of those that had some already; of them all have the same once they took MOST_S.
+            assert max(done) - min(done) <= MOST_S / 0.01 * len(RemotingCommand.response().encode())
     for connection in connections:
         connection.connection_lost(None)
+
+
+@pytest.mark.usefixtures("own_time")
+async def test_of_those_that_take_much_who_took_least_comes_first() -> None:
+    """A machine that is slow for a moment makes everybody busy; who asks for little doesn't wait for a crowd."""
+    connections, turns = connections_of(41, 0.03)
+    *others, innocent = connections
+    for connection in connections:
+        connection.charge(1.0 if connection in others else 0.02)
+        connection.data_received(frame(ECHO if connection is innocent else 7))
+    assert all(connection.is_busy() and connection.is_behind for connection in connections[1:])
+    while innocent.is_behind:
+        await asyncio.sleep(0)
+    assert written_to(innocent)
+    assert sum(written_to(connection) > 0 for connection in others) < 5
+    for connection in connections:
+        connection.connection_lost(None)
+
+
+@pytest.mark.usefixtures("own_time")
+async def test_who_took_much_comes_before_those_that_came_two_seconds_later() -> None:
+    connections, turns = connections_of(3, 0.03)
+    first, heavy, light = connections
+    first.data_received(frame(7))
+    heavy.charge(1.0)
+    heavy.data_received(frame(7))
+    # As if it was put off by then.
+    light.last_read += 2.1
+    light.charge(0.02)
+    light.last_read += 2.1
+    turns.put_off(light)
+    assert [connection for connection, _ in turns._in_turn()] == [heavy, light]
+
+
+@pytest.mark.usefixtures("own_time")
+async def test_new_ones_whose_turns_are_a_round_each_keep_no_known_one_waiting() -> None:
+    connections, _ = connections_of(41, 0.03)
+    *others, known = connections
+    known.charge(0.02)
+    for connection in connections:
+        connection.data_received(frame(7))
+    while known.is_behind:
+        await asyncio.sleep(0)
+    assert sum(written_to(connection) > 0 for connection in others) < 5
+    for connection in connections:
+        connection.connection_lost(None)
+
+
+@pytest.mark.usefixtures("own_time")
+async def test_who_has_nothing_left_is_not_put_off() -> None:
+    """However long its request took: its next one would wait behind those of a crowd."""
+    (slow,), turns = connections_of(1, 0.03)
+    slow.data_received(frame(7))
+    assert turns.used > ROUND_S
+    assert not slow.is_behind
+    assert is_read(slow)
+    slow.connection_lost(None)
 
 
 @pytest.mark.usefixtures("own_time")

@@ -32,7 +32,7 @@ from gantrymq.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingComman
 from gantrymq.protocol.frame_reader import FrameReader, MakeRoom
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.answers import encode_reply, error_response
-from gantrymq.remoting.flow_control import ANSWERS_HIGH_WATER, ONEWAY_LIMIT, WRITE_HIGH_WATER, FlowControl
+from gantrymq.remoting.flow_control import ANSWERS_HIGH_WATER, ONEWAY_LIMIT, WRITE_HIGH_WATER, FlowControl, Rest
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S
 from gantrymq.remoting.open_answers import OpenAnswers, new_rooms_for_answers
 from gantrymq.remoting.pending_requests import PendingRequests, Waiting
@@ -201,7 +201,10 @@ class Connection(FlowControl):
                 if now > turn_ends:
                     if now - before > SLOW_REQUEST_S:
                         turns.watch.slow_request(command.code, self.address, now - before, len(command.body))
-                    self._rest = commands
+                    # Who has nothing left doesn't wait.
+                    following = next(commands, None)
+                    if following is not None:
+                        self._rest = Rest(following, commands)
                     break
                 before = now
                 if self._batch_bytes > BATCH_LIMIT:

@@ -35,6 +35,22 @@ ONEWAY_LIMIT = 2 * WRITE_HIGH_WATER
 UNTAKEN_LIMIT = 8 * WRITE_HIGH_WATER
 
 
+class Rest:
+    """What a turn left of a read: the command that follows, and those behind it."""
+
+    def __init__(self, following: RemotingCommand, others: Iterator[RemotingCommand]) -> None:
+        self._following: RemotingCommand | None = following
+        # However many turns a read takes, a command comes through one of these.
+        self._others = others._others if isinstance(others, Rest) else others
+
+    def __iter__(self) -> Rest:
+        return self
+
+    def __next__(self) -> RemotingCommand:
+        following, self._following = self._following, None
+        return next(self._others) if following is None else following
+
+
 class FlowControl(asyncio.Protocol):
     """What `Connection` is made of beside requests and answers.
 
@@ -79,6 +95,10 @@ class FlowControl(asyncio.Protocol):
     def is_busy(self) -> bool:
         """Its turns take more than a small share of the time."""
         return self._recent_s - (monotonic() - self.last_read) * CHEAP_SHARE > CHEAP_S
+
+    def forgiven_at(self) -> float:
+        """When all that its turns took is forgiven, s of the monotonic clock, if it takes nothing until then."""
+        return self.last_read + self._recent_s / CHEAP_SHARE
 
     def _is_known_as_cheap(self) -> bool:
         return self._opened < self.last_read > monotonic() - KNOWN_S and not self.is_busy()

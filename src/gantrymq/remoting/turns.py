@@ -11,7 +11,10 @@ single small request waits for all of them. The rules:
   until half of them have had their turn.
 - Those that were put off, and the rest of what a turn didn't finish, are served in the next rounds in turn, for
   WAITING_S of each round. Connections of which not much is known come in turn with those that take much, so that
-  neither a crowd of busy ones nor a stream of new ones keeps the other waiting.
+  neither a crowd of busy ones nor a stream of new ones keeps the other waiting. Of those that take much who took least
+  comes first: on a machine that others use too whoever asks for little takes more than usual, and would wait for a
+  crowd that takes a hundred times as much. What a connection took is forgiven while it waits, as otherwise: after two
+  seconds all that come later come after it.
 
 So a client that asks for little waits for one round's budget, and one request, whatever the others do. What a request
 takes is known afterwards only: a crowd of connections that were cheap can do it once, and is put off from then on.
@@ -24,7 +27,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Protocol
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple, Protocol
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.remoting.loop_watch import LoopWatch
@@ -55,8 +60,18 @@ class Waiting(Protocol):
     read_bytes: int
 
     def is_busy(self) -> bool: ...
+    def forgiven_at(self) -> float: ...
     def go_on(self) -> None: ...
     def read_or_stop(self) -> None: ...
+
+
+class _Busy(NamedTuple):
+    """In the order of their turns."""
+
+    forgiven_at: float
+    number: int
+    connection: Waiting
+    size: int
 
 
 class Turns:
@@ -77,9 +92,11 @@ class Turns:
         self.is_full = False
         #: All connections of the server, in the order in which they came.
         self._connections: dict[Waiting, None] = {}
-        #: Those of which little is known, and those that take much; each in the order in which they were put off.
+        #: Those of which little is known, in the order in which they were put off, and a heap of those that take much.
         self._unknown: deque[tuple[Waiting, int]] = deque()
-        self._busy: deque[tuple[Waiting, int]] = deque()
+        self._busy: list[_Busy] = []
+        self._numbers = count()
+        self._is_turn_of_busy = False
 
     def took_much(self) -> None:
         """`used` is more than TURN_S."""
@@ -97,7 +114,10 @@ class Turns:
     def put_off(self, connection: Waiting) -> None:
         """`connection` goes on in a later round."""
         size = connection.read_bytes
-        (self._busy if connection.is_busy() else self._unknown).append((connection, size))
+        if connection.is_busy():
+            heappush(self._busy, _Busy(connection.forgiven_at(), next(self._numbers), connection, size))
+        else:
+            self._unknown.append((connection, size))
         self._waiting_bytes += size
         if self._waiting_bytes > MAX_WAITING_BYTES and not self.is_full:
             self._fill(is_full=True)
@@ -130,12 +150,15 @@ class Turns:
         return 0.0 if self._is_due else None
 
     def _in_turn(self) -> Iterator[tuple[Waiting, int]]:
-        """Each of those that wait now, once."""
+        """As many as wait now. A single turn may be all of a round: the next one begins with the others."""
         unknown, busy = len(self._unknown), len(self._busy)
         while unknown or busy:
-            if unknown:
-                unknown -= 1
-                yield self._unknown.popleft()
-            if busy:
+            if busy and (self._is_turn_of_busy or not unknown):
                 busy -= 1
-                yield self._busy.popleft()
+                self._is_turn_of_busy = False
+                _, _, connection, size = heappop(self._busy)
+                yield connection, size
+            else:
+                unknown -= 1
+                self._is_turn_of_busy = True
+                yield self._unknown.popleft()
