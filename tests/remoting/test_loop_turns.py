@@ -221,7 +221,7 @@ async def test_who_was_put_off_is_served_in_turn() -> None:
 @pytest.mark.usefixtures("own_time")
 async def test_of_those_that_take_much_who_took_least_comes_first() -> None:
     """A machine that is slow for a moment makes everybody busy; who asks for little doesn't wait for a crowd."""
-    connections, turns = connections_of(41, 0.03)
+    connections, _ = connections_of(41, 0.03)
     *others, innocent = connections
     for connection in connections:
         connection.charge(1.0 if connection in others else 0.02)
