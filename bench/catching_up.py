@@ -1,6 +1,6 @@
 """An empty slave that takes a master's log, beside copying as many bytes; prints a Markdown table.
 
-    .venv/bin/python bench/catching_up.py [--gib N] [--size BYTES] [--limit-mib N] [--directory DIR]
+    .venv/bin/python bench/catching_up.py [--gib N] [--size BYTES] [--limit-mib N] [--directory DIR] [--controller]
 
 Everything runs on this machine. The slave takes the whole log, then, with syncFromLastFile, the last file of it, 1 GiB
 or less; its time begins with its process. The ceilings are a copy of the log by dd(1), and the log sent by sendfile(2)
@@ -20,11 +20,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 # systems comes first: it makes interop's modules known.
 import systems
+from controllers import gantry_controller, in_sync
 from disk_room import check_room
 from measures import figure, progress
 from servers import Server, call, gantry_command
@@ -42,6 +44,7 @@ MESSAGE_BYTES = 240
 _BATCH_BYTES = 256 * 1024
 _READ_BYTES = MIB
 _NO_PROGRESS_S = 60.0
+_ELECTED_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -62,23 +65,37 @@ class Row:
 
 def main() -> None:
     args = parse_args()
-    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
-        root = Path(directory)
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.directory)))
         check_room(root, needed_bytes(args), "fewer --gib, or another --directory")
+        of_slave: dict[str, object] = {"brokerRole": "SLAVE", "brokerId": 1}
+        of_master: dict[str, object] = {}
+        if args.controller:
+            controller = gantry_controller(root / "controller")
+            stack.callback(controller.kill)
+            of_slave = of_master = {
+                "enableControllerMode": "true",
+                "controllerAddr": controller.address,
+                "brokerRole": "SLAVE",
+                "brokerId": -1,
+            }
         limit = {"haFlowControlEnable": "true", "maxHaTransferByteInSecond": args.limit_mib * MIB}
-        with systems.cluster(GANTRY, root, **limit) as master:
-            size = fill(master, args)
-            print(
-                f"{platform.python_version()}, {os.cpu_count()} CPUs, {size / GIB:.2f} GiB, messages of {args.size} B, "
-                f"maxHaTransferByteInSecond {args.limit_mib:,} MiB\n"
-            )
-            print("| what | MiB | MiB/s | MiB/s, on the disk | CPU, s a GiB |")
-            print("|---|---|---|---|---|")
-            for name, from_last_file in (("slave, whole log", "false"), ("slave, last file", "true")):
-                print(catch_up(name, master, root / "slave", size, from_last_file).line(), flush=True)
-            log = root / "GantryMQ-broker" / "store" / "commitlog"
-            for what, copy in (("dd, file to file", copy_files), ("sendfile over loopback, to a file", send_files)):
-                print(copied(what, copy, log_files(log, size), root / "copy", size).line(), flush=True)
+        master = stack.enter_context(systems.cluster(GANTRY, root, **limit, **of_master))
+        if args.controller:
+            wait_until_elected(controller, master.broker)
+        size = fill(master, args)
+        print(
+            f"{platform.python_version()}, {os.cpu_count()} CPUs, {size / GIB:.2f} GiB, messages of {args.size} B, "
+            f"maxHaTransferByteInSecond {args.limit_mib:,} MiB{', with a controller' if args.controller else ''}\n"
+        )
+        print("| what | MiB | MiB/s | MiB/s, on the disk | CPU, s a GiB |")
+        print("|---|---|---|---|---|")
+        for name, from_last_file in (("slave, whole log", "false"), ("slave, last file", "true")):
+            keys = of_slave | {"syncFromLastFile": from_last_file}
+            print(catch_up(name, master, root / "slave", size, keys).line(), flush=True)
+        log = root / "GantryMQ-broker" / "store" / "commitlog"
+        for what, copy in (("dd, file to file", copy_files), ("sendfile over loopback, to a file", send_files)):
+            print(copied(what, copy, log_files(log, size), root / "copy", size).line(), flush=True)
 
 
 def parse_args() -> argparse.Namespace:
@@ -91,6 +108,7 @@ def parse_args() -> argparse.Namespace:
         default=100_000,
         help="maxHaTransferByteInSecond in MiB; 100 is the default's (%(default)s)",
     )
+    parser.add_argument("--controller", action="store_true", help="both brokers are in controller mode")
     parser.add_argument("--directory", type=Path, help="where the logs go (the system's temporary directory)")
     return parser.parse_args()
 
@@ -105,6 +123,15 @@ def gib(text: str) -> float:
 def needed_bytes(args: argparse.Namespace) -> int:
     """Of two copies, and of a file of each that is made ahead."""
     return int(2 * (args.gib * GIB * (1 + MESSAGE_BYTES / args.size) + 2 * GIB))
+
+
+def wait_until_elected(controller: Server, broker: Server) -> None:
+    """Raises RuntimeError."""
+    deadline = time.monotonic() + _ELECTED_WITHIN_S
+    while list(in_sync(controller.address).values()) != [broker.address]:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the broker isn't master:\n{broker.log()}")
+        time.sleep(0.05)
 
 
 def fill(master: Cluster, args: argparse.Namespace) -> int:
@@ -127,10 +154,9 @@ def ha_status(broker: Server) -> HaStatus:
     return HaStatus.decode(call(broker.address, RequestCode.GET_BROKER_HA_STATUS).body)
 
 
-def catch_up(name: str, master: Cluster, directory: Path, size: int, from_last_file: str) -> Row:
-    """From the start of the slave's process until it has all; its files are gone afterwards."""
+def catch_up(name: str, master: Cluster, directory: Path, size: int, keys: dict[str, object]) -> Row:
+    """From the start of the slave's process, with these keys, until it has all; its files are gone afterwards."""
     os.sync()
-    keys: dict[str, object] = {"brokerRole": "SLAVE", "brokerId": 1, "syncFromLastFile": from_last_file}
     master_before_s = master.cpu_seconds()
     began = time.perf_counter()
     slave = GANTRY.start_broker(directory, master.namesrv.address, keys)

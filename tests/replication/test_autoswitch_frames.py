@@ -27,6 +27,8 @@ from gantrymq.replication.epochs import Epoch, Epochs
 
 def test_as_java_writes_them() -> None:
     assert encode_hello(Hello(3, sync_from_last_file=True)) == pack(">ihhq", 1, 1, 0, 3)
+    # To Java's master that is the same.
+    assert encode_hello(Hello(3, sync_from_last_file=True, is_ours=True)) == pack(">ihhq", 1, 1, 2, 3)
     assert encode_autoswitch_report(77) == pack(">iq", 2, 77)
     assert encode_epochs(500, [Epoch(2, 0), Epoch(5, 300)]) == pack(">iiqi", 1, 24, 500, 5) + pack(
         ">iqiq", 2, 0, 5, 300
@@ -61,6 +63,16 @@ def test_slaves_frames_in_any_pieces(cuts: list[int]) -> None:
         begin = max(begin, end)
     assert found[0] == Hello(3)
     assert found[-1] == AutoSwitchReport(6)
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+@pytest.mark.parametrize("is_async_learner", [False, True])
+@pytest.mark.parametrize("sync_from_last_file", [False, True])
+def test_hello(sync_from_last_file: bool, is_async_learner: bool, is_ours: bool) -> None:
+    hello = Hello(3, sync_from_last_file, is_async_learner, is_ours)
+    (found,) = AutoSwitchReportReader().feed(encode_hello(hello))
+    # Who says yes twice has no other word left.
+    assert found == hello._replace(is_ours=is_ours and not (sync_from_last_file and is_async_learner))
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,9 @@ async def test_epochs_come_with_the_log(tmp_path: Path) -> None:
 
 async def test_connection_cut_at_random(tmp_path: Path) -> None:
     chance = Random(3)
-    async with two(tmp_path) as (first, second), first.as_master() as master, Proxy(master.port) as proxy:
+    # Frames are well below what goes through between two cuts.
+    few = {"ha_transfer_batch_size": 4096}
+    async with two(tmp_path) as (first, second), first.as_master(**few) as master, Proxy(master.port) as proxy:
         proxy.cut_after = lambda: chance.randrange(60_000) if proxy.cuts < 50 else None
         first.begins(1)
         async with second.as_slave(proxy.port):

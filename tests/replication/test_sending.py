@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from struct import pack
 
+import pytest
 from replication_support import opened
 
+from gantrymq.replication.autoswitch_frames import MAX_TRANSFER, Hello, encode_hello
+from gantrymq.replication.epochs import Epoch, Epochs
 from gantrymq.replication.frames import MAX_BODY, encode_opening
-from gantrymq.replication.sending import PlainSending
+from gantrymq.replication.sending import AutoSwitchSending, PlainSending
 
 
 async def test_slaves_of_ours_get_more_in_a_frame(tmp_path: Path) -> None:
@@ -19,3 +22,15 @@ async def test_slaves_of_ours_get_more_in_a_frame(tmp_path: Path) -> None:
         for size, most in ((1, 8), (32 * 1024, 256 * 1024), (MAX_BODY - 1, MAX_BODY)):
             assert java.most(0, size) == size
             assert ours.most(0, size) == most
+
+
+@pytest.mark.parametrize(("is_ours", "times"), [(False, 1), (True, 8)])
+async def test_slaves_of_ours_get_more_in_a_frame_with_a_controller(tmp_path: Path, is_ours: bool, times: int) -> None:
+    async with opened(tmp_path) as store:
+        sending = AutoSwitchSending(store, Epochs([Epoch(1, 0), Epoch(2, 300_000)]), lambda: 0)
+        sending.feed(encode_hello(Hello(2, sync_from_last_file=True, is_ours=is_ours)))
+        assert sending.most(300_000, 32 * 1024) == times * 32 * 1024
+        # What a configuration may say is more than fits: a frame has a longer header here.
+        assert sending.most(300_000, MAX_BODY) == MAX_TRANSFER < MAX_BODY
+        # Nothing goes over the end of an epoch.
+        assert sending.most(299_000, 32 * 1024) == 1000

@@ -129,7 +129,7 @@ class Failovers(Links):
             return slave
         file.begin(epoch, store.max_physical_offset)
         store.set_slave(False)
-        config = ReplicationConfig(ha_listen_port=PORT, ha_transfer_batch_size=5000, **TIMING)
+        config = ReplicationConfig(ha_listen_port=PORT, ha_transfer_batch_size=625, **TIMING)
         return HaMaster(
             store,
             config,

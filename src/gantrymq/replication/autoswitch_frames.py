@@ -3,6 +3,8 @@
 Both begin with the state that the sender takes the connection to be in. A slave says hello (16 bytes), the master
 answers with its epochs (20 bytes and 12 for each); the slave cuts its log where the two parted, and asks. Then the
 master sends pieces of its log, none over the end of an epoch (36 bytes before each), and the slave reports (12 bytes).
+
+A slave of ours tells that it is one by how it says no: Java's master takes 1 for yes, and all else for no.
 Source: ha/autoswitch/AutoSwitchHAConnection, AutoSwitchHAClient.
 """
 
@@ -24,6 +26,9 @@ TRANSFER = 2
 #: Java's master has room for so many (`AbstractWriteSocketService.handShakeBuffer`).
 MAX_EPOCHS = 1000
 
+#: What a slave of ours says in place of 0. One that says yes twice, a learner of the last file, isn't known as ours.
+_OUR_NO = 2
+
 _STATE = Struct(">i")
 _HELLO = Struct(">ihhq")
 _REPORT = Struct(">iq")
@@ -32,6 +37,8 @@ _TRANSFER = Struct(">iiqiqq")
 _EPOCH = Struct(">iq")
 
 TRANSFER_HEADER_SIZE = _TRANSFER.size
+#: The most of the log that fits into a frame.
+MAX_TRANSFER = MAX_FRAME - TRANSFER_HEADER_SIZE
 
 
 class Hello(NamedTuple):
@@ -40,6 +47,7 @@ class Hello(NamedTuple):
     broker_id: int
     sync_from_last_file: bool = False
     is_async_learner: bool = False
+    is_ours: bool = False
 
 
 class AutoSwitchReport(NamedTuple):
@@ -67,7 +75,8 @@ class Transfer(NamedTuple):
 
 
 def encode_hello(hello: Hello) -> bytes:
-    return _HELLO.pack(HANDSHAKE, hello.sync_from_last_file, hello.is_async_learner, hello.broker_id)
+    no = _OUR_NO if hello.is_ours else 0
+    return _HELLO.pack(HANDSHAKE, hello.sync_from_last_file or no, hello.is_async_learner or no, hello.broker_id)
 
 
 def encode_autoswitch_report(offset: int) -> bytes:
@@ -147,6 +156,7 @@ class AutoSwitchReportReader:
             else:
                 _, last_file, learner, broker_id = _HELLO.unpack_from(data, at)
                 at += _HELLO.size
-                found.append(Hello(not_negative(broker_id), last_file == 1, learner == 1))
+                is_ours = _OUR_NO in (last_file, learner)
+                found.append(Hello(not_negative(broker_id), last_file == 1, learner == 1, is_ours))
         self._buffer = data[at:]
         return found

@@ -43,7 +43,7 @@ class AutoSwitchLink:
         self._confirmed = 0
         self._store = store
         self._replica = store.replica
-        self._hello = hello
+        self._hello = hello._replace(is_ours=True)
         self._epochs = file.epochs
         self._append, self._save = file.append, file.save
         self._frames = AutoSwitchFrameReader()

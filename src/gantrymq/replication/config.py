@@ -13,7 +13,7 @@ class ReplicationConfig:
     """Sizes in bytes, times in ms. Raises ConfigError for a value out of bounds.
 
     A master listens for slaves at `ha_listen_port` (0: a free port) and sends each of them `ha_transfer_batch_size` at
-    a time, slaves of ours without a controller eight times that, with `ha_flow_control_enable` no more than
+    a time, slaves of ours eight times that, with `ha_flow_control_enable` no more than
     `max_ha_transfer_byte_in_second`. Both sides give a sign of life every `ha_send_heartbeat_interval`, and leave who
     was silent for `ha_housekeeping_interval`. A slave follows `ha_master_address`, or, without it, whom the NameServers
     tell.

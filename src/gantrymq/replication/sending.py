@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gantrymq.errors import FrameError
 from gantrymq.replication.autoswitch_frames import (
+    MAX_TRANSFER,
     AutoSwitchReportReader,
     Hello,
     encode_epochs,
@@ -122,6 +123,8 @@ class AutoSwitchSending:
 
     def most(self, offset: int, size: int) -> int:
         """No frame goes over the end of an epoch."""
+        assert self._hello is not None
+        size = min(size * _AT_ONCE if self._hello.is_ours else size, MAX_TRANSFER)
         found = self._epochs.at(offset)
         return size if found is None or found[1] is None else min(size, found[1] - offset)
 
