@@ -75,6 +75,10 @@ class Controlled:
         )
         await self.controller.start()
 
+    def controller_addresses(self) -> list[str]:
+        """Those that brokers ask."""
+        return [self.controller.address]
+
     async def _stop_controller(self) -> None:
         await self.controller.stop()
 
@@ -86,7 +90,7 @@ class Controlled:
         settings = config(
             self.directory / str(number),
             enable_controller_mode=True,
-            controller_addr=[self.controller.address],
+            controller_addr=self.controller_addresses(),
             namesrv_addr=[self.name_server.address],
             replication=ReplicationConfig(**self.replication),
             **self.options,

@@ -10,14 +10,9 @@ from pathlib import Path
 
 import pytest
 from controlled_support import Controlled
+from controllers_under_load import hand_over, under_load
 from waiting import until
 
-from gantrymq.broker.broker import Broker
-from gantrymq.cli.main import run
-from gantrymq.client.broker_api import SendStatus
-from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import GantryError
-from gantrymq.protocol.message import Message
 from gantrymq.testing.processes import ServerProcess
 
 #: The lease is nine tenths of it.
@@ -65,45 +60,11 @@ class Hanging(Controlled):
         return set()
 
 
-def bodies(broker: Broker) -> list[bytes]:
-    return [record.body for record in broker.store.records_with(b"", 0) if record.topic == b"orders"]
-
-
-async def hand_over(replicas: Hanging, number: int) -> int:
-    """By the command; its exit code."""
-    command = ["admin", "electMaster", "-a", replicas.controller.address, "-b", str(number)]
-    return await asyncio.to_thread(run, [*command, "-bn", "broker-a", "-c", "DefaultCluster"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["goes on", "is killed"])
 @pytest.mark.parametrize(("step", "master"), [("before", 1), ("decided", 2), ("told", 2)])
 async def test_it_hangs(tmp_path: Path, capfd: pytest.CaptureFixture[str], step: str, master: int, end: str) -> None:
-    async with Hanging(tmp_path) as replicas, Producer(replicas.name_server.address, "producers") as producer:
-        await replicas.all_in_sync()
-        acknowledged: list[bytes] = []
-        is_over = False
-
-        async def produce(name: int) -> None:
-            number = 0
-            while not is_over:
-                body = b"%d-%d" % (name, number)
-                number += 1
-                try:
-                    sent = await producer.send(Message("orders", body))
-                except GantryError:
-                    # Nobody is master while no controller says so.
-                    continue
-                if sent.status is SendStatus.SEND_OK:
-                    acknowledged.append(body)
-
-        async def watch() -> None:
-            """Never do two take messages."""
-            while not is_over:
-                assert len(replicas.masters()) < 2
-                await asyncio.sleep(0.001)
-
-        jobs = [asyncio.ensure_future(job) for job in (watch(), *(produce(name) for name in range(4)))]
+    async with Hanging(tmp_path) as replicas, under_load(replicas) as acknowledged:
         await until(lambda: len(acknowledged) > 50)
         if step == "before":
             replicas.send_signal(signal.SIGSTOP)
@@ -130,9 +91,3 @@ async def test_it_hangs(tmp_path: Path, capfd: pytest.CaptureFixture[str], step:
         so_far = len(acknowledged)
         await until(lambda: len(acknowledged) > so_far + 50)
         assert replicas.masters() == [master]
-        is_over = True
-        await asyncio.gather(*jobs)
-        await replicas.all_in_sync()
-        await replicas.caught_up()
-        for broker in replicas.brokers.values():
-            assert not set(acknowledged) - set(bodies(broker))
