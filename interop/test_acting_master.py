@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from programs import consume, mqadmin
 from servers import Server, call, gantry_broker, gantry_namesrv, java_broker, java_namesrv
+from test_pop import GROUP, raw_ack, raw_pop
 
 from gantrymq.protocol.bodies.ha_status import HaStatus
-from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.properties import encode_properties
+from gantrymq.protocol.receipt_handle import ReceiptHandle
 
 #: NAMESERVER-MASTER-SLAVE; the broker of another name is as the master. The first, all Java, is the control.
 SETS = {
@@ -136,6 +138,58 @@ def test_a_master_that_comes_back_delivers_nothing_again(brokers: Set, topic: st
     assert not has_one(master, topic, "0")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("brokers", ["gantry-gantry-java"], indirect=True)
+def test_pops_at_a_slave_of_java(brokers: Set, topic: str) -> None:
+    """It has a broker of another name note them. Ours takes such notes from nobody: the master hands all out again."""
+    namesrv, slave, other = brokers.namesrv, brokers.slave, brokers.other
+    retry = f"%RETRY%{GROUP}_{topic}"
+    for name in (topic, retry):
+        mqadmin(namesrv.address, "updateTopic", "-c", "DefaultCluster", "-t", name, "-r", "1", "-w", "1")
+    mqadmin(namesrv.address, "updateSubGroup", "-c", "DefaultCluster", "-g", GROUP)
+    wait_for(lambda: call(slave.address, RequestCode.GET_TOPIC_CONFIG, {"topic": retry}).code == 0)
+    wait_for(lambda: call(slave.address, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": GROUP}).code == 0)
+    bodies = [b"acked", b"left", b"changed", b"not yet", b"last"]
+    for body in bodies:
+        send(brokers.master, topic, body, {})
+    wait_for(lambda: end_of_queue(slave, topic) == len(bodies))
+    brokers.master.kill()
+    wait_for(lambda: brokers.master.address.encode() not in route(namesrv, topic))
+    taken: dict[bytes, ReceiptHandle] = {}
+
+    def take() -> bool:
+        taken.update((body, handle) for body, _, handle in raw_pop(slave, topic, 10_000, 3))
+        return bool(taken)
+
+    wait_for(take)
+    assert list(taken) == bodies[:3]
+    raw_ack(slave, topic, taken[b"acked"])
+    assert change(slave, topic, taken[b"changed"], 5_000) != ResponseCode.SUCCESS
+    back: set[bytes] = set()
+
+    def came(broker: Server) -> set[bytes]:
+        back.update(body for body, _, _ in raw_pop(broker, topic, 60_000))
+        return back
+
+    master = brokers.start_master()
+    wait_for(lambda: came(master) >= set(bodies[1:]))
+    assert came(other) - {b"acked"} == set(bodies[1:])
+
+
+def change(broker: Server, topic: str, handle: ReceiptHandle, invisible_ms: int) -> int:
+    """Has a popped message come back at another time; the answer's code."""
+    fields = {
+        "consumerGroup": GROUP,
+        "topic": topic,
+        "queueId": str(handle.queue_id),
+        "extraInfo": str(handle),
+        "offset": str(handle.queue_offset),
+        "invisibleTime": str(invisible_ms),
+    }
+    return call(broker.address, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields).code
+
+
 def delivered(broker: Server) -> int:
     """How many messages of the second delay level are."""
     table = call(broker.address, RequestCode.GET_ALL_DELAY_OFFSET).body.decode()
@@ -144,8 +198,12 @@ def delivered(broker: Server) -> int:
 
 
 def has_one(broker: Server, topic: str, queue_id: str) -> bool:
+    return end_of_queue(broker, topic, queue_id) == 1
+
+
+def end_of_queue(broker: Server, topic: str, queue_id: str = "0") -> int:
     answer = call(broker.address, RequestCode.GET_MAX_OFFSET, {"topic": topic, "queueId": queue_id})
-    return answer.ext_fields.get("offset") == "1"
+    return int(answer.ext_fields.get("offset", 0))
 
 
 def route(namesrv: Server, topic: str) -> bytes:

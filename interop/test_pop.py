@@ -148,13 +148,13 @@ def test_nothing_is_lost_with_a_killed_consumer(cluster: Cluster, topic: str, tm
     assert got >= missing | late
 
 
-def raw_pop(broker: Server, topic: str, invisible_ms: int) -> list[tuple[bytes, int, ReceiptHandle]]:
+def raw_pop(broker: Server, topic: str, invisible_ms: int, count: int = 32) -> list[tuple[bytes, int, ReceiptHandle]]:
     """(body, attempts before, handle) of what one pop gives."""
     fields = {
         "consumerGroup": GROUP,
         "topic": topic,
         "queueId": "-1",
-        "maxMsgNums": "32",
+        "maxMsgNums": str(count),
         "invisibleTime": str(invisible_ms),
         "pollTime": "0",
         "bornTime": str(time.time_ns() // 1_000_000),
