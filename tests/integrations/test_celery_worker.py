@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from celery import Celery
+from kombu import pools
 from waiting import wait_until
 
 import gantrymq.integrations.celery  # noqa: F401
@@ -26,6 +27,7 @@ APP = """
 import os, time
 from pathlib import Path
 from celery import Celery
+from kombu import pools
 import gantrymq.integrations.celery
 
 app = Celery("tests", broker="rocketmq://" + os.environ["NAMESRV_ADDR"])
@@ -104,6 +106,8 @@ def sending(cluster: EmbeddedCluster, queue: str) -> Iterator[Celery]:
     with Celery("tests", broker=f"rocketmq://{cluster.name_server}") as app:
         app.conf.task_default_queue = queue
         yield app
+        # Its close leaves them open, each with its thread.
+        pools.reset()
 
 
 def left(cluster: EmbeddedCluster, queue: str, await_ms: int) -> int:

@@ -41,7 +41,7 @@ class Rest:
     def __init__(self, following: RemotingCommand, others: Iterator[RemotingCommand]) -> None:
         self._following: RemotingCommand | None = following
         # However many turns a read takes, a command comes through one of these.
-        self._others = others._others if isinstance(others, Rest) else others
+        self._others: Iterator[RemotingCommand] = others._others if isinstance(others, Rest) else others
 
     def __iter__(self) -> Rest:
         return self
