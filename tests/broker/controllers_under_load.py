@@ -16,6 +16,19 @@ from gantrymq.errors import GantryError
 from gantrymq.protocol.message import Message
 
 
+class ControlledByProcesses(Controlled):
+    """Controllers that can't be looked into."""
+
+    def in_sync(self) -> set[int]:
+        """As the master has it."""
+        for number in self.masters():
+            controlled = self.brokers[number].controlled
+            assert controlled is not None
+            if (in_sync := controlled._in_sync.in_sync) is not None:
+                return set(in_sync.members)
+        return set()
+
+
 def bodies(broker: Broker) -> list[bytes]:
     return [record.body for record in broker.store.records_with(b"", 0) if record.topic == b"orders"]
 

@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from controlled_support import Controlled
-from controllers_under_load import hand_over, under_load
+from controllers_under_load import ControlledByProcesses, hand_over, under_load
 from waiting import until
 
 from gantrymq.testing.processes import ServerProcess
@@ -21,7 +20,7 @@ HEARTBEAT_TIMEOUT_MS = 3_000
 COMMAND_S = 10
 
 
-class Hanging(Controlled):
+class Hanging(ControlledByProcesses):
     """Its controller is a process, which tells nobody of a new master: brokers ask each two seconds."""
 
     def __init__(self, directory: Path) -> None:
@@ -49,15 +48,6 @@ class Hanging(Controlled):
 
     def send_signal(self, number: signal.Signals) -> None:
         os.kill(self.process.pid, number)
-
-    def in_sync(self) -> set[int]:
-        """As the master has it."""
-        for number in self.masters():
-            controlled = self.brokers[number].controlled
-            assert controlled is not None
-            if (in_sync := controlled._in_sync.in_sync) is not None:
-                return set(in_sync.members)
-        return set()
 
 
 @pytest.mark.slow

@@ -11,8 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from controlled_support import Controlled
-from controllers_under_load import hand_over, under_load
+from controllers_under_load import ControlledByProcesses, hand_over, under_load
 from waiting import until
 
 from gantrymq.controller.etcd_store import LEASE_S
@@ -31,7 +30,7 @@ pytestmark = needs_etcd
 HEARTBEAT_TIMEOUT_MS = 3_000
 
 
-class TwoControllers(Controlled):
+class TwoControllers(ControlledByProcesses):
     """Processes, which tell nobody of a new master: brokers ask each two seconds."""
 
     def __init__(self, directory: Path) -> None:
@@ -72,15 +71,6 @@ class TwoControllers(Controlled):
     def controller_addresses(self) -> list[str]:
         # The leading one first: it costs a time-out when it stands still.
         return sorted((process.address for process in self.processes), key=lambda a: a != self.controller.address)
-
-    def in_sync(self) -> set[int]:
-        """As the master has it."""
-        for number in self.masters():
-            controlled = self.brokers[number].controlled
-            assert controlled is not None
-            if (in_sync := controlled._in_sync.in_sync) is not None:
-                return set(in_sync.members)
-        return set()
 
     async def _stop_controller(self) -> None:
         for process in self.processes:
