@@ -13,7 +13,8 @@ from typing import Any
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
 from gantrymq.broker.controlled.roles import Role
-from gantrymq.broker.flush_waits import FlushWaits, _Waiting
+from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.broker.late_answers import Waiting
 from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.errors import GantryError
 from gantrymq.protocol.codes import ResponseCode
@@ -57,13 +58,13 @@ class ReplicaWatch:
         self._made_last[program.name] = broker
         waits = next(part for part in broker._parts if isinstance(part, FlushWaits))
         wait, give, append, append_batch = waits._wait, waits._give, broker.store.append, broker.store.append_batch
-        ends: dict[_Waiting, int] = {}
+        ends: dict[Waiting, int] = {}
 
-        def noted_wait(waiting: _Waiting, end: int) -> None:
+        def noted_wait(waiting: Waiting, end: int) -> None:
             ends[waiting] = end
             wait(waiting, end)
 
-        def noted_give(waiting: _Waiting, error: Exception | None = None) -> None:
+        def noted_give(waiting: Waiting, error: Exception | None = None) -> None:
             end = ends.pop(waiting)
             if error is None and waiting.code == ResponseCode.SUCCESS:
                 self._acknowledges(program, end)

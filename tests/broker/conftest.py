@@ -9,6 +9,7 @@ import pytest
 from broker_support import Disk, Peer, config
 
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.send import Sending
 from gantrymq.protocol.command import SerializeType
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.json_config import JsonConfigFile
@@ -40,3 +41,17 @@ async def remoting() -> AsyncIterator[RemotingClient]:
 @pytest.fixture(params=[SerializeType.JSON, SerializeType.ROCKETMQ], ids=["json", "binary"])
 async def peer(request: pytest.FixtureRequest, broker: Broker, remoting: RemotingClient) -> Peer:
     return Peer(await remoting.connection(f"127.0.0.1:{broker.port}"), request.param)
+
+
+@pytest.fixture
+def by_python(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The opaque numbers of the sends that Python has handled."""
+    handled: list[int] = []
+    send = Sending.send
+
+    def counted(self, connection, request):  # type: ignore[no-untyped-def]
+        handled.append(request.opaque)
+        return send(self, connection, request)
+
+    monkeypatch.setattr(Sending, "send", counted)
+    return handled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.protocol.record import encode_host
+from gantrymq.protocol.sys_flag import COMPRESSED
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.turns import TURN_S, Turns
 from gantrymq.store import message_writer
@@ -41,7 +43,7 @@ class Client:
 
     def read(self, data: bytes) -> bytes:
         """Has the broker handle a read; what it answers."""
-        self._transport.data = b""
+        self._transport.data, self._transport.calls = b"", 0
         self.connection.data_received(data)
         while self.connection.is_behind or self._turns.used > TURN_S:
             self._turns._new_round()
@@ -49,6 +51,16 @@ class Client:
 
     def answers(self, data: bytes) -> list[RemotingCommand]:
         return list(FrameReader().feed(self.read(data)))
+
+    @property
+    def written(self) -> int:
+        """How often something was written to it since the last look or read."""
+        return self._transport.calls
+
+    def taken(self) -> list[RemotingCommand]:
+        """What was answered since then."""
+        data, self._transport.data, self._transport.calls = self._transport.data, b"", 0
+        return list(FrameReader().feed(data))
 
 
 class Keys:
@@ -189,3 +201,54 @@ def frame(
             command |= {"remark": "", "extFields": texts}
         header = json.dumps(command, separators=(",", ":"), ensure_ascii=False).encode()
     return pack(">II", 4 + len(header) + len(body), (way == "binary") << 24 | len(header)) + header + body
+
+
+PROPERTIES = [
+    PLAIN,
+    PLAIN[:-1],
+    properties_of("TAGS\x01röt", 'a\x01"b\\', "UNIQ_KEY\x017F"),
+    properties_of("TAGS\x01", "TAGS\x01blue", "UNIQ_KEY\x017F"),
+    properties_of("UNIQ_KEY\x017F", "WAIT\x01true"),
+    properties_of("XUNIQ_KEY\x017F"),
+    "",
+    properties_of("UNIQ_KEY\x017F", "DELAY\x012"),
+    properties_of("UNIQ_KEY\x017F", "POP_CK\x01x"),
+    properties_of("UNIQ_KEY\x017F", "CLUSTER\x01far", "TRACE_ON\x01false"),
+    properties_of("UNIQ_KEY\x017F", "a\x01" + "x" * 32_700),
+    properties_of("UNIQ_KEY\x017F", "a\x01\n\x00\x1f"),
+]
+
+
+def any_send(draw: random.Random, opaque: int) -> bytes:
+    """Mostly a plain one."""
+    fields: dict[str, object] = {"b": draw.choice(TOPICS), "e": draw.randrange(4)}
+    properties = PLAIN
+    body = draw.randbytes(draw.choice([0, 1, 100, 3000]))
+    kind = draw.random()
+    if kind < 0.3:
+        properties = draw.choice(PROPERTIES)
+    elif kind < 0.5:
+        fields |= draw.choice(
+            [
+                {"h": 7},
+                {"f": COMPRESSED},
+                {"f": 4},
+                {"f": 0x30},
+                {"j": 3},
+                {"e": 9},
+                {"b": "nobody's"},
+                {"g": 12},
+                {"g": "0700000000123"},
+                {"a": 'quote"d'},
+                {"a": "g"},
+                {"a": "opaque"},
+                {"n": "x" * 1024},
+                {"o": "other"},
+            ]
+        )
+    elif kind < 0.55:
+        body = bytes(5 * 1024 * 1024)
+    way = draw.choice(WAYS)
+    flag = 2 if draw.random() < 0.05 else 0
+    left_out = draw.choice(["h", "j", "n", "i"]) if draw.random() < 0.05 else ""
+    return frame(way, opaque, body, properties, flag=flag, left_out=left_out, **fields)

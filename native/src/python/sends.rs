@@ -89,8 +89,8 @@ impl OpenLog {
 /// What is looked for in frames.
 struct Finders {
     cutter: Cutter,
-    /// Messages with any of these among their properties are Python's.
-    odd: Vec<Finder<'static>>,
+    /// Messages with any of these among their properties are Python's, but those in which this follows each time.
+    odd: Vec<(Finder<'static>, Option<Vec<u8>>)>,
     further_key: Finder<'static>,
 }
 
@@ -98,7 +98,12 @@ impl Finders {
     /// Whether there is a unique key, and nothing odd.
     fn are_plain(&self, properties: &[u8]) -> bool {
         (properties.starts_with(UNIQUE_KEY) || self.further_key.find(properties).is_some())
-            && !self.odd.iter().any(|odd| odd.find(properties).is_some())
+            && !self.odd.iter().any(|(odd, usual)| match usual {
+                None => odd.find(properties).is_some(),
+                Some(usual) => {
+                    odd.find_iter(properties).any(|at| !properties[at + odd.needle().len()..].starts_with(usual))
+                }
+            })
     }
 }
 
@@ -126,7 +131,7 @@ const _: () = assert!(align_of::<PlainSends>() <= 16);
 impl PlainSends {
     #[new]
     fn new(
-        odd: Vec<Vec<u8>>,
+        odd: Vec<(Vec<u8>, Option<Vec<u8>>)>,
         own_properties: Vec<u8>,
         store_host: Vec<u8>,
         most_body: usize,
@@ -138,7 +143,7 @@ impl PlainSends {
             unknown: None,
             finders: Box::new(Finders {
                 cutter: Cutter::default(),
-                odd: odd.iter().map(|bytes| Finder::new(bytes).into_owned()).collect(),
+                odd: odd.into_iter().map(|(bytes, usual)| (Finder::new(&bytes).into_owned(), usual)).collect(),
                 further_key: Finder::new(b"\x02UNIQ_KEY\x01"),
             }),
             own_properties,
@@ -189,8 +194,8 @@ impl PlainSends {
 
     /// Stores the messages of the frames that `data` begins with, as far as they are known, plain, whole and have room.
     ///
-    /// Returns the answers, how many bytes are dealt with, the queues that have got messages, and whether `allow` may be
-    /// told of the frame that follows.
+    /// Returns the answers, how many there are, how many bytes are dealt with, the queues that have got messages, and
+    /// whether `allow` may be told of the frame that follows.
     fn handle<'py>(
         &mut self,
         py: Python<'py>,
@@ -198,11 +203,12 @@ impl PlainSends {
         log: &Bound<'py, PyAny>,
         now_ms: i64,
         born_host: &[u8],
-    ) -> PyResult<(Bound<'py, PyBytes>, usize, Bound<'py, PyList>, bool)> {
+    ) -> PyResult<(Bound<'py, PyBytes>, usize, usize, Bound<'py, PyList>, bool)> {
         self.unknown = None;
         let mut open: Option<OpenLog> = None;
         let mut queues: Vec<OpenQueue<'py>> = Vec::new();
         let mut answers = Vec::new();
+        let mut count = 0;
         let mut at = 0;
         while let Some(send) = self.finders.cutter.cut(data, at, &mut self.parts) {
             let Some(target) = self.known.get(&self.parts.key) else {
@@ -215,11 +221,11 @@ impl PlainSends {
                 break;
             };
             let properties = &mut self.parts.properties;
-            if send.body.len() > self.most_body || !self.finders.are_plain(properties) {
-                break;
-            }
             if properties.last() != Some(&crate::properties::END) {
                 properties.push(crate::properties::END);
+            }
+            if send.body.len() > self.most_body || !self.finders.are_plain(properties) {
+                break;
             }
             properties.extend_from_slice(&self.own_properties);
             if properties.len() > MAX_PROPERTIES_LENGTH {
@@ -279,6 +285,7 @@ impl PlainSends {
             queue.position += UNIT_SIZE;
             queue.max_offset += 1;
             log.position = end;
+            count += 1;
             at = send.end;
         }
         let touched = PyList::empty(py);
@@ -292,6 +299,6 @@ impl PlainSends {
             log.setattr("position", open.position)?;
             log.setattr("store_timestamp", now_ms)?;
         }
-        Ok((PyBytes::new(py, &answers), at, touched, self.unknown.is_some()))
+        Ok((PyBytes::new(py, &answers), count, at, touched, self.unknown.is_some()))
     }
 }

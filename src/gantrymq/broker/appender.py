@@ -113,10 +113,10 @@ class Appender:
         self._arrived(queue)
         return result
 
-    @property
-    def shows_at_once(self) -> bool:
-        """What is stored may be read at once; and something is stored."""
-        return self.refusal is None and self.unshown is None
+    def arrived(self, queues: Iterable[ConsumeQueue]) -> None:
+        """Native code has put messages into them."""
+        for queue in queues:
+            self._arrived(queue)
 
     def _arrived(self, queue: ConsumeQueue) -> None:
         if self.unshown is None:

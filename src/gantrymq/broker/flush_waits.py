@@ -15,14 +15,13 @@ from functools import partial
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig, BrokerRole
+from gantrymq.broker.late_answers import Answer, Answers, Caller, Waiting
 from gantrymq.broker.part import Part
 from gantrymq.broker.replication.promises import ALL_IN_SYNC_STATE_SET, Mode, not_enough, replicas_needed
 from gantrymq.broker.replication.slave_waits import SlaveWaits
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.frame_reader import FrameReader
-from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection
 from gantrymq.store.config import SYNC_FLUSH
 from gantrymq.store.message_store import MessageStore
@@ -30,62 +29,6 @@ from gantrymq.store.message_store import MessageStore
 #: What is waited for.
 _DISK, _SLAVES = 1, 2
 _DEPOSED = "service not available now: another broker has become master before the slaves had the message"
-
-
-class _Waiting:
-    """Who waits, and for what; `code` is what the answer is to say beside SUCCESS."""
-
-    __slots__ = ("code", "deadline", "missing")
-
-    def __init__(self) -> None:
-        self.missing = 0
-        self.deadline = 0.0
-        self.code = ResponseCode.SUCCESS
-
-    def give(self, error: Exception | None) -> None:
-        """It waits no more."""
-        raise NotImplementedError
-
-
-class _Answer(_Waiting):
-    """An answer to a request; `tells` says whether it names what hasn't happened in time."""
-
-    __slots__ = ("connection", "reply", "request", "tells")
-
-    def __init__(
-        self, connection: Connection, request: RemotingCommand, reply: RemotingCommand | tuple[bytes], tells: bool
-    ) -> None:
-        super().__init__()
-        self.connection = connection
-        self.request = request
-        self.reply = reply
-        self.tells = tells
-
-    def give(self, error: Exception | None) -> None:
-        connection, request, reply = self.connection, self.request, self.reply
-        if error is not None:
-            reply = error_response(error, request, connection.address)
-        elif self.tells and self.code != ResponseCode.SUCCESS:
-            reply = _with_code(reply, self.code)
-        connection.reply(request, reply)
-
-
-class _Caller(_Waiting):
-    """One who awaits it."""
-
-    __slots__ = ("done",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def give(self, error: Exception | None) -> None:
-        if self.done.done():
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
 
 
 class FlushWaits(Part):
@@ -108,8 +51,8 @@ class FlushWaits(Part):
         self._capacity = config.send_thread_pool_queue_capacity
         self._loop = asyncio.get_running_loop()
         #: Who waits for the disk: all wait equally long, so one job looks at the oldest.
-        self._waiting: deque[_Waiting] = deque()
-        self._slaves: SlaveWaits[_Waiting] = SlaveWaits(self._replicated)
+        self._waiting: deque[Waiting] = deque()
+        self._slaves: SlaveWaits[Waiting] = SlaveWaits(self._replicated)
         self._reached = replicated
         self._log_grew = log_grew
         self._for_disk = config.store.flush_disk_type == SYNC_FLUSH
@@ -119,7 +62,7 @@ class FlushWaits(Part):
         self.lacks_replicas = False
         self.config_changed()
         self._expiring = jobs.repeating("answer sends that wait for disk or slaves for too long", self._expire)
-        #: How many wait, and done when nobody does any more.
+        #: How many answers wait, and done when nobody does any more.
         self._count = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -188,6 +131,11 @@ class FlushWaits(Part):
         refuses = config.enable_slave_acting_master and config.broker_role is BrokerRole.SYNC_MASTER
         return self._for_disk or self._replicas != 1 or config.enable_controller_mode or refuses
 
+    @property
+    def takes(self) -> bool:
+        """Whether there are enough replicas, and room for more who wait."""
+        return not self.lacks_replicas and self._count < self._capacity
+
     def check_room(self) -> None:
         """Raises RequestRefused when disk or slaves are so far behind that no more messages should be taken."""
         if self._count >= self._capacity:
@@ -210,15 +158,19 @@ class FlushWaits(Part):
         When that takes too long its code says so if it `tells`, and else it is given as it is.
         """
         # Its message is stored: thousands that wait mustn't keep theirs in memory.
-        self._wait(_Answer(connection, request.without_content(), reply, tells), end)
+        self._wait(Answer(connection, request.without_content(), reply, tells), end)
+
+    def reply_all(self, connection: Connection, answers: bytes, count: int, end: int) -> None:
+        """As `reply`, for so many answers of one connection, encoded."""
+        self._wait(Answers(connection, answers, count), end)
 
     async def until_safe(self, end: int) -> None:
         """Returns when the log up to `end` is as safe as is promised, or the time for that is up. Raises StoreError."""
-        caller = _Caller()
+        caller = Caller()
         self._wait(caller, end)
         await caller.done
 
-    def _wait(self, waiting: _Waiting, end: int) -> None:
+    def _wait(self, waiting: Waiting, end: int) -> None:
         now = self._loop.time()
         if self._for_disk:
             timeout_s = self._store.config.sync_flush_timeout_ms / 1000
@@ -238,7 +190,7 @@ class FlushWaits(Part):
                 self._log_grew()
         if not self._count:
             self._idle.clear()
-        self._count += 1
+        self._count += waiting.count
         if not waiting.missing:
             self._give(waiting)
 
@@ -247,11 +199,11 @@ class FlushWaits(Part):
         for waiting in self._slaves.reached():
             self._settle(waiting, _SLAVES)
 
-    def _flushed(self, waiting: _Waiting, error: Exception | None) -> None:
+    def _flushed(self, waiting: Waiting, error: Exception | None) -> None:
         # Called in the flusher's thread.
         self._loop.call_soon_threadsafe(self._answer, waiting, error)
 
-    def _answer(self, waiting: _Waiting, error: Exception | None) -> None:
+    def _answer(self, waiting: Waiting, error: Exception | None) -> None:
         if error is None:
             self._settle(waiting, _DISK)
         elif waiting.missing & _DISK:
@@ -260,7 +212,7 @@ class FlushWaits(Part):
         while self._waiting and not self._waiting[0].missing & _DISK:
             self._waiting.popleft()
 
-    def _settle(self, waiting: _Waiting, what: int, code: ResponseCode = ResponseCode.SUCCESS) -> None:
+    def _settle(self, waiting: Waiting, what: int, code: ResponseCode = ResponseCode.SUCCESS) -> None:
         """One thing that it waited for is there, or too late, which `code` says."""
         if not waiting.missing & what:
             return
@@ -271,8 +223,8 @@ class FlushWaits(Part):
         if not waiting.missing:
             self._give(waiting)
 
-    def _give(self, waiting: _Waiting, error: Exception | None = None) -> None:
-        self._count -= 1
+    def _give(self, waiting: Waiting, error: Exception | None = None) -> None:
+        self._count -= waiting.count
         if not self._count:
             self._idle.set()
         waiting.give(error)
@@ -287,11 +239,3 @@ class FlushWaits(Part):
         if self._waiting:
             following = min(self._waiting[0].deadline, following or self._waiting[0].deadline)
         return None if following is None else max(following - now, 0.0)
-
-
-def _with_code(reply: RemotingCommand | tuple[bytes], code: ResponseCode) -> RemotingCommand:
-    """The same answer with the code that says what hasn't happened yet."""
-    if not isinstance(reply, RemotingCommand):
-        [reply] = FrameReader().feed(reply[0])
-    reply.code = code
-    return reply

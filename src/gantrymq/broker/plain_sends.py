@@ -10,31 +10,39 @@ Nothing is remembered of the store: places and room are read from log and queues
 `MessageWriter.append` from writing (no room, a refusal, a closed store, a deleted topic) ends the call as well. What
 `Sending` itself remembers is forgotten here, too, whenever a topic, the configuration or the role changes.
 
-Nothing is told where answers wait for the disk or for slaves, with access control or enabledAppendPropCRC, and of
-hosts with an IPv6 address.
+Where answers wait for the disk or for slaves those of one call wait together, and who doesn't want to wait goes the way
+of all others. Nothing is told with access control or enabledAppendPropCRC, and of hosts with an IPv6 address.
 """
 
 from __future__ import annotations
 
 from gantrymq.broker.appender import Appender
+from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.kernels import Native, interface
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.record import HOST_SIZE_V4, MAX_TOPIC_LENGTH_V1
-from gantrymq.protocol.send_request import SendRequest
+from gantrymq.protocol.send_request import decode_send_request
 from gantrymq.protocol.send_response import SendResponses
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_MASK
 from gantrymq.remoting.connection import Connection
 from gantrymq.store.consume_queue import ConsumeQueue
 
 #: What `Sending.send` looks for among the properties.
-_ODD = [b"DELAY", b"TIMER_DELIVER_MS", b"TRAN_MSG", b"POP_CK\x01", b"CLUSTER\x01"]
+_ODD: list[tuple[bytes, bytes | None]] = [
+    (name, None) for name in (b"DELAY", b"TIMER_DELIVER_MS", b"TRAN_MSG", b"POP_CK\x01", b"CLUSTER\x01")
+]
+#: And this where answers wait: clients of Java say `true` in each message.
+_CARELESS = (b"WAIT\x01", b"true\x02")
 
 
 class PlainSends:
     """The plain sends of one broker. `begin` comes before everything else."""
 
-    def __init__(self, native: Native, appender: Appender) -> None:
+    def __init__(self, native: Native, appender: Appender, flush_waits: FlushWaits) -> None:
         self._native = native
+        self._flush_waits = flush_waits
+        #: Answers wait.
+        self._is_safe = False
         self._appender = appender
         self._append = appender.store.append_sends
         self._sends: interface.PlainSends[ConsumeQueue] | None = None
@@ -44,10 +52,11 @@ class PlainSends:
     def begin(self, responses: SendResponses, own_properties: bytes) -> None:
         """The broker answers so and adds these properties from now on; nothing is known."""
         self._sends, self._asks = None, None
+        self._is_safe = self._flush_waits.is_used
         appender = self._appender
         if len(appender.store_host) == HOST_SIZE_V4 and not appender.store.config.enabled_append_prop_crc:
             self._sends = self._native.PlainSends(
-                _ODD,
+                [*_ODD, _CARELESS] if self._is_safe else _ODD,
                 own_properties,
                 appender.store_host,
                 appender.max_message_size,
@@ -66,21 +75,28 @@ class PlainSends:
         self._asks = None
         # Who never sends has none, and costs nothing here.
         host, appender = connection.attributes.get("born_host"), self._appender
-        if host is None or self._sends is None or len(host) != HOST_SIZE_V4 or not appender.shows_at_once:
+        if host is None or self._sends is None or len(host) != HOST_SIZE_V4 or appender.refusal is not None:
+            return 0, b""
+        if self._is_safe and not self._flush_waits.takes:
             return 0, b""
         sent = self._append(self._sends, data, host)
         if sent.is_asking:
             self._asks = connection
-        appender.show(sent.queues)
+        appender.arrived(sent.queues)
+        if self._is_safe and sent.number:
+            end = appender.store.max_physical_offset
+            self._flush_waits.reply_all(connection, sent.answers, sent.number, end)
+            return sent.dealt, b""
         return sent.dealt, sent.answers
 
     def asks_about(self, connection: Connection, request: RemotingCommand) -> bool:
         """Whether it is this very request, and no other with the same number and properties, that `tell` is for."""
         return self._asks is connection and connection.looked_at is request
 
-    def tell(self, request: RemotingCommand, sent: SendRequest, queue: ConsumeQueue) -> None:
+    def tell(self, request: RemotingCommand, queue: ConsumeQueue) -> None:
         """`Sending.send` has put the message of `request` into `queue` at once, as will be done with those like it."""
         self._asks = None
+        sent = decode_send_request(request)
         target, options = sent.target, sent.options
         is_plain = not (
             request.flag

@@ -103,14 +103,13 @@ class Sending(Part):
             room_waits=room_waits,
             writers=writers,
         )
-        self._plain = PlainSends(native, appender) if native is not None else None
+        self._plain = PlainSends(native, appender, flush_waits) if native is not None else None
         self._begin_plain()
 
     def handlers(self) -> dict[int, RequestHandler]:
-        send = self.send if self._plain is None else self._send_and_tell
         return {
-            RequestCode.SEND_MESSAGE: send,
-            RequestCode.SEND_MESSAGE_V2: send,
+            RequestCode.SEND_MESSAGE: self.send,
+            RequestCode.SEND_MESSAGE_V2: self.send,
             RequestCode.SEND_BATCH_MESSAGE: self._batches.send,
         }
 
@@ -144,18 +143,6 @@ class Sending(Part):
         """What sends mean may have changed: each kind is looked at anew."""
         if self._plain is not None:
             self._plain.forget()
-
-    def _send_and_tell(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """As `send`; says what the header means if that is asked, and there was nothing special about it."""
-        reply = self.send(connection, request)
-        plain = self._plain
-        # A tuple is the answer that `send` itself gives to a message that is stored as it came.
-        if plain is not None and plain.asks_about(connection, request) and type(reply) is tuple and not self._is_safe:
-            sent = decode_send_request(request)
-            queue = self._queues.found(sent.target)
-            if queue is not None:
-                plain.tell(request, sent, queue)
-        return reply
 
     # -- sends one by one -------------------------------------------------------------------------------------------
 
@@ -209,6 +196,12 @@ class Sending(Part):
         response = self._responses.encode(
             request.serialize_type, request.opaque, result.physical_offset, queue_id, result.queue_offset
         )
+        plain = self._plain
+        if plain is not None and plain.asks_about(connection, request):
+            # There was nothing special about it, but perhaps in its properties.
+            found = self._queues.found(target)
+            if found is not None:
+                plain.tell(request, found)
         if self._is_safe and is_waited_for(properties):
             self._flush_waits.reply(connection, request, result.physical_offset + result.size, (response,))
             return None

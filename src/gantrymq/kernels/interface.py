@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: As `native/src/python/mod.rs` counts it.
-INTERFACE = 11
+INTERFACE = 12
 
 #: A `ConsumeQueue` of the store.
 Q = TypeVar("Q")
@@ -95,11 +95,14 @@ class IndexEntries(Protocol):
 class PlainSends(Protocol[Q]):
     """Sends that it was told the meaning of: all but opaque number, born time and properties of a header is a key."""
 
-    def handle(self, data: bytes, log: object, now_ms: int, born_host: bytes, /) -> tuple[bytes, int, list[Q], bool]:
+    def handle(
+        self, data: bytes, log: object, now_ms: int, born_host: bytes, /
+    ) -> tuple[bytes, int, int, list[Q], bool]:
         """Stores the messages of the frames that `data` begins with, as far as they are known, plain and have room.
 
-        (answers, how many bytes that was, queues that have got messages, whether `allow` may say what follows).
-        `log` is a `CommitLog`: its and the queues' places are read at the begin and set at the end, `dirty` isn't.
+        (answers, how many, how many bytes of `data` that was, queues that have got messages, whether `allow` may say
+        what follows). `log` is a `CommitLog`: its and the queues' places are read at the begin and set at the end,
+        `dirty` isn't.
         """
         ...
 
@@ -145,7 +148,7 @@ class Native(Protocol):
 
     def PlainSends(
         self,
-        odd: list[bytes],
+        odd: list[tuple[bytes, bytes | None]],
         own_properties: bytes,
         store_host: bytes,
         most_body: int,
@@ -155,8 +158,9 @@ class Native(Protocol):
     ) -> PlainSends[Q]:
         """One that knows nothing yet.
 
-        Messages with any of the bytes `odd` among their properties, without a unique key or with a larger body end a
-        call. The properties get `own_properties` behind them. For the answers' parts see `SendResponses`.
+        Messages with any of the first bytes of `odd` among their properties that aren't followed by the second ones
+        there, without a unique key or with a larger body end a call. The properties get `own_properties` behind them.
+        For the answers' parts see `SendResponses`.
         """
         ...
 

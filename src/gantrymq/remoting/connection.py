@@ -49,7 +49,7 @@ Buffers = Sequence[bytes | memoryview]
 Reply = RemotingCommand | Buffers | None
 RequestHandler = Callable[["Connection", RemotingCommand], Reply]
 #: Sees what was read, from a frame's begin, before it is decoded: how many bytes of whole frames it has dealt with, and
-#: their answers.
+#: their answers, if these don't come later.
 FirstLook = Callable[["Connection", bytes], tuple[int, bytes]]
 
 #: Answers of one read are written when they have so many bytes; if that fills the write buffer, the read's other
@@ -115,7 +115,7 @@ class Connection(FlowControl):
         self._reader = FrameReader(make_room=make_room)
         self._pending = PendingRequests(self._loop)
         self._next_opaque = 0
-        #: Requests of this turn of the loop that are still to be written.
+        #: Requests and late answers of this turn of the loop that are still to be written.
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
         self._rooms_for_answers = rooms_for_answers
@@ -158,9 +158,10 @@ class Connection(FlowControl):
         if data and not reader.frame_length and not self._closing and self._batch is not None:
             dealt, answers = first_look(self, data)
             if dealt:
+                data = data[dealt:]
+            if answers:
                 self._batch.append(answers)
                 self._batch_bytes += len(answers)
-                data = data[dealt:]
             commands = reader.feed(data)
             self.looked_at = next(commands, None)
             if self.looked_at is not None:
@@ -312,6 +313,16 @@ class Connection(FlowControl):
         elif not self._refuse_flood():
             self._transport.writelines(reply)
 
+    def gather_answers(self, answers: bytes) -> None:
+        """Writes encoded answers to requests together with others of this turn of the loop; nothing after the close."""
+        if self._closing or self._transport is None:
+            return
+        if self._batch is not None:
+            self._batch.append(answers)
+            self._batch_bytes += len(answers)
+        elif not self._refuse_flood():
+            self._gather(answers, JOIN_LIMIT)
+
     def respond_with(self, request: RemotingCommand, work: Coroutine[Any, Any, Reply]) -> None:
         """Answers `request` with what `work` returns, in a task of its own: for rare requests only.
 
@@ -398,12 +409,14 @@ class Connection(FlowControl):
             self._write_gathered()
             self._transport.writelines((request.encode_head(len(request.body)), request.body))
             return
-        frame = request.encode()
+        self._gather(request.encode(), GATHER_LIMIT)
+
+    def _gather(self, frames: bytes, limit: int) -> None:
         if not self._gathered:
             self._loop.call_soon(self._write_gathered)
-        self._gathered.append(frame)
-        self._gathered_bytes += len(frame)
-        if self._gathered_bytes >= GATHER_LIMIT:
+        self._gathered.append(frames)
+        self._gathered_bytes += len(frames)
+        if self._gathered_bytes >= limit:
             self._write_gathered()
 
     def _write_gathered(self) -> None:

@@ -38,9 +38,10 @@ class PutResult(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What was stored of a read: the answers, how many bytes that was, the queues, and whether it asks for more."""
+    """What was stored of a read: the answers, how many, how many bytes it was, the queues, whether it asks for more."""
 
     answers: bytes
+    number: int
     dealt: int
     queues: list[ConsumeQueue]
     is_asking: bool
@@ -141,12 +142,12 @@ class MessageWriter:
 
         It does as `append` does: it ends where that would make room first, and sets the log's position at last.
         """
-        answers, dealt, queues, is_asking = sends.handle(data, self._log, int(time() * 1000), born_host)
+        answers, count, dealt, queues, is_asking = sends.handle(data, self._log, int(time() * 1000), born_host)
         for queue in queues:
             if not queue.dirty:
                 queue.dirty = True
                 self._dirty.append(queue)
-        return Sent(answers, dealt, queues, is_asking)
+        return Sent(answers, count, dealt, queues, is_asking)
 
     def begin_batch(
         self, queue: ConsumeQueue, sys_flag: int, born_timestamp: int, born_host: bytes, reconsume_times: int

@@ -1,0 +1,100 @@
+"""Answers that are given when something has happened, or hasn't in time; what they wait for is `flush_waits`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.remoting.answers import encode_reply, error_response
+from gantrymq.remoting.connection import Connection
+
+
+class Waiting:
+    """Who waits, and for what; `code` is what the answer is to say beside SUCCESS, `count` how many answers it is."""
+
+    __slots__ = ("code", "count", "deadline", "missing")
+
+    def __init__(self, count: int = 1) -> None:
+        self.missing = 0
+        self.deadline = 0.0
+        self.code = ResponseCode.SUCCESS
+        self.count = count
+
+    def give(self, error: Exception | None) -> None:
+        """It waits no more."""
+        raise NotImplementedError
+
+
+class Answer(Waiting):
+    """An answer to a request; `tells` says whether it names what hasn't happened in time."""
+
+    __slots__ = ("connection", "reply", "request", "tells")
+
+    def __init__(
+        self, connection: Connection, request: RemotingCommand, reply: RemotingCommand | tuple[bytes], tells: bool
+    ) -> None:
+        super().__init__()
+        self.connection = connection
+        self.request = request
+        self.reply = reply
+        self.tells = tells
+
+    def give(self, error: Exception | None) -> None:
+        connection, request, reply = self.connection, self.request, self.reply
+        if error is not None:
+            reply = error_response(error, request, connection.address)
+        elif self.tells and self.code != ResponseCode.SUCCESS:
+            if not isinstance(reply, RemotingCommand):
+                [reply] = FrameReader().feed(reply[0])
+            reply.code = self.code
+        if isinstance(reply, RemotingCommand):
+            connection.reply(request, reply)
+        elif not request.is_oneway:
+            connection.gather_answers(*reply)
+
+
+class Answers(Waiting):
+    """Those to the requests that native code has dealt with in one call, encoded."""
+
+    __slots__ = ("answers", "connection")
+
+    def __init__(self, connection: Connection, answers: bytes, count: int) -> None:
+        super().__init__(count)
+        self.connection = connection
+        self.answers = answers
+
+    def give(self, error: Exception | None) -> None:
+        if error is not None:
+            address = self.connection.address
+            self._change(lambda answer: encode_reply(answer, error_response(error, answer, address)))
+        elif self.code != ResponseCode.SUCCESS:
+            self._change(self._with_code)
+        self.connection.gather_answers(self.answers)
+
+    def _change(self, change: Callable[[RemotingCommand], bytes]) -> None:
+        self.answers = b"".join(map(change, FrameReader().feed(self.answers)))
+
+    def _with_code(self, answer: RemotingCommand) -> bytes:
+        answer.code = self.code
+        return answer.encode()
+
+
+class Caller(Waiting):
+    """One who awaits it."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def give(self, error: Exception | None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)

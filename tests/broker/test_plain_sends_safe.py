@@ -1,0 +1,259 @@
+"""Plain sends whose answers wait for the disk or for slaves: those of one read wait together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plain_sends_support import WAYS, Client, any_send, frame, known, properties_of, running, stored
+from waiting import until
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerRole
+from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.errors import StoreError
+from gantrymq.kernels import native
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.replication.config import ReplicationConfig
+from gantrymq.store.config import SYNC_FLUSH
+
+pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
+
+SUCCESS = ResponseCode.SUCCESS
+
+
+def waits_of(broker: Broker) -> FlushWaits:
+    return next(part for part in broker._parts if isinstance(part, FlushWaits))
+
+
+def for_slaves(timeout_ms: int = 5_000) -> dict[str, Any]:
+    """What a broker is told that waits for one slave."""
+    replication = ReplicationConfig(in_sync_replicas=2, slave_timeout=timeout_ms)
+    return {"broker_role": BrokerRole.SYNC_MASTER, "replication": replication}
+
+
+class Slave:
+    """What a broker takes for its slave."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._waits = waits_of(broker)
+        self._has = 0
+        self._waits._reached = lambda count: self._has
+
+    def has(self, end: int) -> None:
+        self._has = end
+        self._waits.acknowledged()
+
+
+async def told(broker: Broker, slave: Slave, way: str = "java") -> Client:
+    """A client whose header is known."""
+    client = Client(broker)
+    for opaque in (1, 2):
+        client.read(frame(way, opaque))
+    slave.has(broker.store.max_physical_offset)
+    await until(lambda: client.written)
+    assert len(client.taken()) == 2
+    assert known(broker) == 1
+    return client
+
+
+def frames(*opaques: int, way: str = "java", **fields: object) -> bytes:
+    return b"".join(frame(way, opaque, **fields) for opaque in opaques)  # type: ignore[arg-type]
+
+
+def said(client: Client) -> list[tuple[int, int]]:
+    """The answers since the last look: whose, and what."""
+    return [(answer.opaque, answer.code) for answer in client.taken()]
+
+
+async def test_those_of_one_read_are_answered_when_the_slave_has_the_last(
+    by_python: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch, **for_slaves()) as broker:
+        slave = Slave(broker)
+        client = await told(broker, slave)
+        client.read(frames(3, 4))
+        middle = broker.store.max_physical_offset
+        client.read(frames(5, 6))
+        end = broker.store.max_physical_offset
+        slave.has(middle - 1)
+        slave.has(middle)
+        await until(lambda: client.written)
+        assert said(client) == [(3, SUCCESS), (4, SUCCESS)]
+        slave.has(end)
+        await until(lambda: client.written)
+        assert (said(client), by_python) == ([(5, SUCCESS), (6, SUCCESS)], [1, 2])
+
+
+async def test_what_is_acknowledged_together_is_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch, **for_slaves()) as broker:
+        slave = Slave(broker)
+        client = await told(broker, slave)
+        for opaque in (3, 4, 5):
+            client.read(frames(opaque))
+        # The last one has come another way, as has its answer.
+        client.read(frames(6, properties=properties_of("UNIQ_KEY\x017F", "WAIT\x01True")))
+        slave.has(broker.store.max_physical_offset)
+        await until(lambda: client.written)
+        assert client.written == 1
+        assert said(client) == [(n, SUCCESS) for n in (3, 4, 5, 6)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_each_answer_says_that_the_slaves_are_late(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch, **for_slaves(timeout_ms=30)) as broker:
+        slave = Slave(broker)
+        client = await told(broker, slave, way)
+        client.read(frames(3, 4, 5, way=way))
+        await until(lambda: client.written)
+        answers = client.taken()
+        assert [(answer.opaque, answer.code) for answer in answers] == [
+            (n, ResponseCode.FLUSH_SLAVE_TIMEOUT) for n in (3, 4, 5)
+        ]
+        assert [answer.ext_fields["queueOffset"] for answer in answers] == ["2", "3", "4"]
+
+
+async def test_a_deposed_master_refuses_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, monkeypatch, **for_slaves()) as broker:
+        client = await told(broker, Slave(broker))
+        client.read(frames(3, 4))
+        await waits_of(broker).become_slave()
+        await until(lambda: client.written)
+        answers = client.taken()
+        assert [(answer.opaque, answer.code) for answer in answers] == [
+            (n, ResponseCode.SERVICE_NOT_AVAILABLE) for n in (3, 4)
+        ]
+        assert "another broker has become master" in str(answers[0].remark)
+
+
+async def test_a_disk_that_fails_is_said_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, monkeypatch, of_store={"flush_disk_type": SYNC_FLUSH}) as broker:
+        asked: list[Callable[[Exception | None], None]] = []
+        client = Client(broker)
+        for opaque in (1, 2):
+            client.read(frames(opaque))
+        await until(waits_of(broker)._idle.is_set)
+        await until(lambda: client.written)
+        client.taken()
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.store, "when_flushed", lambda end, then: asked.append(then))
+            client.read(frames(3, 4))
+        [then] = asked
+        assert not client.written
+        then(StoreError("the disk is gone"))
+        await until(lambda: client.written)
+        answers = client.taken()
+        assert [(answer.opaque, answer.code) for answer in answers] == [(n, ResponseCode.SYSTEM_ERROR) for n in (3, 4)]
+        assert "the disk is gone" in str(answers[1].remark)
+
+
+@pytest.mark.parametrize("value", ["false", "", "TRUE", "true1", " true"])
+async def test_who_says_anything_else_than_true_is_left_to_python(
+    value: str, by_python: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch, **for_slaves()) as broker:
+        client = await told(broker, Slave(broker))
+        client.read(frames(3, properties=properties_of("UNIQ_KEY\x017F", "WAIT\x01" + value)))
+        assert by_python == [1, 2, 3]
+        assert bool(client.written) == (value not in ("", "TRUE"))
+        # As Java's clients have it, with and without the end that clients of V1 leave out.
+        client.read(frames(4, properties=properties_of("WAIT\x01true", "UNIQ_KEY\x017F")))
+        client.read(frames(5, properties=properties_of("UNIQ_KEY\x017F", "WAIT\x01true")[:-1]))
+        assert by_python == [1, 2, 3]
+
+
+async def test_where_answers_do_not_wait_nobody_is_asked_whether_he_would(
+    by_python: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch) as broker:
+        client = Client(broker)
+        unwaited = properties_of("UNIQ_KEY\x017F", "WAIT\x01false")
+        for opaque in (1, 2):
+            client.read(frames(opaque, properties=unwaited))
+        client.read(frames(3, 4, properties=unwaited))
+        assert by_python == [1, 2]
+        assert said(client) == [(n, SUCCESS) for n in (3, 4)]
+
+
+async def test_too_many_that_wait_make_the_broker_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = for_slaves() | {"send_thread_pool_queue_capacity": 3}
+    async with running(tmp_path, monkeypatch, **changed) as broker:
+        slave = Slave(broker)
+        client = await told(broker, slave)
+        client.read(frames(3, 4, 5))
+        end = broker.store.max_physical_offset
+        client.read(frames(6, 7))
+        assert said(client) == [(n, ResponseCode.SYSTEM_BUSY) for n in (6, 7)]
+        assert broker.store.max_physical_offset == end
+        slave.has(end)
+        client.read(frames(8))
+        slave.has(broker.store.max_physical_offset)
+        await until(waits_of(broker)._idle.is_set)
+        await until(lambda: client.written)
+        assert said(client) == [(n, SUCCESS) for n in (3, 4, 5, 8)]
+
+
+async def test_nothing_is_taken_with_too_few_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, monkeypatch, **for_slaves()) as broker:
+        client = await told(broker, Slave(broker))
+        end = broker.store.max_physical_offset
+        waits_of(broker).lacks_replicas = True
+        [answer] = client.answers(frames(3))
+        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough")
+        assert broker.store.max_physical_offset == end
+
+
+async def test_answers_of_a_closed_connection_go_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, monkeypatch, **for_slaves()) as broker:
+        slave = Slave(broker)
+        client = await told(broker, slave)
+        client.read(frames(3))
+        client.connection.close()
+        slave.has(broker.store.max_physical_offset)
+        assert waits_of(broker)._idle.is_set()
+        assert not client.written
+
+
+async def test_answers_that_were_gathered_go_before_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, monkeypatch, **for_slaves()) as broker:
+        slave = Slave(broker)
+        client = await told(broker, slave)
+        client.read(frames(3))
+        slave.has(broker.store.max_physical_offset)
+        assert not client.written
+        client.connection.close()
+        assert said(client) == [(3, SUCCESS)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_both_ways_are_the_same(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `test_plain_sends`: what is said to each, log and queues."""
+    draw = random.Random(seed)
+    settings: dict[str, Any] = {"auto_create_topic_enable": False, "message_delay_level": "1h 2h"} | for_slaves()
+    async with (
+        running(tmp_path / "python", monkeypatch, natively=False, **settings) as one,
+        running(tmp_path / "native", monkeypatch, **settings) as other,
+    ):
+        clients = Client(one), Client(other)
+        slaves = Slave(one), Slave(other)
+        opaque = 0
+        for _ in range(30):
+            sent = []
+            for _ in range(draw.choice([1, 3, 40])):
+                opaque += 1
+                sent.append(any_send(draw, opaque))
+            for client, slave, broker in zip(clients, slaves, (one, other), strict=True):
+                client.read(b"".join(sent))
+                slave.has(broker.store.max_physical_offset)
+                await until(lambda client=client: not client.connection._gathered)  # type: ignore[misc]
+            by_python, by_native = (sorted(each.encode() for each in client.taken()) for client in clients)
+            assert by_native == by_python
+        assert stored(other) == stored(one)
+        assert known(other) > 8
