@@ -24,6 +24,10 @@ log = peer_log(__name__)
 
 #: So many bytes are sent to one slave before others have their turn.
 _STEP_BYTES = 256 * 1024
+#: Fewer bytes wait until the slave has acknowledged what it was sent, so long at most, s: a frame takes 100 us of both
+#: sides together, whatever is in it, and on its way come those that senders wait for meanwhile.
+_FEW_BYTES = 16 * 1024
+_GATHER_S = 0.001
 
 
 class Master(Protocol):
@@ -43,8 +47,8 @@ class Master(Protocol):
     def joined(self, connection: HaConnection) -> None:
         """A slave has said who and how far it is."""
 
-    def go_on(self) -> None:
-        """There is more to send, in another turn."""
+    def go_on(self, after_s: float = 0.0) -> None:
+        """There is more to send, in another turn, or later."""
 
 
 class HaConnection(asyncio.Protocol):
@@ -54,6 +58,8 @@ class HaConnection(asyncio.Protocol):
         self._master = master
         self._sending = sending
         self._takes = True
+        #: There is something to send that waits for more.
+        self._is_gathering = False
         self._transport: asyncio.Transport | None = None
         self.address = "?"
         now = monotonic()
@@ -107,6 +113,8 @@ class HaConnection(asyncio.Protocol):
         elif report.offset > slave.next_offset:
             raise FrameError(f"it acknowledges {report.offset}, but was sent what is before {slave.next_offset} only")
         elif master.slaves.acknowledged(slave, report.offset, end, self.last_read):
+            if self._is_gathering:
+                self.send()
             master.acknowledged()
 
     def _begin(self, report: Report, end: int) -> None:
@@ -132,6 +140,7 @@ class HaConnection(asyncio.Protocol):
         slave, transport, flow = self.slave, self._transport, self._flow
         if slave is None or transport is None:
             return
+        self._is_gathering = False
         store, config = self._master.store, self._master.config
         sending = self._sending
         budget = _STEP_BYTES
@@ -155,6 +164,11 @@ class HaConnection(asyncio.Protocol):
             if piece is None:
                 if news := sending.news(slave.next_offset):
                     self._write(news)
+                return
+            is_awaited = slave.acknowledged < slave.next_offset
+            if is_awaited and len(piece) < _FEW_BYTES and now - self.last_write < _GATHER_S:
+                self._is_gathering = True
+                self._master.go_on(_GATHER_S)
                 return
             header = sending.header(slave.next_offset, piece)
             slave.next_offset += len(piece)

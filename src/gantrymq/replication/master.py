@@ -176,9 +176,9 @@ class HaMaster:
         self._sending.start()
         self.acknowledged()
 
-    def go_on(self) -> None:
-        """Sends the rest in another turn."""
-        self.log_grew()
+    def go_on(self, after_s: float = 0.0) -> None:
+        """Sends the rest in another turn, or later."""
+        self._sending.wake(after_s)
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
