@@ -228,3 +228,16 @@ async def test_a_message_that_is_given_back_waits_too(tmp_path: Path) -> None:
         await until(lambda: len(replicas.master._sending._flush_waits._slaves) == 1)
         release_slave(replicas.slave)
         assert (await giving_back).code == ResponseCode.SUCCESS
+
+
+async def test_without_a_controller_a_consumer_is_not_told_of_late_slaves(tmp_path: Path) -> None:
+    """There is nothing that it could do for a slave that is gone, but have copy upon copy stored."""
+    async with Replicas(tmp_path, 1) as replicas:
+        peer = await replicas.peer()
+        sent = await peer.send("orders", b"x")
+        hold_slave(replicas.slave)
+        replicas.master.config.replication.slave_timeout = LATE_MS
+        header = ConsumerSendMsgBackRequestHeader(
+            offset=decode_offset_message_id(sent.ext_fields["msgId"])[1], group="consumers", delay_level=1
+        )
+        assert (await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == ResponseCode.SUCCESS

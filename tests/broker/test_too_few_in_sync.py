@@ -17,6 +17,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader, SendMessageResponseHeader
 from gantrymq.protocol.headers.timer import RecallMessageRequestHeader
 from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
 
 BATCH = encode_batch([(0, b"a", b""), (0, b"b", b"")])
@@ -108,3 +109,24 @@ async def test_what_waits_when_the_set_shrinks_is_not_acknowledged(tmp_path: Pat
         assert (await peer.send("orders", b"both again")).code == ResponseCode.SUCCESS
         shown = [message.body for message in decode_messages((await peer.pull("orders")).body)]
         assert shown == [b"both", b"one", b"both again"]
+
+
+async def test_late_slaves_are_told_of_a_message_that_is_given_back(tmp_path: Path) -> None:
+    """Who forgot it now would lose it with this master."""
+    async with Controlled(tmp_path, 2, recall_message_enable=True) as replicas:
+        await replicas.all_in_sync()
+        master = replicas.brokers[1]
+        peer = await replicas.peer(1)
+        sent = await peer.send("orders", b"hard")
+        timed = await peer.send("orders", b"wrong", properties={"TIMER_DELAY_MS": "3600000"})
+        handle = timed.read_header(SendMessageResponseHeader).recall_handle or ""
+        hold_slave(replicas.brokers[2])
+        master.config.replication.slave_timeout = 150
+        header = ConsumerSendMsgBackRequestHeader(
+            offset=decode_offset_message_id(sent.ext_fields["msgId"])[1], group="consumers", delay_level=1
+        )
+        end = master.store.max_physical_offset
+        assert (await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        assert master.store.max_physical_offset > end
+        recall = RecallMessageRequestHeader(topic="orders", recall_handle=handle)
+        assert (await peer.ask(RequestCode.RECALL_MESSAGE, recall)).code == ResponseCode.FLUSH_SLAVE_TIMEOUT

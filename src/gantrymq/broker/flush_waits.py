@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from gantrymq.background.jobs import Jobs
@@ -28,6 +28,8 @@ from gantrymq.store.message_store import MessageStore
 
 #: What is waited for.
 _DISK, _SLAVES = 1, 2
+#: What sends are told.
+LATE = (ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 _DEPOSED = "service not available now: another broker has become master before the slaves had the message"
 
 
@@ -132,6 +134,15 @@ class FlushWaits(Part):
         return self._for_disk or self._replicas != 1 or config.enable_controller_mode or refuses
 
     @property
+    def told_of_copies(self) -> Collection[ResponseCode]:
+        """What those are told who forget a message, because the broker stores it again, or something about it.
+
+        In controller mode that slaves are late: another one may become master, and cut it off. Without a controller
+        they couldn't do anything about a slave that is gone but have copy upon copy stored.
+        """
+        return (ResponseCode.FLUSH_SLAVE_TIMEOUT,) if self._config.enable_controller_mode else ()
+
+    @property
     def takes(self) -> bool:
         """Whether there are enough replicas, and room for more who wait."""
         return not self.lacks_replicas and self._count < self._capacity
@@ -151,14 +162,14 @@ class FlushWaits(Part):
         end: int,
         reply: RemotingCommand | tuple[bytes],
         *,
-        tells: bool = True,
+        told: Collection[ResponseCode] = LATE,
     ) -> None:
         """Gives the answer (a command or an encoded frame) when the log up to `end` is as safe as is promised.
 
-        When that takes too long its code says so if it `tells`, and else it is given as it is.
+        When that takes too long its code says so if it is one that is `told`, and else it is given as it is.
         """
         # Its message is stored: thousands that wait mustn't keep theirs in memory.
-        self._wait(Answer(connection, request.without_content(), reply, tells), end)
+        self._wait(Answer(connection, request.without_content(), reply, told), end)
 
     def reply_all(self, connection: Connection, answers: bytes, count: int, end: int) -> None:
         """As `reply`, for so many answers of one connection, encoded."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -29,24 +29,28 @@ class Waiting:
 
 
 class Answer(Waiting):
-    """An answer to a request; `tells` says whether it names what hasn't happened in time."""
+    """An answer to a request; it says what hasn't happened in time if that is one of the codes `told`."""
 
-    __slots__ = ("connection", "reply", "request", "tells")
+    __slots__ = ("connection", "reply", "request", "told")
 
     def __init__(
-        self, connection: Connection, request: RemotingCommand, reply: RemotingCommand | tuple[bytes], tells: bool
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        reply: RemotingCommand | tuple[bytes],
+        told: Collection[ResponseCode],
     ) -> None:
         super().__init__()
         self.connection = connection
         self.request = request
         self.reply = reply
-        self.tells = tells
+        self.told = told
 
     def give(self, error: Exception | None) -> None:
         connection, request, reply = self.connection, self.request, self.reply
         if error is not None:
             reply = error_response(error, request, connection.address)
-        elif self.tells and self.code != ResponseCode.SUCCESS:
+        elif self.code in self.told:
             if not isinstance(reply, RemotingCommand):
                 [reply] = FrameReader().feed(reply[0])
             reply.code = self.code

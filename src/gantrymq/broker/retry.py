@@ -103,8 +103,8 @@ class RetryTopics(Part):
         put = self._appender.append_again(record, queue, properties, code, record.reconsume_times + 1)
         if self._flush_waits.is_used:
             # Who is told so forgets the message. Java answers at once, and a power failure takes it.
-            end = put.physical_offset + put.size
-            self._flush_waits.reply(connection, request, end, RemotingCommand.response(), tells=False)
+            end, waits = put.physical_offset + put.size, self._flush_waits
+            waits.reply(connection, request, end, RemotingCommand.response(), told=waits.told_of_copies)
             return None
         return RemotingCommand.response()
 

@@ -244,3 +244,21 @@ async def test_what_can_not_be_sent_back_is_sent_anew() -> None:
     properties = decode_properties((header.properties or "").encode())
     assert (properties["RETRY_TOPIC"], properties["DELAY"]) == ("topic", "3")
     assert broker.committed == {("topic", 0): 1}
+
+
+async def test_what_a_master_alone_has_stored_again_is_kept() -> None:
+    """It is cut off when another broker becomes master; sent anew it could be there twice."""
+    broker = ScriptedGroupBroker([(ResponseCode.SUCCESS, 1, record(0))])
+    broker.send_back_code = ResponseCode.FLUSH_SLAVE_TIMEOUT
+    retries = ScriptedBroker("retries")
+    name_server = ScriptedNameServer({})
+    handler = Handler(failures=2)
+    async with serving([name_server, broker, retries]):
+        name_server.routes["topic"] = route_over({"broker": broker.address}, queue_nums=1)
+        name_server.routes["%RETRY%group"] = route_over({"retries": retries.address}, queue_nums=1)
+        consumer = PushConsumer(name_server.address, "group", handler, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer.subscribe("topic")
+        async with consumer:
+            await until(lambda: len(handler.tries) == 3)
+    assert (retries.headers, len(broker.sent_back)) == ([], 2)
+    assert broker.committed == {("topic", 0): 1}

@@ -86,8 +86,8 @@ class Recall(Part):
             fields={names.MSG_REGION: self._config.region_id},
         )
         if self._flush_waits.is_used:
-            end = result.physical_offset + result.size
-            self._flush_waits.reply(connection, request, end, response, tells=False)
+            end, waits = result.physical_offset + result.size, self._flush_waits
+            waits.reply(connection, request, end, response, told=waits.told_of_copies)
             return None
         return response
 

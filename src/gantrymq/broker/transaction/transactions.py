@@ -175,7 +175,7 @@ class Transactions(Part):
             raise
         if isinstance(reply, RemotingCommand) and self._flush_waits.is_used and not request.is_oneway:
             # As for a send, but nobody is told when that takes too long (`sendFinalMessage`).
-            self._flush_waits.reply(connection, request, self._store.max_physical_offset, reply, tells=False)
+            self._flush_waits.reply(connection, request, self._store.max_physical_offset, reply, told=())
             return None
         return reply
 

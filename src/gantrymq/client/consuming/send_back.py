@@ -6,10 +6,10 @@ Source: client/impl/consumer/DefaultMQPushConsumerImpl (sendMessageBack, sendMes
 from __future__ import annotations
 
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.errors import ConnectFailed, GantryError, NoRouteInfo
+from gantrymq.errors import BrokerError, ConnectFailed, GantryError, NoRouteInfo
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
-from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeaderV2
 from gantrymq.protocol.message import MessageExt
@@ -39,7 +39,7 @@ class SendBack:
         """Has the broker that holds the message deliver it again; if that fails, sends it anew to the retry topic.
 
         `topic` is the one that brokers know it by; `delay_level` 0 means: longer and longer. Raises a GantryError when
-        both fail.
+        both fail, and where the broker has stored it and says that slaves may never have it.
         """
         header = ConsumerSendMsgBackRequestHeader(
             offset=message.commit_log_offset,
@@ -56,6 +56,9 @@ class SendBack:
                 raise ConnectFailed(f"no route names a master of broker {message.broker_name}", message.broker_name)
             await self._client.api.send_back(address, header, _TIMEOUT_MS)
         except GantryError as e:
+            if isinstance(e, BrokerError) and e.code == ResponseCode.FLUSH_SLAVE_TIMEOUT:
+                # Sent anew it would wait for the same slaves, or be there twice.
+                raise
             log.warning("can't send %s back, sending it anew: %s", message.msg_id, e)
             await self.send_anew(message, topic)
 
