@@ -21,10 +21,9 @@ from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.cluster import BrokersAway, Cluster, NoBrokers, run
 from gantrymq.spark.filters import PushedFilters
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.planning import plan_batch
+from gantrymq.spark.planning import CLOCK_MARGIN_MS, plan_batch
 from gantrymq.spark.reader import RocketMQStreamReader
 from gantrymq.spark.rows import read_ranges
-from gantrymq.spark.stream_planning import CLOCK_MARGIN_MS
 from gantrymq.spark.versions import ReadAllAvailable
 
 BODY = pa.schema([("body", ARROW_TYPES["body"])])

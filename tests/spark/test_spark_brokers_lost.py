@@ -15,12 +15,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from killable_cluster import Killable
+from ports import free_port
 from waiting import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import NoRouteInfo
+from gantrymq.errors import ConnectFailed, NoRouteInfo
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.bodies.topic_config import (
@@ -202,6 +203,16 @@ async def test_any_name_server_may_know(cluster: Killable, topic: str, tmp_path:
             assert await both.lost_brokers([topic]) == {topic: {"broker-b"}}
             assert (await both.lost_brokers(None))[topic] == {"broker-b"}
         await asyncio.to_thread(cluster.start_again)
+
+
+async def test_no_answer_does_not_say_that_no_broker_is_lost(cluster: Killable, topic: str) -> None:
+    """A NameServer that is away for that question only would make a half of a topic look like all of it."""
+    nobody = f"127.0.0.1:{free_port()}"
+    async with Cluster([nobody], 300) as alone, Cluster([nobody, cluster.namesrv_addr], 300) as both:
+        for topics in ([topic], None):
+            with pytest.raises(ConnectFailed):
+                await alone.lost_brokers(topics)
+            assert (await both.lost_brokers(topics)).get(topic, set()) == set()
 
 
 async def test_a_static_topics_table_names_its_brokers() -> None:

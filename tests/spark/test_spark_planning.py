@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 from spark_support import create_topic, send_numbers
+from waiting import wait_until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
@@ -30,7 +31,8 @@ from gantrymq.spark.row_messages import GANTRY_ID
 from gantrymq.spark.rows import read_ranges
 from gantrymq.spark.stream_place import StreamPlace
 from gantrymq.spark.stream_planning import initial_place
-from gantrymq.spark.versions import ReadAllAvailable, ReadMaxRows
+from gantrymq.spark.versions import HAS_FILTERS, ReadAllAvailable, ReadMaxRows
+from gantrymq.system.clock import now_ms
 from gantrymq.testing.embedded import EmbeddedCluster
 
 BODY = pa.schema([("body", ARROW_TYPES["body"])])
@@ -139,9 +141,11 @@ def test_times_of_single_queues(cluster: EmbeddedCluster, new_topic: Callable[..
     topic = new_topic(1)
     send_numbers(cluster, topic, range(200))
     far = 4_102_444_800_000
-    assert numbers(options_for(cluster, subscribe=topic, startingoffsetsbytimestamp=json.dumps({topic: far}))) == []
     one = options_for(
-        cluster, subscribe=topic, startingoffsetsbytimestamp=json.dumps({topic: {"broker-a:0": far, "broker-b:0": 0}})
+        cluster,
+        subscribe=topic,
+        startingoffsetsbytimestamp=json.dumps({topic: {"broker-a:0": far, "broker-b:0": 0}}),
+        startingoffsetsbytimestampstrategy="latest",
     )
     assert len(numbers(one)) == 100
     starts = ask(one, lambda brokers: initial_place(brokers, one)).ends
@@ -149,6 +153,87 @@ def test_times_of_single_queues(cluster: EmbeddedCluster, new_topic: Callable[..
         ("broker-a", 100),
         ("broker-b", 0),
     ]
+
+
+FUTURE_MS = 4_102_444_800_000
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda topic: {"startingtimestamp": str(FUTURE_MS)},
+        lambda topic: {"startingoffsetsbytimestamp": json.dumps({topic: FUTURE_MS})},
+        lambda topic: {"startingoffsetsbytimestamp": json.dumps({topic: {"broker-b:0": FUTURE_MS}})},
+        # In microseconds.
+        lambda topic: {"startingtimestamp": str(now_ms() * 1000)},
+    ],
+)
+def test_a_start_in_the_future_is_refused(
+    cluster: EmbeddedCluster, new_topic: Callable[..., str], start: Callable[[str], dict[str, str]]
+) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(200))
+    options = options_for(cluster, subscribe=topic, **start(topic))
+    with pytest.raises(ConfigError, match=f"{topic} broker-.:0 is to start at the time .* in the future"):
+        numbers(options)
+    with pytest.raises(ConfigError, match="in the future"):
+        ask(options, lambda brokers: initial_place(brokers, options))
+    at_end = options_for(cluster, subscribe=topic, startingoffsetsbytimestampstrategy="latest", **start(topic))
+    assert len(numbers(at_end)) == (100 if "broker-b:0" in str(start(topic)) else 0)
+    ends = ask(at_end, lambda brokers: initial_place(brokers, at_end)).ends
+    assert max(ends.values()) == 100
+
+
+def test_a_batch_of_what_nothing_came_since_is_refused(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
+    idle, busy = new_topic(1), new_topic(1)
+    send_numbers(cluster, idle, range(200))
+    send_numbers(cluster, busy, range(200))
+    since = now_ms() + 1
+    wait_until(lambda: now_ms() > since)
+    asked = {"startingtimestamp": str(since)}
+    refused = rf"topic {idle} has no message stored at {since} or later: nothing would be read"
+    with pytest.raises(ConfigError, match=refused):
+        numbers(options_for(cluster, subscribe=idle, **asked))
+    # One queue of two gets something: the other one is merely idle.
+    send_numbers(cluster, busy, range(200, 250))
+    assert numbers(options_for(cluster, subscribe=busy, **asked)) == list(range(200, 250))
+    with pytest.raises(ConfigError, match=refused):
+        numbers(options_for(cluster, subscribe=f"{busy},{idle}", **asked))
+    both = options_for(cluster, subscribe=f"{busy},{idle}", startingoffsetsbytimestampstrategy="latest", **asked)
+    assert numbers(both) == list(range(200, 250))
+    # A queue that is named is meant.
+    newest = options_for(cluster, subscribe=busy, startingoffsets="latest")
+    queue_ends = ask(newest, lambda brokers: initial_place(brokers, newest)).ends
+    (quiet,) = [queue for queue, end in queue_ends.items() if end == 100]
+    named = json.dumps({busy: {f"{quiet.broker_name}:0": since}})
+    with pytest.raises(ConfigError, match=f"{busy} {quiet.broker_name}:0 has no message stored at"):
+        numbers(options_for(cluster, subscribe=busy, startingoffsetsbytimestamp=named))
+    # A stream misses nothing: what comes is later.
+    stream = options_for(cluster, subscribe=idle, **asked)
+    assert set(ask(stream, lambda brokers: initial_place(brokers, stream)).ends.values()) == {100}
+    # Neither does an end in the future: it is what there is.
+    assert len(numbers(options_for(cluster, subscribe=idle, endingtimestamp=str(FUTURE_MS)))) == 200
+
+
+@pytest.mark.skipif(not HAS_FILTERS, reason="Spark hands conditions to Python data sources since 4.1")
+def test_conditions_that_leave_an_idle_queue_find_nothing(
+    cluster: EmbeddedCluster, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(100))
+    since = now_ms() + 1
+    wait_until(lambda: now_ms() > since)
+    send_numbers(cluster, topic, range(100, 150))
+    options = options_for(cluster, subscribe=topic, startingtimestamp=str(since))
+    from pyspark.sql.datasource import EqualTo
+
+    found = []
+    for broker in ("broker-a", "broker-b"):
+        filters = PushedFilters()
+        assert filters.push(EqualTo(("brokerName",), broker))
+        planned = ask(options, lambda brokers, filters=filters: plan_batch(brokers, options, filters))
+        found.append(sum(part.end - part.start for ranges in planned for part in ranges))
+    assert sorted(found) == [0, 50]
 
 
 def test_a_missing_topic_is_an_error_for_a_new_query_only(

@@ -16,7 +16,7 @@ from gantrymq.client.routes import read_queues, write_queues
 from gantrymq.errors import BrokerError, ClientError, ConnectFailed, GantryError, NoRouteInfo, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicList
-from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.namesrv import GetKVConfigResponseHeader, KVConfigRequestHeader
@@ -24,7 +24,7 @@ from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.row_ids import LAST_ROW_FIELD
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.spark.name_servers import NameServers
+from gantrymq.spark.name_servers import BUSY, NameServers
 from gantrymq.spark.offsets import FirstMessage
 from gantrymq.spark.security import Security
 
@@ -35,16 +35,6 @@ PULL_TIMEOUT_MS = 15_000
 SEND_TIMEOUT_MS = 10_000
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
-#: Answers of a broker that is starting, stopping or overloaded.
-_PASSING = frozenset(
-    {
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.GO_AWAY,
-        ResponseCode.FLOW_CONTROL,
-    }
-)
-
 #: What answers to sends say when the master has the messages.
 _STORED = frozenset(status.value for status in SendStatus)
 
@@ -133,7 +123,9 @@ class Cluster(NameServers):
         header = KVConfigRequestHeader(namespace=ORDER_TOPIC_NAMESPACE, key=topic)
         try:
             response = await self.until(lambda: self._ask_name_server(RequestCode.GET_KV_CONFIG, header))
-        except BrokerError:
+        except BrokerError as e:
+            if e.code in BUSY:
+                raise
             return ""
         return response.read_header(GetKVConfigResponseHeader).value
 
@@ -324,7 +316,7 @@ class Cluster(NameServers):
             try:
                 return await attempt()
             except passing as e:
-                if isinstance(e, BrokerError) and e.code not in _PASSING:
+                if isinstance(e, BrokerError) and e.code not in BUSY:
                     raise
                 now = time.monotonic()
                 if deadline is None:

@@ -42,7 +42,7 @@ async def queues_to_write(cluster: Cluster, options: WriteOptions) -> list[Messa
 
     async def attempt() -> list[MessageQueue]:
         queues = await cluster.write_queues(topic)
-        lost = (await cluster.lost_brokers([topic])).get(topic, set())
+        lost = (await cluster.until(lambda: cluster.lost_brokers([topic]))).get(topic, set())
         if away := (options.expected_brokers | lost) - {queue.broker_name for queue in queues}:
             raise BrokersAway(
                 f"topic {topic} is also on {', '.join(sorted(away))}, away now: with exactlyOnce no rows go elsewhere. "

@@ -11,7 +11,7 @@ from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.routes import Routes, read_queues
 from gantrymq.errors import BrokerError, NoRouteInfo, RemotingError
 from gantrymq.protocol.bodies.route import KVTable
-from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.header import Header
@@ -21,9 +21,23 @@ from gantrymq.protocol.headers.namesrv import (
     KVConfigRequestHeader,
 )
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.spark.of_each import of_each
 
 #: Where GantryMQ's NameServers name brokers that are away, by topic (namesrv/lost_brokers.py).
 LOST_BROKERS_NAMESPACE = "LOST_BROKERS"
+#: Answers of a server that is starting, stopping or overloaded.
+BUSY = frozenset(
+    {
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.GO_AWAY,
+        ResponseCode.FLOW_CONTROL,
+    }
+)
+
+
+def _lost(topic: str) -> KVConfigRequestHeader:
+    return KVConfigRequestHeader(namespace=LOST_BROKERS_NAMESPACE, key=topic)
 
 
 class NameServers:
@@ -37,19 +51,26 @@ class NameServers:
     async def lost_brokers(self, topics: Sequence[str] | None) -> dict[str, set[str]]:
         """By topic the brokers that any NameServer remembers to have lost, of these topics or of all.
 
-        Apache's NameServers remember none, and one that has started since doesn't either.
+        Apache's NameServers remember none, and one that has started since doesn't either. Raises a RemotingError, or a
+        BrokerError of one that is busy, when none has answered.
         """
         lost: defaultdict[str, set[str]] = defaultdict(set)
 
-        async def ask(name_server: str) -> None:
+        async def ask(name_server: str) -> RemotingError | BrokerError | None:
+            try:
+                await look(name_server)
+            except (RemotingError, BrokerError) as e:
+                return e
+            return None
+
+        async def look(name_server: str) -> None:
             if topics is None:
                 listing = GetKVListByNamespaceRequestHeader(namespace=LOST_BROKERS_NAMESPACE)
                 response = await self._kv(name_server, RequestCode.GET_KVLIST_BY_NAMESPACE, listing)
                 found = {} if response is None else decode_json(response.body, KVTable).table
             else:
-                headers = [KVConfigRequestHeader(namespace=LOST_BROKERS_NAMESPACE, key=topic) for topic in topics]
-                answers = await asyncio.gather(
-                    *(self._kv(name_server, RequestCode.GET_KV_CONFIG, header) for header in headers)
+                answers = await of_each(
+                    topics, lambda topic: self._kv(name_server, RequestCode.GET_KV_CONFIG, _lost(topic))
                 )
                 found = {
                     topic: answer.read_header(GetKVConfigResponseHeader).value
@@ -59,14 +80,18 @@ class NameServers:
             for topic, names in found.items():
                 lost[topic].update(filter(None, names.split(";")))
 
-        await asyncio.gather(*map(ask, self._routes.name_servers))
+        failures = await asyncio.gather(*map(ask, self._routes.name_servers))
+        if (failure := failures[0]) is not None and all(failures):
+            raise failure
         return lost
 
     async def _kv(self, name_server: str, code: RequestCode, header: Header) -> RemotingCommand | None:
-        """None where there is nothing, and where the NameServer doesn't answer: another one may."""
+        """None where there is nothing, or nobody is told. Raises a RemotingError, or BrokerError when it is busy."""
         try:
             return await self._remoting.call(name_server, RemotingCommand.request(code, header))
-        except (RemotingError, BrokerError):
+        except BrokerError as e:
+            if e.code in BUSY:
+                raise
             return None
 
     async def brokers_elsewhere(self, topic: str) -> dict[str, str]:

@@ -179,6 +179,13 @@ class Values:
             raise ConfigError(f"option readFrom: {text!r} is neither master nor slave")
         return text == "slave"
 
+    def starts_at_end_if_later(self) -> bool:
+        name = "startingOffsetsByTimestampStrategy"
+        text = (self.get(name) or "error").lower()
+        if text not in ("error", "latest"):
+            raise ConfigError(f"option {name}: {text!r} is neither error nor latest")
+        return text == "latest"
+
     def property_columns(self) -> tuple[str, ...]:
         names = comma_list(self.get("propertyColumns") or "")
         # Spark doesn't tell names apart by their case.

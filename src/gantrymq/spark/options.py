@@ -47,6 +47,7 @@ READ_OPTIONS = (
     "startingOffsets",
     "startingTimestamp",
     "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
     "endingOffsets",
     "endingTimestamp",
     "endingOffsetsByTimestamp",
@@ -103,6 +104,8 @@ class ReadOptions:
     startingOffsets         earliest, latest or JSON; default earliest in batch, latest in streaming
     startingTimestamp       instead: ms since the epoch, the first message stored then or later
     startingOffsetsByTimestamp  instead: JSON of such times, `{"orders": 1767268800000}` or one for each queue
+    startingOffsetsByTimestampStrategy  error (default): a start in the future is refused, and in batch one that a topic
+                            has no message since, or a queue that is named with its time; latest: the end is the start
     endingOffsets           batch only: latest (default), earliest or JSON; the end is excluded
     endingTimestamp, endingOffsetsByTimestamp   batch only, instead of endingOffsets
     tags                    `TagA || TagB`: only messages with one of these tags; filtered by the broker
@@ -154,6 +157,8 @@ class ReadOptions:
     assigned: list[MessageQueue] | None = None
     starting: Boundary | None = None
     ending: Boundary | None = None
+    #: What startingOffsetsByTimestampStrategy says: a time later than every message means a queue's end.
+    starts_at_end_if_later: bool = False
     tags: str | None = None
     sql92: str | None = None
     consumer_group: str | None = None
@@ -205,6 +210,7 @@ class ReadOptions:
             assigned,
             values.boundary("starting"),
             values.boundary("ending"),
+            values.starts_at_end_if_later(),
             checked_tags(values.get("tags")),
             checked_sql92(values.get("sql92")),
             group,

@@ -9,7 +9,6 @@ NameServer, and GantryMQ's NameServers for brokers that are away.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -18,6 +17,7 @@ from gantrymq.errors import ConfigError, NoRouteInfo
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
 from gantrymq.spark.cluster import BrokersAway, Cluster
+from gantrymq.spark.of_each import of_each
 from gantrymq.spark.offsets import queue_key
 from gantrymq.spark.options import ReadOptions
 
@@ -106,7 +106,7 @@ async def _lost_brokers(cluster: Cluster, options: ReadOptions) -> dict[str, set
     """By topic of the read; none for single queues, which say themselves what there should be."""
     if options.assigned is not None:
         return {}
-    lost = await cluster.lost_brokers(None if options.pattern is not None else options.topics)
+    lost = await cluster.until(lambda: cluster.lost_brokers(None if options.pattern is not None else options.topics))
     return {topic: names for topic, names in lost.items() if options.pattern is None or matches(options.pattern, topic)}
 
 
@@ -119,7 +119,7 @@ async def _unnamed_away(
     has = {(queue.topic, queue.broker_name) for queue in queues}
     known = {(topic, name): "a NameServer, which lost it" for topic, names in lost.items() for name in names}
     topics = sorted({topic for topic, _ in has})
-    for topic, names in zip(topics, await asyncio.gather(*map(cluster.brokers_elsewhere, topics)), strict=True):
+    for topic, names in zip(topics, await of_each(topics, cluster.brokers_elsewhere), strict=True):
         known |= {(topic, name): source for name, source in names.items()}
     return {key: source for key, source in known.items() if key not in has}
 
@@ -139,7 +139,7 @@ async def _named_away(
     for topic in topics:
         for broker in options.expected_brokers_of(topic) - {name for of, name in has if of == topic}:
             away[topic, broker] = "the option expectedBrokers"
-    orders = await asyncio.gather(*map(cluster.order_of, topics))
+    orders = await of_each(topics, cluster.order_of)
     for topic, order in zip(topics, orders, strict=True):
         for broker in {item.partition(":")[0] for item in order.split(";") if item} - registered:
             away[topic, broker] = "its order configuration"

@@ -7,13 +7,15 @@ micro-batch would read, and the batch is cut until their sizes, multiplied, fit.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice
 
 from gantrymq.client.broker_api import PullStatus
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.cluster import Cluster
+from gantrymq.spark.of_each import of_each
 from gantrymq.spark.offsets import OffsetRange, Offsets, limit_rows, plan_ranges
 from gantrymq.spark.pull import PULL_BYTES
 
@@ -21,6 +23,8 @@ from gantrymq.spark.pull import PULL_BYTES
 #: 3 to 7 ms on one machine, and two or three are made for a micro-batch that is cut.
 PLACES = 64
 PLACE_MESSAGES = 4
+#: Of each broker: an answer may have PULL_BYTES, and the driver holds all of them.
+PULLS_AT_ONCE = 16
 #: A batch is full enough when it has this part of what is allowed, and this part is aimed at.
 ENOUGH, AIM = 0.75, 0.85
 MOST_ESTIMATES = 10
@@ -61,18 +65,28 @@ async def limit_bytes(
 async def estimate_sizes(cluster: Cluster, group: str, ranges: Sequence[OffsetRange]) -> list[float]:
     """About so many bytes the messages of each range take as brokers store and send them. Raises what a pull raises."""
     gaps = max(1, PLACES // max(1, len(ranges)) - 1)
+    places = [_places(part, gaps) for part in ranges]
+    pulled = iter(
+        await of_each(chain.from_iterable(places), partial(_pulled_size, cluster, group), at_once=PULLS_AT_ONCE)
+    )
+    return [_size(part, list(islice(pulled, len(of_part)))) for part, of_part in zip(ranges, places, strict=True)]
 
-    async def size_of(part: OffsetRange) -> float:
-        count = part.end - part.start
-        if count <= PLACE_MESSAGES * (gaps + 1):
-            return await _pulled_size(cluster, group, part)
-        starts = (part.start + (count - PLACE_MESSAGES) * n // gaps for n in range(gaps + 1))
-        places = [OffsetRange(part.queue, start, start + PLACE_MESSAGES) for start in starts]
-        sizes = await asyncio.gather(*(_pulled_size(cluster, group, place) for place in places))
-        # Between two places messages are taken to be as large as half of the one and half of the other.
-        return (sum(sizes) - (sizes[0] + sizes[-1]) / 2) / gaps / PLACE_MESSAGES * count
 
-    return await asyncio.gather(*map(size_of, ranges))
+def _places(part: OffsetRange, gaps: int) -> list[OffsetRange]:
+    """What is looked at: places with `gaps` between them, or all of a small range."""
+    count = part.end - part.start
+    if count <= PLACE_MESSAGES * (gaps + 1):
+        return [part]
+    starts = (part.start + (count - PLACE_MESSAGES) * n // gaps for n in range(gaps + 1))
+    return [OffsetRange(part.queue, start, start + PLACE_MESSAGES) for start in starts]
+
+
+def _size(part: OffsetRange, sizes: list[int]) -> float:
+    if len(sizes) == 1:
+        return sizes[0]
+    # Between two places messages are taken to be as large as half of the one and half of the other.
+    mean = (sum(sizes) - (sizes[0] + sizes[-1]) / 2) / (len(sizes) - 1)
+    return mean / PLACE_MESSAGES * (part.end - part.start)
 
 
 async def _pulled_size(cluster: Cluster, group: str, part: OffsetRange) -> int:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from gantrymq.errors import BrokerError, RemotingError
+from gantrymq.errors import BrokerError, GantryError, RemotingError
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.cluster import Cluster
+from gantrymq.spark.of_each import of_each
 from gantrymq.spark.offsets import EARLIEST_NUMBER, LATEST_NUMBER, FirstMessage, Offsets
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.planning import bounds_of, resolve
+from gantrymq.spark.planning import CLOCK_MARGIN_MS, bounds_of, check_future, resolve
 from gantrymq.spark.pull import data_lost
 from gantrymq.spark.queues import CHECKPOINT, check_topics, complete_queues, find_queues, is_wanted, name_of
 from gantrymq.spark.stream_place import Began, StreamPlace
 from gantrymq.system.clock import now_ms
 
 log = logging.getLogger(__name__)
-
-#: Clocks of brokers and of the driver may differ by so much: of a broker that was away when a stream began at `latest`
-#: rather a few messages too many than one too few.
-CLOCK_MARGIN_MS = 1000
 
 
 async def initial_place(cluster: Cluster, options: ReadOptions) -> StreamPlace:
@@ -35,12 +31,11 @@ async def initial_place(cluster: Cluster, options: ReadOptions) -> StreamPlace:
     if since_ms is None and starting.number == LATEST_NUMBER:
         since_ms = now_ms() - CLOCK_MARGIN_MS
     queues = await complete_queues(cluster, options, {"startingOffsets": starting.named()}, begins_stream=True)
+    check_future(options, starting, queues)
     brokers = await cluster.brokers() | {queue.broker_name for queue in queues}
     bounds = await bounds_of(cluster, queues)
     ends = await resolve(cluster, starting, bounds, options)
-    oldest = await asyncio.gather(
-        *(cluster.until(partial(cluster.first_message, queue), queue.topic) for queue in queues)
-    )
+    oldest = await of_each(queues, lambda queue: cluster.until(partial(cluster.first_message, queue), queue.topic))
     firsts = {queue: first for queue, first in zip(queues, oldest, strict=True) if first is not None}
     return StreamPlace(ends, firsts=firsts, began=Began(frozenset(brokers), since_ms))
 
@@ -52,7 +47,7 @@ async def latest_offsets(cluster: Cluster, options: ReadOptions, known: Iterable
     """
     wanted = [queue for queue in known if is_wanted(options, queue)]
     queues = await complete_queues(cluster, options, {CHECKPOINT: wanted})
-    return dict(zip(queues, await asyncio.gather(*map(cluster.max_offset, queues)), strict=True))
+    return dict(zip(queues, await of_each(queues, cluster.max_offset), strict=True))
 
 
 class Progress(NamedTuple):
@@ -78,16 +73,25 @@ async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace, *,
     if check_all:
         await _tell_of_brokers_away(cluster, options, place, queues)
 
+    silent: set[str] = set()
+
     async def look(queue: MessageQueue) -> _Look | None:
+        # The others needn't wait until such a broker hasn't answered for each of its queues.
+        if queue.broker_name in silent:
+            return None
         try:
             return await _look(cluster, options, place, queue, check_all)
-        except (RemotingError, BrokerError) as e:
-            if isinstance(e, BrokerError) and e.code != ResponseCode.TOPIC_NOT_EXIST:
+        except BrokerError as e:
+            if e.code != ResponseCode.TOPIC_NOT_EXIST:
                 raise
             log.warning("%s stays where it is for now: %s", name_of(queue), e)
-            return None
+        except RemotingError as e:
+            if queue.broker_name not in silent:
+                silent.add(queue.broker_name)
+                log.warning("the queues of broker %s stay where they are for now: %s", queue.broker_name, e)
+        return None
 
-    looks = await asyncio.gather(*map(look, queues))
+    looks = await of_each(queues, look)
     starts, ends, firsts = Offsets(), dict(place.ends), dict(place.firsts)
     for queue, found in zip(queues, looks, strict=True):
         if found is None:
@@ -177,10 +181,17 @@ async def made_again(cluster: Cluster, options: ReadOptions, place: StreamPlace)
     One that can't be asked isn't among them; whoever reads it says what is wrong with it.
     """
     queues = [queue for queue in await find_queues(cluster, options, place.ends) if queue in place.firsts]
-    found = await asyncio.gather(*map(cluster.first_message, queues), return_exceptions=True)
+
+    async def first_message(queue: MessageQueue) -> FirstMessage | None:
+        try:
+            return await cluster.first_message(queue)
+        except (RemotingError, BrokerError) as e:
+            log.warning("whether %s is the queue that was read isn't known: %s", name_of(queue), e)
+            return None
+
     others = set()
-    for queue, first in zip(queues, found, strict=True):
-        if isinstance(first, FirstMessage) and _is_another(place.firsts[queue], first):
+    for queue, first in zip(queues, await of_each(queues, first_message), strict=True):
+        if _is_another(place.firsts[queue], first):
             data_lost(options, f"{name_of(queue)} {_MADE_AGAIN}")
             others.add(queue)
     return others
@@ -189,10 +200,14 @@ async def made_again(cluster: Cluster, options: ReadOptions, place: StreamPlace)
 async def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[MessageQueue, int]) -> Offsets:
     """Commits for the consumer group, and says what could be. Failures are logged: the stream's own place is in its
     checkpoint."""
-    results = await asyncio.gather(
-        *(cluster.commit(group, queue, offset) for queue, offset in offsets.items()), return_exceptions=True
-    )
-    for queue, result in zip(offsets, results, strict=True):
-        if isinstance(result, BaseException):
-            log.warning("can't commit the offset of %s for group %s: %s", name_of(queue), group, result)
-    return {queue: offset for (queue, offset), result in zip(offsets.items(), results, strict=True) if result is None}
+
+    async def commit(queue: MessageQueue) -> bool:
+        try:
+            await cluster.commit(group, queue, offsets[queue])
+        except GantryError as e:
+            log.warning("can't commit the offset of %s for group %s: %s", name_of(queue), group, e)
+            return False
+        return True
+
+    results = await of_each(offsets, commit)
+    return {queue: offset for (queue, offset), done in zip(offsets.items(), results, strict=True) if done}
