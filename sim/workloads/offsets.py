@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 from sim.cluster import Program
+from sim.history import Sent
 from sim.scene import Scene
 from sim.system import EPOCH_S
 from sim.workloads.base import Workload
@@ -27,12 +28,15 @@ class Offsets(Workload):
         self._is_done = False
         #: (when it was told, from which time on) of the resets that succeeded.
         self._resets: list[tuple[float, float]] = []
+        #: (from which time on, what the group had by then): what it hadn't had of before it skips.
+        self._skips: list[tuple[float, frozenset[str]]] = []
         self.add("bookkeeper", self._send)
         self.add("auditor-0", self._read)
         self.add("auditor-1", self._read)
         self.add("chief", self._reset)
         scene.reads[_GROUP] = _TOPIC
         scene.rewound.add(_GROUP)
+        scene.excuses.append(self._is_skipped)
 
     def is_done(self) -> bool:
         return self._is_done
@@ -54,6 +58,7 @@ class Offsets(Workload):
                 now = self.scene.now()
                 begin = max(now - self.chance.uniform(1, 30), 0.0)
                 at_ms = int((EPOCH_S + begin) * 1000)
+                self._skips.append((begin, frozenset(self.scene.had[_GROUP])))
                 await self.scene.until_done(
                     program,
                     lambda: admin.reset_offset(_GROUP, _TOPIC, at_ms),  # noqa: B023
@@ -63,6 +68,12 @@ class Offsets(Workload):
         # What comes once more takes its time.
         await asyncio.sleep(20)
         self._is_done = True
+
+    def _is_skipped(self, sent: Sent) -> bool:
+        """The group had fallen behind the time to which it was sent."""
+        return sent.topic == _TOPIC and any(
+            sent.asked_at <= begin and sent.name not in had for begin, had in self._skips
+        )
 
     def problems(self) -> Iterator[str]:
         if self.has_faults:
