@@ -24,7 +24,7 @@ from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.planning import CLOCK_MARGIN_MS, plan_batch
 from gantrymq.spark.reader import RocketMQStreamReader
 from gantrymq.spark.rows import read_ranges
-from gantrymq.spark.versions import ReadAllAvailable
+from gantrymq.spark.versions import ReadAllAvailable, ReadMaxRows
 
 BODY = pa.schema([("body", ARROW_TYPES["body"])])
 ALL = ReadAllAvailable()
@@ -216,6 +216,63 @@ def test_a_run_of_what_is_available_is_complete(
     assert len(bodies(lenient, end, following)) == 20
     assert lenient.latestOffset(following, ALL) == following
     lenient.stop()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["of the checkpoint", "new"])
+def test_a_run_of_what_is_available_does_not_end_halfway(
+    cluster: MortalCluster, topic: str, known: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker that was there when the run began goes away on the way."""
+    options = options_for(cluster, topic, startingoffsets="earliest")
+    if not known:
+        cluster.stop_broker("broker-b")
+    stream = RocketMQStreamReader(options, BODY)
+    start = stream.initialOffset()
+    if not known:
+        cluster.start_broker("broker-b")
+    stream.prepareForTriggerAvailableNow()
+    place = stream.latestOffset(start, ReadMaxRows(60)) if known else start
+    read = bodies(stream, start, place)
+    cluster.stop_broker("broker-b")
+    # First what there is, then it says what is missing.
+    following = stream.latestOffset(place, ALL)
+    read += bodies(stream, place, following)
+    assert len(read) == (130 if known else 100)
+    with pytest.raises(BrokersAway, match="no answer of the masters of broker-b: 2 queues aren't read up to") as caught:
+        stream.latestOffset(following, ALL)
+    assert "(option retryTimeoutMs)" in "".join(caught.value.__notes__)
+    lenient = RocketMQStreamReader(
+        options_for(cluster, topic, startingoffsets="earliest", failondataloss="false"), BODY
+    )
+    lenient._target = stream._target
+    with caplog.at_level(logging.WARNING):
+        assert lenient.latestOffset(following, ALL) == following
+    assert "ending nevertheless, as failOnDataLoss is false" in caplog.text
+    lenient.stop()
+    # A run that goes on from the checkpoint, and the same one, should the broker come back in time.
+    cluster.start_broker("broker-b")
+    rest = stream.latestOffset(following, ALL)
+    assert sorted(read + bodies(stream, following, rest)) == list(range(200))
+    assert stream.latestOffset(rest, ALL) == rest
+    stream.stop()
+    again = RocketMQStreamReader(options, BODY)
+    again.prepareForTriggerAvailableNow()
+    assert sorted(read + bodies(again, following, again.latestOffset(following, ALL))) == list(range(200))
+    again.stop()
+
+
+def test_a_run_waits_for_a_broker_that_starts_again(cluster: MortalCluster, topic: str) -> None:
+    stream = RocketMQStreamReader(options_for(cluster, topic, startingoffsets="earliest", retrytimeoutms="30000"), BODY)
+    start = stream.initialOffset()
+    stream.prepareForTriggerAvailableNow()
+    cluster.stop_broker("broker-b")
+    half = stream.latestOffset(start, ALL)
+    comes_back = threading.Thread(target=cluster.start_broker, args=("broker-b",))
+    comes_back.start()
+    end = stream.latestOffset(half, ALL)
+    comes_back.join()
+    assert sorted(bodies(stream, start, half) + bodies(stream, half, end)) == list(range(200))
+    stream.stop()
 
 
 # -- a NameServer that has just started ---------------------------------------------------------------------------

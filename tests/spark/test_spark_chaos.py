@@ -24,11 +24,10 @@ from gantrymq.spark.cluster import BrokersAway, Cluster, NoBrokers, run
 from gantrymq.spark.filters import PushedFilters
 from gantrymq.spark.half_messages import HalfSender, Halves
 from gantrymq.spark.options import ReadOptions, WriteOptions
-from gantrymq.spark.planning import plan_batch
+from gantrymq.spark.planning import CLOCK_MARGIN_MS, plan_batch
 from gantrymq.spark.reader import RocketMQStreamReader
 from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.spark.rows import read_ranges
-from gantrymq.spark.stream_planning import CLOCK_MARGIN_MS
 from gantrymq.spark.versions import ReadAllAvailable, ReadMaxRows
 from gantrymq.spark.writer import RocketMQBatchWriter, RowsSent
 

@@ -27,7 +27,14 @@ from gantrymq.spark.queues import is_wanted
 from gantrymq.spark.rows import read_ranges
 from gantrymq.spark.sizes import estimate_sizes, limit_bytes
 from gantrymq.spark.stream_place import StreamPlace
-from gantrymq.spark.stream_planning import advance, commit_offsets, initial_place, latest_offsets, made_again
+from gantrymq.spark.stream_planning import (
+    advance,
+    advance_towards,
+    commit_offsets,
+    initial_place,
+    latest_offsets,
+    made_again,
+)
 from gantrymq.spark.versions import (
     ReadAllAvailable,
     ReadLimit,
@@ -137,13 +144,16 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._commit(place.ends)
         # Spark asks every few milliseconds while there is nothing to do.
         check_all = time.monotonic() >= self._check_at
-        progress = self._ask(lambda cluster: advance(cluster, self._options, place, check_all=check_all))
+        target = None if self._target is None else self._whole_target(self._target, place.ends)
+        if target is None:
+            progress = self._ask(lambda cluster: advance(cluster, self._options, place, check_all=check_all))
+        else:
+            progress = self._ask(lambda cluster: advance_towards(cluster, self._options, place, target))
         if check_all:
             self._check_at = time.monotonic() + CHECK_INTERVAL_S
         self._latest = ends = progress.ends
         new = progress.starts
-        if self._target is not None:
-            target = self._whole_target(self._target, place.ends)
+        if target is not None:
             new = {queue: offset for queue, offset in new.items() if queue in target}
             starts = place.ends | new
             ends = {

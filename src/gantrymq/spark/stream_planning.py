@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gantrymq.errors import BrokerError, GantryError, RemotingError
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.spark.cluster import Cluster
+from gantrymq.spark.cluster import BrokersAway, Cluster
 from gantrymq.spark.of_each import of_each
 from gantrymq.spark.offsets import EARLIEST_NUMBER, LATEST_NUMBER, FirstMessage, Offsets
 from gantrymq.spark.options import ReadOptions
@@ -52,11 +52,12 @@ async def latest_offsets(cluster: Cluster, options: ReadOptions, known: Iterable
 
 class Progress(NamedTuple):
     """How far a stream can go: `starts` of queues that its place doesn't have, or has of another queue of that name;
-    `ends` of all."""
+    `ends` of all; `unsure` are those whose master hasn't said where they end."""
 
     starts: Offsets
     ends: Offsets
     firsts: dict[MessageQueue, FirstMessage]
+    unsure: set[MessageQueue]
 
 
 async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace, *, check_all: bool = True) -> Progress:
@@ -102,7 +103,44 @@ async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace, *,
             firsts.pop(queue, None)
         if found.first is not None:
             firsts[queue] = found.first
-    return Progress(starts, ends, firsts)
+    answered = {queue for queue, found in zip(queues, looks, strict=True) if found and cluster.has_master(queue)}
+    return Progress(starts, ends, firsts, {queue for queue in ends if queue not in answered})
+
+
+async def advance_towards(cluster: Cluster, options: ReadOptions, place: StreamPlace, target: Offsets) -> Progress:
+    """`advance` for a run that is to read up to `target` and end. Where that is all it can read at the moment it tries
+    again rather than end halfway. Raises BrokersAway in the end, or warns with failOnDataLoss=false."""
+
+    async def attempt() -> Progress:
+        progress = await advance(cluster, options, place)
+        if progress.starts or any(
+            end > place.ends[queue] and target.get(queue, 0) > place.ends[queue]
+            for queue, end in progress.ends.items()
+            if queue in place.ends
+        ):
+            return progress
+        ends = progress.ends
+        behind = sorted(
+            queue
+            for queue, end in target.items()
+            if ends.get(queue, 0) < end
+            and (queue not in ends or queue in progress.unsure)
+            and is_wanted(options, queue)
+        )
+        if not behind:
+            return progress
+        names = ", ".join(sorted({queue.broker_name for queue in behind}))
+        first = behind[0]
+        problem = (
+            f"no answer of the masters of {names}: {len(behind)} queues aren't read up to where this run is to end, as "
+            f"{name_of(first)}, at {ends.get(first, 0)} of {target[first]}"
+        )
+        if options.fail_on_data_loss:
+            raise BrokersAway(problem)
+        log.warning("%s; ending nevertheless, as failOnDataLoss is false", problem)
+        return progress
+
+    return await cluster.until(attempt, passing=(BrokersAway,))
 
 
 async def _tell_of_brokers_away(
