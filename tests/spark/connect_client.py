@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 
+import pandas as pd
 from pyspark.sql import functions as F
 
 from gantrymq.spark import register, session_builder
@@ -28,7 +30,28 @@ def main(remote: str, name_server: str, source: str, target: str, directory: str
         reader = spark.read.format("rocketmq").option("nameServer", name_server).option("subscribe", topic)
         return reader.load().where("tags = 'Odd' AND queueOffset >= 0").count()
 
-    found = {"read": read(source), "odd": odd(source)}
+    def by_functions(topic: str) -> dict[str, list[int]]:
+        """Of the user's own, of rows and of pandas, which go to the server's workers with the query."""
+        reader = spark.read.format("rocketmq").option("nameServer", name_server).option("subscribe", topic)
+        rows = reader.load()
+        double = F.udf(lambda body: 2 * int(bytes(body)), "bigint")
+        triple = F.pandas_udf(lambda bodies: bodies.map(lambda body: 3 * int(bytes(body))), "bigint")
+
+        def quadruple(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+            for frame in frames:
+                yield pd.DataFrame({"number": [4 * int(bytes(body)) for body in frame["body"]]})
+
+        mapped = {
+            "udf": rows.select(double("body").alias("number")),
+            "pandas_udf": rows.select(triple("body").alias("number")),
+            "mapInPandas": rows.select("body").mapInPandas(quadruple, "number bigint"),
+        }
+        return {name: sorted(row.number for row in frame.collect()) for name, frame in mapped.items()}
+
+    def same(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        yield from frames
+
+    found = {"read": read(source), "odd": odd(source), **by_functions(source)}
     query = (
         spark.readStream.format("rocketmq")
         .option("nameServer", name_server)
@@ -36,6 +59,7 @@ def main(remote: str, name_server: str, source: str, target: str, directory: str
         .option("startingOffsets", "earliest")
         .load()
         .select("body", "keys")
+        .mapInPandas(same, "body binary, keys string")
         .writeStream.format("rocketmq")
         .option("nameServer", name_server)
         .option("topic", target)

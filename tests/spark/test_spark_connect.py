@@ -67,6 +67,9 @@ def test_everything_from_afar(
     assert got == {
         "read": list(range(500)),
         "odd": 250,
+        "udf": [2 * n for n in range(500)],
+        "pandas_udf": [3 * n for n in range(500)],
+        "mapInPandas": [4 * n for n in range(500)],
         "streamed": list(range(500)),
         "written": list(range(1000, 1010)),
     }
