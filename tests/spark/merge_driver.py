@@ -20,6 +20,8 @@ def main(lake: str, name_server: str, topic: str, table: str, checkpoint: str) -
     query = capture.start(capture.read(spark, name_server, topic), lake, table, checkpoint, once=True)
     query.awaitTermination()
     name = f"delta.`{table}`" if lake == "delta" else table
+    # Iceberg's catalog keeps a table for 30 s as a session knew it, and the query's session is another one.
+    spark.sql(f"REFRESH TABLE {name}")
     rows = spark.table(name)
     # Older changes than those that the table has, and some once more.
     older = rows.selectExpr("id", "name", "'nowhere' AS city", "'u' AS op", "version - 1 AS version").where("id < 1000")
