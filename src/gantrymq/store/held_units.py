@@ -9,9 +9,10 @@ memory only; until they are in their queues the checkpoint says nothing of their
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
-from gantrymq.errors import StoreBusy
+from gantrymq.errors import StoreBusy, StoreError
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.consume_queue import UNIT, ConsumeQueue
@@ -53,6 +54,23 @@ def make_room(all_units: Iterable[Units]) -> None:
             busy = e
     if busy is not None:
         raise busy
+
+
+def write_units(all_units: Sequence[Units]) -> None:
+    """Writes them behind the ends of their queues. Raises StoreError; then there are none."""
+    for number, units in enumerate(all_units):
+        try:
+            units.queue.write_next(units.data)
+        except BaseException:
+            clear_units(all_units[:number])
+            raise
+
+
+def clear_units(all_units: Sequence[Units]) -> None:
+    """Takes back what `write_units` has written."""
+    for units in all_units:
+        with suppress(StoreError):
+            units.queue.write_next(bytes(len(units.data)))
 
 
 class HeldUnits:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from struct import Struct
 from zlib import crc32
 
@@ -24,11 +24,7 @@ from gantrymq.protocol.record import (
     BLANK_SIZE,
     BODY_AT_V4,
     FIXED_SIZE_V4,
-    HOST_SIZE_V4,
-    HOST_SIZE_V6,
-    MAGIC_BLANK,
     MAGIC_V1,
-    MAGIC_V2,
     Buffer,
     decode_record,
     unpacker,
@@ -38,7 +34,8 @@ from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import UNIT, ConsumeQueue
 from gantrymq.store.delay_level import tags_code_of
-from gantrymq.store.held_units import HeldUnits, Units, make_room
+from gantrymq.store.held_units import HeldUnits, Units, clear_units, make_room, write_units
+from gantrymq.store.incoming_record import size_of_next
 from gantrymq.store.log_reader import check_places, runs_of
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.queue_table import QueueTable
@@ -61,13 +58,8 @@ _unpack = unpacker(
     "store_timestamp",
     "body_length",
 )
-_unpack_head = unpacker("size", "magic")
-_unpack_place = unpacker("physical_offset", "sys_flag")
-_unpack_u8 = Struct(">B").unpack_from
-_unpack_i32 = Struct(">i").unpack_from
 _unpack_i16 = Struct(">h").unpack_from
 _pack_unit = UNIT.pack
-_HOST_V6_MORE = HOST_SIZE_V6 - HOST_SIZE_V4
 
 
 class Replica:
@@ -278,10 +270,11 @@ class Replica:
                 if is_plain:
                     topic, properties = buffer[body_end + 1 : topic_end], buffer[topic_end + 2 : stop]
                 else:
-                    size = self._size_of_next(buffer, pos, first + pos, file_end - pos)
-                    if not size:
-                        break
+                    size = size_of_next(buffer, pos, first + pos, file_end - pos)
                     stop = pos + size
+                    if stop > len(buffer):
+                        self._wanted = size
+                        break
                     if stop == file_end:
                         if pos == at:
                             self._check_blank(buffer[pos:stop], first + pos)
@@ -335,12 +328,12 @@ class Replica:
             raise
         if held.until is None:
             make_room(all_units)
-            _write(all_units)
+            write_units(all_units)
         try:
             commit_log.write_copy(data)
         except StoreError:
             if held.until is None:
-                _clear(all_units)
+                clear_units(all_units)
             raise
         if held.until is None:
             for units in all_units:
@@ -354,60 +347,9 @@ class Replica:
         commit_log.store_timestamp = timestamp
         commit_log.position += len(data)
 
-    def _size_of_next(self, buffer: bytes, pos: int, physical_offset: int, room: int) -> int:
-        """Of the record or blank at `pos`; 0 when it isn't there as a whole. Raises RecordError when it can't be one.
-
-        `room` are the bytes to the end of the file. Each length in a record is looked at as soon as it is there: a
-        damaged one isn't to keep all that follows waiting.
-        """
-        available = len(buffer) - pos
-        if available < BLANK_SIZE:
-            return self._want(BLANK_SIZE)
-        size, magic = _unpack_head(buffer, pos)
-        if magic == MAGIC_BLANK:
-            if size != room:
-                raise RecordError(
-                    f"a blank of {size} bytes where the file ends in {room}: both need the same mappedFileSizeCommitLog"
-                )
-            if available < size:
-                return self._want(size)
-            return int(size)
-        if magic not in (MAGIC_V1, MAGIC_V2):
-            raise RecordError(f"magic {magic:#010x} is no record's")
-        if not FIXED_SIZE_V4 <= size <= room - BLANK_SIZE:
-            raise RecordError(f"it says it has {size} bytes, where the file ends in {room}")
-        if available < FIXED_SIZE_V4:
-            return self._want(FIXED_SIZE_V4)
-        place, sys_flag = _unpack_place(buffer, pos)
-        if place != physical_offset:
-            raise RecordError(f"it says that it is at {place}")
-        body_at = BODY_AT_V4 + _HOST_V6_MORE * (bool(sys_flag & BORN_HOST_V6) + bool(sys_flag & STORE_HOST_V6))
-        unpack_topic_length, topic_length_size = (_unpack_u8, 1) if magic == MAGIC_V1 else (_unpack_i16, 2)
-        # Where a length stands, how it is read, and where what it is the length of begins.
-        end = 0
-        for at, unpack, begin in (
-            (body_at - 4, _unpack_i32, body_at),
-            (0, unpack_topic_length, topic_length_size),
-            (0, _unpack_i16, 2),
-        ):
-            if available < end + begin:
-                return self._want(end + begin)
-            (length,) = unpack(buffer, pos + end + at)
-            end += begin + length
-            if length < 0 or end > size:
-                raise RecordError(f"a length of {length} doesn't fit into its {size} bytes")
-        if end != size:
-            raise RecordError(f"it says it has {size} bytes, and its content has {end}")
-        return self._want(size) if available < size else int(size)
-
     def _check_blank(self, blank: bytes, physical_offset: int) -> None:
         if blank.count(0, BLANK_SIZE) < len(blank) - BLANK_SIZE:
             self._doubt(physical_offset, blank, "a blank isn't empty")
-
-    def _want(self, count: int) -> int:
-        """A record is worth another look when it has so many bytes; 0, it isn't whole."""
-        self._wanted = count
-        return 0
 
     def _doubt(self, physical_offset: int, what: bytes, why: str) -> None:
         """Raises RecordError for what is hardly right, unless it has come like that twice."""
@@ -441,20 +383,3 @@ class Replica:
             with self._changed(self._log.position):
                 queue.cut(queue_offset)
         return queue
-
-
-def _write(all_units: Sequence[Units]) -> None:
-    """Writes units behind the ends of their queues. Raises StoreError; then there are none."""
-    for number, units in enumerate(all_units):
-        try:
-            units.queue.write_next(units.data)
-        except BaseException:
-            _clear(all_units[:number])
-            raise
-
-
-def _clear(all_units: Sequence[Units]) -> None:
-    """Takes back what `_write` has written."""
-    for units in all_units:
-        with suppress(StoreError):
-            units.queue.write_next(bytes(len(units.data)))
