@@ -15,6 +15,7 @@ from programs import PROGRAM_TIMEOUT_S, command_line, consume, mqadmin, produce
 from servers import Server, call, gantry_broker, gantry_namesrv, java_broker
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.receipt_handle import ReceiptHandle, parse_offset_info
 
@@ -148,8 +149,8 @@ def test_nothing_is_lost_with_a_killed_consumer(cluster: Cluster, topic: str, tm
     assert got >= missing | late
 
 
-def raw_pop(broker: Server, topic: str, invisible_ms: int, count: int = 32) -> list[tuple[bytes, int, ReceiptHandle]]:
-    """(body, attempts before, handle) of what one pop gives."""
+def ask_to_pop(broker: Server, topic: str, invisible_ms: int, count: int = 32) -> RemotingCommand:
+    """What one pop is answered."""
     fields = {
         "consumerGroup": GROUP,
         "topic": topic,
@@ -161,7 +162,16 @@ def raw_pop(broker: Server, topic: str, invisible_ms: int, count: int = 32) -> l
         "initMode": "0",
         "order": "false",
     }
-    answer = call(broker.address, RequestCode.POP_MESSAGE, fields)
+    return call(broker.address, RequestCode.POP_MESSAGE, fields)
+
+
+def raw_pop(
+    broker: Server, topic: str, invisible_ms: int, count: int = 32, *, may_be_refused: bool = False
+) -> list[tuple[bytes, int, ReceiptHandle]]:
+    """(body, attempts before, handle) of what one pop gives."""
+    answer = ask_to_pop(broker, topic, invisible_ms, count)
+    if may_be_refused and answer.code == ResponseCode.SERVICE_NOT_AVAILABLE:
+        return []
     assert answer.code in (ResponseCode.SUCCESS, ResponseCode.POLLING_TIMEOUT), answer.remark
     starts = parse_offset_info(answer.ext_fields.get("startOffsetInfo"))
     found = []
@@ -178,14 +188,18 @@ def raw_pop(broker: Server, topic: str, invisible_ms: int, count: int = 32) -> l
 
 
 def raw_ack(broker: Server, topic: str, handle: ReceiptHandle) -> None:
-    fields = {
+    assert call(broker.address, RequestCode.ACK_MESSAGE, popped(topic, handle)).code == ResponseCode.SUCCESS
+
+
+def popped(topic: str, handle: ReceiptHandle) -> dict[str, str]:
+    """The fields that say which popped message a request is about."""
+    return {
         "consumerGroup": GROUP,
         "topic": topic,
         "queueId": str(handle.queue_id),
         "extraInfo": str(handle),
         "offset": str(handle.queue_offset),
     }
-    assert call(broker.address, RequestCode.ACK_MESSAGE, fields).code == ResponseCode.SUCCESS
 
 
 @pytest.mark.timeout(300)
