@@ -84,6 +84,28 @@ def test_available_now_in_limited_batches(
     assert sum(committed_offsets(cluster, "lag", topic, 4)) == 51_000
 
 
+@pytest.mark.slow
+def test_a_second_query_on_a_checkpoint_stops_the_first(
+    spark: SparkSession,
+    stream: Callable[..., DataFrame],
+    cluster: EmbeddedCluster,
+    new_topic: Callable[..., str],
+    tmp_path: Path,
+) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(500))
+    df = stream(topic)
+    first = start(df, tmp_path, processingTime="100 milliseconds")
+    wait_for_rows(first, 500)
+    second = start(df, tmp_path, processingTime="100 milliseconds")
+    wait_until(lambda: not first.isActive, WAIT_S)
+    assert second.id == first.id
+    send_numbers(cluster, topic, range(500, 900))
+    wait_for_rows(second, 400)
+    second.stop()
+    assert found(spark, tmp_path) == list(range(900))
+
+
 def test_processing_time_restart_and_new_queues(
     spark: SparkSession,
     stream: Callable[..., DataFrame],

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from spark_support import committed_offsets, create_topic, send_numbers
 
 from gantrymq.spark.arrow_records import ARROW_TYPES
@@ -105,3 +106,62 @@ def test_a_restarted_stream_commits_what_its_checkpoint_says(cluster: EmbeddedCl
     assert restarted.latestOffset(from_checkpoint(end), ALL) == from_checkpoint(end)
     restarted.stop()
     assert sum(committed_offsets(cluster, "resumed", topic, 2)) == 400
+
+
+def test_two_queries_of_one_group_read_everything_each(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    """The lag that is shown is of the one that has committed last: a group is no place."""
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(400))
+    fast, slow = (reader(cluster, topic, startingoffsets="earliest", consumergroup="shared") for _ in range(2))
+    start = fast.initialOffset()
+    assert slow.initialOffset() == start
+    end = fast.latestOffset(start, ALL)
+    first = slow.latestOffset(start, ReadMaxRows(100))
+    assert numbers(fast, start, end) == list(range(400))
+    found = numbers(slow, start, first)
+    fast.commit(end)
+    assert sum(committed_offsets(cluster, "shared", topic, 1)) == 400
+    slow.commit(first)
+    assert sum(committed_offsets(cluster, "shared", topic, 1)) == 100
+    rest = slow.latestOffset(first, ALL)
+    assert sorted(found + numbers(slow, first, rest)) == list(range(400))
+    slow.commit(rest)
+    assert sum(committed_offsets(cluster, "shared", topic, 1)) == 400
+    # Neither is a new query led by it.
+    another = reader(cluster, topic, startingoffsets="earliest", consumergroup="shared")
+    assert another.initialOffset() == start
+    for stream in (fast, slow, another):
+        stream.stop()
+
+
+@pytest.mark.parametrize(
+    "began", [False, True], ids=["the first version's", "since brokers and first messages are kept"]
+)
+def test_an_unfinished_micro_batch_of_an_earlier_version(
+    cluster: EmbeddedCluster, new_topic: NewTopic, began: bool
+) -> None:
+    """Offsets as drivers of 73bce80 and 042a404 left them in checkpoints; the last batch wasn't done."""
+    topic = new_topic(2)
+    send_numbers(cluster, topic, range(800))
+    queues = [f"{broker}:{queue}" for broker in ("broker-a", "broker-b") for queue in (0, 1)]
+    later: dict[str, Any] = {}
+    if began:
+        now = reader(cluster, topic, startingoffsets="earliest").initialOffset()
+        later = {"$first": now["$first"], "$began": {"brokers": ["broker-a", "broker-b"], "since": None}}
+
+    def place(offset: int, **more: Any) -> dict[str, Any]:
+        return {topic: dict.fromkeys(queues, offset)} | more | later
+
+    start = place(0)
+    done = place(60, **{"$start": {topic: dict.fromkeys(queues, 0)}})
+    # It has a queue that came while the stream ran.
+    planned = place(110)
+    del done[topic]["broker-b:1"]
+    planned["$start"] = {topic: {"broker-b:1": 0}}
+    stream = reader(cluster, topic, startingoffsets="earliest")
+    found = numbers(stream, start, done) + numbers(stream, done, planned)
+    end = stream.latestOffset(planned, ALL)
+    found += numbers(stream, planned, end)
+    assert sorted(found) == list(range(800))
+    assert stream.latestOffset(end, ALL) == end
+    stream.stop()
