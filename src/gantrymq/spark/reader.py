@@ -197,8 +197,9 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts, ends = StreamPlace.from_json(start).ends | place.starts, place.ends
         if unknown := ends.keys() - starts.keys():
             raise ClientError(f"the checkpoint doesn't say where to start in {sorted(unknown)}")
-        if end != self._planned and any(end > starts[queue] for queue, end in ends.items()):
-            others = self._ask(lambda cluster: made_again(cluster, self._options, place))
+        read = {queue for queue, end in ends.items() if end > starts[queue]}
+        if end != self._planned and read:
+            others = self._ask(lambda cluster: made_again(cluster, self._options, place, read))
             ends = {queue: starts[queue] if queue in others else end for queue, end in ends.items()}
         sizes: MessageSizes = {}
         if any(end - starts[queue] >= SAMPLED_ROWS for queue, end in ends.items()):

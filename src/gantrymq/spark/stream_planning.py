@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -213,22 +213,18 @@ async def _start_of_new(cluster: Cluster, options: ReadOptions, place: StreamPla
     return min(max(offset, bounds.first), bounds.last)
 
 
-async def made_again(cluster: Cluster, options: ReadOptions, place: StreamPlace) -> set[MessageQueue]:
-    """Queues of `place`, which is of a checkpoint, that are others by now. Raises DataLost where the options say so.
+async def made_again(
+    cluster: Cluster, options: ReadOptions, place: StreamPlace, read: Collection[MessageQueue]
+) -> set[MessageQueue]:
+    """Those of the queues to be read up to `place`, which is of a checkpoint, that are others by now. Raises DataLost
+    where the options say so, and what a question raises: without an answer another queue's rows might be read.
 
-    One that can't be asked isn't among them; whoever reads it says what is wrong with it.
+    One of a broker that isn't there isn't among them; whoever reads it says what is wrong with it.
     """
-    queues = [queue for queue in await find_queues(cluster, options, place.ends) if queue in place.firsts]
-
-    async def first_message(queue: MessageQueue) -> FirstMessage | None:
-        try:
-            return await cluster.first_message(queue)
-        except (RemotingError, BrokerError) as e:
-            log.warning("whether %s is the queue that was read isn't known: %s", name_of(queue), e)
-            return None
-
+    queues = [q for q in await find_queues(cluster, options, place.ends) if q in place.firsts and q in read]
+    found = await of_each(queues, lambda queue: cluster.until(partial(cluster.first_message, queue), queue.topic))
     others = set()
-    for queue, first in zip(queues, await of_each(queues, first_message), strict=True):
+    for queue, first in zip(queues, found, strict=True):
         if _is_another(place.firsts[queue], first):
             data_lost(options, f"{name_of(queue)} {_MADE_AGAIN}")
             others.add(queue)

@@ -79,8 +79,13 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = _task_context()
         # The query's id is kept in its checkpoint: the same after a restart.
-        query = context.getLocalProperty("sql.streaming.queryId") or "stream"
-        batch = context.getLocalProperty("streaming.sql.batchId") or "0"
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        if not query or not batch:
+            # With any other name for it each micro-batch would be the first one again, and its rows copies.
+            raise ClientError(
+                "Spark doesn't say which micro-batch of which query this is: its rows can't be told apart"
+            )
         return _write(iterator, self._options, f"{query}-{batch}", self._queues)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
