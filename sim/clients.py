@@ -150,7 +150,9 @@ class Clients:
                     self._history.fail(self._world.loop.time(), program.name, e)
                     await asyncio.sleep(AGAIN_S)
                 await asyncio.sleep(self._plan.pause_s * chance.random() * 2)
-            # It stays: it may be asked what became of a transaction.
+            # It stays: it may be asked what became of a transaction, by brokers that know it. These are where it might
+            # send, though one that was killed may have nothing left to send.
+            await self.scene.until_done(program, lambda: producer.queues(TOPIC))
             self.done.add(program.name)
             await program.ending.wait()
 
