@@ -167,12 +167,42 @@ def test_properties_are_those_of_java(world: World) -> None:
 
 
 def test_what_comes_after_its_slot_goes_on_at_once(world: World) -> None:
+    world.now_ms += 60_000
+    world.work()
+    # The clock is wrong for a moment.
+    world.now_ms -= 60_000
     world.send("late", 500)
     world.now_ms += 60_000
     assert world.work() is Step.IDLE
     assert world.delivered() == ["late"]
     assert world.properties(0)["TIMER_ENQUEUE_MS"] == str(2**63 - 1)
     assert world.waiting() == {}
+
+
+def test_what_was_due_while_nobody_delivered_can_have_been_taken_back(world: World) -> None:
+    """What takes it back is behind it in the queue: a broker that becomes master reads both when the time is over."""
+    world.work()
+    world.send("taken back", 5500, key="B")
+    world.send("kept", 5500, key="C")
+    world.send("x", 5500, key="B", TIMER_DEL_UNIQKEY="B")
+    world.now_ms += 60_000
+    assert world.work() is Step.IDLE
+    assert world.delivered() == ["kept"]
+    assert world.waiting() == {"orders": 0}
+
+
+def test_after_years_what_was_due_goes_on_at_once(world: World) -> None:
+    """The wheel has no room for it beside what is to come."""
+    world.work()
+    world.send("old", 5500)
+    world.now_ms += 1000 * DAY_MS
+    world.send("new", 5500)
+    assert world.work() is Step.IDLE
+    assert world.delivered() == ["old"]
+    world.sleep()
+    world.work()
+    assert world.delivered() == ["old", "new"]
+    assert world.properties(0)["TIMER_ENQUEUE_MS"] == str(2**63 - 1)
 
 
 def test_rolled_every_window_and_on_time(make: Callable[..., World]) -> None:

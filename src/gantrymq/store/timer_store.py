@@ -69,7 +69,7 @@ class TimerStore:
             self.masters_queue_offset = checkpoint.masters_queue_offset
             self.masters_read_time_ms = checkpoint.read_time_ms
             # Without a checkpoint the slots of the past week count as not delivered.
-            self.read_time_ms = checkpoint.read_time_ms or now_ms - self._window_ms
+            self.read_time_ms = checkpoint.read_time_ms or now_ms - self.window_ms
             self._recover(checkpoint.log_flush_position, log_end)
         except BaseException as e:
             self.close()
@@ -78,12 +78,13 @@ class TimerStore:
             raise
 
     @property
-    def _window_ms(self) -> int:
+    def window_ms(self) -> int:
+        """So long ago messages may have been due that still wait."""
         return (WINDOW_SLOTS - _BLANK_SLOTS) * self._precision_ms
 
     def _load_checkpoint(self, now_ms: int) -> TimerCheckpoint:
         # The clock may have been set back, or a checkpoint be that of another machine: but not by so much.
-        return load_timer_checkpoint(self._checkpoint_path, now_ms + self._window_ms)
+        return load_timer_checkpoint(self._checkpoint_path, now_ms + self.window_ms)
 
     def _recover(self, flushed: int, log_end: int) -> None:
         if flushed > 0 and not self._log.position:

@@ -134,11 +134,13 @@ class TimerDelivery:
         files, queue = self._files, self.queue()
         due_ms = self.due_ms()
         is_due = due_ms is not None and due_ms <= now_ms
-        if not is_due:
-            files.pass_until(now_ms)
         # The queue may have lost its end to a power failure, and its begin to old age.
         files.queue_offset = max(min(files.queue_offset, queue.max_offset), queue.min_offset)
-        if files.queue_offset < queue.max_offset and not (is_due and files.is_too_far_behind(now_ms)):
+        is_behind = files.queue_offset < queue.max_offset
+        if not is_due:
+            # One that was due while nobody delivered waits on the wheel: what takes it back may be behind it.
+            files.pass_until(now_ms - files.window_ms if is_behind else now_ms)
+        if is_behind and not (is_due and files.is_too_far_behind(now_ms)):
             return self._take_in(queue)
         if files.next_ms is not None and is_due:
             self._slot = _Slot(files.chain(files.next_ms))
