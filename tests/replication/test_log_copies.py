@@ -167,6 +167,29 @@ async def test_sync_flush_reports_what_is_on_the_disk(tmp_path: Path) -> None:
                 assert second.flushed_offset == second.max_physical_offset
 
 
+async def test_a_disk_that_fails_is_asked_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is acknowledged until it has what came; it was asked 40,000 times a second."""
+    options = {"is_slave": True, "flush_disk_type": "SYNC_FLUSH", "flush_interval_commit_log_ms": 60_000}
+    async with opened(tmp_path / "a") as first, opened(tmp_path / "b", **options) as second:
+        put_many(first, 100, Random(1))
+        end = first.max_physical_offset
+        asked = []
+
+        def fail() -> None:
+            asked.append(monotonic())
+            raise OSError("the disk fails")
+
+        monkeypatch.setattr(second._log, "flush", fail)
+        async with master_of(first) as master, slave_of(second, master.port, ha_send_heartbeat_interval=100):
+            await until(lambda: len(asked) > 5)
+            # A look each 25 ms.
+            assert asked[5] - asked[0] > 0.09
+            assert second.max_physical_offset == end
+            assert master.slaves.replicated(2) < end
+            monkeypatch.undo()
+            await until(lambda: master.slaves.replicated(2) == end)
+
+
 async def test_two_slaves_and_the_flow(tmp_path: Path) -> None:
     """Half a second's bytes take their time, and no slave holds up another."""
     limit = {"ha_flow_control_enable": True, "max_ha_transfer_byte_in_second": 1_000_000}

@@ -338,21 +338,23 @@ class HaSlave:
             return
         if now - self._last_read > self._config.ha_housekeeping_interval / 1000 and not connection.is_paused:
             self._again(f"it has sent nothing for {now - self._last_read:.0f} s")
-        elif now - self._last_write >= self._config.ha_send_heartbeat_interval / 1000:
-            self._write(connection.link.report(self._flushed(), is_due=True))
+        else:
+            is_due = now - self._last_write >= self._config.ha_send_heartbeat_interval / 1000
+            self._report(connection.link, is_due=is_due)
 
-    def _report(self, link: AnyLink) -> None:
+    def _report(self, link: AnyLink, *, is_due: bool = False) -> None:
         flushed = self._flushed()
-        self._write(link.report(flushed))
+        self._write(link.report(flushed, is_due=is_due))
         if flushed is not None and flushed < self._store.max_physical_offset and not self._is_flushing:
             self._is_flushing = True
             loop = asyncio.get_running_loop()
             end = self._store.max_physical_offset
-            self._store.when_flushed(end, lambda _: _in_loop(loop, self._was_flushed))
+            self._store.when_flushed(end, lambda error: _in_loop(loop, partial(self._was_flushed, error is None)))
 
-    def _was_flushed(self) -> None:
+    def _was_flushed(self, is_there: bool) -> None:
         self._is_flushing = False
-        if self._connection is not None:
+        # A disk that fails is asked again with the next look at the master.
+        if is_there and self._connection is not None:
             self._report(self._connection.link)
 
     def _flushed(self) -> int | None:
