@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gantrymq.broker.broker import Broker
-from gantrymq.replication.slave import _Connection
+from gantrymq.replication.slave_connection import SlaveConnection
 
 
 def hold_slave(broker: Broker) -> None:
@@ -21,7 +21,7 @@ def release_slave(broker: Broker) -> None:
     connection.resume()
 
 
-def _connection(broker: Broker) -> _Connection:
+def _connection(broker: Broker) -> SlaveConnection:
     slave = broker.replicating._slave
     assert slave is not None
     assert slave._connection is not None

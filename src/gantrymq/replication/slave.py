@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Collection
 from functools import partial
 from math import inf
-from typing import cast
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import FrameError, RecordError, ReplicationError, StoreBusy, StoreError
@@ -14,10 +13,10 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.ha_status import HaClientStatus, HaStatus
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.client import addresses_of
-from gantrymq.replication.autoswitch_link import AutoSwitchLink
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.flow_control import FlowControl
 from gantrymq.replication.link import Link, LinkState
+from gantrymq.replication.slave_connection import AnyLink, SlaveConnection
 from gantrymq.store.config import SYNC_FLUSH
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
@@ -36,10 +35,6 @@ _TURN_S = 0.005
 _TROUBLE_PAUSE_S = 1.0
 #: How often the master is looked at at most, s.
 _LOOK_S = 1.0
-
-
-#: What one connection has come to.
-AnyLink = Link | AutoSwitchLink
 
 
 class HaSlave:
@@ -69,7 +64,7 @@ class HaSlave:
         self._new_link = new_link if new_link is not None else self._plain_link
         self._address: str | None = None
         self._first_offset: int | None = None
-        self._connection: _Connection | None = None
+        self._connection: SlaveConnection | None = None
         self._is_running = False
         self._pause_s = _FIRST_PAUSE_S
         #: Nothing was found at the log's beginning: the next link asks for the last file.
@@ -186,14 +181,14 @@ class HaSlave:
             return self._next_pause()
         return inf
 
-    async def _connect_to(self, address: str) -> _Connection:
+    async def _connect_to(self, address: str) -> SlaveConnection:
         host, port = parse_address(address)
         loop = asyncio.get_running_loop()
         ips = await addresses_of(host, port)
         for n, ip in enumerate(ips, 1):
             try:
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self, address),
+                    lambda: SlaveConnection(self, address),
                     ip,
                     port,
                     ssl=self._ssl_context,
@@ -229,7 +224,7 @@ class HaSlave:
 
     # -- for connections ----------------------------------------------------------------------------------------
 
-    def opened(self, connection: _Connection) -> None:
+    def opened(self, connection: SlaveConnection) -> None:
         """It stands: asks for the log."""
         if not self._is_running or self._connection is not None or connection.master != self._address:
             connection.abort()
@@ -243,12 +238,12 @@ class HaSlave:
         whole_log = not self._wants_last_file
         return Link(self._store, self._broker_id, whole_log=whole_log, first_offset=self._first_offset)
 
-    def closed(self, connection: _Connection, error: Exception | None) -> None:
+    def closed(self, connection: SlaveConnection, error: Exception | None) -> None:
         """It is lost."""
         if connection is self._connection:
             self._again(str(error) if error else "it closed the connection")
 
-    def received(self, connection: _Connection, data: bytes) -> None:
+    def received(self, connection: SlaveConnection, data: bytes) -> None:
         """Bytes have come."""
         if connection is self._connection:
             self._last_read = monotonic()
@@ -371,49 +366,3 @@ class HaSlave:
 def _in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
     """For threads of the store."""
     loop.call_soon_threadsafe(callback)
-
-
-class _Connection(asyncio.Protocol):
-    """The socket of one link."""
-
-    #: Made when it stands.
-    link: AnyLink
-
-    def __init__(self, slave: HaSlave, master: str) -> None:
-        self._slave = slave
-        self.master = master
-        self.is_paused = False
-        #: The master has said something.
-        self.has_heard = False
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is no asyncio.Transport.
-        self._transport = cast(asyncio.Transport, transport)
-        self._slave.opened(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._slave.closed(self, exc)
-
-    def data_received(self, data: bytes) -> None:
-        self._slave.received(self, data)
-
-    def write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
-
-    def pause(self) -> None:
-        """Reads no more: what has come must be put into the store first."""
-        if not self.is_paused and self._transport is not None:
-            self.is_paused = True
-            self._transport.pause_reading()
-
-    def resume(self) -> None:
-        if self.is_paused and self._transport is not None:
-            self.is_paused = False
-            self._transport.resume_reading()
-
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
