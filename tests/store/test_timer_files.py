@@ -390,3 +390,22 @@ def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monkey
     timer.flush(timer.checkpoint(NOW + 1))
     timer.close()
     assert load_timer_checkpoint(tmp_path / "config" / "timercheck", NOW).queue_offset == 1
+
+
+def test_a_wheel_that_could_not_be_made_is_made_with_the_next_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of no length was read, and what was to go onto it taken for damaged."""
+
+    def fails(fd: int, length: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    timer = open_timer(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "ftruncate", fails)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="Input/output error"):
+                add(timer, NOW + 5000, 7000)
+    add(timer, NOW + 5000, 7000)
+    assert timer.next_ms == NOW + 5000 - (NOW + 5000) % 1000
+    timer.close()

@@ -54,8 +54,7 @@ class TimerWheel:
             ):
                 log.error("%s can't be a timer wheel of %d bytes: it is made anew", self._path, _FILE_SIZE)
                 put_aside(self._path)
-            self._fd = files.open(self._path, files.O_RDWR | files.O_CLOEXEC)
-            files.ftruncate(self._fd, _FILE_SIZE)
+            self._open(files.O_RDWR)
         except FileNotFoundError:
             return
         except OSError as e:
@@ -75,12 +74,21 @@ class TimerWheel:
         unit = slot.time_ms // self._precision_ms
         data = _SLOT.pack(unit, slot.first, slot.last, slot.num, 0)
         try:
-            if self._fd is None:
-                self._fd = files.open(self._path, files.O_RDWR | files.O_CREAT | files.O_CLOEXEC, 0o644)
-                files.ftruncate(self._fd, _FILE_SIZE)
-            files.pwrite(self._fd, data, unit % _SLOTS * _SLOT.size)
+            fd = self._open(files.O_RDWR | files.O_CREAT) if self._fd is None else self._fd
+            files.pwrite(fd, data, unit % _SLOTS * _SLOT.size)
         except OSError as e:
             raise store_error(e, f"can't write {self._path}") from e
+
+    def _open(self, flags: int) -> int:
+        """It is open only when it has its whole length. Raises OSError."""
+        fd = files.open(self._path, flags | files.O_CLOEXEC, 0o644)
+        try:
+            files.ftruncate(fd, _FILE_SIZE)
+        except OSError:
+            files.close(fd)
+            raise
+        self._fd = fd
+        return fd
 
     def slots_from(self, time_ms: int) -> Iterator[Slot]:
         """The slots with messages at and after a time, in no order."""
