@@ -8,6 +8,7 @@ from functools import partial
 from hashlib import sha256
 
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.topics import BrokerTopics
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.store.message_store import MessageStore
 from sim.cluster import BROKER_PORT, Program, Servers
@@ -53,7 +54,9 @@ def _wrong(servers: Servers, name: str, lied: Container[str]) -> list[str]:
     logs = {program.name: program.look(partial(_log, broker.store, begin)) for program, broker in brokers}
     if len(set(logs.values())) > 1:
         return [f"the logs of {name} differ: {logs}"]
-    queues = [program.look(partial(_queues, broker.store, begin)) for program, broker in brokers]
+    # A slave's queues of a deleted topic stay until their messages are too old, as in Java.
+    there = masters[0][1].topics
+    queues = [program.look(partial(_queues, broker.store, begin, there)) for program, broker in brokers]
     for place in sorted(set().union(*queues)):
         if len({found.get(place) for found in queues}) > 1:
             return [f"the queues of {name} differ in {place}: {[found.get(place) for found in queues]}"]
@@ -74,11 +77,11 @@ def _log(store: MessageStore, place: int) -> str:
     return found.hexdigest()[:8]
 
 
-def _queues(store: MessageStore, begin: int) -> dict[str, str]:
-    """By queue: how many of the messages there it has, and a digest."""
+def _queues(store: MessageStore, begin: int, there: BrokerTopics) -> dict[str, str]:
+    """By queue of a topic that is there: how many of the messages there it has, and a digest."""
     found = {}
     for topic, ids in store.topics().items():
-        for queue_id in ids:
+        for queue_id in ids if there.get(topic) is not None else ():
             queue = store.queue(topic, queue_id)
             units = [(at, unit) for at in range(queue.min_offset, queue.max_offset) if (unit := queue.unit(at))]
             units = [(at, unit) for at, unit in units if unit[0] >= begin]

@@ -30,9 +30,11 @@ _EXTRAS = (
     "configurations",
     "dead-letters",
     "offsets",
+    "recalls",
     "requests",
     "retention",
     "slow-pops",
+    "topics",
 )
 #: How long the scripts' steps last, s.
 _LASTS_S = {

@@ -175,7 +175,9 @@ class Watch:
         servers, now = self._scene.servers, self._scene.now()
         for name_server, server in servers.name_servers_looked_into():
             for broker in servers.brokers:
-                key = name_server.name, broker.name
+                # One that is started again begins with nothing.
+                assert name_server.host.process is not None
+                key = name_server.host.process.name, broker.name
                 address = f"{broker.host.address}:{BROKER_PORT}"
                 is_known = address in server.table.broker_addresses(broker_name(broker.name)).values()
                 # As long as it takes to start or to end it may be either.
