@@ -24,8 +24,8 @@ log = peer_log(__name__)
 
 #: So many bytes are sent to one slave before others have their turn.
 _STEP_BYTES = 256 * 1024
-#: Fewer bytes wait until the slave has acknowledged what it was sent, so long at most, s: a frame takes 100 us of both
-#: sides together, whatever is in it, and on its way come those that senders wait for meanwhile.
+#: Fewer bytes wait until the slave has acknowledged what it was sent, so long at most, s: a frame takes 30 us of either
+#: side, whatever is in it, and meanwhile more come that senders wait for.
 _FEW_BYTES = 16 * 1024
 _GATHER_S = 0.001
 
