@@ -86,8 +86,8 @@ NEXT = 2 * STREAMS + 1
     ids=["windows", "settings of many windows", "many settings", "continuations"],
 )
 async def test_frames_that_are_cheap_to_send(sent: bytes, is_closed: bool, most_s: float) -> None:
-    # Of this thread alone: servers of other tests may still be ending in this process. Nor of the collector, which takes
-    # a second after thousands of tests.
+    # Of this thread alone: servers of other tests may still be ending in this process. And without the collector, which
+    # takes a second after thousands of tests.
     gc.disable()
     try:
         began = time.thread_time()
