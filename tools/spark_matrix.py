@@ -5,7 +5,8 @@
     ./dev spark-matrix --anew 4.3    everything again
     ./dev spark-matrix --kills       the tests that kill a driver once more, with 20 kills
 
-Each version has an environment under .venv-spark, with the locked packages but for PySpark, whose newest patch it gets.
+Each version has an environment under .venv-spark, with the locked packages but for PySpark, whose newest patch it gets,
+and with gantrymq-native where a cargo is there that can build it.
 Lake formats come from Maven Central (mvn must be on PATH), each into a directory of its own that
 only its tests use. A client of Spark Connect has an environment of its own, too, with pyspark-client.
 Files of tests run one after the other, each in a process; what passed isn't run again while the package, the file and
@@ -216,10 +217,12 @@ def fetch_lake(coordinates: str, directory: Path) -> None:
 
 def run_version(version: str, wanted: str, *, anew: bool, kills: bool) -> None:
     python = environment(version)
+    run([ROOT / "native" / "build", HOME / version])
     store = HOME / f"{version}.json"
     result = VersionResult.load(store)
     result.version = output([python, "-c", "import pyspark; print(pyspark.__version__)"])
-    of_all = digest(common_inputs()) + (HOME / version / "stamp").read_text() + result.version
+    stamps = "".join((HOME / version / name).read_text() for name in ("stamp", "native-stamp"))
+    of_all = digest(common_inputs()) + stamps + result.version
     commit = output(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"])
     runs = test_runs()
     result.files = {name: known for name, known in result.files.items() if name in runs}
