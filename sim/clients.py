@@ -274,6 +274,11 @@ class Clients:
                 except GantryError as e:
                     self._history.fail(self._world.loop.time(), program.name, e)
                     await asyncio.sleep(AGAIN_S)
+            # What the last poll returned counts as had when the next one is made.
+            try:
+                await consumer.commit()
+            except GantryError as e:
+                self._history.fail(self._world.loop.time(), program.name, e)
 
     def died(self, program: Program) -> None:
         self.scene.died(program)

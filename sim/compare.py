@@ -8,7 +8,6 @@ from functools import partial
 from hashlib import sha256
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.topics import BrokerTopics
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.store.message_store import MessageStore
 from sim.cluster import BROKER_PORT, Program, Servers
@@ -19,21 +18,23 @@ _LOOK_S = 1.0
 _PIECE = 1 << 20
 
 
-async def compare(servers: Servers, lied: Container[str]) -> list[str]:
+async def compare(servers: Servers, lied: Container[str], deleted: Container[str]) -> list[str]:
     """What is wrong once nothing changes any more, or doesn't settle.
 
-    The logs of those whose syncs have `lied` may have holes, which their recovery had no need to read.
+    The logs of those whose syncs have `lied` may have holes, which their recovery had no need to read. The queues of
+    `deleted` topics are gone at masters; a slave has them until their messages are too old, as in Java, and so has one
+    that becomes master before it has heard of it.
     """
     problems: list[str] = []
     for _ in range(int(_SAME_S / _LOOK_S)):
-        problems = [problem for name in servers.replicas() for problem in _wrong(servers, name, lied)]
+        problems = [problem for name in servers.replicas() for problem in _wrong(servers, name, lied, deleted)]
         if not problems:
             break
         await asyncio.sleep(_LOOK_S)
     return problems
 
 
-def _wrong(servers: Servers, name: str, lied: Container[str]) -> list[str]:
+def _wrong(servers: Servers, name: str, lied: Container[str], deleted: Container[str]) -> list[str]:
     running = dict(servers.looked_into_by_name())
     programs = servers.replicas()[name]
     if away := [program.name for program in programs if program.name not in running]:
@@ -54,9 +55,7 @@ def _wrong(servers: Servers, name: str, lied: Container[str]) -> list[str]:
     logs = {program.name: program.look(partial(_log, broker.store, begin)) for program, broker in brokers}
     if len(set(logs.values())) > 1:
         return [f"the logs of {name} differ: {logs}"]
-    # A slave's queues of a deleted topic stay until their messages are too old, as in Java.
-    there = masters[0][1].topics
-    queues = [program.look(partial(_queues, broker.store, begin, there)) for program, broker in brokers]
+    queues = [program.look(partial(_queues, broker.store, begin, deleted)) for program, broker in brokers]
     for place in sorted(set().union(*queues)):
         if len({found.get(place) for found in queues}) > 1:
             return [f"the queues of {name} differ in {place}: {[found.get(place) for found in queues]}"]
@@ -77,11 +76,11 @@ def _log(store: MessageStore, place: int) -> str:
     return found.hexdigest()[:8]
 
 
-def _queues(store: MessageStore, begin: int, there: BrokerTopics) -> dict[str, str]:
-    """By queue of a topic that is there: how many of the messages there it has, and a digest."""
+def _queues(store: MessageStore, begin: int, deleted: Container[str]) -> dict[str, str]:
+    """By queue: how many of the messages there it has, and a digest."""
     found = {}
     for topic, ids in store.topics().items():
-        for queue_id in ids if there.get(topic) is not None else ():
+        for queue_id in ids if topic not in deleted else ():
             queue = store.queue(topic, queue_id)
             units = [(at, unit) for at in range(queue.min_offset, queue.max_offset) if (unit := queue.unit(at))]
             units = [(at, unit) for at, unit in units if unit[0] >= begin]

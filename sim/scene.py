@@ -43,6 +43,8 @@ class Scene:
         self.rotten: dict[str, int] = {}
         #: Until when the syncs of a broker's log lied.
         self.lied_until: dict[str, float] = {}
+        #: Topics that were to be deleted, here or there.
+        self.deleted: set[str] = set()
         #: The controllers' state has gone back to what it was before.
         self.has_gone_back = False
         #: When the master of a name was away, from when to when, s.

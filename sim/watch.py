@@ -204,7 +204,7 @@ class Watch:
         # The word of it is under way.
         await asyncio.sleep(_HEARD_S)
         if self._scene.plan.mode:
-            self.problems += await compare(servers, self._scene.lied_until)
+            self.problems += await compare(servers, self._scene.lied_until, self._scene.deleted)
         elif self._are_deaths_seen:
             for program, broker in servers.looked_into():
                 self.problems += [

@@ -61,6 +61,7 @@ class Topics(Workload):
                 await self.scene.until(lambda: not self._is_sending)
                 await self.scene.until(lambda: self.scene.has_all(f"{_GROUP} of {topic}"))  # noqa: B023
                 if number % 2 == 0:
+                    self.scene.deleted.add(topic)
                     where = await until_done(program, lambda: admin.delete_topic(topic, _CLUSTER))  # noqa: B023
                     # A broker that the NameServers lack at that moment keeps it, and brings it back.
                     if len(where) == len(self.scene.servers.brokers):
