@@ -70,6 +70,17 @@ async def test_first_sends_to_a_queue(peer: Peer, making: SlowMaking) -> None:
     assert making.threads == {"gantry-room-maker"}
 
 
+@pytest.mark.parametrize("delay", [{"TIMER_DELAY_MS": "1"}, {"DELAY": "1"}])
+async def test_what_is_due_waits_for_no_line(delay: dict[str, str], peer: Peer, broker: Broker) -> None:
+    """With many senders there is one as long as they send."""
+    sent = await peer.send("orders", b"due", properties=delay)
+    assert sent.code == ResponseCode.SUCCESS
+    # What it is delivered into has no file yet.
+    broker.store.close_line()
+    pulled = await peer.pull("orders", suspend_ms=5000)
+    assert [message.body for message in decode_messages(pulled.body)] == [b"due"]
+
+
 async def test_a_file_that_takes_too_long(peer: Peer, making: SlowMaking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room_waits, "WAIT_S", 0.05)
     await peer.send("orders", b"first", queue_id=1)

@@ -173,7 +173,8 @@ class Schedule(Part):
                 if due_ms > now_ms:
                     return (due_ms - now_ms) / 1000
                 try:
-                    self._deliver(queue, record)
+                    with self._appender.store.ahead_of_line():
+                        self._deliver(queue, record)
                 except StoreBusy:
                     self._begin_ahead(level, queue, next_offset, now_ms - delay_ms)
                     return ROOM_S

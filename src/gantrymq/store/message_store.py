@@ -229,6 +229,18 @@ class MessageStore:
         finally:
             self._rooms.waits = before
 
+    @contextmanager
+    def ahead_of_line(self) -> Iterator[None]:
+        """Within it `append` takes what room there is, whoever waits for it; for what goes on in the background.
+
+        It stands in no line, and with many senders there may be one all the time.
+        """
+        before, self._rooms.is_ahead_of_line = self._rooms.is_ahead_of_line, True
+        try:
+            yield
+        finally:
+            self._rooms.is_ahead_of_line = before
+
     def when_room(self, callback: Callable[[], None]) -> None:
         """Calls back, in a thread, when what StoreBusy was raised for is made, or can't be."""
         self._rooms.when_made(callback)

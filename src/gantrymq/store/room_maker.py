@@ -35,6 +35,8 @@ class RoomMaker:
     def __init__(self, report: JobReport, *, waits: bool) -> None:
         #: Who needs room waits for it; else `need` raises StoreBusy.
         self.waits = waits
+        #: Who needs room now stands in no line.
+        self.is_ahead_of_line = False
         #: Others wait already: who comes now is not to be served before them.
         self.has_line = False
         #: What those that wait need, and what all need that are ever to wait: the log's.
@@ -91,6 +93,8 @@ class RoomMaker:
         if problem is not None:
             raise problem.exception()
         self.ask(work)
+        if self.is_ahead_of_line:
+            raise _busy()
         if self.refused is None:
             # There is no line: whoever needed the others comes again by himself.
             self.wanted.clear()
@@ -101,7 +105,9 @@ class RoomMaker:
 
     def check_line(self, work: Work) -> None:
         """Raises StoreBusy for who would be served before others that wait for the same."""
-        if not self.waits and (self.is_closed_for(work) or (self.refused and work in self.refused)):
+        if self.waits or self.is_ahead_of_line:
+            return
+        if self.is_closed_for(work) or (self.refused and work in self.refused):
             raise _busy()
 
     def is_closed_for(self, work: Work) -> bool:

@@ -223,10 +223,11 @@ class Timer(Part):
         """Works for a while; returns when it is to go on."""
         end = self._loop.time() + _TURN_S
         try:
-            while (step := self._delivery.step(now_ms())) is Step.MORE:
-                self._is_changed = True
-                if self._loop.time() >= end:
-                    break
+            with self._store.ahead_of_line():
+                while (step := self._delivery.step(now_ms())) is Step.MORE:
+                    self._is_changed = True
+                    if self._loop.time() >= end:
+                        break
         except StoreBusy:
             step = Step.NO_ROOM
         if self._is_changed:
