@@ -246,11 +246,20 @@ async def test_what_can_not_be_sent_back_is_sent_anew() -> None:
     assert broker.committed == {("topic", 0): 1}
 
 
-async def test_what_a_master_alone_has_stored_again_is_kept() -> None:
+@pytest.mark.parametrize(
+    ("sent_back", "sent_anew", "times_anew"),
+    [
+        (ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SUCCESS, 0),
+        (ResponseCode.SYSTEM_ERROR, ResponseCode.FLUSH_SLAVE_TIMEOUT, 2),
+    ],
+)
+async def test_what_a_master_alone_has_stored_again_is_kept(
+    sent_back: ResponseCode, sent_anew: ResponseCode, times_anew: int
+) -> None:
     """It is cut off when another broker becomes master; sent anew it could be there twice."""
     broker = ScriptedGroupBroker([(ResponseCode.SUCCESS, 1, record(0))])
-    broker.send_back_code = ResponseCode.FLUSH_SLAVE_TIMEOUT
-    retries = ScriptedBroker("retries")
+    broker.send_back_code = sent_back
+    retries = ScriptedBroker("retries", sent_anew)
     name_server = ScriptedNameServer({})
     handler = Handler(failures=2)
     async with serving([name_server, broker, retries]):
@@ -260,5 +269,5 @@ async def test_what_a_master_alone_has_stored_again_is_kept() -> None:
         consumer.subscribe("topic")
         async with consumer:
             await until(lambda: len(handler.tries) == 3)
-    assert (retries.headers, len(broker.sent_back)) == ([], 2)
+    assert (len(retries.headers), len(broker.sent_back)) == (times_anew, 2)
     assert broker.committed == {("topic", 0): 1}

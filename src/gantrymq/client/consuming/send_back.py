@@ -5,6 +5,7 @@ Source: client/impl/consumer/DefaultMQPushConsumerImpl (sendMessageBack, sendMes
 
 from __future__ import annotations
 
+from gantrymq.client.broker_api import SendStatus
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.errors import BrokerError, ConnectFailed, GantryError, NoRouteInfo
 from gantrymq.logs import peer_log
@@ -63,7 +64,10 @@ class SendBack:
             await self.send_anew(message, topic)
 
     async def send_anew(self, message: MessageExt, topic: str) -> None:
-        """Sends the message to the retry topic, whoever has a queue of it. Raises a GantryError."""
+        """Sends the message to the retry topic, whoever has a queue of it; from there it may go to the dead letters.
+
+        Raises a GantryError, also where the broker has stored it and says that slaves may never have it.
+        """
         retry = retry_topic(self._group)
         queues = await self._client.routes.write_queues(retry)
         if not queues:
@@ -94,4 +98,6 @@ class SendBack:
         address = self._client.routes.master_address(queue.broker_name)
         assert address is not None  # write_queues names brokers with a master only
         command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, message.stored_body)
-        await self._client.api.send(address, command, queue, timeout_ms=_TIMEOUT_MS)
+        result = await self._client.api.send(address, command, queue, timeout_ms=_TIMEOUT_MS)
+        if result.status is SendStatus.FLUSH_SLAVE_TIMEOUT:
+            raise BrokerError(ResponseCode.FLUSH_SLAVE_TIMEOUT, "its slaves haven't got the message yet", address)
