@@ -191,6 +191,23 @@ def test_what_was_due_while_nobody_delivered_can_have_been_taken_back(world: Wor
     assert world.waiting() == {"orders": 0}
 
 
+def test_two_crashes_put_nothing_onto_the_wheel_twice(world: World) -> None:
+    """Though the first start after them had time to write a checkpoint, but not to look at the queue."""
+    world.work()
+    world.flush()
+    world.send("once", 5500)
+    world.work()
+    for _ in range(2):
+        world.close()
+        world.open()
+        world.flush()
+    world.now_ms += 60_000
+    world.work()
+    assert world.delivered() == ["once"]
+    world.flush()
+    assert world.files.checkpoint(world.now_ms).log_flush_position > 0
+
+
 def test_after_years_what_was_due_goes_on_at_once(world: World) -> None:
     """The wheel has no room for it beside what is to come."""
     world.work()

@@ -191,6 +191,10 @@ class TimerStore:
             return True
         return False
 
+    def all_added(self) -> None:
+        """The queue has nothing that isn't in the log."""
+        self._already.clear()
+
     def number_at(self, due_ms: int) -> int:
         """How many messages are due in the same slot."""
         return self._wheel.get(due_ms).num
@@ -246,9 +250,9 @@ class TimerStore:
 
     def checkpoint(self, now_ms: int) -> TimerCheckpoint:
         """What may be written once log and wheel are flushed."""
-        return TimerCheckpoint(
-            self.read_time_ms, self._log.position, self.queue_offset, now_ms, self._checkpoint.counter + 1
-        )
+        # What is in the log though `queue_offset` doesn't say so is to be known at the next start, too.
+        flushed = self._checkpoint.log_flush_position if self._already else self._log.position
+        return TimerCheckpoint(self.read_time_ms, flushed, self.queue_offset, now_ms, self._checkpoint.counter + 1)
 
     @property
     def is_used(self) -> bool:

@@ -137,6 +137,8 @@ class TimerDelivery:
         # The queue may have lost its end to a power failure, and its begin to old age.
         files.queue_offset = max(min(files.queue_offset, queue.max_offset), queue.min_offset)
         is_behind = files.queue_offset < queue.max_offset
+        if not is_behind:
+            files.all_added()
         if not is_due:
             # One that was due while nobody delivered waits on the wheel: what takes it back may be behind it.
             files.pass_until(now_ms - files.window_ms if is_behind else now_ms)
