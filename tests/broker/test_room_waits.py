@@ -81,6 +81,19 @@ async def test_what_is_due_waits_for_no_line(delay: dict[str, str], peer: Peer, 
     assert [message.body for message in decode_messages(pulled.body)] == [b"due"]
 
 
+async def test_what_was_popped_comes_back_beside_a_line(peer: Peer, broker: Broker) -> None:
+    await peer.send("orders", b"popped")
+    pop = await PopPeer(peer.connection).pop("orders", queue_id=0, invisible_ms=1000)
+    assert pop.code == ResponseCode.SUCCESS
+    broker.store.close_line()
+
+    def is_back() -> bool:
+        queue = broker.store.find_queue("%RETRY%poppers_orders", 0)
+        return queue is not None and queue.max_offset == 1
+
+    await until(is_back)
+
+
 async def test_a_file_that_takes_too_long(peer: Peer, making: SlowMaking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room_waits, "WAIT_S", 0.05)
     await peer.send("orders", b"first", queue_id=1)

@@ -86,6 +86,7 @@ class PopService(Part):
         limits = {"line_limit": config.pop_polling_size, "limit": config.max_pop_polling_size}
         self.waiting = PopWaiting("pops", polling, jobs, **limits)
         self.waiting_notifications = PopWaiting("notifications", polling, jobs, **limits)
+        self._store = appender.store
         self.queues = PopQueues(config, appender.store, topics, groups, offsets, self.buffer)
         self._orderly = OrderlyPops(path, self.queues.exists, saving=saving)
         handing_out = HandingOut(
@@ -232,12 +233,14 @@ class PopService(Part):
 
     def _expire(self) -> float:
         try:
-            return 0.0 if self.buffer.expire(now_ms(), _EXPIRE_BATCH) else _TICK_S
+            with self._store.ahead_of_line():
+                return 0.0 if self.buffer.expire(now_ms(), _EXPIRE_BATCH) else _TICK_S
         except StoreBusy:
             return ROOM_S
 
     def _bring_back(self) -> float:
         try:
-            return 0.0 if self._revive.turn() else _TICK_S
+            with self._store.ahead_of_line():
+                return 0.0 if self._revive.turn() else _TICK_S
         except StoreBusy:
             return ROOM_S

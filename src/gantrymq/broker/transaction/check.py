@@ -238,7 +238,10 @@ class TransactionCheck:
                 if self._ends.half_offset >= end:
                     return questions, False
                 try:
-                    is_old = self._ends.take(self._ends.half_offset) or self._check(record, now_ms, can_ask, questions)
+                    with self._store.ahead_of_line():
+                        is_old = self._ends.take(self._ends.half_offset) or self._check(
+                            record, now_ms, can_ask, questions
+                        )
                 except StoreBusy:
                     # The rest of a round of thousands needn't wait for the next one.
                     self.waits_for_room = True

@@ -132,7 +132,8 @@ class Endings:
             # What can't go on now keeps no other one waiting.
             self.open[op_offset] = self.open.pop(op_offset)
             try:
-                self._step(ending)
+                with self._store.ahead_of_line():
+                    self._step(ending)
             except StoreBusy:
                 return ROOM_S
             except RequestRefused as e:

@@ -304,7 +304,8 @@ class Transactions(Part):
 
     def _write_ops(self) -> float:
         try:
-            self._ops.write(self._check.op_written)
+            with self._store.ahead_of_line():
+                self._ops.write(self._check.op_written)
         except StoreBusy:
             return ROOM_S
         return inf
