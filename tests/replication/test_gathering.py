@@ -107,3 +107,12 @@ async def test_nothing_waits_for_longer_than_a_moment(following: Following) -> N
 async def test_much_does_not_wait(following: Following) -> None:
     assert following.grows() == 1
     assert following.grows(20, size=3000) >= 1
+
+
+async def test_a_full_frame_does_not_wait(following: Following) -> None:
+    """However small frames are made."""
+    following.master.config.ha_transfer_batch_size = 4096
+    assert following.grows() == 1
+    following.grows(20, size=3000)
+    assert following.connection.slave is not None
+    assert following.store.max_physical_offset - following.connection.slave.next_offset < 4096

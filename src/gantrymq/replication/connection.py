@@ -166,7 +166,7 @@ class HaConnection(asyncio.Protocol):
                     self._write(news)
                 return
             is_awaited = slave.acknowledged < slave.next_offset
-            if is_awaited and len(piece) < _FEW_BYTES and now - self.last_write < _GATHER_S:
+            if is_awaited and len(piece) < min(_FEW_BYTES, most) and now - self.last_write < _GATHER_S:
                 self._is_gathering = True
                 self._master.go_on(_GATHER_S)
                 return
