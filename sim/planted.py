@@ -100,7 +100,6 @@ BUGS = (
         "offset, process_queue.next_offset = process_queue.next_offset, result.next_begin_offset",
         "offset, process_queue.next_offset = process_queue.next_offset, result.next_begin_offset + 1",
     ),
-    Planted("delays outrun the log", "broker/schedule.py", ", follows_log=True", ""),
     Planted(
         "who had what is lost skips what comes",
         "broker/reused_offsets.py",
