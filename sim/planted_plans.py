@@ -47,6 +47,8 @@ _TORN_LONG = plan_with("torn", 9.0, 0.6)
 _TWO_IN_SYNC = plan_with("torn", 4.0, 0.6, in_sync=2, is_synced=True)
 _ISOLATED = plan_with("isolated", 14.0, 0.8, replicas=2)
 _STALLED = plan_with("stalled", 8.0, 0.7)
+#: Many send while a master hands its place on: between that news and its change of handlers are some turns of the loop.
+_HANDED = plan_with("handed", 15.0, 1.0, replicas=2, producers=8, messages=150, ordered=0.0)
 #: A slave of each name stands in for a master that is gone.
 _AWAY = plan_with(
     "away",
@@ -76,5 +78,6 @@ PLANS = {
     "a change that is not kept is answered as if it were": _STALLED,
     "an epoch isn't written down": _TORN,
     "a slave that stands in delivers nothing": _AWAY,
+    "a deposed master goes on taking messages": _HANDED,
     "an older epoch is believed": plan_with("gone-back", 6.0, 0.7),
 }

@@ -82,6 +82,17 @@ class ReplicaWatch:
 
         waits._wait, waits._give = noted_wait, noted_give  # type: ignore[method-assign]
         broker.store.append, broker.store.append_batch = noted_append, noted_append_batch  # type: ignore[assignment]
+        if (plain := broker._sending._plain) is not None:
+            # Native code stores these, and calls no `append`.
+            append_sends = plain._append
+
+            def noted_append_sends(*args: Any) -> Any:
+                sent = append_sends(*args)
+                if sent.number:
+                    self._appended(program, broker)
+                return sent
+
+            plain._append = noted_append_sends  # type: ignore[assignment]
 
     def _acknowledges(self, program: Program, end: int) -> None:
         """What is said to be as safe as is promised is so."""
