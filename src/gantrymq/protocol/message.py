@@ -6,7 +6,7 @@ Sources: common/message/Message, MessageExt, MessageQueue.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 from gantrymq.errors import CompressionError, IllegalMessage, ProtocolError, RecordError
 from gantrymq.protocol import properties as names
@@ -140,6 +140,28 @@ class _Packed:
         self.damage = damage
 
 
+def _late_field(place: int) -> int:
+    """An attribute of a received message that is decoded when somebody asks for it: one of LateFields.
+
+    A property costs a third of what `__getattr__` did, which first makes an AttributeError.
+    """
+
+    def get(message: MessageExt) -> object:
+        fields = message._head
+        if type(fields) is bytes:
+            fields = message._head = late_fields(fields)
+        return fields[place]
+
+    def put(message: MessageExt, value: object) -> None:
+        get(message)
+        fields = list(cast(LateFields, message._head))
+        fields[place] = value
+        message._head = cast(LateFields, tuple(fields))
+
+    # What a type checker is to take it for.
+    return cast(int, property(get, put))
+
+
 class MessageExt(Message):
     """A received message: what was sent, and where and when it was stored. Timestamps are ms since the epoch.
 
@@ -151,19 +173,21 @@ class MessageExt(Message):
         "_head",
         "_packed",
         "_raw_properties",
-        "_store_host",
-        "born_host_bytes",
-        "born_timestamp",
         "broker_name",
-        "commit_log_offset",
-        "prepared_transaction_offset",
         "queue_id",
         "queue_offset",
-        "reconsume_times",
         "store_size",
-        "store_timestamp",
         "sys_flag",
     )
+
+    flag = _late_field(0)
+    commit_log_offset = _late_field(1)
+    born_timestamp = _late_field(2)
+    born_host_bytes = cast(bytes, _late_field(3))
+    store_timestamp = _late_field(4)
+    _store_host = cast(bytes, _late_field(5))
+    reconsume_times = _late_field(6)
+    prepared_transaction_offset = _late_field(7)
 
     def __init__(self, record: Record, broker_name: str = "", max_body_size: int = MAX_DECOMPRESSED_SIZE) -> None:
         # Not super().__init__(): the properties stay raw until asked for, which halves the cost of a pull. In one
@@ -171,16 +195,16 @@ class MessageExt(Message):
         (
             self.store_size,
             self.queue_id,
-            self.flag,
+            flag,
             self.queue_offset,
-            self.commit_log_offset,
+            commit_log_offset,
             sys_flag,
-            self.born_timestamp,
-            self.born_host_bytes,
-            self.store_timestamp,
-            self._store_host,
-            self.reconsume_times,
-            self.prepared_transaction_offset,
+            born_timestamp,
+            born_host,
+            store_timestamp,
+            store_host,
+            reconsume_times,
+            prepared_transaction_offset,
             _,
             body,
             topic,
@@ -190,8 +214,17 @@ class MessageExt(Message):
             self.topic = topic.decode()
         except UnicodeDecodeError as e:
             raise RecordError(f"topic of the record at {record.physical_offset} is no text: {e}") from e
-        #: For the fields that are decoded late: all before the body, or what it says.
-        self._head: bytes | LateFields = b""
+        #: All before the body, or what it says in the fields that are decoded late.
+        self._head: bytes | LateFields = (
+            flag,
+            commit_log_offset,
+            born_timestamp,
+            born_host,
+            store_timestamp,
+            store_host,
+            reconsume_times,
+            prepared_transaction_offset,
+        )
         #: None until it is decompressed.
         self._body: bytes | None = body
         self._packed: _Packed | None = None
@@ -226,21 +259,6 @@ class MessageExt(Message):
             message._body = body
         message.sys_flag = sys_flag
         return message
-
-    if not TYPE_CHECKING:
-        # Any name would be an attribute for who checks types.
-        def __getattr__(self, name: str) -> object:
-            """What `of_parts` has left out."""
-            late = _LATE.get(name)
-            if late is None:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            fields = self._head
-            if type(fields) is bytes:
-                fields = self._head = late_fields(fields)
-            # This one only: another may have been set by now.
-            value = fields[late]
-            setattr(self, name, value)
-            return value
 
     @classmethod
     def damaged(cls, queue: MessageQueue, queue_offset: int, record: Record | None, damage: RecordError) -> Self:
@@ -366,17 +384,6 @@ class MessageExt(Message):
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
 
-#: Attributes of a message that may be decoded late, and their places in LateFields.
-_LATE = {
-    "flag": 0,
-    "commit_log_offset": 1,
-    "born_timestamp": 2,
-    "born_host_bytes": 3,
-    "store_timestamp": 4,
-    "_store_host": 5,
-    "reconsume_times": 6,
-    "prepared_transaction_offset": 7,
-}
 #: In place of a record that can't be read at all.
 _UNREADABLE = Record(0, 0, 0, 0, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, 0, b"", b"", b"")
 
