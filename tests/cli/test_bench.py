@@ -60,6 +60,20 @@ def test_response_times() -> None:
     assert list(times.figures("sinceBorn"))[:2] == ["sinceBornAverageMs", "sinceBornP50Ms"]
 
 
+def test_many_response_times_are_the_same_as_few() -> None:
+    times = ResponseTimes()
+    for number in range(10_000):
+        times.add((number % 100 + 1) / 1000)
+        # A look on the way changes nothing.
+        if number in (10, 5000):
+            assert times.count == number + 1
+            assert times.max_s == pytest.approx((min(number, 99) + 1) / 1000)
+    assert times.count == 10_000
+    assert times.average_ms == pytest.approx(50.5)
+    assert times.percentile_ms(50) == pytest.approx(50, rel=0.011)
+    assert times.percentile_ms(99) == pytest.approx(99, rel=0.011)
+
+
 def test_no_response_times() -> None:
     assert set(ResponseTimes().figures().values()) == {0.0}
 

@@ -5,27 +5,55 @@ from __future__ import annotations
 import math
 import resource
 import time
+from collections import Counter
 
 
 class ResponseTimes:
-    """Response times in classes, each 1 % above the one before; average and greatest are exact."""
+    """Response times in classes, each 1 % above the one before; average and greatest are exact.
+
+    They are sorted into their classes many at a time: one by one that cost 0.5 us each, a quarter of what a client
+    takes to read a message.
+    """
 
     _CLASSES_PER_E = 100
+    _AT_ONCE = 4096
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-        self.count = 0
-        self.total_s = 0.0
-        self.max_s = 0.0
+        self._counts: Counter[int] = Counter()
+        self._total_s = 0.0
+        self._max_s = 0.0
+        self._sorted = 0
+        #: Not in their classes yet.
+        self._new: list[float] = []
 
     def add(self, seconds: float) -> None:
-        self.count += 1
-        self.total_s += seconds
-        if seconds > self.max_s:
-            self.max_s = seconds
+        new = self._new
+        new.append(seconds)
+        if len(new) >= self._AT_ONCE:
+            self._sort()
+
+    def _sort(self) -> None:
+        new, self._new = self._new, []
+        self._sorted += len(new)
+        self._total_s += sum(new)
+        self._max_s = max(self._max_s, *new, 0.0)
+        log, per_e = math.log, self._CLASSES_PER_E
         # Nothing is quicker than 1 us, and a clock may be behind the broker's.
-        number = math.floor(math.log(seconds if seconds > 1e-6 else 1e-6) * self._CLASSES_PER_E)
-        self._counts[number] = self._counts.get(number, 0) + 1
+        self._counts.update([math.floor(log(seconds if seconds > 1e-6 else 1e-6) * per_e) for seconds in new])
+
+    @property
+    def count(self) -> int:
+        return self._sorted + len(self._new)
+
+    @property
+    def total_s(self) -> float:
+        self._sort()
+        return self._total_s
+
+    @property
+    def max_s(self) -> float:
+        self._sort()
+        return self._max_s
 
     @property
     def average_ms(self) -> float:
@@ -33,6 +61,7 @@ class ResponseTimes:
 
     def percentile_ms(self, percent: float) -> float:
         """So much or less `percent` of the responses took; the upper end of their class."""
+        self._sort()
         wanted = self.count * percent / 100
         seen = 0
         for number in sorted(self._counts):
