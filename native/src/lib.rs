@@ -17,4 +17,5 @@ pub mod record;
 pub mod rows;
 pub mod scan;
 pub mod sends;
+pub mod slices;
 pub mod units;

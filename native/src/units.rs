@@ -1,13 +1,14 @@
 //! Units of a consume queue by their tags codes (`gantrymq/store/collect.py`).
 
 pub const UNIT_SIZE: usize = 20;
+pub const SIZE_AT: usize = 8;
 const TAGS_CODE_AT: usize = 12;
 
 /// That of a record.
 pub fn unit(physical_offset: i64, size: i32, tags_code: i32) -> [u8; UNIT_SIZE] {
     let mut unit = [0; UNIT_SIZE];
-    unit[..8].copy_from_slice(&physical_offset.to_be_bytes());
-    unit[8..TAGS_CODE_AT].copy_from_slice(&size.to_be_bytes());
+    unit[..SIZE_AT].copy_from_slice(&physical_offset.to_be_bytes());
+    unit[SIZE_AT..TAGS_CODE_AT].copy_from_slice(&size.to_be_bytes());
     unit[TAGS_CODE_AT..].copy_from_slice(&i64::from(tags_code).to_be_bytes());
     unit
 }

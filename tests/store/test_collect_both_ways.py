@@ -1,4 +1,4 @@
-"""A pull's units are filtered by tags in native code as in Python."""
+"""A pull's records are found, and filtered by tags, in native code as in Python."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from store_support import open_store, put
 
 from gantrymq.kernels import native
+from gantrymq.protocol.record import decode_records
 from gantrymq.store import collect
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetResult, GetStatus
@@ -53,7 +54,7 @@ def fields(result: GetResult) -> tuple[object, ...]:
     st.integers(0, 9),
 )
 @settings(max_examples=300, deadline=None)
-def test_both_find_the_same(
+def test_both_find_the_same_with_tags(
     filled: tuple[MessageStore, ConsumeQueue], offset: int, most: int, codes: frozenset[int], bulk: bool, in_memory: int
 ) -> None:
     store, queue = filled
@@ -66,6 +67,21 @@ def test_both_find_the_same(
     assert fields(found) == fields(expected)
     if found.status is GetStatus.NO_MATCHED_MESSAGE:
         assert found.suggest_pulling_from_slave == expected.suggest_pulling_from_slave
+
+
+@given(st.integers(0, COUNT - 1), st.integers(1, 200), st.integers(1, 40_000), st.booleans(), st.integers(0, 9))
+@settings(max_examples=300, deadline=None)
+def test_both_find_the_same_without(
+    filled: tuple[MessageStore, ConsumeQueue], offset: int, most: int, most_bytes: int, bulk: bool, in_memory: int
+) -> None:
+    store, queue = filled
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "in_memory_bytes", in_memory * 8000)
+        found = store.get(queue, offset, most, most_bytes, bulk=bulk)
+        patch.setattr(collect, "native", None)
+        expected = store.get(queue, offset, most, most_bytes, bulk=bulk)
+    assert fields(found) == fields(expected)
+    assert found.suggest_pulling_from_slave == expected.suggest_pulling_from_slave
 
 
 def test_a_large_set_is_looked_into_by_python(filled: tuple[MessageStore, ConsumeQueue]) -> None:
@@ -87,4 +103,34 @@ def test_damaged_units_are_passed_over(tmp_path: Path) -> None:
     assert (result.status, result.message_count) == (GetStatus.FOUND, 4)
     following = store.get(queue, result.next_begin_offset, 32, 1 << 20, frozenset([0]))
     assert (result.next_begin_offset, following.message_count, following.next_begin_offset) == (9, 5, 20)
+    store.close()
+
+
+def test_damaged_units_of_a_plain_pull_are_passed_over(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    queue, other = store.queue("T", 0), store.queue("T", 1)
+    for n in range(20):
+        put(store, queue, b"%d" % n)
+        put(store, other, b"x" * (n % 3))
+    mapping = queue.mapping
+    assert mapping is not None
+    # The fifth unit points to the sixth's record.
+    mapping[4 * 20 : 5 * 20] = mapping[5 * 20 : 6 * 20]
+    result = store.get(queue, 0, 32, 1 << 20)
+    assert (result.status, result.message_count, result.next_begin_offset) == (GetStatus.FOUND, 19, 20)
+    bodies = [record.body for buffer in result.buffers for record in decode_records(buffer)]
+    assert bodies == [b"%d" % n for n in range(20) if n != 4]
+    store.close()
+
+
+def test_small_records_that_lie_apart_become_one_buffer(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    small, large = store.queue("Small", 0), store.queue("Large", 0)
+    for n in range(20):
+        put(store, small, b"%d" % n)
+        put(store, large, b"%d" % n * 1000)
+    apart, slices = store.get(small, 0, 32, 1 << 20), store.get(large, 0, 32, 1 << 20)
+    assert (apart.message_count, len(apart.buffers)) == (20, 1)
+    # None of these is copied.
+    assert (slices.message_count, [type(buffer) for buffer in slices.buffers]) == (20, [memoryview] * 20)
     store.close()

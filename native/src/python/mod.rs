@@ -11,12 +11,13 @@ mod room;
 mod rows;
 mod scan;
 mod sends;
+mod slices;
 mod units;
 
 use pyo3::prelude::*;
 
 /// Counts up when a function is added or means something else: `gantrymq.kernels` takes the one that it was made for.
-const INTERFACE: u32 = 12;
+const INTERFACE: u32 = 13;
 
 #[pymodule]
 fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -30,6 +31,7 @@ fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(batch::placed_records, module)?)?;
     module.add_function(wrap_pyfunction!(rows::batch_bodies, module)?)?;
     module.add_function(wrap_pyfunction!(scan::unit_runs, module)?)?;
+    module.add_function(wrap_pyfunction!(slices::record_slices, module)?)?;
     module.add_function(wrap_pyfunction!(pulled::pulled_records, module)?)?;
     module.add_function(wrap_pyfunction!(plain_batch::plain_batch, module)?)?;
     module.add_function(wrap_pyfunction!(units::units_with, module)?)

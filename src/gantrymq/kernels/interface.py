@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: As `native/src/python/mod.rs` counts it.
-INTERFACE = 12
+INTERFACE = 13
 
 #: A `ConsumeQueue` of the store.
 Q = TypeVar("Q")
@@ -289,6 +289,25 @@ class Native(Protocol):
 
         The keys are `key_head` and four digits, which begin with `first_key`. None where a flag isn't one, a body no
         bytes or empty, a property isn't of strings, has a separator in it or one of the `odd` names.
+        """
+        ...
+
+    def record_slices(
+        self,
+        units: bytes,
+        queue_offset: int,
+        log: Buffer,
+        end: int,
+        base: int,
+        most: int,
+        most_bytes: int,
+        /,
+    ) -> tuple[int, int, list[bytes | tuple[int, int]]]:
+        """(how many, their bytes, pieces) of the records that the first units point to, which are those of a queue from
+        `queue_offset` on: at most `most`, with `most_bytes` together, before `end` in the log.
+
+        `base` is the log's physical offset. A piece is (start, end) in the log, or a copy of several records that lie
+        apart. From a unit on that points to no such record nothing is there.
         """
         ...
 

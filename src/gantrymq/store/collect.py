@@ -43,16 +43,22 @@ def collect(
 ) -> None:
     """Puts the records of the units into the result; those that lie side by side in the log become one buffer.
 
+    Where native code is there small ones that lie apart are copied into one: the kernel takes longer for each buffer.
+
     The result's `next_begin_offset` is the first unit's. What begins before `in_memory_from` counts as on the disk.
     Wanted are records with one of the tags codes for which `matches(record)`; None takes all. Bulk readers have limits
     of their own.
     """
     max_bytes = min(max(max_bytes, _LEAST_PULL_BYTES), MAX_PULL_BYTES)
     log_end = log.position
-    on_disk = not bulk
+    physical_offset = UNIT.unpack_from(units)[0]
+    on_disk = not bulk and physical_offset < in_memory_from
     if bulk:
         most = min(max_messages, config.max_bulk_transfer_count)
         most_bytes = min(max_bytes, config.max_bulk_transfer_bytes)
+    elif not on_disk:
+        most = min(max_messages, config.max_transfer_count_on_message_in_memory)
+        most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_memory)
     else:
         most = min(max_messages, config.max_transfer_count_on_message_in_disk)
         most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_disk)
@@ -66,7 +72,6 @@ def collect(
     base = view_end = 0
     # Of the records not yet in a buffer: they stand in `view` from start to end.
     start = end = 0
-    physical_offset = 0
     first_offset, plain = offset, tags_codes is None and matches is None
     end_offset, last_unit = offset + len(units) // UNIT_SIZE, units[-UNIT_SIZE:]
     numbers = None
@@ -77,6 +82,16 @@ def collect(
         numbers = iter(numbers_found)
         if len(numbers_found) == wanted:
             end_offset = offset + numbers_found[-1] + 1
+    elif native is not None and plain and not on_disk and (found := log.view_at(physical_offset)) is not None:
+        view, base = found
+        view_end = min(len(view), log_end - base)
+        # Up to what is odd, or in the next file.
+        count, total, pieces = native.record_slices(units, offset, view, view_end, base, max(most, 1), most_bytes)
+        buffers += [view[piece[0] : piece[1]] if isinstance(piece, tuple) else piece for piece in pieces]
+        if count:
+            physical_offset = UNIT.unpack_from(units, (count - 1) * UNIT_SIZE)[0]
+            units = units[count * UNIT_SIZE :]
+            first_offset = offset = offset + count
     following = UNIT.iter_unpack(units)
     for physical_offset, size, tags_code in following:
         if on_disk and physical_offset >= in_memory_from:

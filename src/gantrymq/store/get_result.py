@@ -20,7 +20,8 @@ class GetStatus(Enum):
 
 
 class GetResult:
-    """Records found: `message_count` of them, `size` bytes, in `buffers`, which are slices of the mapped log.
+    """Records found: `message_count` of them, `size` bytes, in `buffers`, which are slices of the mapped log or
+    copies of small ones.
 
     `suggest_pulling_from_slave`: the consumer is so far behind that the records are hardly in memory.
     """
@@ -41,7 +42,7 @@ class GetResult:
         self.next_begin_offset = next_begin_offset
         self.min_offset = min_offset
         self.max_offset = max_offset
-        self.buffers: list[memoryview] = []
+        self.buffers: list[bytes | memoryview] = []
         self.message_count = 0
         self.size = 0
         self.suggest_pulling_from_slave = False

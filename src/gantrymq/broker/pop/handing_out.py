@@ -201,7 +201,7 @@ class HandingOut:
         queue: ConsumeQueue,
         start: int,
         found: GetResult,
-        records: list[tuple[int, memoryview]],
+        records: list[tuple[int, bytes | memoryview]],
     ) -> None:
         group = header.consumer_group
         offsets = [offset for offset, _ in records]
@@ -271,9 +271,9 @@ class HandingOut:
         return max(0, self._store.shown_end(queue) - 1)
 
 
-def _records_in(found: GetResult) -> list[tuple[int, memoryview]]:
+def _records_in(found: GetResult) -> list[tuple[int, bytes | memoryview]]:
     """(queue offset, record) of what was found, up to the first one that is damaged."""
-    records: list[tuple[int, memoryview]] = []
+    records: list[tuple[int, bytes | memoryview]] = []
     last = -1
     for buffer in found.buffers:
         at = 0
@@ -287,7 +287,7 @@ def _records_in(found: GetResult) -> list[tuple[int, memoryview]]:
     return records
 
 
-def _as_first_sent(buffer: memoryview, topic: str, handle: ReceiptHandle) -> bytes | memoryview:
+def _as_first_sent(buffer: bytes | memoryview, topic: str, handle: ReceiptHandle) -> bytes | memoryview:
     """A record of a retry topic under the name of the first one, with its receipt handle as POP_CK.
 
     One whose properties have no room for it keeps its retry topic, from which clients make the handle themselves.
