@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -207,3 +208,23 @@ def test_topics_with_equal_queues_share_one_answer(table: RouteTable) -> None:
     assert encoded is not None
     assert all(table.encoded_route(name) is encoded for name in names)
     assert table.encoded_route("other") != encoded
+
+
+def test_a_registration_again_is_as_cheap_with_many_brokers(config: NamesrvConfig) -> None:
+    """All topics on all of them: what a broker costs each 30 s must not grow with the number of the others."""
+    body = topics_body(*(f"topic-{number}" for number in range(500)))
+    seconds = {}
+    for count in (1, 1000):
+        table = RouteTable(config)
+        headers = [
+            broker_header(f"broker-{number}", f"10.0.{number // 250}.{number % 250}:10911") for number in range(count)
+        ]
+        for header in headers:
+            register(table, header, body)
+        taken = []
+        for _ in range(5):
+            began = time.thread_time()
+            register(table, headers[-1], body)
+            taken.append(time.thread_time() - began)
+        seconds[count] = min(taken)
+    assert seconds[1000] < 3 * seconds[1], seconds

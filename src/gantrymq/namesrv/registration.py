@@ -98,8 +98,10 @@ def _check_table(table: TopicConfigTable) -> Generator[None, None, None]:
     forms = set()
     for config, number in zip(table.topic_config_table.values(), count(1), strict=False):
         form = (config.read_queue_nums, config.write_queue_nums, config.perm, config.topic_sys_flag)
-        check_queues(config.topic_name, *form)
-        forms.add(form)
+        # Nearly all topics of a broker have the form of another: 0.3 us each, not 0.9, each 30 s.
+        if form not in forms or not 0 < len(config.topic_name) <= MAX_NAME_LENGTH:
+            check_queues(config.topic_name, *form)
+            forms.add(form)
         if number % _STEP_TOPICS == 0:
             yield
     if len(forms) > MAX_FORMS:

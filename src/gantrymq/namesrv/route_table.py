@@ -214,12 +214,13 @@ class RouteTable:
             self._take_queues([topic for topic in self._topics.names_of([name]) if topic not in topics], [name])
         # A slave that leads stands in for its master: what is there can be read, nothing written.
         perm_mask = ~PERM_WRITE if header.broker_id != MASTER_ID and header.enable_acting_master else ~0
+        has_queues = self._topics.asks_for(name)
         configs = iter(topics.values())
         while some := list(islice(configs, _STEP_TOPICS)):
             self._topics.put(
                 (config.topic_name, _broker_queues(name, config, perm_mask))
                 for config in some
-                if changed or not self._has_queues(config.topic_name, name)
+                if changed or not has_queues(config.topic_name)
             )
             self.lost.returned(name, (config.topic_name for config in some))
             yield
@@ -328,10 +329,6 @@ class RouteTable:
     def _take_queues(self, topics: list[str], broker_names: Iterable[str]) -> None:
         for topic in self._topics.take(topics, broker_names):
             self._mappings.pop(topic, None)
-
-    def _has_queues(self, topic: str, broker_name: str) -> bool:
-        queues = self._topics.get(topic)
-        return queues is not None and queues.of(broker_name) is not None
 
     # -- topics -------------------------------------------------------------------------------------------------
 

@@ -66,6 +66,24 @@ class TopicTable:
                 of_broker.add(topic)
         return topics_of
 
+    def asks_for(self, broker_name: str) -> Callable[[str], bool]:
+        """Says of one topic after the other whether the broker has it; those with equal queues are looked at once.
+
+        Looked at one by one 1,000 topics on 1,000 brokers cost 13 ms whenever one of these registered again.
+        """
+        known: dict[TopicQueues, bool] = {}
+
+        def has_queues(topic: str) -> bool:
+            queues = self._topics.get(topic)
+            if queues is None:
+                return False
+            has = known.get(queues)
+            if has is None:
+                has = known[queues] = queues.of(broker_name) is not None
+            return has
+
+        return has_queues
+
     def names_where(self, matches: Callable[[TopicQueues], bool]) -> list[str]:
         matching = {queues for queues in self._shared.values() if matches(queues)}
         return [topic for topic, queues in self._topics.items() if queues in matching] if matching else []
