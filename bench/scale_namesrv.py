@@ -38,6 +38,8 @@ _BYTES_OF_A_BROKER = 250
 #: Registrations of one figure at least.
 _REGISTRATIONS = 100
 _UNDER_WAY = 4
+#: A broker that registers once here is as good as one that does each 30 s.
+_PATIENCE_S = 3600
 
 
 async def brokers(run: Run, points: Sequence[int]) -> list[Row]:
@@ -45,7 +47,7 @@ async def brokers(run: Run, points: Sequence[int]) -> list[Row]:
     rows: list[Row] = []
     for count in points:
         with ExitStack() as stack:
-            namesrv = gantry_namesrv(run.directory / str(count))
+            namesrv = gantry_namesrv(run.directory / str(count), serverChannelMaxIdleTimeSeconds=_PATIENCE_S)
             stack.callback(namesrv.kill)
             rows.append(await _with_brokers(run, namesrv, count))
             told("brokers", rows[-1])
@@ -110,6 +112,7 @@ def _registrations(count: int, names: Sequence[str], version: DataVersion) -> It
             cluster_name="scale",
             broker_id=0,
             ha_server_addr=f"10.0.{number // 250}.{number % 250 + 1}:10912",
+            heartbeat_timeout_millis=_PATIENCE_S * 1000,
             body_crc32=crc32,
         )
         yield RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body)
