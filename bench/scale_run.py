@@ -54,10 +54,10 @@ async def sends_and_pulls(
     window_s: float = SETTLE_WINDOW_S,
 ) -> Row:
     """us of the broker's for a send and a pull, to and from each queue in turn, and how many messages a pull found."""
-    count = max(run.count(SENDS), len(queues))
-    await send(connections, queues, max(count // 2, len(queues)))
+    count = max(run.count(SENDS), len(queues), len(connections))
+    await send(connections, queues, max(count // 2, len(queues), len(connections)))
     sent = await cpu_us(of.broker, count, send(connections, queues, count), window_s)
-    count = max(run.count(PULLS), len(queues))
+    count = max(run.count(PULLS), len(queues), len(connections))
     found = 0
 
     async def pulls() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "interop"))
 
+from scale_load import GROUP
 from servers import Server, call, gantry_broker, gantry_namesrv
 
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
@@ -77,8 +78,8 @@ class Node:
             time.sleep(0.05)
 
     def make_groups(self, names: Sequence[str]) -> None:
-        """Raises RuntimeError."""
-        groups = [SubscriptionGroupConfig(name) for name in names]
+        """With those of the prober and of the load: clients make none any more, then. Raises RuntimeError."""
+        groups = [SubscriptionGroupConfig(name) for name in [*names, "innocent-readers", GROUP]]
         for at in range(0, len(groups), _AT_ONCE):
             body = {"groupConfigList": groups[at : at + _AT_ONCE]}
             self.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body)
