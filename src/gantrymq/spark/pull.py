@@ -20,7 +20,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.record import FIXED_SIZE_V4, unpacker
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.connections import connected
-from gantrymq.spark.memory import keep_freed_memory
+from gantrymq.spark.memory import settle_worker
 from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.pull_rate import PullRate
@@ -65,7 +65,7 @@ def data_lost(options: ReadOptions, what: str) -> None:
 
 def pull_batches(ranges: Sequence[OffsetRange], options: ReadOptions) -> Iterator[PulledBatch]:
     """All of `ranges`, in order. Raises DataLost, BrokerError or a RemotingError."""
-    keep_freed_memory()
+    settle_worker()
     with connected(options) as brokers:
         batches = _batches(brokers.cluster, ranges, options)
 

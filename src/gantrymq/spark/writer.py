@@ -27,7 +27,7 @@ from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.connections import connected
 from gantrymq.spark.half_messages import HalfSender, Halves, end_all
 from gantrymq.spark.idempotent_sender import IdempotentSender, queues_to_write
-from gantrymq.spark.memory import keep_freed_memory
+from gantrymq.spark.memory import settle_worker
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.spark.sender import RowSender
@@ -119,7 +119,7 @@ def _write(
     partition = _task_context().partitionId()
     encoder = RowEncoder(options, f"{write_id}-{partition}")
     sent = RowsSent(0, time.time())
-    keep_freed_memory()
+    settle_worker()
     with connected(options) as brokers:
         sender: RowSender | IdempotentSender
         if options.exactly_once:
