@@ -1,14 +1,15 @@
 //! The messages of a batch body (`gantrymq/protocol/batch.py`) as records (`record.py`), and records at their places.
 
+use memchr::memmem::Finder;
+
 use crate::bytes::{i16_at, i32_at};
 use crate::keys::hashed;
 use crate::properties;
 use crate::record::{FIXED_SIZE_V4, MAGIC_V1, MAGIC_V2, QUEUE_OFFSET_AT};
+use crate::units::unit;
 
 const HEAD_SIZE: usize = 20;
 const MAX_TOPIC_LENGTH_V1: usize = 127;
-/// Bytes of a unit of a consume queue.
-const UNIT_SIZE: usize = 20;
 
 pub struct Message<'a> {
     pub flag: i32,
@@ -41,7 +42,7 @@ impl Message<'_> {
     }
 }
 
-/// What the records of a batch have in common. Their places and store timestamp are zeros, to be put in by `placed`.
+/// What the records of a batch have in common. Their places and store timestamp are zeros at first: see `Placed`.
 pub struct Common<'a> {
     pub queue_id: i32,
     /// It has the bits that fit the hosts.
@@ -100,6 +101,7 @@ impl Common<'_> {
 }
 
 /// Where the first of some records will stand, and when they are stored.
+#[derive(Clone, Copy, Default)]
 pub struct Place {
     pub queue_offset: i64,
     pub physical_offset: i64,
@@ -108,31 +110,76 @@ pub struct Place {
     pub timestamp_at: usize,
 }
 
-/// Records side by side, as they are at their places, their units for the consume queue, and their physical offsets.
-/// None when a record is too short, or their number isn't that of the tags' codes.
-pub fn placed(records: &[&[u8]], tags_codes: &[i64], place: &Place) -> Option<(Vec<u8>, Vec<u8>, Vec<i64>)> {
+/// Records side by side with their places in, their units, and their physical offsets; memory that is used again.
+#[derive(Default)]
+pub struct Placed {
+    pub data: Vec<u8>,
+    pub units: Vec<u8>,
+    pub offsets: Vec<i64>,
+    place: Place,
+}
+
+impl Placed {
+    /// The first one comes there.
+    pub fn begin(&mut self, place: Place) {
+        self.data.clear();
+        self.units.clear();
+        self.offsets.clear();
+        self.place = place;
+    }
+
+    /// Adds the record of a message. None, and all is of no use, when it would be too large.
+    pub fn add(&mut self, common: &Common<'_>, message: &Message<'_>) -> Option<()> {
+        let at = self.data.len();
+        common.encode_to(message, &mut self.data)?;
+        self.put_in_place(at, message.tags_code().into())
+    }
+
+    /// Adds those of all messages of a batch body. None, and all is of no use, when it has none or more than `most`, has
+    /// something else in it, or one of them has `special` among its properties.
+    pub fn add_batch(&mut self, common: &Common<'_>, batch: &[u8], most: usize, special: &Finder<'_>) -> Option<()> {
+        let mut at = 0;
+        while at < batch.len() {
+            let message = Message::parse(batch, at)?;
+            if self.offsets.len() == most || special.find(message.properties).is_some() {
+                return None;
+            }
+            self.add(common, &message)?;
+            at = message.end;
+        }
+        (at > 0).then_some(())
+    }
+
+    /// The record that begins at `at`, the last one, gets its places and a unit.
+    fn put_in_place(&mut self, at: usize, tags_code: i64) -> Option<()> {
+        let physical_offset = self.place.physical_offset.checked_add(at as i64)?;
+        let queue_offset = self.place.queue_offset.checked_add(self.offsets.len() as i64)?;
+        let record = self.data.get_mut(at..)?;
+        let places = record.get_mut(QUEUE_OFFSET_AT..QUEUE_OFFSET_AT + 16)?;
+        places[..8].copy_from_slice(&queue_offset.to_be_bytes());
+        places[8..].copy_from_slice(&physical_offset.to_be_bytes());
+        let timestamp_at = self.place.timestamp_at;
+        let timestamp = record.get_mut(timestamp_at..timestamp_at.checked_add(8)?)?;
+        timestamp.copy_from_slice(&self.place.store_timestamp.to_be_bytes());
+        self.units.extend(unit(physical_offset, i32::try_from(record.len()).ok()?, tags_code));
+        self.offsets.push(physical_offset);
+        Some(())
+    }
+}
+
+/// Encoded records, with a tags' code each, at their places. None when these are no records.
+pub fn placed(records: &[&[u8]], tags_codes: &[i64], place: Place) -> Option<Placed> {
     if records.len() != tags_codes.len() {
         return None;
     }
-    let mut data = Vec::with_capacity(records.iter().map(|record| record.len()).sum());
-    let mut units = Vec::with_capacity(records.len() * UNIT_SIZE);
-    let mut offsets = Vec::with_capacity(records.len());
-    for ((record, tags_code), number) in records.iter().zip(tags_codes).zip(0..) {
-        let physical_offset = place.physical_offset + data.len() as i64;
-        let at = data.len();
-        data.extend_from_slice(record);
-        let record = &mut data[at..];
-        let places = record.get_mut(QUEUE_OFFSET_AT..QUEUE_OFFSET_AT + 16)?;
-        places[..8].copy_from_slice(&(place.queue_offset + number).to_be_bytes());
-        places[8..].copy_from_slice(&physical_offset.to_be_bytes());
-        let timestamp = record.get_mut(place.timestamp_at..place.timestamp_at.checked_add(8)?)?;
-        timestamp.copy_from_slice(&place.store_timestamp.to_be_bytes());
-        units.extend(physical_offset.to_be_bytes());
-        units.extend(i32::try_from(record.len()).ok()?.to_be_bytes());
-        units.extend(tags_code.to_be_bytes());
-        offsets.push(physical_offset);
+    let mut placed = Placed { place, ..Placed::default() };
+    placed.data.reserve(records.iter().map(|record| record.len()).sum());
+    for (record, tags_code) in records.iter().zip(tags_codes) {
+        let at = placed.data.len();
+        placed.data.extend_from_slice(record);
+        placed.put_in_place(at, *tags_code)?;
     }
-    Some((data, units, offsets))
+    Some(placed)
 }
 
 #[cfg(test)]
@@ -165,16 +212,16 @@ mod tests {
         let records = [common.encode(&one).unwrap(), common.encode(&two).unwrap()];
         let place =
             Place { queue_offset: 10, physical_offset: 4096, store_timestamp: 1_700_000_000_456, timestamp_at: 56 };
-        let (data, units, offsets) = placed(&[&records[0], &records[1]], &[-1, 0], &place).unwrap();
+        let Placed { data, units, offsets, .. } = placed(&[&records[0], &records[1]], &[-1, 0], place).unwrap();
         let found = parse_all(&data).unwrap();
         assert_eq!((found[0].queue_offset, found[1].queue_offset), (10, 11));
         assert_eq!(offsets, [4096, 4096 + records[0].len() as i64]);
         assert_eq!(found[1].physical_offset, offsets[1]);
         assert_eq!(units[12..20], [0xFF; 8]);
         let place = Place { queue_offset: 11, physical_offset: 4096, ..place };
-        assert_eq!(placed(&[&records[0]], &[0], &place).unwrap().0, encoded(b"one", b"TAGS\x01hello\x02"));
-        assert_eq!(placed(&[b"short"], &[0], &place), None);
-        assert_eq!(placed(&[], &[0], &place), None);
+        assert_eq!(placed(&[&records[0]], &[0], place).unwrap().data, encoded(b"one", b"TAGS\x01hello\x02"));
+        assert!(placed(&[b"short"], &[0], place).is_none());
+        assert!(placed(&[], &[0], place).is_none());
     }
 
     #[test]

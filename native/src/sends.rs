@@ -20,8 +20,8 @@ const FLAG_AT: usize = 9;
 const REMARK_LENGTH_AT: usize = 13;
 const EXT_LENGTH_AT: usize = 17;
 const EXT_AT: usize = 21;
-/// How a binary header begins whose fields have names of one letter: SEND_MESSAGE_V2.
-const SEND_MESSAGE_V2: &[u8] = &310_u16.to_be_bytes();
+/// How a binary header begins whose fields have names of one letter: SEND_MESSAGE_V2, SEND_BATCH_MESSAGE.
+const CODES: [[u8; 2]; 2] = [310_u16.to_be_bytes(), 320_u16.to_be_bytes()];
 /// Name and length of the born time; what stands between its digits and the length of the properties, a flag of 0.
 const BEFORE_BORN: &[u8] = b"\x00\x01g\x00\x00\x00\x0D";
 const BEHIND_BORN: &[u8] = b"\x00\x01h\x00\x00\x00\x010\x00\x01i";
@@ -29,7 +29,7 @@ const BORN_DIGITS: usize = 13;
 
 /// How JSON begins where fields have long names, and where they have those of one letter.
 const LONG_NAMES: &[u8] = b"{\"code\":10,";
-const SHORT_NAMES: &[u8] = b"{\"code\":310,";
+const SHORT_NAMES: [&[u8]; 2] = [b"{\"code\":310,", b"{\"code\":320,"];
 
 /// Where the header begins in a key, behind the encoding and the places that it is cut at.
 const BINARY_KEY_AT: usize = 5;
@@ -97,15 +97,14 @@ impl Cutter {
             JSON => self.cut_json(header, parts)?,
             _ => return None,
         };
-        // Nobody can tell empty ones from none.
-        if parts.properties.is_empty() || std::str::from_utf8(&parts.properties).is_err() {
+        if std::str::from_utf8(&parts.properties).is_err() {
             return None;
         }
         Some(Send { opaque, born_timestamp, body, end })
     }
 
     fn cut_binary(&self, header: &[u8], parts: &mut Parts) -> Option<(i32, i64)> {
-        if !header.starts_with(SEND_MESSAGE_V2) {
+        if !CODES.iter().any(|code| header.starts_with(code)) {
             return None; // Its fields have long names: short ones stand in a value.
         }
         let ext = header.get(EXT_AT..)?;
@@ -138,7 +137,7 @@ impl Cutter {
 
     fn cut_json(&self, header: &[u8], parts: &mut Parts) -> Option<(i32, i64)> {
         let names = match header {
-            _ if header.starts_with(SHORT_NAMES) => &self.short,
+            _ if SHORT_NAMES.iter().any(|start| header.starts_with(start)) => &self.short,
             _ if header.starts_with(LONG_NAMES) => &self.long,
             _ => return None,
         };
@@ -229,22 +228,24 @@ fn unescaped(text: &[u8], to: &mut Vec<u8>) -> Option<usize> {
 
 /// What all answers of a broker have in common, as `SendResponses` of `gantrymq/protocol/send_response.py` says it.
 pub struct Answers {
-    /// Before the opaque number, the fields before the physical offset, those behind the queue offset.
-    pub binary: [Vec<u8>; 3],
-    /// Before and between physical offset, queue id, queue offset and opaque number, and behind them.
+    /// The broker's address, which each message id begins with.
+    pub host: Vec<u8>,
+    /// Before the opaque number, and the fields behind the queue offset.
+    pub binary: [Vec<u8>; 2],
+    /// Before and between message ids, queue id, queue offset and opaque number, and behind them.
     pub json: [Vec<u8>; 5],
 }
 
-/// Where a message went.
-pub struct Place {
-    pub physical_offset: i64,
+/// Where the messages of a request went: their physical offsets, the queue offset of the first.
+pub struct Place<'a> {
+    pub physical_offsets: &'a [i64],
     pub queue_id: i32,
     pub queue_offset: i64,
 }
 
 impl Answers {
     /// Adds the frame that answers a request with this key and opaque number.
-    pub fn add(&self, to: &mut Vec<u8>, key: &[u8], opaque: i32, place: &Place) {
+    pub fn add(&self, to: &mut Vec<u8>, key: &[u8], opaque: i32, place: &Place<'_>) {
         let at = to.len();
         to.extend([0; FRAME_PREFIX]);
         let encoding = if key.first() == Some(&BINARY) {
@@ -259,33 +260,25 @@ impl Answers {
         to[at + 4..at + FRAME_PREFIX].copy_from_slice(&(length | u32::from(encoding) << 24).to_be_bytes());
     }
 
-    fn add_binary(&self, to: &mut Vec<u8>, opaque: i32, place: &Place) {
-        let [head, before, behind] = &self.binary;
+    fn add_binary(&self, to: &mut Vec<u8>, opaque: i32, place: &Place<'_>) {
+        let [head, behind] = &self.binary;
         to.extend_from_slice(head);
         to.extend(opaque.to_be_bytes());
         to.extend(1_i32.to_be_bytes()); // It is an answer, without a remark.
         to.extend([0; 8]);
         let ext_at = to.len();
-        to.extend_from_slice(before);
-        write(to, format_args!("{:016X}", place.physical_offset));
-        for (name, value) in
-            [(b"\x00\x07queueId" as &[u8], place.queue_id.into()), (b"\x00\x0BqueueOffset", place.queue_offset)]
-        {
-            to.extend_from_slice(name);
-            to.extend([0; 4]);
-            let at = to.len();
-            write(to, format_args!("{value}"));
-            to[at - 1] = (to.len() - at) as u8;
-        }
+        add_field(to, b"\x00\x05msgId", |to| self.add_ids(to, place.physical_offsets));
+        add_field(to, b"\x00\x07queueId", |to| write(to, format_args!("{}", place.queue_id)));
+        add_field(to, b"\x00\x0BqueueOffset", |to| write(to, format_args!("{}", place.queue_offset)));
         to.extend_from_slice(behind);
         let length = (to.len() - ext_at) as u32;
         to[ext_at - 4..ext_at].copy_from_slice(&length.to_be_bytes());
     }
 
-    fn add_json(&self, to: &mut Vec<u8>, opaque: i32, place: &Place) {
+    fn add_json(&self, to: &mut Vec<u8>, opaque: i32, place: &Place<'_>) {
         let [first, second, third, fourth, last] = &self.json;
         to.extend_from_slice(first);
-        write(to, format_args!("{:016X}", place.physical_offset));
+        self.add_ids(to, place.physical_offsets);
         to.extend_from_slice(second);
         write(to, format_args!("{}", place.queue_id));
         to.extend_from_slice(third);
@@ -294,6 +287,29 @@ impl Answers {
         write(to, format_args!("{opaque}"));
         to.extend_from_slice(last);
     }
+
+    /// The messages' ids with commas between.
+    fn add_ids(&self, to: &mut Vec<u8>, physical_offsets: &[i64]) {
+        for (number, offset) in physical_offsets.iter().enumerate() {
+            if number > 0 {
+                to.push(b',');
+            }
+            to.extend_from_slice(&self.host);
+            to.extend(std::array::from_fn::<u8, 16, _>(|at| {
+                b"0123456789ABCDEF"[(offset >> (60 - 4 * at)) as usize & 15]
+            }));
+        }
+    }
+}
+
+/// Adds a name, which has its length before it, and a value with its own.
+fn add_field(to: &mut Vec<u8>, name: &[u8], add_value: impl FnOnce(&mut Vec<u8>)) {
+    to.extend_from_slice(name);
+    to.extend([0; 4]);
+    let at = to.len();
+    add_value(to);
+    let length = (to.len() - at) as u32;
+    to[at - 4..at].copy_from_slice(&length.to_be_bytes());
 }
 
 fn write(to: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
@@ -358,13 +374,17 @@ mod tests {
         let other = of(-8, "1800000000000", "A\x01b\x02", "3");
         assert_eq!(cut(&other).unwrap().1.key, parts.key);
         assert_ne!(cut(&of(7, BORN, PROPERTIES, "4")).unwrap().1.key, parts.key);
-        for (born, properties) in [("0700000000123", "A"), ("170000000012", "A"), (BORN, ""), (BORN, "a\0")] {
+        assert_eq!(cut(&of(7, BORN, "", "3")).unwrap().1, Parts { key: parts.key, properties: vec![] });
+        for (born, properties) in [("0700000000123", "A"), ("170000000012", "A"), (BORN, "a\0")] {
             assert_eq!(cut(&of(7, born, properties, "3")), None);
         }
-        for code in [10, 320, 325] {
-            let fields = [("a", "p"), ("g", BORN), ("h", "0"), ("i", PROPERTIES)];
+        let fields = [("a", "p"), ("g", BORN), ("h", "0"), ("i", PROPERTIES)];
+        for code in [10, 325] {
             assert_eq!(cut(&binary_of(code, 7, &fields)), None);
         }
+        let (batch, parts) = (binary_of(320, 7, &fields), cut(&binary(7, &fields)).unwrap().1);
+        let of_batch = cut(&batch).unwrap().1;
+        assert!(is_sure(&of_batch.key) && of_batch.key != parts.key && of_batch.properties == parts.properties);
         for more in [("i", "B"), ("k", "i")] {
             let twice = binary(7, &[("a", "p"), ("g", BORN), ("h", "0"), ("i", "A"), more]);
             assert!(!is_sure(&cut(&twice).unwrap().1.key));
@@ -380,6 +400,7 @@ mod tests {
                 r#"","j":"0"},"flag":0,"opaque":"#,
                 "}",
             ),
+            (r#"{"code":320,"extFields":{"g":""#, r#"","h":"0","i":""#, r#""},"opaque":"#, "}"),
             (r#"{"code":10,"extFields":{"bornTimestamp":""#, r#"","properties":""#, r#""},"opaque":"#, r#","g":"i"}"#),
         ] {
             let of = |opaque: &str, born: &str, escaped: &str| {
@@ -391,14 +412,15 @@ mod tests {
             assert_eq!((send.opaque, send.born_timestamp, send.end), (7, 1_700_000_000_123, one.len()));
             assert_eq!(parts.properties, PROPERTIES.as_bytes());
             assert!(is_sure(&parts.key));
-            assert_eq!(cut(&of("2147483647", "1800000000000", "A")).unwrap().1.key, parts.key);
+            for (opaque, escaped) in [("2147483647", "A"), ("8", "")] {
+                assert_eq!(cut(&of(opaque, "1800000000000", escaped)).unwrap().1.key, parts.key);
+            }
             for (opaque, born, escaped) in [
                 ("0", BORN, "A"),
                 ("-1", BORN, "A"),
                 ("2147483648", BORN, "A"),
                 ("", BORN, "A"),
                 ("7", "17000000001234", "A"),
-                ("7", BORN, ""),
                 ("7", BORN, r"\n"),
                 ("7", BORN, r"\u0003"),
                 ("7", BORN, "\x01"),
@@ -422,7 +444,7 @@ mod tests {
         {
             assert!(go("7", ambiguous).is_none_or(|key| !is_sure(&key)), "{ambiguous}");
         }
-        for before in [r#"{"code":320,"#, r#"{ "code":310,"#, r#"{"version":479,"code":310,"#] {
+        for before in [r#"{"code":325,"#, r#"{ "code":310,"#, r#"{"version":479,"code":310,"#] {
             let header = format!(r#"{before}"opaque":7,"extFields":{{"a":"p","g":"{BORN}","i":"A"}}}}"#);
             assert_eq!(cut(&frame(JSON, header.as_bytes(), b"")), None, "{before}");
         }

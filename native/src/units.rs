@@ -5,11 +5,11 @@ pub const SIZE_AT: usize = 8;
 const TAGS_CODE_AT: usize = 12;
 
 /// That of a record.
-pub fn unit(physical_offset: i64, size: i32, tags_code: i32) -> [u8; UNIT_SIZE] {
+pub fn unit(physical_offset: i64, size: i32, tags_code: i64) -> [u8; UNIT_SIZE] {
     let mut unit = [0; UNIT_SIZE];
     unit[..SIZE_AT].copy_from_slice(&physical_offset.to_be_bytes());
     unit[SIZE_AT..TAGS_CODE_AT].copy_from_slice(&size.to_be_bytes());
-    unit[TAGS_CODE_AT..].copy_from_slice(&i64::from(tags_code).to_be_bytes());
+    unit[TAGS_CODE_AT..].copy_from_slice(&tags_code.to_be_bytes());
     unit
 }
 

@@ -16,14 +16,16 @@ from transports import Keeping
 from gantrymq.broker import broker as broker_module
 from gantrymq.broker import send
 from gantrymq.broker.broker import Broker
+from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.protocol.record import encode_host
 from gantrymq.protocol.sys_flag import COMPRESSED
+from gantrymq.remoting import long_requests
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.turns import TURN_S, Turns
-from gantrymq.store import message_writer
+from gantrymq.store import message_writer, record_batch
 
 #: What all of these brokers say of themselves, whatever port they have.
 PORT = 10911
@@ -83,9 +85,11 @@ async def running(
     of_store: dict[str, object] | None = None,
     **changed: object,
 ) -> AsyncIterator[Broker]:
-    """A broker with two topics of four queues, whose clock stands still."""
+    """A broker with two topics of four queues, whose clock stands still, and whose turns of the loop have no end."""
     monkeypatch.setattr(broker_module, "encode_host", lambda ip, port: encode_host(ip, PORT))
     monkeypatch.setattr(message_writer, "time", lambda: NOW_S)
+    monkeypatch.setattr(record_batch, "time", lambda: NOW_S)
+    monkeypatch.setattr(long_requests, "TURN_S", 3600.0)
     settings = config(directory, **changed)
     # Queues stay dirty, however long a test takes.
     settings.store.flush_interval_consume_queue_ms = 24 * 3600 * 1000
@@ -95,7 +99,8 @@ async def running(
         if not natively:
             patch.setattr(send, "native", None)
         broker = Broker(settings)
-    broker._sending._unique_keys = Keys()  # type: ignore[assignment]
+    sending = broker._sending
+    sending._unique_keys = sending._batches._half_batches._unique_keys = Keys()  # type: ignore[assignment]
     await broker.start()
     try:
         for topic in TOPICS:
@@ -162,11 +167,12 @@ def frame(
     body: bytes = b"body",
     properties: str = PLAIN,
     *,
+    code: int = 310,
     flag: int = 0,
     left_out: Sequence[str] = (),
     **fields: object,
 ) -> bytes:
-    """A send as that client writes it; `fields` by their one-letter names."""
+    """A send as that client writes it, with V1 always of code 10; `fields` by their one-letter names."""
     values = {
         "a": "producers",
         "b": "orders",
@@ -189,9 +195,8 @@ def frame(
             pack(">H", len(name)) + name.encode() + pack(">i", len(value.encode())) + value.encode()
             for name, value in texts.items()
         )
-        header = pack(">hBhiiii", 310, 0, 479, opaque, flag, 0, len(ext)) + ext
+        header = pack(">hBhiiii", code, 0, 479, opaque, flag, 0, len(ext)) + ext
     else:
-        code = 310
         if way == "java V1":
             code, texts = 10, {_LONG_NAMES[name]: texts[name] for name in _LONG_ORDER if name in texts}
         command: dict[str, object] = {"code": code, "extFields": texts, "flag": flag, "language": "JAVA"}
@@ -219,8 +224,61 @@ PROPERTIES = [
 ]
 
 
+#: Of a batch as Java's clients write it.
+OF_BATCH = properties_of("WAIT\x01true", "UNIQ_KEY\x017F000002")
+#: Of the messages in it.
+IN_BATCH = [
+    b"",
+    PLAIN.encode(),
+    b"TAGS\x01blue",
+    "TAGS\x01röt\x02TAGS\x01\x02KEYS\x01a b\x02".encode(),
+    b"a\x01\xff\x00\x02",
+    b"WAIT\x01false\x02DELAY\x012\x02",
+    b"TRAN_MSG\x01true\x02PGROUP\x01producers\x02",
+    b"a\x01" + b"x" * 32_700,
+]
+
+
+def batch_frame(
+    way: str, opaque: int, messages: Sequence[tuple[int, bytes, bytes]], properties: str = OF_BATCH, **fields: object
+) -> bytes:
+    """A batch of (flag, body, properties) as that client writes it."""
+    return frame(way, opaque, encode_batch(messages), properties, **{"code": 320, "m": "true"} | fields)  # type: ignore[arg-type]
+
+
+def any_batch(draw: random.Random, opaque: int) -> bytes:
+    """Mostly a plain one; they have few headers, which are soon known."""
+    fields: dict[str, object] = {"code": 310 if draw.random() < 0.1 else 320, "m": "true", "e": draw.randrange(2)}
+    properties = "" if draw.random() < 0.1 else OF_BATCH
+    in_batch = IN_BATCH if draw.random() < 0.05 else IN_BATCH[:-1]
+    messages = [
+        (draw.choice([0, 7, -1]), draw.randbytes(draw.choice([0, 1, 128])), draw.choice(in_batch))
+        for _ in range(draw.choice([1, 2, 32, 100]))
+    ]
+    kind = draw.random()
+    if kind < 0.08:
+        messages[draw.randrange(len(messages))] = (0, b"x", b"UNIQ_KEY\x017F\x02POP_CK\x01x\x02")
+    elif kind < 0.12:
+        messages = draw.choice([[], [(0, b"", b"")] * 5000, [(0, bytes(3_000_000), b"")] * 2])
+    elif kind < 0.18:
+        properties = draw.choice(PROPERTIES)
+    elif kind < 0.24:
+        fields |= draw.choice(
+            [{"f": 4}, {"f": 8}, {"f": 0x30}, {"j": 3}, {"e": 9}, {"b": "trades"}, {"b": "nobody's"}, {"h": 7}]
+        )
+    body = bytearray(encode_batch(messages))
+    if 0.24 < kind < 0.35 and body:
+        for _ in range(draw.randrange(3)):
+            body[draw.randrange(min(len(body), 400))] = draw.choice([0, 1, 0x7F, 0xFF])
+        del body[draw.choice([len(body), draw.randrange(len(body))]) :]
+    flag = 2 if draw.random() < 0.03 else 0
+    return frame(draw.choice(["binary", "java"]), opaque, bytes(body), properties, flag=flag, **fields)  # type: ignore[arg-type]
+
+
 def any_send(draw: random.Random, opaque: int) -> bytes:
-    """Mostly a plain one."""
+    """Mostly a plain one; one in four is a batch."""
+    if draw.random() < 0.25:
+        return any_batch(draw, opaque)
     fields: dict[str, object] = {"b": draw.choice(TOPICS), "e": draw.randrange(4)}
     properties = PLAIN
     body = draw.randbytes(draw.choice([0, 1, 100, 3000]))

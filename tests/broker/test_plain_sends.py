@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_sends_support import TOPICS, WAYS, Client, any_send, frame, known, running, stored
+from plain_sends_support import TOPICS, WAYS, Client, any_send, batch_frame, frame, known, running, stored
 from waiting import until
 
 from gantrymq.auth.config import AuthConfig
@@ -155,11 +155,14 @@ async def test_nothing_is_stored_while_the_store_refuses(
 ) -> None:
     async with running(tmp_path, monkeypatch) as broker:
         client = await told(broker)
+        messages = [(0, b"x", b"")] * 3
+        client.read(batch_frame("java", 3, messages))
         end = broker.store.max_physical_offset
         await refuse(broker)
-        [answer] = client.answers(frame("java", 3))
-        assert answer.code != ResponseCode.SUCCESS
-        assert (broker.store.max_physical_offset, known(broker)) == (end, 1)
+        for sent in (frame("java", 4), batch_frame("java", 5, messages)):
+            [answer] = client.answers(sent)
+            assert answer.code != ResponseCode.SUCCESS
+        assert (broker.store.max_physical_offset, known(broker)) == (end, 2)
 
 
 async def test_what_is_not_shown_yet_is_kept_for_later(

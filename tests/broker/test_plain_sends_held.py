@@ -8,7 +8,7 @@ from pathlib import Path
 from struct import pack
 
 import pytest
-from plain_sends_support import NOW_S, PLAIN, Client, frame, known, properties_of, running, stored
+from plain_sends_support import NOW_S, PLAIN, Client, batch_frame, frame, known, properties_of, running, stored
 from waiting import until
 
 from gantrymq.broker.broker import Broker
@@ -17,7 +17,7 @@ from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.sys_flag import COMPRESSED
 from gantrymq.protocol.topic_name import TRACE_TOPIC
-from gantrymq.store import message_writer
+from gantrymq.store import message_writer, record_batch
 from gantrymq.store.mapped_file import MappedFile
 
 pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
@@ -61,7 +61,8 @@ async def take_larger_ones(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def go_back_in_time(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_writer, "time", lambda: NOW_S - 3600)
+    for module in (message_writer, record_batch):
+        monkeypatch.setattr(module, "time", lambda: NOW_S - 3600)
 
 
 async def be_a_slave_for_a_while(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,9 +92,11 @@ async def test_after_a_change(change: Change, tmp_path: Path, monkeypatch: pytes
                 tmp_path / str(natively), patch, natively=natively, of_store={"max_message_size": 4096}
             ) as broker:
                 client = Client(broker)
+                few, more = [(0, b"x", b"TAGS\x01t\x02")] * 3, [(0, bytes(500), b"")] * 9
                 for opaque in (1, 2):
                     client.read(frame("java", opaque, e=1))
-                assert not natively or known(broker) == 1
+                    client.read(batch_frame("java", 100 + opaque, few, e=1))
+                assert not natively or known(broker) == 2
                 await change(broker, patch)
                 await broker.topics.written()
                 half = properties_of("UNIQ_KEY\x017F", "TRAN_MSG\x01true", "PGROUP\x01producers")
@@ -106,6 +109,9 @@ async def test_after_a_change(change: Change, tmp_path: Path, monkeypatch: pytes
                             frame("java", 6, properties=half, e=1) + frame("java", 7, properties=half, e=1, f=4),
                             frame("java", 8, e=8),
                             frame("java", 9, e=1) + frame("java", 10, e=1),
+                            batch_frame("java", 11, few, e=1) + batch_frame("java", 12, few, e=1),
+                            batch_frame("java", 13, more, e=1) + batch_frame("java", 14, few, half, e=1, f=4),
+                            batch_frame("java", 15, few, e=1) + batch_frame("java", 16, few, e=1),
                         )
                     ]
                 )

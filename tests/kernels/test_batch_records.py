@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from struct import pack
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,21 +52,27 @@ def by_python(batch: RecordBatch, messages: bytes) -> int:
     return at
 
 
+def damaged(messages: list[tuple[int, bytes, bytes]], data: st.DataObject) -> bytes:
+    """A batch body that is perhaps none."""
+    content = bytearray(encode_batch(messages))
+    for _ in range(data.draw(st.integers(0, 2)) if content else 0):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    del content[data.draw(st.integers(0, len(content))) if data.draw(st.booleans()) else len(content) :]
+    return bytes(content)
+
+
 @given(st.lists(MESSAGES, max_size=6), st.sampled_from(["T", "t" * 127, "t" * 128]), HOSTS, HOSTS, st.data())
 @settings(max_examples=300, deadline=None)
 def test_both_make_the_same_records(
     messages: list[tuple[int, bytes, bytes]], topic: str, born_host: bytes, store_host: bytes, data: st.DataObject
 ) -> None:
-    content = bytearray(encode_batch(messages))
-    for _ in range(data.draw(st.integers(0, 2)) if content else 0):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    del content[data.draw(st.integers(0, len(content))) if data.draw(st.booleans()) else len(content) :]
+    content = damaged(messages, data)
     expected, found = new_batch(topic, born_host, store_host), new_batch(topic, born_host, store_host)
-    end = by_python(expected, bytes(content))
+    end = by_python(expected, content)
     # In pieces, as a broker does it.
     at, before = 0, -1
     while at > before:
-        before, at = at, found.add_messages(bytes(content), at, 2, SPECIAL)
+        before, at = at, found.add_messages(content, at, 2, SPECIAL)
     assert (at, found.records, found.sizes, found.tags_codes) == (
         end,
         expected.records,
@@ -78,6 +85,45 @@ def test_both_make_the_same_records(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(record_batch, "native", None)
             assert placed == record_batch._placed(found, 4096, now)
+
+
+@given(st.lists(MESSAGES, max_size=6), st.data())
+@settings(max_examples=300, deadline=None)
+def test_plain_sends_store_all_of_a_batch_or_nothing(
+    messages: list[tuple[int, bytes, bytes]], data: st.DataObject
+) -> None:
+    """What Python stores, at its place; nothing where it isn't a batch, or has something for Python in it."""
+    assert native is not None
+    content = damaged(messages, data)
+    host = encode_host("10.1.2.3", 10911)
+    queue: Any = SimpleNamespace(
+        mapping=bytearray(300), position=20, limit=300, max_offset=77, queue_id=3, topic="T", topic_bytes=b"T"
+    )
+    log = SimpleNamespace(mapping=bytearray(3000), base=4096, position=4200, limit=7096, store_timestamp=0)
+    parts = b"0A", (b"", b""), (b"", b" ", b" ", b" ", b"")
+    sends = native.PlainSends([], SPECIAL, b"", host, (1 << 20, 5), *parts)
+    assert sends.handle(request(b""), log, 456, host)[4]
+    assert sends.allow(7, 1_700_000_000_123, b"", b"T", 3, 0x4A, 0, True, queue)
+    expected = RecordBatch(queue, 0x4A, 1_700_000_000_123, host, host, 0, with_crc=False)
+    is_whole = by_python(expected, content) == len(content) and 0 < len(expected) <= 5
+    records, units, places = record_batch._placed(expected, 4200, 456)
+    answers, count, dealt, queues, is_asking = sends.handle(request(content), log, 456, host)
+    assert not is_asking
+    if is_whole:
+        ids = b",".join(b"0A%016X" % place for place in places)
+        assert (answers[8:], count, dealt, queues) == (ids + b" 3 77 7", 1, len(request(content)), [queue])
+        assert log.mapping == bytes(104) + bytes(records) + bytes(3000 - 104 - len(bytes(records)))
+        assert queue.mapping == bytes(20) + units + bytes(280 - len(units))
+        assert (log.position, queue.max_offset) == (4200 + len(bytes(records)), 77 + len(expected))
+    else:
+        assert (answers, count, dealt, queues) == (b"", 0, 0, [])
+        assert not any(log.mapping)
+        assert not any(queue.mapping)
+
+
+def request(body: bytes) -> bytes:
+    header = b'{"code":320,"extFields":{"g":"1700000000123","i":""},"opaque":7}'
+    return pack(">II", 4 + len(header) + len(body), len(header)) + header + body
 
 
 def test_a_number_that_does_not_fit_is_for_python_to_refuse() -> None:

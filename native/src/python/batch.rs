@@ -54,7 +54,6 @@ pub fn placed_records<'py>(
 ) -> PyResult<(Block, Bound<'py, PyBytes>, Vec<i64>)> {
     let records: Vec<&[u8]> = records.iter().map(|record| record.as_bytes()).collect();
     let place = Place { queue_offset, physical_offset, store_timestamp, timestamp_at };
-    let (data, units, offsets) =
-        placed(&records, &tags_codes, &place).ok_or_else(|| PyValueError::new_err("these are no records"))?;
-    Ok((data.into(), PyBytes::new(py, &units), offsets))
+    let found = placed(&records, &tags_codes, place).ok_or_else(|| PyValueError::new_err("these are no records"))?;
+    Ok((found.data.into(), PyBytes::new(py, &found.units), found.offsets))
 }

@@ -1,6 +1,7 @@
 //! Plain sends for Python: `gantrymq/broker/plain_sends.py`.
 
 use std::collections::HashMap;
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use memchr::memmem::Finder;
 use pyo3::buffer::PyBuffer;
@@ -8,15 +9,16 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use super::memory::{cells_of, put};
-use crate::batch::{Common, Message};
-use crate::record::{QUEUE_OFFSET_AT, STORE_TIMESTAMP_AT_V4};
-use crate::sends::{Answers, Cutter, Parts, Place, is_sure};
-use crate::units::{UNIT_SIZE, unit};
+use crate::batch::{Common, Message, Place, Placed};
+use crate::record::STORE_TIMESTAMP_AT_V4;
+use crate::sends::{self, Answers, Cutter, Parts, is_sure};
 
 /// So many headers are known at most, none of which is longer: then they are learned anew. See `send_request.py`.
 const MOST_KNOWN: usize = 4096;
 const LONGEST_KEY: usize = 1024;
 const MAX_PROPERTIES_LENGTH: usize = i16::MAX as usize;
+/// Size and magic number of a record.
+const RECORD_HEAD: usize = 8;
 const UNIQUE_KEY: &[u8] = b"UNIQ_KEY\x01";
 
 /// What a header means, as Python has said.
@@ -25,6 +27,7 @@ struct Target {
     queue_id: i32,
     sys_flag: i32,
     flag: i32,
+    is_batch: bool,
     queue: Py<PyAny>,
 }
 
@@ -84,26 +87,42 @@ impl OpenLog {
             limit: log.getattr("limit")?.extract()?,
         }))
     }
+
+    /// Writes whole records at the log's end, as `CommitLog.write`: the head of the first comes last, without which the
+    /// log ends before it. False where they don't fit.
+    fn write(&self, py: Python<'_>, records: &[u8]) -> PyResult<bool> {
+        let Some((head, rest)) = records.split_at_checked(RECORD_HEAD) else { return Ok(false) };
+        let Ok(start) = usize::try_from(self.position - self.base) else { return Ok(false) };
+        let cells = cells_of(&self.mapping, py)?;
+        let is_there = put(cells, start + RECORD_HEAD, rest);
+        // Who kills the process sees memory as it was written, if the compiler keeps to the order.
+        compiler_fence(Ordering::SeqCst);
+        Ok(is_there && put(cells, start, head))
+    }
 }
 
 /// What is looked for in frames.
 struct Finders {
     cutter: Cutter,
-    /// Messages with any of these among their properties are Python's, but those in which this follows each time.
+    /// Sends with any of these among their properties are Python's, but those in which this follows each time.
     odd: Vec<(Finder<'static>, Option<Vec<u8>>)>,
+    /// Batches with this among the properties of a message are, too.
+    odd_in_batch: Finder<'static>,
     further_key: Finder<'static>,
 }
 
 impl Finders {
-    /// Whether there is a unique key, and nothing odd.
-    fn are_plain(&self, properties: &[u8]) -> bool {
-        (properties.starts_with(UNIQUE_KEY) || self.further_key.find(properties).is_some())
-            && !self.odd.iter().any(|(odd, usual)| match usual {
-                None => odd.find(properties).is_some(),
-                Some(usual) => {
-                    odd.find_iter(properties).any(|at| !properties[at + odd.needle().len()..].starts_with(usual))
-                }
-            })
+    fn has_key(&self, properties: &[u8]) -> bool {
+        properties.starts_with(UNIQUE_KEY) || self.further_key.find(properties).is_some()
+    }
+
+    fn is_odd(&self, properties: &[u8]) -> bool {
+        self.odd.iter().any(|(odd, usual)| match usual {
+            None => odd.find(properties).is_some(),
+            Some(usual) => {
+                odd.find_iter(properties).any(|at| !properties[at + odd.needle().len()..].starts_with(usual))
+            }
+        })
     }
 }
 
@@ -119,9 +138,10 @@ pub struct PlainSends {
     own_properties: Vec<u8>,
     store_host: Vec<u8>,
     most_body: usize,
+    most_messages: usize,
     answers: Answers,
     parts: Parts,
-    record: Vec<u8>,
+    placed: Placed,
 }
 
 // As Python aligns its objects.
@@ -130,12 +150,15 @@ const _: () = assert!(align_of::<PlainSends>() <= 16);
 #[pymethods]
 impl PlainSends {
     #[new]
+    #[allow(clippy::too_many_arguments)]
     fn new(
         odd: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+        odd_in_batch: &[u8],
         own_properties: Vec<u8>,
         store_host: Vec<u8>,
-        most_body: usize,
-        binary_answer: [Vec<u8>; 3],
+        most: (usize, usize),
+        answer_host: Vec<u8>,
+        binary_answer: [Vec<u8>; 2],
         json_answer: [Vec<u8>; 5],
     ) -> PlainSends {
         PlainSends {
@@ -144,14 +167,16 @@ impl PlainSends {
             finders: Box::new(Finders {
                 cutter: Cutter::default(),
                 odd: odd.into_iter().map(|(bytes, usual)| (Finder::new(&bytes).into_owned(), usual)).collect(),
+                odd_in_batch: Finder::new(odd_in_batch).into_owned(),
                 further_key: Finder::new(b"\x02UNIQ_KEY\x01"),
             }),
             own_properties,
             store_host,
-            most_body,
-            answers: Answers { binary: binary_answer, json: json_answer },
+            most_body: most.0,
+            most_messages: most.1,
+            answers: Answers { host: answer_host, binary: binary_answer, json: json_answer },
             parts: Parts::default(),
-            record: Vec::new(),
+            placed: Placed::default(),
         }
     }
 
@@ -167,18 +192,23 @@ impl PlainSends {
         queue_id: i32,
         sys_flag: i32,
         flag: i32,
+        is_batch: bool,
         queue: Py<PyAny>,
     ) -> bool {
         let Some(unknown) = self.unknown.take() else { return false };
         let is_it = (unknown.opaque, unknown.born_timestamp, unknown.properties.as_slice())
             == (opaque, born_timestamp, properties);
+        // Nobody can tell empty properties from none; those of a batch aren't stored, and may be either.
+        if properties.is_empty() && !is_batch {
+            return false;
+        }
         if !is_it || unknown.key.len() > LONGEST_KEY || !is_sure(&unknown.key) {
             return false;
         }
         if self.known.len() >= MOST_KNOWN {
             self.known.clear();
         }
-        self.known.insert(unknown.key, Target { topic, queue_id, sys_flag, flag, queue });
+        self.known.insert(unknown.key, Target { topic, queue_id, sys_flag, flag, is_batch, queue });
         true
     }
 
@@ -224,10 +254,15 @@ impl PlainSends {
             if properties.last() != Some(&crate::properties::END) {
                 properties.push(crate::properties::END);
             }
-            if send.body.len() > self.most_body || !self.finders.are_plain(properties) {
+            if send.body.len() > self.most_body || self.finders.is_odd(properties) {
                 break;
             }
-            properties.extend_from_slice(&self.own_properties);
+            if !target.is_batch {
+                if !self.finders.has_key(properties) {
+                    break;
+                }
+                properties.extend_from_slice(&self.own_properties);
+            }
             if properties.len() > MAX_PROPERTIES_LENGTH {
                 break;
             }
@@ -249,7 +284,6 @@ impl PlainSends {
                 },
             };
             let queue = &mut queues[number];
-            let message = Message { flag: target.flag, body: send.body, properties, end: 0 };
             let common = Common {
                 queue_id: target.queue_id,
                 sys_flag: target.sys_flag,
@@ -259,31 +293,37 @@ impl PlainSends {
                 reconsume_times: 0,
                 topic: &target.topic,
             };
-            let record = &mut self.record;
-            record.clear();
-            if common.encode_to(&message, record).is_none() {
+            let placed = &mut self.placed;
+            placed.begin(Place {
+                queue_offset: queue.max_offset,
+                physical_offset: log.position,
+                store_timestamp: now_ms,
+                timestamp_at: STORE_TIMESTAMP_AT_V4,
+            });
+            let is_encoded = if target.is_batch {
+                placed.add_batch(&common, send.body, self.most_messages, &self.finders.odd_in_batch)
+            } else {
+                placed.add(&common, &Message { flag: target.flag, body: send.body, properties, end: 0 })
+            };
+            if is_encoded.is_none() {
                 break;
             }
-            let end = log.position + record.len() as i64;
-            if end > log.limit || queue.position + UNIT_SIZE > queue.limit {
+            let end = log.position + placed.data.len() as i64;
+            if end > log.limit || queue.position + placed.units.len() > queue.limit {
                 break;
             }
-            let places = [queue.max_offset.to_be_bytes(), log.position.to_be_bytes()].concat();
-            record[QUEUE_OFFSET_AT..QUEUE_OFFSET_AT + 16].copy_from_slice(&places);
-            record[STORE_TIMESTAMP_AT_V4..STORE_TIMESTAMP_AT_V4 + 8].copy_from_slice(&now_ms.to_be_bytes());
-            let unit = unit(log.position, record.len() as i32, message.tags_code());
-            // As `MessageWriter.append`: a unit of no record does no harm.
-            let Ok(start) = usize::try_from(log.position - log.base) else { break };
-            if !put(cells_of(&queue.mapping, py)?, queue.position, &unit)
-                || !put(cells_of(&log.mapping, py)?, start, record)
-            {
+            // As `MessageWriter.append`: units of no record do no harm.
+            if !put(cells_of(&queue.mapping, py)?, queue.position, &placed.units) || !log.write(py, &placed.data)? {
                 break;
             }
-            let (physical_offset, queue_offset) = (log.position, queue.max_offset);
-            let place = Place { physical_offset, queue_id: target.queue_id, queue_offset };
+            let place = sends::Place {
+                physical_offsets: &placed.offsets,
+                queue_id: target.queue_id,
+                queue_offset: queue.max_offset,
+            };
             self.answers.add(&mut answers, &self.parts.key, send.opaque, &place);
-            queue.position += UNIT_SIZE;
-            queue.max_offset += 1;
+            queue.position += placed.units.len();
+            queue.max_offset += placed.offsets.len() as i64;
             log.position = end;
             count += 1;
             at = send.end;

@@ -1,10 +1,11 @@
 """Plain sends: those with nothing special about them. Native code stores and answers all of a read in one call.
 
 It knows no rule, it knows bytes. All but the opaque number, the born time and the properties of its header is the same
-in each message of a producer. So the first one with a header goes the way of all others, `Sending.send`; when that has
-found nothing special, native code is told into which queue messages with this header go. A frame whose header it wasn't
-told, a property that asks for something, a file that is full: each ends the call, and the frames from there on go
-through `Sending.send`, which remains the only place that knows the rules.
+in each message of a producer, and in each batch. So the first one with a header goes the way of all others,
+`Sending.send` or `BatchSending.send`; when that has found nothing special, native code is told into which queue those
+with this header go. A frame whose header it wasn't told, a property that asks for something, a batch that isn't one, a
+file that is full: each ends the call, and the frames from there on go the way of all others, which remains the only one
+that knows the rules.
 
 Nothing is remembered of the store: places and room are read from log and queues in each call. So whatever keeps
 `MessageWriter.append` from writing (no room, a refusal, a closed store, a deleted topic) ends the call as well. What
@@ -19,28 +20,35 @@ from __future__ import annotations
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.kernels import Native, interface
+from gantrymq.protocol.batch import MAX_BATCH_MESSAGES
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.record import HOST_SIZE_V4, MAX_TOPIC_LENGTH_V1
 from gantrymq.protocol.send_request import decode_send_request
 from gantrymq.protocol.send_response import SendResponses
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_MASK
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.store.consume_queue import ConsumeQueue
 
-#: What `Sending.send` looks for among the properties.
+#: What `Sending.send` and `BatchSending.send` look for among the properties.
 _ODD: list[tuple[bytes, bytes | None]] = [
     (name, None) for name in (b"DELAY", b"TIMER_DELIVER_MS", b"TRAN_MSG", b"POP_CK\x01", b"CLUSTER\x01")
 ]
 #: And this where answers wait: clients of Java say `true` in each message.
 _CARELESS = (b"WAIT\x01", b"true\x02")
+#: What `BatchSending` looks for among the properties of a batch's messages.
+_ODD_IN_BATCH = b"POP_CK\x01"
 
 
 class PlainSends:
     """The plain sends of one broker. `begin` comes before everything else."""
 
-    def __init__(self, native: Native, appender: Appender, flush_waits: FlushWaits) -> None:
+    def __init__(
+        self, native: Native, appender: Appender, flush_waits: FlushWaits, long_requests: LongRequests
+    ) -> None:
         self._native = native
         self._flush_waits = flush_waits
+        self._long_requests = long_requests
         #: Answers wait.
         self._is_safe = False
         self._appender = appender
@@ -57,11 +65,11 @@ class PlainSends:
         if len(appender.store_host) == HOST_SIZE_V4 and not appender.store.config.enabled_append_prop_crc:
             self._sends = self._native.PlainSends(
                 [*_ODD, _CARELESS] if self._is_safe else _ODD,
+                _ODD_IN_BATCH,
                 own_properties,
                 appender.store_host,
-                appender.max_message_size,
-                responses.binary_parts,
-                responses.json_parts,
+                (appender.max_message_size, MAX_BATCH_MESSAGES),
+                *responses.for_native,
             )
 
     def forget(self) -> None:
@@ -77,7 +85,7 @@ class PlainSends:
         host, appender = connection.attributes.get("born_host"), self._appender
         if host is None or self._sends is None or len(host) != HOST_SIZE_V4 or appender.refusal is not None:
             return 0, b""
-        if self._is_safe and not self._flush_waits.takes:
+        if (self._is_safe and not self._flush_waits.takes) or self._long_requests.has_line(connection):
             return 0, b""
         sent = self._append(self._sends, data, host)
         if sent.is_asking:
@@ -93,14 +101,16 @@ class PlainSends:
         """Whether it is this very request, and no other with the same number and properties, that `tell` is for."""
         return self._asks is connection and connection.looked_at is request
 
-    def tell(self, request: RemotingCommand, queue: ConsumeQueue) -> None:
-        """`Sending.send` has put the message of `request` into `queue` at once, as will be done with those like it."""
+    def tell(self, request: RemotingCommand, queue: ConsumeQueue, *, is_batch: bool = False) -> None:
+        """What `request` sends was put into `queue` at once, with nothing odd about it but perhaps in its properties.
+
+        The same will be done with those like it.
+        """
         self._asks = None
         sent = decode_send_request(request)
         target, options = sent.target, sent.options
         is_plain = not (
             request.flag
-            or options.batch
             or options.reconsume_times
             or target.sys_flag & TRANSACTION_MASK
             or len(queue.topic_bytes) > MAX_TOPIC_LENGTH_V1
@@ -114,5 +124,6 @@ class PlainSends:
                 queue.queue_id,
                 target.sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6),
                 sent.flag,
+                is_batch,
                 queue,
             )

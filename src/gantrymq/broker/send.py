@@ -92,6 +92,7 @@ class Sending(Part):
         self._queues = SendQueues(appender.store, topics, new_topics, room_waits)
         self._new_topics = new_topics
         self._room_waits = room_waits
+        self._plain = PlainSends(native, appender, flush_waits, long_requests) if native is not None else None
         self._batches = BatchSending(
             config,
             appender,
@@ -102,8 +103,8 @@ class Sending(Part):
             new_topics=new_topics,
             room_waits=room_waits,
             writers=writers,
+            plain=self._plain,
         )
-        self._plain = PlainSends(native, appender, flush_waits) if native is not None else None
         self._begin_plain()
 
     def handlers(self) -> dict[int, RequestHandler]:
@@ -198,7 +199,6 @@ class Sending(Part):
         )
         plain = self._plain
         if plain is not None and plain.asks_about(connection, request):
-            # There was nothing special about it, but perhaps in its properties.
             found = self._queues.found(target)
             if found is not None:
                 plain.tell(request, found)

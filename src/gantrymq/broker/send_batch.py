@@ -9,6 +9,7 @@ from gantrymq.broker.appender import Appender, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.new_topics import NewTopics
+from gantrymq.broker.plain_sends import PlainSends
 from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.send_queues import SendQueues
 from gantrymq.broker.transaction.half_batches import HalfBatches
@@ -53,6 +54,7 @@ class BatchSending:
         new_topics: NewTopics,
         room_waits: RoomWaits,
         writers: Writers,
+        plain: PlainSends | None,
     ) -> None:
         self._config = config
         self._appender = appender
@@ -62,6 +64,7 @@ class BatchSending:
         self._new_topics = new_topics
         self._room_waits = room_waits
         self._writers = writers
+        self._plain = plain
         self._half_batches = HalfBatches(config, appender, flush_waits, room_waits, unique_keys)
         self._is_safe = flush_waits.is_used
 
@@ -167,6 +170,11 @@ class BatchSending:
                 gantry_last_row=last_row,
             )
         )
+        plain = self._plain
+        if rows is None and plain is not None and plain.asks_about(connection, request):
+            found = self._queues.found(decode_send_request(request).target)
+            if found is not None:
+                plain.tell(request, found, is_batch=True)
         if waits:
             # Also rows that were there already: who sends them again is told no sooner.
             self._flush_waits.reply(connection, request, self._appender.store.max_physical_offset, response)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: As `native/src/python/mod.rs` counts it.
-INTERFACE = 13
+INTERFACE = 14
 
 #: A `ConsumeQueue` of the store.
 Q = TypeVar("Q")
@@ -115,12 +115,13 @@ class PlainSends(Protocol[Q]):
         queue_id: int,
         sys_flag: int,
         flag: int,
+        is_batch: bool,
         queue: Q,
         /,
     ) -> bool:
         """Says what the frame means that the last `handle` ended before, in whose header these values were read.
 
-        False where its header can't be kept.
+        The flag is that of a single message. False where its header can't be kept.
         """
         ...
 
@@ -149,18 +150,21 @@ class Native(Protocol):
     def PlainSends(
         self,
         odd: list[tuple[bytes, bytes | None]],
+        odd_in_batch: bytes,
         own_properties: bytes,
         store_host: bytes,
-        most_body: int,
-        binary_answer: tuple[bytes, bytes, bytes],
+        most: tuple[int, int],
+        answer_host: bytes,
+        binary_answer: tuple[bytes, bytes],
         json_answer: tuple[bytes, bytes, bytes, bytes, bytes],
         /,
     ) -> PlainSends[Q]:
         """One that knows nothing yet.
 
-        Messages with any of the first bytes of `odd` among their properties that aren't followed by the second ones
-        there, without a unique key or with a larger body end a call. The properties get `own_properties` behind them.
-        For the answers' parts see `SendResponses`.
+        Sends with any of the first bytes of `odd` among their properties that aren't followed by the second ones there
+        end a call, those of one message without a unique key, those with a larger body than `most[0]`, batches of no or
+        more than `most[1]` messages, or with `odd_in_batch` among the properties of one. Those of a single message get
+        `own_properties` behind them. For the answers' parts see `SendResponses`.
         """
         ...
 

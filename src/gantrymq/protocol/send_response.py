@@ -7,12 +7,11 @@ Only msgId, queueId, queueOffset and the opaque number differ between answers, s
 from __future__ import annotations
 
 from functools import lru_cache
-from json import dumps
 from struct import Struct, pack
 from typing import NamedTuple
 
 from gantrymq.errors import HeaderError
-from gantrymq.protocol import binary_header
+from gantrymq.protocol import binary_header, json_header
 from gantrymq.protocol.codes import PROTOCOL_VERSION, LanguageCode
 from gantrymq.protocol.command import RESPONSE_FLAG, RemotingCommand, SerializeType
 from gantrymq.protocol.properties import MSG_REGION, TRACE_SWITCH
@@ -51,21 +50,21 @@ class SendResponses:
     def __init__(self, store_host: bytes, region_id: str, trace_on: bool) -> None:
         fields = {MSG_REGION: region_id, TRACE_SWITCH: "true" if trace_on else "false"}
         self._binary_tail = binary_header.encode_fields(fields)
-        self._json_tail = ("," + dumps(fields, separators=(",", ":"))[1:-1]).encode()
+        self._json_tail = b"," + json_header.encode_fields(fields)[1:-1]
         self._host = store_host.hex().upper().encode()
         id_length = len(self._host) + 16
         self._prefix = b"\x00\x05msgId\x00\x00\x00%c%b" % (id_length, self._host)
 
     @property
-    def binary_parts(self) -> tuple[bytes, bytes, bytes]:
-        """For native code: the header before the opaque number, the fields before and behind the offsets."""
-        return pack(">hBh", 0, _PYTHON, PROTOCOL_VERSION), self._prefix, self._binary_tail
+    def for_native(self) -> tuple[bytes, tuple[bytes, bytes], tuple[bytes, bytes, bytes, bytes, bytes]]:
+        """For native code: what a message id begins with, and the parts of answers in both encodings.
 
-    @property
-    def json_parts(self) -> tuple[bytes, bytes, bytes, bytes, bytes]:
-        """The same: before and between physical offset, queue id, queue offset and opaque number, and behind it."""
+        Binary: the header before the opaque number, the fields behind the queue offset. JSON: before and between
+        message ids, queue id, queue offset and opaque number, and behind it.
+        """
         first, second, third, fourth, last = _JSON_PARTS
-        return first + self._host, second, third, b'"' + self._json_tail + fourth, last
+        binary = pack(">hBh", 0, _PYTHON, PROTOCOL_VERSION), self._binary_tail
+        return self._host, binary, (first, second, third, b'"' + self._json_tail + fourth, last)
 
     def encode(self, serialize_type: int, opaque: int, physical_offset: int, queue_id: int, queue_offset: int) -> bytes:
         """The frame that says SUCCESS, in the request's header encoding."""

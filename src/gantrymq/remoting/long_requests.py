@@ -84,12 +84,16 @@ class LongRequests:
             self._go_on()
             await asyncio.sleep(0)
 
+    def has_line(self, connection: Connection) -> bool:
+        """Whether requests of this connection wait, and further ones would behind them."""
+        return connection in self._lines
+
     def run(self, connection: Connection, request: RemotingCommand, steps: Steps) -> Reply:
         """A handler's reply: that of `steps` if they are done in time, else None, and it follows.
 
         Raises what the steps raise, and RequestRefused when too much waits.
         """
-        if connection not in self._lines and self._used < TURN_S:
+        if not self.has_line(connection) and self._used < TURN_S:
             if not self._used:
                 self._loop.call_soon(self._turn_ended)
             left_s = TURN_S - self._used
