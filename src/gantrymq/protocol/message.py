@@ -6,7 +6,7 @@ Sources: common/message/Message, MessageExt, MessageQueue.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar, cast
 
 from gantrymq.errors import CompressionError, IllegalMessage, ProtocolError, RecordError
 from gantrymq.protocol import properties as names
@@ -15,6 +15,8 @@ from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties
 from gantrymq.protocol.record import Buffer, LateFields, Record, decode_host, decode_record, late_fields
 from gantrymq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK
+
+T = TypeVar("T")
 
 #: A body that decompresses to more bytes isn't kept for the next to read it: hundreds of them would take gigabytes.
 KEPT_SIZE = 256 * 1024
@@ -140,7 +142,16 @@ class _Packed:
         self.damage = damage
 
 
-def _late_field(place: int) -> int:
+if TYPE_CHECKING:
+
+    class _Late(Generic[T]):
+        """What an attribute of `_late_field` is to be taken for."""
+
+        def __get__(self, message: object, kind: type | None = None, /) -> T: ...
+        def __set__(self, message: object, value: T, /) -> None: ...
+
+
+def _late_field(place: int, meaning: str) -> _Late[int]:
     """An attribute of a received message that is decoded when somebody asks for it: one of LateFields.
 
     A property costs a third of what `__getattr__` did, which first makes an AttributeError.
@@ -158,8 +169,7 @@ def _late_field(place: int) -> int:
         fields[place] = value
         message._head = cast(LateFields, tuple(fields))
 
-    # What a type checker is to take it for.
-    return cast(int, property(get, put))
+    return cast("_Late[int]", property(get, put, doc=meaning))
 
 
 class MessageExt(Message):
@@ -180,14 +190,14 @@ class MessageExt(Message):
         "sys_flag",
     )
 
-    flag = _late_field(0)
-    commit_log_offset = _late_field(1)
-    born_timestamp = _late_field(2)
-    born_host_bytes = cast(bytes, _late_field(3))
-    store_timestamp = _late_field(4)
-    _store_host = cast(bytes, _late_field(5))
-    reconsume_times = _late_field(6)
-    prepared_transaction_offset = _late_field(7)
+    flag = _late_field(0, "The sender's, which RocketMQ has no use for.")
+    commit_log_offset = _late_field(1, "Where it stands in the broker's log, bytes.")
+    born_timestamp = _late_field(2, "When it was sent, by its sender's clock; ms since the epoch.")
+    born_host_bytes = cast("_Late[bytes]", _late_field(3, "The sender's address and port as they are stored."))
+    store_timestamp = _late_field(4, "When it was stored, by the broker's clock; ms since the epoch.")
+    _store_host = cast("_Late[bytes]", _late_field(5, "The broker's address and port as they are stored."))
+    reconsume_times = _late_field(6, "How many times consumers of this group have given it back.")
+    prepared_transaction_offset = _late_field(7, "Of a transaction: where its half message stands in the log.")
 
     def __init__(self, record: Record, broker_name: str = "", max_body_size: int = MAX_DECOMPRESSED_SIZE) -> None:
         # Not super().__init__(): the properties stay raw until asked for, which halves the cost of a pull. In one
