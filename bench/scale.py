@@ -62,6 +62,7 @@ _OF_QUEUES = {
     "unused_cpu": "CPU of that, s",
     "ready": "ready with their messages, s",
     "ready_cpu": "CPU of that, s",
+    "stop": "end in order, s",
     "unused": "memory, unused, MiB",
     "own": "memory, MiB",
     "descriptors": "descriptors",

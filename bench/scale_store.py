@@ -53,8 +53,8 @@ async def _with_messages(run: Run, of: Node, stored: int, count: int) -> Row:
     )
     row |= memory(of.broker)
     await close(connections)
-    row["killed"], row["killed_cpu"] = of.start_again(kill=True)
-    row["ready"], row["ready_cpu"] = of.start_again()
+    _, row["killed"], row["killed_cpu"] = of.start_again(kill=True)
+    _, row["ready"], row["ready_cpu"] = of.start_again()
     row["disk"] = disk_mib(of.directory)
     return row
 
@@ -96,7 +96,7 @@ async def queues(run: Run, points: Sequence[int]) -> list[Row]:
 
 async def _with_queues(run: Run, of: Node, count: int, used: list[MessageQueue]) -> Row:
     row: Row = {"x": count}
-    row["unused_ready"], row["unused_cpu"] = of.start_again()
+    _, row["unused_ready"], row["unused_cpu"] = of.start_again()
     row["unused"] = memory(of.broker)["own"]
     connections = await connect(of.broker.address)
     # The first message to each makes its file.
@@ -105,7 +105,7 @@ async def _with_queues(run: Run, of: Node, count: int, used: list[MessageQueue])
     row |= memory(of.broker)
     row["descriptors"] = descriptors(of.broker)
     await close(connections)
-    row["ready"], row["ready_cpu"] = of.start_again()
+    row["stop"], row["ready"], row["ready_cpu"] = of.start_again()
     row["disk"] = disk_mib(of.directory)
     row["namesrv"] = memory(of.namesrv)["own"]
     return row
