@@ -346,6 +346,7 @@ _NETWORK: dict[str, Any] = {
     "local_ip": lambda: _host().address,
     "process_id": _process_id,
 }
+_IN_PARALLEL = threads.in_parallel
 _CHANCE = [name for name in vars(randomness) if name.islower() and hasattr(Random, name)]
 
 
@@ -360,3 +361,4 @@ def install() -> None:
     for name in _CHANCE:
         setattr(randomness, name, _of_chance(name))
     threads.Worker = _Worker  # type: ignore[assignment, misc]
+    threads.in_parallel = lambda work, items, most: _IN_PARALLEL(work, items, 1)

@@ -105,6 +105,45 @@ def test_a_callback_that_fails_hurts_nobody(tmp_path, caplog):
     assert "Event loop is closed" in caplog.text
 
 
+def test_close_has_many_queues_brought_to_the_disk_at_once(tmp_path, monkeypatch):
+    sync = files.fdatasync
+    four = threading.Barrier(4)
+
+    def slow(fd: int) -> None:
+        if "consumequeue" in os.readlink(f"/proc/self/fd/{fd}"):
+            four.wait(TIMEOUT_S)
+        sync(fd)
+
+    store = open_store(tmp_path, flush_interval_consume_queue_ms=60_000)
+    for number in range(40):
+        put(store, store.queue(f"T{number}", 0), b"x")
+    monkeypatch.setattr(files, "fdatasync", slow)
+    store.close()
+    checkpoint = load_checkpoint(tmp_path / "checkpoint")
+    assert checkpoint.confirm_phy_offset == store.max_physical_offset
+
+
+def test_close_brings_all_other_queues_to_the_disk(tmp_path, monkeypatch):
+    sync = files.fdatasync
+    synced = set()
+
+    def fail_once(fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if "/T7/" in path:
+            raise OSError(errno.EIO, "Input/output error")
+        sync(fd)
+        synced.add(path.split("/")[-3])
+
+    store = open_store(tmp_path, flush_interval_consume_queue_ms=60_000)
+    for number in range(40):
+        put(store, store.queue(f"T{number}", 0), b"x")
+    monkeypatch.setattr(files, "fdatasync", fail_once)
+    with pytest.raises(StoreError, match="T7"):
+        store.close()
+    assert synced >= {f"T{number}" for number in range(40) if number != 7}
+    assert (tmp_path / "abort").exists()
+
+
 # -- a disk that fails -----------------------------------------------------------------------------------------------
 
 

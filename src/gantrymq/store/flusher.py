@@ -28,6 +28,9 @@ _PAGE = 4096
 #: After a thorough round of so many seconds the next one waits that many times as long, unless the configured interval
 #: is shorter: few queues are flushed every second, so that a crash leaves little to read again.
 _THOROUGH_PAUSE = 20
+#: So many queues at a time when the store is closed: a disk takes that many in the time of one (2,000 queues: 0.4 s
+#: instead of 4 to 11). While there are senders they would wait for more of it than their own.
+_AT_ONCE_AT_LAST = 16
 
 
 class Flusher:
@@ -225,18 +228,16 @@ class QueueFlusher(Flusher):
             # The units of some are held back.
             timestamp, flushed = self._checkpoint.physic_msg_timestamp, min(flushed, until)
         problem: Exception | None = None
+        due: list[ConsumeQueue] = []
         for _ in range(len(self._dirty)):
             queue = self._dirty.popleft()
-            if thorough or queue.unflushed >= self.least_pages * _PAGE:
-                queue.dirty = False
-                try:
-                    queue.flush()
-                except Exception as e:
-                    queue.dirty = True
-                    self._dirty.append(queue)
-                    problem = self._worse(problem, e)
-            else:
+            is_due = thorough or queue.unflushed >= self.least_pages * _PAGE
+            (due if is_due else self._dirty).append(queue)
+        errors = threads.in_parallel(_flush, due, _AT_ONCE_AT_LAST if self._stopping else 1)
+        for queue, error in zip(due, errors, strict=True):
+            if error is not None:
                 self._dirty.append(queue)
+                problem = self._worse(problem, error)
         try:
             self._index.flush()
         except Exception as e:
@@ -261,3 +262,12 @@ class QueueFlusher(Flusher):
             self._log.refuse(self._name, self._failure)
             return error
         return problem or error
+
+
+def _flush(queue: ConsumeQueue) -> None:
+    queue.dirty = False
+    try:
+        queue.flush()
+    except Exception:
+        queue.dirty = True
+        raise
