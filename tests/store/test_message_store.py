@@ -26,6 +26,7 @@ from store_support import (
 )
 
 from gantrymq.errors import RecordError, StoreError, StoreFull, StoreLocked
+from gantrymq.kernels import native
 from gantrymq.protocol.record import decode_record, decode_records, encode_host
 from gantrymq.store import collect, message_writer
 from gantrymq.store.consume_queue import ConsumeQueue
@@ -219,7 +220,8 @@ def test_neighbours_are_one_buffer(store):
         put(store, one, b"%d" % n)
         put(store, two, b"%d" % n)
     assert len(store.get(alone, 0, 32, 1 << 20).buffers) == 1
-    assert len(store.get(one, 0, 32, 1 << 20).buffers) == 10
+    # Native code copies small ones that lie apart.
+    assert len(store.get(one, 0, 32, 1 << 20).buffers) == (10 if native is None else 1)
     result = store.get(alone, 2, 3, 1 << 20)
     assert (result.status, result.message_count, result.next_begin_offset) == (GetStatus.FOUND, 3, 5)
     assert result.size == sum(len(buffer) for buffer in result.buffers)
