@@ -226,7 +226,7 @@ def test_neighbours_are_one_buffer(store):
     assert (result.status, result.message_count, result.next_begin_offset) == (GetStatus.FOUND, 3, 5)
     assert result.size == sum(len(buffer) for buffer in result.buffers)
     assert [record.body for record in decode_records(result.buffers[0])] == [b"2", b"3", b"4"]
-    assert result.buffers[0].readonly
+    assert memoryview(result.buffers[0]).readonly
 
 
 def test_one_pull_over_two_log_files(store):
