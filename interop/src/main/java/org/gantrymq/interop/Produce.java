@@ -15,11 +15,12 @@ import org.apache.rocketmq.common.message.Message;
 /**
  * {@code Produce NAMESRV GROUP TOPIC MODE}: sends the messages on standard input, prints a line for each result.
  *
- * <p>MODE is sync, async, oneway (no result lines) or batch (all in one request). "queue_id" in a message picks its queue
+ * <p>MODE is sync, async, oneway (no result lines), batch (all in one request) or batches (ten a request). "queue_id" in a message picks its queue
  * (sync only).
  */
 public final class Produce {
     private static final int SEND_TIMEOUT_MS = 10_000;
+    private static final int BATCH_SIZE = 10;
 
     private Produce() {
     }
@@ -73,6 +74,11 @@ public final class Produce {
                 break;
             case "batch":
                 print(producer.send(messages));
+                break;
+            case "batches":
+                for (int i = 0; i < messages.size(); i += BATCH_SIZE) {
+                    print(producer.send(messages.subList(i, Math.min(i + BATCH_SIZE, messages.size()))));
+                }
                 break;
             default:
                 throw new IllegalArgumentException("mode " + mode);
