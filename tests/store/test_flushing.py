@@ -144,6 +144,26 @@ def test_close_brings_all_other_queues_to_the_disk(tmp_path, monkeypatch):
     assert (tmp_path / "abort").exists()
 
 
+def test_what_a_dying_round_had_before_it_is_flushed_by_close(tmp_path, monkeypatch):
+    synced = set()
+    sync = files.fdatasync
+
+    def note(fd: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{fd}").split("/")[-3])
+        sync(fd)
+
+    store = open_store(tmp_path, flush_interval_consume_queue_ms=60_000)
+    for number in range(5):
+        put(store, store.queue(f"T{number}", 0), b"x")
+    with monkeypatch.context() as dying:
+        dying.setattr(files, "fdatasync", fails(SystemExit()))
+        with pytest.raises(SystemExit):
+            store._threads.queue_flusher.flush(thorough=True)
+    monkeypatch.setattr(files, "fdatasync", note)
+    store.close()
+    assert synced >= {f"T{number}" for number in range(5)}
+
+
 # -- a disk that fails -----------------------------------------------------------------------------------------------
 
 

@@ -233,7 +233,12 @@ class QueueFlusher(Flusher):
             queue = self._dirty.popleft()
             is_due = thorough or queue.unflushed >= self.least_pages * _PAGE
             (due if is_due else self._dirty).append(queue)
-        errors = threads.in_parallel(_flush, due, _AT_ONCE_AT_LAST if self._stopping else 1)
+        try:
+            errors = threads.in_parallel(_flush, due, _AT_ONCE_AT_LAST if self._stopping else 1)
+        except BaseException:
+            # The thread dies of it: whoever closes the store is to flush these, not to take them for flushed.
+            self._dirty.extend(due)
+            raise
         for queue, error in zip(due, errors, strict=True):
             if error is not None:
                 self._dirty.append(queue)
