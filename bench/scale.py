@@ -36,6 +36,7 @@ from scale_servers import busy_s
 from scale_store import messages, queues, size, topics
 
 from gantrymq.background.event_loop import new_event_loop
+from gantrymq.kernels import native
 from gantrymq.remoting.listener import most_connections
 
 ROOT = Path(__file__).parent.parent
@@ -222,7 +223,7 @@ def measure(name: str, dimension: Dimension, run: Run, points: Sequence[int]) ->
     progress(f"{name}: {seconds:.0f} s, others used {others:.0%} of the machine")
     conditions = (
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, Python {platform.python_version()}, "
-        f"{'with' if has_native() else 'without'} gantrymq-native; {seconds:.0f} s in all, other programs used "
+        f"{'without' if native is None else 'with'} gantrymq-native; {seconds:.0f} s in all, other programs used "
         f"{others:.0%} of the processors meanwhile (load average before: {load:.1f})"
     )
     return {"conditions": conditions, "rows": rows}
@@ -232,12 +233,6 @@ def own_cpu_s() -> float:
     """Of this process, and of those it has started and seen end."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def has_native() -> bool:
-    from gantrymq.kernels import native
-
-    return native is not None
 
 
 # -- tables and charts ------------------------------------------------------------------------------------------
