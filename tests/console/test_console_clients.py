@@ -18,6 +18,7 @@ from gantrymq.console.eye import Eye
 from gantrymq.console.history import MAX_REBALANCES, History, Rebalance
 from gantrymq.console.limited import Limits
 from gantrymq.console.queries.groups import Member, tell, trend
+from gantrymq.console.queries.streams import Query, last_words
 from gantrymq.console.rebalances import AT_ONCE, MembersSeen
 from gantrymq.console.sampler import Sampler
 from gantrymq.console.settings import Settings
@@ -92,6 +93,14 @@ async def test_streams(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, pro
         assert "a-stream" in html
     nowhere = await json_of(visitor, "streams", progress="nowhere")
     assert [unasked["what"] for unasked in nowhere["unasked"]] == ["nowhere"]
+
+
+def test_two_batches_of_a_query_in_one_millisecond() -> None:
+    """Told to two brokers: which message is read first says nothing."""
+    seventh, eighth = (Query("q1", "to the lake", 1000, batch, 70, 0.0, 0.0, 90) for batch in (7, 8))
+    assert last_words([seventh, eighth]) == last_words([eighth, seventh]) == [eighth]
+    anew = Query("q1", "to the lake", 1001, 0, 70, 0.0, 0.0, 90)
+    assert last_words([anew, eighth]) == [anew]
 
 
 async def test_members_come_and_go(cluster: EmbeddedCluster, visitor: httpx.AsyncClient) -> None:

@@ -6,7 +6,7 @@ query tells (`watch_queries`) is in a topic that its owner names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -108,11 +108,17 @@ async def _queries(eye: Eye, topic: str) -> tuple[list[Query], list[Unasked]]:
         await reader.look(None, None)
     except NoRouteInfo as e:
         return [], [Unasked(topic, str(e))]
-    found: dict[str, Query] = {}
-    for one in await reader.latest(MAX_PROGRESS):
-        if isinstance(one, Query) and one.id:
-            found.setdefault(one.id, one)
-    return sorted(found.values(), key=lambda query: query.name), reader.unasked
+    told = [one for one in await reader.latest(MAX_PROGRESS) if isinstance(one, Query)]
+    return last_words(told), reader.unasked
+
+
+def last_words(told: Iterable[Query]) -> list[Query]:
+    """What each query told last, by its name. In one millisecond it may tell two brokers of two batches."""
+    last: dict[str, Query] = {}
+    for one in sorted(told, key=lambda query: (query.told_ms, query.batch)):
+        if one.id:
+            last[one.id] = one
+    return sorted(last.values(), key=lambda query: query.name)
 
 
 def _query(message: MessageExt) -> Query:
