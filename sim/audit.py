@@ -32,7 +32,7 @@ _HARMLESS = frozenset({"os.putenv", "os.unsetenv", "os.fwalk", "os.walk"})
 _REPLACED: dict[Any, tuple[str, ...]] = {
     os: ("fsync", "fdatasync", "urandom"),
     threading: ("_start_new_thread",),
-    time: ("sleep", "time", "time_ns", "monotonic", "monotonic_ns"),
+    time: ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "thread_time"),
 }
 #: Who may: imports that come late, the lines of a traceback, the time of a log record.
 _ALLOWED = ("<frozen importlib", "linecache.py", "tokenize.py", f"logging{os.sep}__init__.py")

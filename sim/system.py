@@ -295,6 +295,7 @@ _CLOCK = {
     "monotonic": _monotonic,
     "now_ms": _now_ms,
     "sleep": _sleep,
+    "thread_time": _monotonic,
     "time": _wall_s,
     "time_ns": _wall_ns,
     "localtime": time.gmtime,

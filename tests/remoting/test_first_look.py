@@ -40,6 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     for module in (connection_module, flow_control):
         monkeypatch.setattr(module, "monotonic", clock)
+    monkeypatch.setattr(connection_module, "thread_time", clock)
     return clock
 
 

@@ -44,9 +44,11 @@ async def running() -> AsyncIterator[LongRequests]:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step takes 1 ms: so the clock, asked once after each, says."""
+    """A step takes 1 ms: so the clocks say, one asked once after each, and one before and after it."""
     times: Iterator[float] = (n * 0.001 for n in range(1_000_000))
     monkeypatch.setattr(long_requests, "monotonic", lambda: next(times))
+    cpu_times: Iterator[float] = (n * 0.001 for n in range(1_000_000))
+    monkeypatch.setattr(long_requests, "thread_time", lambda: next(cpu_times))
 
 
 def steps(count: int, done: list[str] | None = None, name: str = "") -> Steps:

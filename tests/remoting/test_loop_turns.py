@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import logging
 import time
 from collections.abc import Iterator
@@ -220,7 +221,7 @@ async def test_who_was_put_off_is_served_in_turn() -> None:
 
 @pytest.mark.usefixtures("own_time")
 async def test_of_those_that_take_much_who_took_least_comes_first() -> None:
-    """A machine that is slow for a moment makes everybody busy; who asks for little doesn't wait for a crowd."""
+    """Who asks for little doesn't wait for a crowd."""
     connections, _ = connections_of(41, 0.03)
     *others, innocent = connections
     for connection in connections:
@@ -233,6 +234,17 @@ async def test_of_those_that_take_much_who_took_least_comes_first() -> None:
     assert sum(written_to(connection) > 0 for connection in others) < 5
     for connection in connections:
         connection.connection_lost(None)
+
+
+async def test_what_others_take_on_the_machine_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small request, in the midst of which the loop was without a processor."""
+    (innocent,), turns = connections_of(1, 0.0)
+    times = itertools.count(time.monotonic(), MOST_S)
+    monkeypatch.setattr(connection_module, "monotonic", lambda: next(times))
+    innocent.data_received(frame(ECHO))
+    assert turns.used > MOST_S
+    assert not innocent.is_busy()
+    innocent.connection_lost(None)
 
 
 @pytest.mark.usefixtures("own_time")

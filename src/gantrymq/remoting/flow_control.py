@@ -67,7 +67,7 @@ class FlowControl(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._closing = False
         self._turns = turns
-        #: What its turns took of late, beyond its share of the time, s; as of `last_read`.
+        #: What its turns took of the processor of late, beyond its share of the time, s; as of `last_read`.
         self._recent_s = 0.0
         #: While the write buffer is full: done when there is room, or no connection any more.
         self._writable: asyncio.Future[None] | None = None
@@ -87,7 +87,7 @@ class FlowControl(asyncio.Protocol):
     # -- turns --------------------------------------------------------------------------------------------------
 
     def charge(self, seconds: float) -> None:
-        """Somebody has worked so long for its requests elsewhere than in its turns."""
+        """Somebody has worked so long for its requests elsewhere than in its turns, by `thread_time`."""
         # As of `last_read`, see `is_busy`.
         forgiven_s = (monotonic() - self.last_read) * CHEAP_SHARE
         self._recent_s = min(max(self._recent_s, forgiven_s) + seconds, forgiven_s + MOST_S)

@@ -21,7 +21,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection, Reply
 from gantrymq.remoting.room import Room, Rooms
-from gantrymq.system.clock import monotonic
+from gantrymq.system.clock import monotonic, thread_time
 
 #: A request's work; it returns what a handler would. Raises what a handler may raise.
 Steps = Generator[None, None, Reply]
@@ -141,7 +141,7 @@ class LongRequests:
         deadline = now + TURN_S
         full = 0
         while self._lines:
-            began = now
+            cpu_began = thread_time()
             connection, line = next(iter(self._lines.items()))
             if connection.is_full and not self._stopped:
                 # Further answers would only gather.
@@ -153,7 +153,7 @@ class LongRequests:
             full = 0
             self._step(connection, line)
             now = monotonic()
-            connection.charge(now - began)
+            connection.charge(thread_time() - cpu_began)
             # It may be gone: the answer can't be written, or its steps have closed it.
             if self._lines.pop(connection, None) is not None and line.requests:
                 self._lines[connection] = line

@@ -12,9 +12,11 @@ single small request waits for all of them. The rules:
 - Those that were put off, and the rest of what a turn didn't finish, are served in the next rounds in turn, for
   WAITING_S of each round. Connections of which not much is known come in turn with those that take much, so that
   neither a crowd of busy ones nor a stream of new ones keeps the other waiting. Of those that take much who took least
-  comes first: on a machine that others use too whoever asks for little takes more than usual, and would wait for a
-  crowd that takes a hundred times as much. What a connection took is forgiven while it waits, as otherwise: after two
-  seconds all that come later come after it.
+  comes first. What a connection took is forgiven while it waits, as otherwise: after two seconds all that come later
+  come after it.
+- A turn is as long as others wait for it; what a connection *took* is the processor's time, 0.5 us more a read. On a
+  machine that others use too a turn of a single small request lasts 30 ms now and then, and whoever asks for little
+  would be put off for seconds.
 
 So a client that asks for little waits for one round's budget, and one request, whatever the others do. What a request
 takes is known afterwards only: a crowd of connections that were cheap can do it once, and is put off from then on.
