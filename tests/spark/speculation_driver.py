@@ -2,8 +2,9 @@
 
     python speculation_driver.py MASTER NAME_SERVER ONCE_TOPIC TRANSACTIONAL_TOPIC DIRECTORY
 
-The first attempt of one task sends half of its rows and is slow then, until Spark kills it. DIRECTORY gets a file named
-PARTITION-ATTEMPT for each attempt of the first write, and of the second one in `second`.
+The first attempt of one task sends half of its rows and is slow then, until Spark kills it; its copy waits for that
+half. DIRECTORY gets a file named PARTITION-ATTEMPT for each attempt of the first write, and of the second one in
+`second`; that of the slow attempt when its half is sent.
 """
 
 from __future__ import annotations
@@ -57,13 +58,25 @@ def slowly(directory: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.R
         context = TaskContext.get()
         assert context is not None
         partition, attempt = context.partitionId(), context.attemptNumber()
-        Path(directory, f"{partition}-{attempt}").touch()
+        is_slow = (partition, attempt) == (0, 0)
+        if not is_slow:
+            Path(directory, f"{partition}-{attempt}").touch()
+        if partition == 0 and not is_slow:
+            _wait_for(Path(directory, "0-0"))
         for number, batch in enumerate(batches):
-            if (partition, attempt, number) == (0, 0, ROWS // PARTITIONS // 100 // 2):
+            if is_slow and number == ROWS // PARTITIONS // 100 // 2:
+                Path(directory, "0-0").touch()
                 time.sleep(SLOW_S)
             yield pa.RecordBatch.from_pydict({"body": [str(n) for n in batch.column(0).to_pylist()]})
 
     return work
+
+
+def _wait_for(file: Path) -> None:
+    """Where Python starts slowly Spark copies a task that hasn't begun."""
+    until = time.monotonic() + SLOW_S
+    while not file.exists() and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":
