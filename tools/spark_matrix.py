@@ -40,11 +40,11 @@ _TO_THE_END = (0, 1, 5)
 #: Maven's coordinates of the lake formats that there are for a version.
 LAKES = {
     "4.0": {
-        "delta": "io.delta:delta-spark_4.0_2.13:4.2.0",
+        "delta": "io.delta:delta-spark_4.0_2.13:4.4.0",
         "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",
     },
     "4.1": {
-        "delta": "io.delta:delta-spark_4.1_2.13:4.2.0",
+        "delta": "io.delta:delta-spark_4.1_2.13:4.4.0",
         "iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0",
     },
     "4.2": {"delta": "io.delta:delta-spark_4.2_2.13:4.4.0"},
@@ -199,7 +199,9 @@ def fetch_lake(coordinates: str, directory: Path) -> None:
         say(f"no mvn on PATH: the tests of {coordinates} will be skipped")
         return
     group, artifact, version = coordinates.split(":")
-    directory.mkdir(parents=True, exist_ok=True)
+    # Jars of another version would be on the class path, too.
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
     project = directory / "pom.xml"
     project.write_text(
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'

@@ -1,6 +1,6 @@
 """A topic into a table of Delta Lake or of Apache Iceberg, each message once.
 
-    spark-submit --packages io.delta:delta-spark_4.1_2.13:4.2.0 ... \\
+    spark-submit --packages io.delta:delta-spark_4.1_2.13:4.4.0 ... \\
       lakehouse_ingest.py --topic orders --format delta --table /lake/orders --checkpoint /lake/.orders
     spark-submit --packages org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0 ... \\
       lakehouse_ingest.py --topic orders --format iceberg --table lake.orders --checkpoint /lake/.orders

@@ -1,6 +1,6 @@
 """A topic of flights into Delta Lake: bronze, silver and gold, with late data and fields that come later.
 
-    spark-submit --packages io.delta:delta-spark_4.1_2.13:4.2.0 ... medallion.py --topic flights --lake /lake/flights
+    spark-submit --packages io.delta:delta-spark_4.1_2.13:4.4.0 ... medallion.py --topic flights --lake /lake/flights
 
 bronze    each message as it came, once
 silver    a row a flight: the latest word about it; `rejected` has bodies that are no flight
@@ -117,7 +117,7 @@ def refine(messages: DataFrame, lake: str) -> None:
 def merge(rows: DataFrame, lake: str, name: str, key: tuple[str, ...], *, updates: str) -> None:
     """Rows into a table that has one for each key; columns that it hasn't got are added to it."""
     spark = rows.sparkSession
-    # By a write of no rows: with Spark 4.1 MERGE WITH SCHEMA EVOLUTION leaves them out without a word.
+    # By a write of no rows: Delta Lake 4.2 on Spark 4.1 leaves them out of MERGE WITH SCHEMA EVOLUTION without a word.
     if not set(spark.read.format("delta").load(f"{lake}/{name}").columns).issuperset(rows.columns):
         nothing = spark.createDataFrame([], rows.schema)
         nothing.write.format("delta").mode("append").option("mergeSchema", "true").save(f"{lake}/{name}")
