@@ -84,12 +84,6 @@ class Run:
         self.clients = Clients(self.world, plan, self.history, self.servers)
         self._site = Site(self.world, self.servers, self.clients, self.history)
 
-    @property
-    def had_disk_faults(self) -> bool:
-        return any(
-            fault.kind in ("full", "filled", "sync-error", "open-errors", "io-errors") for fault in self.plan.faults
-        )
-
     def execute(self) -> Outcome:
         tracing = _Tracing(self)
         logging.getLogger().addHandler(tracing)

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 from gantrymq.errors import GantryError
 from gantrymq.store.verify import verify
 from sim.cluster import store_config
+from sim.plan import broker_name
 
 if TYPE_CHECKING:
     from sim.run import Run
+
+#: Faults after which a broker of the name that they hit may say that its disk fails, and end.
+_OF_DISKS = ("full", "filled", "sync-error", "open-errors", "io-errors")
 
 
 def nobody_is_refused(run: Run) -> Iterator[str]:
@@ -34,10 +38,14 @@ def nothing_went_unhandled(run: Run) -> Iterator[str]:
 
 
 def everybody_works(run: Run) -> Iterator[str]:
-    """No server has ended of itself; a client that finds no server when it starts says so, and is started again."""
+    """Nobody has ended of itself but a broker whose disk failed, and a client that found no server when it started."""
+    broken = {broker_name(fault.whom) for fault in run.plan.faults if fault.kind in _OF_DISKS}
     for program in run.servers.all + run.clients.all:
-        is_refused = isinstance(program.failure, GantryError) and program in run.clients.all and run.plan.faults
-        if program.failure is not None and not run.had_disk_faults and not is_refused:
+        if program in run.clients.all:
+            may_end = bool(run.plan.faults) and isinstance(program.failure, GantryError)
+        else:
+            may_end = program in run.servers.brokers and broker_name(program.name) in broken
+        if program.failure is not None and not may_end:
             yield f"{program.name} ended: {program.failure!r}"
 
 
