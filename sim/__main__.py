@@ -19,7 +19,8 @@ from sim.planted import find_all  # noqa: E402
 from sim.run import Outcome, Run, run_seed  # noqa: E402
 from sim.shrink import plan_of, shrink, size, to_json  # noqa: E402
 
-_HASH_SEED = "0"
+#: Sets are in the same order in every run, and message ids count from the same midnight.
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "TZ": "UTC"}
 
 
 def main() -> int:
@@ -121,11 +122,6 @@ def _many(seeds: range, jobs: int, path: Path | None, *, stop_at_first: bool) ->
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != _HASH_SEED:
-        # Sets are in the same order in every run.
-        os.execve(
-            sys.executable,
-            [sys.executable, "-m", "sim", *sys.argv[1:]],
-            os.environ | {"PYTHONHASHSEED": _HASH_SEED, "TZ": "UTC"},
-        )
+    if not _ENVIRONMENT.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, "-m", "sim", *sys.argv[1:]], os.environ | _ENVIRONMENT)
     sys.exit(main())

@@ -44,6 +44,15 @@ def test_a_seed_is_the_same_run_each_time(tmp_path: Path) -> None:
     assert digest == sha256(trace).hexdigest()[:16]
 
 
+def test_a_seed_is_the_same_run_in_each_time_zone(tmp_path: Path) -> None:
+    """Also where PYTHONHASHSEED is what it is to be."""
+    for zone in ("UTC", "JST-9"):
+        sim("--seed", "36", "--trace", str(tmp_path / zone), PYTHONHASHSEED="0", TZ=zone)
+    trace = (tmp_path / "UTC").read_bytes()
+    assert b"SendOutcomeUnknown: message 0A000303" in trace
+    assert (tmp_path / "JST-9").read_bytes() == trace
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("number", [0, 3, 6])
