@@ -39,7 +39,11 @@ def main() -> int:
         "--planted", nargs="?", const="", metavar="WORDS", help="whether each planted bug is found; those with WORDS"
     )
     args = parser.parse_args()
-    if args.shrink and args.seed is not None:
+    if args.seed is None and (args.shrink or args.trace or args.timeline):
+        parser.error("--shrink, --trace and --timeline are of one run: say which with --seed")
+    if args.shrink and (args.trace or args.timeline):
+        parser.error("--shrink makes many runs: have the trace and the timeline of the plan that it ends with")
+    if args.shrink:
         return _shrink(args.seed, args.jobs)
     if args.seed is not None:
         return _one(args.seed, args.trace, args.timeline)

@@ -34,6 +34,13 @@ def test_the_summary_of_some_seeds() -> None:
     assert re.search(r"^2 seeds in .*; 0 failed$", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize("options", [["--trace", "x"], ["--timeline", "x"], ["--shrink"], ["--shrink", "--trace", "x"]])
+def test_what_would_be_left_undone_is_refused(options: list[str]) -> None:
+    done = sim("--seeds", "0", *options, *(["--seed", "1"] if len(options) > 2 else []))
+    assert done.returncode == 2
+    assert "--shrink" in done.stderr.splitlines()[-1]
+
+
 def test_a_seed_is_the_same_run_each_time(tmp_path: Path) -> None:
     """Alone, and after another one; with objects at other places in memory."""
     sim("--seed", "1", "--trace", str(tmp_path / "trace"))
