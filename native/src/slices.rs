@@ -16,7 +16,7 @@ pub struct Slices {
 /// offset. It ends before a unit that doesn't point to the record of its queue offset, a whole one within `log`.
 pub fn slices(units: &[u8], queue_offset: i64, log: &[u8], base: i64, most: usize, most_bytes: usize) -> Slices {
     let mut found = Slices::default();
-    for (unit, offset) in units.chunks_exact(UNIT_SIZE).take(most).zip(queue_offset..) {
+    for (unit, offset) in units.chunks_exact(UNIT_SIZE).take(most).zip(queue_offset..=i64::MAX) {
         let Some((start, end)) = place(unit, offset, log, base) else { break };
         if end - start > most_bytes - found.size {
             break;
@@ -83,6 +83,13 @@ mod tests {
         assert_eq!(slices(&units[..59], 5, &log, BASE, 9, 1000), two);
         assert_eq!(slices(&units, 5, &log, BASE, 9, 99), Slices::default());
         assert_eq!(slices(&units, 5, &log, BASE, 0, 1000), Slices::default());
+    }
+
+    #[test]
+    fn behind_the_largest_queue_offset_there_is_none() {
+        let mut log = Vec::new();
+        let units = put(&mut log, i64::MAX, 100).repeat(2);
+        assert_eq!(slices(&units, i64::MAX, &log, BASE, 9, 1000).count, 1);
     }
 
     #[test]
