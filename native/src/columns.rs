@@ -1,5 +1,7 @@
 //! The records of a buffer as columns, laid out as Arrow has them in memory: validity bits, offsets, data.
 
+use std::collections::HashMap;
+
 use crate::binary::{Binary, TooLarge};
 use crate::inflate::{COMPRESSED, Failed, Inflater};
 use crate::properties;
@@ -124,11 +126,13 @@ pub fn topics(buffer: &[u8], starts: &[i64]) -> Result<Binary, TooLarge> {
 /// The different topics, and for each record which of them is its own.
 pub fn numbered_topics<'a>(buffer: &'a [u8], starts: &[i64]) -> (Vec<&'a [u8]>, Vec<i32>) {
     let (mut topics, mut numbers) = (Vec::new(), Vec::with_capacity(starts.len()));
+    let mut known = HashMap::new();
     let mut last = 0;
     for record in records(buffer, starts) {
         let topic = &buffer[record.topic_at..record.topic_end];
+        // Most records are of the same topic as the one before.
         if topics.get(last) != Some(&topic) {
-            last = topics.iter().position(|other| *other == topic).unwrap_or(topics.len());
+            last = *known.entry(topic).or_insert(topics.len());
             if last == topics.len() {
                 topics.push(topic);
             }
@@ -227,6 +231,20 @@ mod tests {
         assert_eq!(bodies(&buffer, &found.starts[1..]).unwrap().data, b"223");
         assert_eq!(topics(&buffer, &found.starts).unwrap().data, b"ordersordersorders");
         assert_eq!(numbered_topics(&buffer, &found.starts), (vec![b"orders" as &[u8]], vec![0, 0, 0]));
+    }
+
+    #[test]
+    fn each_topic_has_a_number() {
+        let of_topic = |topic: &[u8; 6]| {
+            let mut record = encoded(b"1", b"");
+            let at = record.len() - 2 - topic.len();
+            record[at..at + topic.len()].copy_from_slice(topic);
+            record
+        };
+        let buffer = [b"orders", b"trades", b"trades", b"orders", b"events", b"trades"].map(of_topic).concat();
+        let starts = columns(&buffer, &wanted(&[])).unwrap().starts;
+        let topics = vec![b"orders" as &[u8], b"trades", b"events"];
+        assert_eq!(numbered_topics(&buffer, &starts), (topics, vec![0, 1, 1, 0, 2, 1]));
     }
 
     #[test]
