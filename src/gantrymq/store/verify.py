@@ -11,6 +11,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from gantrymq.kernels import native
+from gantrymq.kernels.interface import IndexEntries
 from gantrymq.protocol.record import FIXED_SIZE_V4, Record, decode_record, unpacker
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
@@ -33,6 +34,7 @@ _MAX_PROBLEMS = 1000
 _PROGRESS_BYTES = 1024 * 1024
 #: A writer copies a record in one go, so that a reader meets a part of one for some microseconds.
 _RETRY_S = 0.05
+#: Of the index, or a log's records: more than one record has.
 _ENTRIES_AT_ONCE = 65_536
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
 #: Limits that no file of a log comes to, and what no record has.
@@ -312,7 +314,16 @@ class IndexChecker:
             for record in log.records(begin, end):
                 self.check(record)
             return
-        entries, _, _ = native.index_entries(view, begin - base, end - base, base, _ALL, _ALL, _ALL, _NO_TOPIC)
+        start, following = -1, begin - base
+        while start < following < end - base:
+            start = following
+            entries, _, following = native.index_entries(
+                view, start, end - base, base, _ALL, _ENTRIES_AT_ONCE, _ALL, _NO_TOPIC
+            )
+            self._check_entries(entries, view, base)
+
+    def _check_entries(self, entries: IndexEntries, view: memoryview, base: int) -> None:
+        """Those that some records of a file should have, which begins at the physical offset `base`."""
         at, hashes = -1, set[int]()
         for number in range(len(entries)):
             key_hash, physical_offset, _ = entries[number]
