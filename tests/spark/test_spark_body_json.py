@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -91,7 +93,7 @@ def test_what_is_missing_is_null() -> None:
         (b'{"id": 1, "at": "10000-01-01T00:00:00Z"}', r"\$\.at"),
         (b'{"id": 1, "data": "?"}', r"\$\.data"),
         (b'{"id": 1, "labels": {"a": "\xff"}}', "no JSON"),
-        (b'{"id": 1, "total": 1234.5}', "no struct"),
+        (b'{"id": 1, "total": 1234.5}', r"doesn't fit decimal128\("),
     ],
 )
 def test_one_bad_body_among_others(body: bytes, problem: str) -> None:
@@ -100,6 +102,24 @@ def test_one_bad_body_among_others(body: bytes, problem: str) -> None:
     assert list(errors) == [1]
     with pytest.raises(AssertionError, match=problem):
         raise AssertionError(errors[1])
+
+
+@pytest.mark.parametrize("exponent", [-57, -77, -100, -10_000_000, 10_000_000])
+def test_a_number_with_a_far_exponent(exponent: int) -> None:
+    """It is no 0, and doesn't end the process."""
+    program = f"""
+import pyarrow as pa
+from gantrymq.spark.bodies.decoding import ValueDecoder
+from gantrymq.spark.bodies.json_bodies import json_decoder
+price = pa.decimal128(38, 18)
+kind = pa.struct([("price", price), ("prices", pa.list_(price)), ("by_name", pa.map_(pa.string(), price))])
+bodies = [b'{{"price": 1e{exponent}}}', b'{{"prices": [1e{exponent}]}}', b'{{"by_name": {{"a": 1e{exponent}}}}}']
+values, errors = ValueDecoder(json_decoder(kind), kind).decode(bodies)
+assert values.to_pylist() == [None] * 3, values
+assert len(errors) == 3
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_types_that_json_has_nothing_for() -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from types import GenericAlias
 from typing import Annotated, Any, NotRequired, TypedDict, cast
 
@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from gantrymq.codecs.json import JsonCodec
-from gantrymq.errors import ConfigError
+from gantrymq.errors import CodecError, ConfigError
 from gantrymq.spark.bodies.decoding import DecodeBody
 
 #: Beyond it a number would become infinite without a word.
@@ -51,7 +51,42 @@ _make_typed_dict: Callable[[str, dict[str, Any]], Any] = cast(Any, TypedDict)
 
 def json_decoder(kind: pa.DataType) -> DecodeBody:
     """For values of this type. Raises ConfigError for a type that JSON has nothing for."""
-    return JsonCodec(_checked(kind, "value")).decode
+    decode, exact = JsonCodec(_checked(kind, "value")).decode, _exact(kind)
+    return decode if exact is None else lambda body: exact(decode(body))
+
+
+def _exact(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Gives the decimals of a value the digits that their type has; None for a type without any. Raises CodecError.
+
+    pyarrow takes exponents beyond -57 or so for what they aren't, and crashes at some millions.
+    """
+    if types.is_decimal(kind):
+        return _exact_decimal(kind)
+    if types.is_list(kind) and (of_item := _exact(kind.value_type)) is not None:
+        return lambda value: None if value is None else [of_item(item) for item in value]
+    if types.is_map(kind) and (of_value := _exact(kind.item_type)) is not None:
+        return lambda value: None if value is None else {key: of_value(item) for key, item in value.items()}
+    if types.is_struct(kind):
+        fields = {field.name: exact for field in kind if (exact := _exact(field.type)) is not None}
+        if fields:
+            return lambda value: (
+                None
+                if value is None
+                else value | {name: exact(value[name]) for name, exact in fields.items() if name in value}
+            )
+    return None
+
+
+def _exact_decimal(kind: pa.DataType) -> Callable[[Decimal | None], Decimal | None]:
+    unit, context = Decimal(1).scaleb(-kind.scale), Context(kind.precision, traps=[Inexact, InvalidOperation])
+
+    def exact(value: Decimal | None) -> Decimal | None:
+        try:
+            return None if value is None else value.quantize(unit, context=context)
+        except ArithmeticError as e:
+            raise CodecError(f"a number doesn't fit {kind}") from e
+
+    return exact
 
 
 def _checked(kind: pa.DataType, name: str) -> Any:
