@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import io
 import re
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+from spark_support import create_topic
 
 from gantrymq.errors import BrokerError, ConfigError, IllegalMessage
 from gantrymq.protocol.batch import decode_batch
@@ -208,9 +210,22 @@ def test_properties_of_a_transaction_leave_room_for_what_brokers_add(natively: b
         assert (len(sender.halves), sender.alone) == (1, [])
 
 
+def test_times_of_the_hour_that_comes_twice() -> None:
+    """Spark hands over times in the session's zone."""
+    first = datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
+    times = [first, first + timedelta(hours=1)]
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(["a", "b"]), pa.array(times, pa.timestamp("us", "Europe/Berlin"))], ["body", "deliverAt"]
+    )
+    messages = RowEncoder(WriteOptions(["a:1"], "t"), "w-0-0").encode(batch)["t"].alone
+    for (_, (_, _, properties)), time in zip(messages, times, strict=True):
+        assert b"TIMER_DELIVER_MS\x01%d\x02" % (time.timestamp() * 1000) in properties
+
+
 @pytest.mark.parametrize("mode", ["plain", "transactional", "exactly_once"])
 def test_a_row_that_a_broker_refuses_is_named(mode: str) -> None:
     with EmbeddedCluster() as cluster:
+        create_topic(cluster, "t", 1, brokers=[0])
         names = [cluster.name_server]
         options = WriteOptions(names, "t", transactional=mode == "transactional", exactly_once=mode == "exactly_once")
 

@@ -368,3 +368,16 @@ def test_there_and_back(spark: SparkSession, cluster: EmbeddedCluster, new_topic
     )
     assert back.selectExpr("count(DISTINCT id)", "sum(ids[0])").first() == (3000, 2999 * 1500)
     assert back.where("unix_seconds(at) = id AND keys = string(id)").count() == 3000
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Europe/Amsterdam"])
+def test_old_times(zone: str) -> None:
+    """Their offsets have seconds, and many tables have 0001-01-01 or 1900-01-01 where nothing is known."""
+    times = [datetime(1, 1, 2, tzinfo=UTC), datetime(1800, 1, 1, 12, tzinfo=UTC), datetime(1900, 1, 1, tzinfo=UTC)]
+    kind = pa.struct([("at", pa.timestamp("us", zone)), ("all", pa.list_(pa.timestamp("us", zone)))])
+    batch = pa.RecordBatch.from_arrays([pa.array([{"at": time, "all": [time]} for time in times], kind)], ["value"])
+    options = WriteOptions.parse({"nameserver": "ns:1", "topic": "t", "bodyformat": "json"})
+    (request,) = RowEncoder(options, "w-0-0").encode(batch)["t"].free
+    bodies = [json.loads(body) for _, body, _ in decode_batch(request.body)]
+    assert [datetime.fromisoformat(body["at"]) for body in bodies] == times
+    assert [datetime.fromisoformat(body["all"][0]) for body in bodies] == times

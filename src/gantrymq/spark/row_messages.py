@@ -169,7 +169,7 @@ class RowEncoder:
         return self._encode_one_by_one(batch)
 
     def _encode_one_by_one(self, batch: pa.RecordBatch) -> dict[str, TopicMessages]:
-        given = {name: self._values(name, batch.column(name)) for name in batch.schema.names}
+        given = {name: self._values(name, _in_utc(batch.column(name))) for name in batch.schema.names}
         if self._body is not None:
             given["body"] = given[VALUE]
             if self._encode_value is None:
@@ -294,6 +294,27 @@ class RowEncoder:
         if problem or topic is None:
             raise IllegalMessage(problem or "")
         self._good_topics.add(topic)
+
+
+def _in_utc(column: pa.Array) -> pa.Array:
+    """Spark has times in the session's zone, in which an hour comes twice a year, and old offsets have seconds."""
+    kind = _type_in_utc(column.type)
+    return column if kind == column.type else column.cast(kind)
+
+
+def _type_in_utc(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_type_in_utc(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(
+            kind.key_field.with_type(_type_in_utc(kind.key_type)),
+            kind.item_field.with_type(_type_in_utc(kind.item_type)),
+        )
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_type_in_utc(kind.value_type)))
+    return kind
 
 
 def _problem_with(topic: str | None) -> str | None:
