@@ -4,9 +4,9 @@
 
 The group's dead letters are in the topic %DLQ%group; those that came from `--topic` are looked at. `repaired` is yours:
 it makes good values of the bodies that it can. These go to their topic again, where every consumer group gets them; the
-others go to the topic `GROUP-parked` as they are, with the reason as the property `reason`. Each goes once
-(exactlyOnce), also when the program is killed and started again with the same checkpoint. Without --once it waits for
-more.
+others go to the topic `GROUP-parked`, which must be there, as they are, with the reason as the property `reason`. Each
+goes once (exactlyOnce), also when the program is killed and started again with the same checkpoint. Without --once it
+waits for more.
 """
 
 from __future__ import annotations

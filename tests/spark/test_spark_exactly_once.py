@@ -20,7 +20,7 @@ from spark_support import WAIT_S
 from waiting import wait_until
 
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.errors import BrokerError, ClientError, ConfigError, IllegalMessage
+from gantrymq.errors import BrokerError, ClientError, ConfigError, IllegalMessage, NoRouteInfo
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark import batch_bodies
 from gantrymq.spark.cluster import BrokersAway, Cluster, run
@@ -201,6 +201,12 @@ def test_the_write_waits_for_expected_brokers(cluster: EmbeddedCluster, new_topi
     options = options_for(cluster, new_topic(1), expected_brokers=frozenset({"far"}), retry_timeout_ms=1)
     with pytest.raises(BrokersAway, match="is also on far, away now"):
         RocketMQBatchWriter(options)
+
+
+def test_the_topic_must_be_there(cluster: EmbeddedCluster) -> None:
+    """One that is made by the first row is on its broker only: a driver that starts again would have fewer queues."""
+    with pytest.raises(NoRouteInfo, match="made-by-a-row"):
+        RocketMQBatchWriter(options_for(cluster, "made-by-a-row", retry_timeout_ms=1))
 
 
 def test_a_broker_is_killed_and_comes_back(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,14 +13,19 @@ import pytest
 from spark_support import create_topic, send_numbers
 from waiting import wait_until
 
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.broker_api import BrokerApi, PullResult, PullStatus
+from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, ConfigError
-from gantrymq.protocol.message import MessageQueue, decode_messages
+from gantrymq.protocol.message import Message, MessageQueue, decode_messages
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.spark.cluster import run
+from gantrymq.spark.cluster import BrokersAway, Cluster, run
 from gantrymq.spark.connections import Connected, close_kept, connected
-from gantrymq.spark.options import TOOLS_GROUP, ReadOptions
+from gantrymq.spark.datasource import RocketMQDataSource
+from gantrymq.spark.options import TOOLS_GROUP, ReadOptions, WriteOptions
+from gantrymq.spark.writer import RocketMQBatchWriter
 from gantrymq.testing.embedded import EmbeddedCluster
+from gantrymq.testing.processes import ProcessCluster
 
 TOPIC = "numbers"
 QUEUE = MessageQueue(TOPIC, "broker-a", 0)
@@ -93,3 +101,46 @@ def test_a_slave_that_refuses_pulls_is_left_alone(tmp_path: Path, caplog: pytest
 def test_another_word_is_refused() -> None:
     with pytest.raises(ConfigError, match="readFrom: 'replica' is neither master nor slave"):
         ReadOptions.parse({"nameserver": "ns:1", "subscribe": TOPIC, "readfrom": "replica"})
+
+
+async def has_master(name_server: str) -> bool:
+    async with Cluster([name_server], 5000) as brokers:
+        await brokers.read_queues(TOPIC)
+        return brokers.has_master(QUEUE)
+
+
+def test_reads_and_writes_wait_for_the_master_and_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The slave that is there may be behind, and only the master knows where a queue ends.
+
+    With exactlyOnce rows would go to other queues than before.
+    """
+    with ProcessCluster(tmp_path, brokers=2, replicas=2) as cluster:
+
+        async def fill() -> None:
+            async with AdminClient(cluster.namesrv_addr) as admin:
+                await admin.ensure_topic(TOPIC, queues=1)
+            async with Producer(cluster.namesrv_addr, "fillers") as producer:
+                for n in range(10):
+                    await producer.send(Message(TOPIC, b"%d" % n), queue=QUEUE)
+
+        asyncio.run(fill())
+        by_name = {broker.name: broker for broker in cluster.brokers}
+        master, slave = by_name["broker-a"], by_name["broker-a-1"]
+        wait_until(lambda: run(last_offset(slave.address)) == 10)
+        os.kill(master.pid, signal.SIGKILL)
+        wait_until(lambda: not run(has_master(cluster.namesrv_addr)))
+        once = WriteOptions([cluster.namesrv_addr], TOPIC, exactly_once=True, retry_timeout_ms=1000)
+        with pytest.raises(BrokersAway, match="the master of broker broker-a"):
+            RocketMQBatchWriter(once)
+        options = {"nameserver": cluster.namesrv_addr, "subscribe": TOPIC, "retrytimeoutms": "1000"}
+        source = RocketMQDataSource(options)
+        with pytest.raises(BrokersAway, match="its slave, whose master is away"):
+            source.reader(source.schema()).partitions()
+        stream = source.streamReader(source.schema())
+        with pytest.raises(BrokersAway, match="its slave, whose master is away"):
+            stream.prepareForTriggerAvailableNow()
+        stream.stop()
+        lenient = RocketMQDataSource(options | {"failondataloss": "false"})
+        reader = lenient.reader(lenient.schema())
+        assert sum(len(batch) for part in reader.partitions() for batch in reader.read(part)) == 10
+        assert "its slave, whose master is away" in caplog.text

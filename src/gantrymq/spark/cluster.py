@@ -15,7 +15,8 @@ from gantrymq.client.broker_api import PullResult, PullStatus, SendResult, SendS
 from gantrymq.client.routes import read_queues, write_queues
 from gantrymq.errors import BrokerError, ClientError, ConnectFailed, GantryError, NoRouteInfo, RemotingError
 from gantrymq.logs import peer_log
-from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicList
+from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicList, TopicRouteData
+from gantrymq.protocol.bodies.topic_config import PERM_WRITE
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
@@ -145,10 +146,18 @@ class Cluster(NameServers):
 
         Raises NoRouteInfo, or ClientError for a topic without any.
         """
-        queues = write_queues(topic, await self.until(partial(self._routes.get_or_default, topic)))
-        if not queues:
-            raise ClientError(f"topic {topic} has no writable queue on a broker with a master")
-        return queues
+        return _writable(topic, await self.until(partial(self._routes.get_or_default, topic)))
+
+    async def all_write_queues(self, topic: str) -> list[MessageQueue]:
+        """The writable queues of a topic that is there, on all of its brokers.
+
+        Raises NoRouteInfo, BrokersAway while a master is away, or ClientError for a topic without any.
+        """
+        route = await self.until(partial(self._routes.refresh, topic))
+        for data in route.queue_datas:
+            if data.perm & PERM_WRITE and self._routes.master_address(data.broker_name) is None:
+                raise BrokersAway(f"the master of broker {data.broker_name}, which topic {topic} is on, is away")
+        return _writable(topic, route)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         return await self.ask(queue, lambda to: self._api.min_offset(to, queue.topic, queue.queue_id))
@@ -338,3 +347,10 @@ class Cluster(NameServers):
             pass
         except GantryError as e:
             log.warning("can't refresh the route of topic %s: %s", topic, e)
+
+
+def _writable(topic: str, route: TopicRouteData) -> list[MessageQueue]:
+    queues = write_queues(topic, route)
+    if not queues:
+        raise ClientError(f"topic {topic} has no writable queue on a broker with a master")
+    return queues

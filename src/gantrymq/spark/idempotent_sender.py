@@ -41,7 +41,7 @@ async def queues_to_write(cluster: Cluster, options: WriteOptions) -> list[Messa
     assert topic is not None, "exactlyOnce needs it"
 
     async def attempt() -> list[MessageQueue]:
-        queues = await cluster.write_queues(topic)
+        queues = await cluster.all_write_queues(topic)
         lost = (await cluster.until(lambda: cluster.lost_brokers([topic]))).get(topic, set())
         if away := (options.expected_brokers | lost) - {queue.broker_name for queue in queues}:
             raise BrokersAway(

@@ -77,6 +77,10 @@ async def complete_queues(
         # Brokers that were there all the time, and not one that has just come or gone.
         away = await _named_away(cluster, options, queues, by_source, before & await cluster.brokers())
         unnamed = await _unnamed_away(cluster, options, queues, lost)
+        # A slave may be behind, and only the master knows where a queue ends.
+        for queue in queues:
+            if not cluster.has_master(queue):
+                unnamed[queue.topic, queue.broker_name] = "its slave, whose master is away"
         fatal = away if begins_stream else unnamed | away
         if fatal and options.fail_on_data_loss:
             raise BrokersAway(
