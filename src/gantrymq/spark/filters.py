@@ -27,7 +27,7 @@ _QUEUE_COLUMNS: dict[str, Callable[[MessageQueue], Any]] = {
     "brokerName": lambda queue: queue.broker_name,
     "queueId": lambda queue: queue.queue_id,
 }
-_NEVER_NULL = frozenset({*_QUEUE_COLUMNS, "queueOffset", "storeTimestamp", "bornTimestamp", "body", "msgId"})
+_NEVER_NULL = frozenset({*_QUEUE_COLUMNS, "queueOffset", "storeTimestamp", "bornTimestamp", "msgId"})
 
 
 class PushedFilters:

@@ -58,6 +58,9 @@ async def plan_batch(cluster: Cluster, options: ReadOptions, filters: PushedFilt
     start = await resolve(cluster, starting, bounds, options)
     _check_nothing_since(options, starting, bounds, start, set(all_queues).difference(queues))
     end = await resolve(cluster, ending, bounds, options)
+    for queue in queues:
+        if start[queue] > end[queue]:
+            raise ConfigError(f"{name_of(queue)} starts at offset {start[queue]} and ends before, at {end[queue]}")
     await _apply_times(cluster, filters, start, end)
     for queue in queues:
         start[queue], end[queue] = filters.clip(start[queue], end[queue])
@@ -163,10 +166,11 @@ async def _search(cluster: Cluster, times: Mapping[MessageQueue, int]) -> Offset
 
 
 async def _apply_times(cluster: Cluster, filters: PushedFilters, start: Offsets, end: Offsets) -> None:
-    # One offset more on either side, as Spark looks at the times itself: clocks and brokers may be off by one message.
+    # Spark looks at the times itself. Those of a queue ascend, but for a clock that was set back, or another master's,
+    # by no more than the margin.
     if filters.from_ms is not None:
-        for queue, offset in (await _search(cluster, dict.fromkeys(start, filters.from_ms))).items():
-            start[queue] = max(start[queue], offset - 1)
+        for queue, offset in (await _search(cluster, dict.fromkeys(start, filters.from_ms - CLOCK_MARGIN_MS))).items():
+            start[queue] = max(start[queue], offset)
     if filters.before_ms is not None:
-        for queue, offset in (await _search(cluster, dict.fromkeys(end, filters.before_ms))).items():
-            end[queue] = min(end[queue], offset + 1)
+        for queue, offset in (await _search(cluster, dict.fromkeys(end, filters.before_ms + CLOCK_MARGIN_MS))).items():
+            end[queue] = min(end[queue], offset)

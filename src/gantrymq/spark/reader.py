@@ -87,6 +87,9 @@ class RocketMQPushdownReader(RocketMQBatchReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        if self._options.deduplicate:
+            # What is kept depends on all rows: which copy is the first one.
+            return filters
         left = [condition for condition in filters if not self._filters.push(condition)]
         self._options = with_tags(self._options, self._filters.tags)
         return left
