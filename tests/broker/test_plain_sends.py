@@ -292,3 +292,26 @@ async def test_a_role_counts_from_the_moment_on_that_it_changes(
         for opaque in (4, 5):
             assert client.answers(frame("java", opaque))[0].code == ResponseCode.SUCCESS
         assert known(broker) == 1
+
+
+async def test_with_a_fault_of_native_code_python_does_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, monkeypatch) as broker:
+        client = await told(broker)
+        plain, queue = broker._sending._plain, broker.store.queue("orders", 0)
+        assert plain is not None
+        append, before = plain._append, queue.max_offset
+
+        def fail(*args: Any) -> Any:
+            with pytest.MonkeyPatch.context() as patch:
+                # So that its place in the file overflows.
+                patch.setattr(broker.store._log, "base", -(1 << 63))
+                return append(*args)
+
+        plain._append = fail
+        assert [answer.code for answer in client.answers(frame("java", 7) + frame("java", 8))] == [0, 0]
+        assert queue.max_offset == before + 2
+        plain._append = append
+        client.read(frame("java", 9))
+        broker._config_changed()
+        client.read(frame("java", 10) + frame("java", 11))
+        assert (queue.max_offset, known(broker)) == (before + 5, 1)

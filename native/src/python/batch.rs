@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::block::Block;
+use super::guard::guarded;
 use crate::batch::{Common, Message, Place, placed};
 
 /// (records, tags' codes, place of the next message): those of `most` messages at most that stand in `batch` from `at`
@@ -24,21 +25,23 @@ pub fn batch_records<'py>(
     store_host: &[u8],
     reconsume_times: i32,
     topic: &[u8],
-) -> (Vec<Bound<'py, PyBytes>>, Vec<i32>, usize) {
-    let common = Common { queue_id, sys_flag, born_timestamp, born_host, store_host, reconsume_times, topic };
-    let special = memchr::memmem::Finder::new(special);
-    let (mut records, mut tags_codes) = (Vec::new(), Vec::new());
-    while records.len() < most {
-        let Some(message) = Message::parse(batch, at) else { break };
-        if special.find(message.properties).is_some() {
-            break;
+) -> PyResult<(Vec<Bound<'py, PyBytes>>, Vec<i32>, usize)> {
+    guarded(|| {
+        let common = Common { queue_id, sys_flag, born_timestamp, born_host, store_host, reconsume_times, topic };
+        let special = memchr::memmem::Finder::new(special);
+        let (mut records, mut tags_codes) = (Vec::new(), Vec::new());
+        while records.len() < most {
+            let Some(message) = Message::parse(batch, at) else { break };
+            if special.find(message.properties).is_some() {
+                break;
+            }
+            let Some(record) = common.encode(&message) else { break };
+            records.push(PyBytes::new(py, &record));
+            tags_codes.push(message.tags_code());
+            at = message.end;
         }
-        let Some(record) = common.encode(&message) else { break };
-        records.push(PyBytes::new(py, &record));
-        tags_codes.push(message.tags_code());
-        at = message.end;
-    }
-    (records, tags_codes, at)
+        Ok((records, tags_codes, at))
+    })
 }
 
 /// (the records side by side with their places in, their units, their physical offsets).
@@ -52,8 +55,11 @@ pub fn placed_records<'py>(
     store_timestamp: i64,
     timestamp_at: usize,
 ) -> PyResult<(Block, Bound<'py, PyBytes>, Vec<i64>)> {
-    let records: Vec<&[u8]> = records.iter().map(|record| record.as_bytes()).collect();
-    let place = Place { queue_offset, physical_offset, store_timestamp, timestamp_at };
-    let found = placed(&records, &tags_codes, place).ok_or_else(|| PyValueError::new_err("these are no records"))?;
-    Ok((found.data.into(), PyBytes::new(py, &found.units), found.offsets))
+    guarded(|| {
+        let records: Vec<&[u8]> = records.iter().map(|record| record.as_bytes()).collect();
+        let place = Place { queue_offset, physical_offset, store_timestamp, timestamp_at };
+        let found =
+            placed(&records, &tags_codes, place).ok_or_else(|| PyValueError::new_err("these are no records"))?;
+        Ok((found.data.into(), PyBytes::new(py, &found.units), found.offsets))
+    })
 }

@@ -4,6 +4,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
+use super::guard::guarded;
 use super::memory::{bytes_of, cells_of};
 use crate::index_file::{IndexFile, Outside};
 use crate::keys::{self, Entry, LeftOut, Limits};
@@ -34,10 +35,12 @@ impl IndexEntries {
         number: i32,
         begin: i64,
     ) -> PyResult<usize> {
-        let mapping = cells_of(&mapping, py)?;
-        let outside = || PyIndexError::new_err("outside of the file, or of the entries");
-        let entries = first.checked_add(count).and_then(|end| self.0.get(first..end)).ok_or_else(outside)?;
-        IndexFile { mapping, hash_slots }.put(entries, number, begin).map_err(|Outside| outside())
+        guarded(|| {
+            let mapping = cells_of(&mapping, py)?;
+            let outside = || PyIndexError::new_err("outside of the file, or of the entries");
+            let entries = first.checked_add(count).and_then(|end| self.0.get(first..end)).ok_or_else(outside)?;
+            IndexFile { mapping, hash_slots }.put(entries, number, begin).map_err(|Outside| outside())
+        })
     }
 }
 
@@ -56,9 +59,11 @@ pub fn index_entries(
     bytes: usize,
     left_out: (&[u8], &[u8]),
 ) -> PyResult<(IndexEntries, usize, usize)> {
-    let log = bytes_of(&log, py)?.get(..end).ok_or_else(|| PyValueError::new_err("the log ends earlier"))?;
-    let mut found = Vec::new();
-    let left_out = LeftOut { topic: left_out.0, mark: left_out.1 };
-    let reached = keys::entries(log, at, base, Limits { records, keys, bytes }, left_out, &mut found);
-    Ok((IndexEntries(found), reached.last, reached.next))
+    guarded(|| {
+        let log = bytes_of(&log, py)?.get(..end).ok_or_else(|| PyValueError::new_err("the log ends earlier"))?;
+        let mut found = Vec::new();
+        let left_out = LeftOut { topic: left_out.0, mark: left_out.1 };
+        let reached = keys::entries(log, at, base, Limits { records, keys, bytes }, left_out, &mut found);
+        Ok((IndexEntries(found), reached.last, reached.next))
+    })
 }

@@ -2,6 +2,7 @@
 
 mod batch;
 mod block;
+mod guard;
 mod index;
 mod memory;
 mod plain_batch;

@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 
+use super::guard::guarded;
 use crate::plain_batch::{Batch, Keys};
 
 /// (batch, keys with commas between) of messages with these flags, bodies and properties. None where Python has to look at
@@ -17,8 +18,19 @@ pub fn plain_batch<'py>(
     odd: Vec<String>,
     key_head: &str,
     first_key: u32,
+) -> PyResult<Option<(Bound<'py, PyBytes>, String)>> {
+    guarded(|| Ok(made(py, &flags, &bodies, &properties, &odd, Keys { head: key_head, first: first_key })))
+}
+
+fn made<'py>(
+    py: Python<'py>,
+    flags: &Bound<'py, PyList>,
+    bodies: &Bound<'py, PyList>,
+    properties: &Bound<'py, PyList>,
+    odd: &[String],
+    keys: Keys<'_>,
 ) -> Option<(Bound<'py, PyBytes>, String)> {
-    let mut batch = Batch::new(Keys { head: key_head, first: first_key });
+    let mut batch = Batch::new(keys);
     for ((flag, body), own) in flags.iter().zip(bodies.iter()).zip(properties.iter()) {
         let body = body.cast_into_exact::<PyBytes>().ok()?;
         let own = own.cast_into_exact::<PyDict>().ok()?;

@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::guard::guarded;
 use crate::pulled;
 
 /// (size, queue offset, sysFlag, all before the body, body, properties).
@@ -17,15 +18,18 @@ pub fn pulled_records<'py>(
     topic: &[u8],
     queue_id: i32,
     last: i64,
-) -> Vec<Parts<'py>> {
-    let queue = pulled::Queue { topic, queue_id, last };
-    let bytes = |from: usize, to: usize| PyBytes::new(py, &buffer[from..to]);
-    pulled::records(buffer, at, &queue)
-        .iter()
-        .map(|record| {
-            let (head, body) = (bytes(record.start, record.body_at), bytes(record.body_at, record.body_end));
-            let properties = bytes(record.properties_at, record.end);
-            (record.end - record.start, record.queue_offset, record.sys_flag, head, body, properties)
-        })
-        .collect()
+) -> PyResult<Vec<Parts<'py>>> {
+    guarded(|| {
+        let queue = pulled::Queue { topic, queue_id, last };
+        let bytes = |from: usize, to: usize| PyBytes::new(py, &buffer[from..to]);
+        let found = pulled::records(buffer, at, &queue)
+            .iter()
+            .map(|record| {
+                let (head, body) = (bytes(record.start, record.body_at), bytes(record.body_at, record.body_end));
+                let properties = bytes(record.properties_at, record.end);
+                (record.end - record.start, record.queue_offset, record.sys_flag, head, body, properties)
+            })
+            .collect();
+        Ok(found)
+    })
 }

@@ -5,6 +5,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::guard::guarded;
 use super::memory::bytes_of;
 use crate::scan;
 
@@ -25,12 +26,14 @@ pub fn unit_runs<'py>(
     needs_crc: bool,
     left_out: &[u8],
 ) -> PyResult<(Vec<Run<'py>>, usize, usize, i64, i64)> {
-    let log = bytes_of(&log, py)?.get(..end).ok_or_else(|| PyValueError::new_err("the log ends earlier"))?;
-    let found = scan::runs(log, at, base, most, needs_crc, left_out);
-    let runs = found
-        .runs
-        .iter()
-        .map(|run| (PyBytes::new(py, run.topic), run.queue_id, run.first, PyBytes::new(py, &run.units)))
-        .collect();
-    Ok((runs, found.records, found.end, found.last_timestamp, found.max_timestamp))
+    guarded(|| {
+        let log = bytes_of(&log, py)?.get(..end).ok_or_else(|| PyValueError::new_err("the log ends earlier"))?;
+        let found = scan::runs(log, at, base, most, needs_crc, left_out);
+        let runs = found
+            .runs
+            .iter()
+            .map(|run| (PyBytes::new(py, run.topic), run.queue_id, run.first, PyBytes::new(py, &run.units)))
+            .collect();
+        Ok((runs, found.records, found.end, found.last_timestamp, found.max_timestamp))
+    })
 }

@@ -8,6 +8,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
+use super::guard::guarded;
 use super::memory::{cells_of, put};
 use crate::batch::{Common, Message, Place, Placed};
 use crate::record::STORE_TIMESTAMP_AT_V4;
@@ -20,6 +21,9 @@ const MAX_PROPERTIES_LENGTH: usize = i16::MAX as usize;
 /// Size and magic number of a record.
 const RECORD_HEAD: usize = 8;
 const UNIQUE_KEY: &[u8] = b"UNIQ_KEY\x01";
+
+/// Answers, how many, how many bytes are dealt with, the queues that have got messages, whether `allow` may be told.
+type Stored<'py> = (Bound<'py, PyBytes>, usize, usize, Bound<'py, PyList>, bool);
 
 /// What a header means, as Python has said.
 struct Target {
@@ -233,7 +237,21 @@ impl PlainSends {
         log: &Bound<'py, PyAny>,
         now_ms: i64,
         born_host: &[u8],
-    ) -> PyResult<(Bound<'py, PyBytes>, usize, usize, Bound<'py, PyList>, bool)> {
+    ) -> PyResult<Stored<'py>> {
+        guarded(|| self.stored(py, data, log, now_ms, born_host))
+    }
+}
+
+impl PlainSends {
+    /// `handle`. Whatever ends it, log and queues are as before, or all is stored that is answered.
+    fn stored<'py>(
+        &mut self,
+        py: Python<'py>,
+        data: &[u8],
+        log: &Bound<'py, PyAny>,
+        now_ms: i64,
+        born_host: &[u8],
+    ) -> PyResult<Stored<'py>> {
         self.unknown = None;
         let mut open: Option<OpenLog> = None;
         let mut queues: Vec<OpenQueue<'py>> = Vec::new();

@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::guard::guarded;
 use crate::units::with_codes;
 
 /// (numbers of the first `most` units that have one of these tags codes, these units side by side).
@@ -12,8 +13,10 @@ pub fn units_with<'py>(
     units: &[u8],
     mut codes: Vec<i64>,
     most: usize,
-) -> (Vec<usize>, Bound<'py, PyBytes>) {
-    codes.sort_unstable();
-    let (numbers, found) = with_codes(units, &codes, most);
-    (numbers, PyBytes::new(py, &found))
+) -> PyResult<(Vec<usize>, Bound<'py, PyBytes>)> {
+    guarded(|| {
+        codes.sort_unstable();
+        let (numbers, found) = with_codes(units, &codes, most);
+        Ok((numbers, PyBytes::new(py, &found)))
+    })
 }

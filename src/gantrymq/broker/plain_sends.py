@@ -17,6 +17,8 @@ of all others. Nothing is told with access control or enabledAppendPropCRC, and 
 
 from __future__ import annotations
 
+import logging
+
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.kernels import Native, interface
@@ -29,6 +31,8 @@ from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.store.consume_queue import ConsumeQueue
+
+log = logging.getLogger(__name__)
 
 #: What `Sending.send` and `BatchSending.send` look for among the properties.
 _ODD: list[tuple[bytes, bytes | None]] = [
@@ -87,7 +91,12 @@ class PlainSends:
             return 0, b""
         if (self._is_safe and not self._flush_waits.takes) or self._long_requests.has_line(connection):
             return 0, b""
-        sent = self._append(self._sends, data, host)
+        try:
+            sent = self._append(self._sends, data, host)
+        except RuntimeError:
+            log.exception("native code has a fault: all sends go the other way until it is begun with anew")
+            self._sends = None
+            return 0, b""
         if sent.is_asking:
             self._asks = connection
         appender.arrived(sent.queues)
