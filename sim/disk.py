@@ -10,7 +10,8 @@ import errno
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -60,6 +61,8 @@ class Disk:
         #: Descriptors that were closed, and the first that never was open.
         self._free: list[int] = []
         self._next_fd = 3
+        #: Called before each sync.
+        self.before_sync: Callable[[], None] | None = None
 
     open_count = property(lambda self: len(self._open), doc="How many descriptors there are.")
 
@@ -161,6 +164,8 @@ class Disk:
 
     def fsync(self, fd: int) -> None:
         opened = self._of(fd)
+        if self.before_sync is not None:
+            self.before_sync()
         if self._chance.random() < self.faults.sync_errors:
             raise OSError(errno.EIO, os.strerror(errno.EIO), opened.path)
         if self.faults.sync_lies and self._lies(opened.path):
@@ -252,9 +257,21 @@ class Disk:
     def power_failed(self) -> None:
         """What wasn't synced is old, new or both."""
         self.process_died()
-        self._lose_entries(self._root)
-        for inode in self._inodes(self._root):
-            inode.lose(self._chance)
+        self._lose(self._root)
+
+    def power_fails(self) -> Callable[[], None]:
+        """As `power_failed`, in the midst of what a program does: that goes on as if nothing had happened.
+
+        None of it counts any more when what this returns is called.
+        """
+        left = deepcopy(self._root)
+        self._lose(left)
+
+        def failed() -> None:
+            self.process_died()
+            self._root = left
+
+        return failed
 
     def flip_bit(self, path: str | os.PathLike[str], position: int, bit: int) -> None:
         """At rest: of what is on the disk, and of what programs see of it."""
@@ -276,6 +293,11 @@ class Disk:
     def files(self) -> Iterator[tuple[str, Inode]]:
         """Every file by its path, in order."""
         yield from self._files("", self._root)
+
+    def _lose(self, root: Directory) -> None:
+        self._lose_entries(root)
+        for inode in self._inodes(root):
+            inode.lose(self._chance)
 
     def _lose_entries(self, directory: Directory) -> None:
         directory.sync(self._chance.randint(0, len(directory.changes)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from functools import partial
 from math import inf
 from random import Random
@@ -26,7 +27,9 @@ from sim.system import World
 #: What was acknowledged in so many seconds before may be lost with ASYNC_FLUSH, which syncs twice a second.
 _UNSYNCED_S = 3.0
 #: After these a broker reads its log as it finds it.
-_CRASHES = ("kill", "kill-all", "power", "sync-error")
+_CRASHES = ("kill", "kill-all", "power", "power-at-sync", "sync-error")
+#: The power goes before one of so many syncs; a thread that syncs lets the loop of its process go round so often.
+_SYNCS, _TURNS = 20, 5
 
 
 class Site:
@@ -88,9 +91,13 @@ class Power:
     """The machine goes off, with what its disk hasn't; and on again."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
+        site.world.disks[program.host.address].power_failed()
+        self.goes(site, program)
+
+    def goes(self, site: Site, program: Program) -> None:
+        """All of it but what the disk loses."""
         if program.host.process is not None:
             program.host.process.kill(machine=True)
-        site.world.disks[program.host.address].power_failed()
         site.world.loop.network.without_power.add(program.host.address)
         site.died(program)
         if not site.servers.is_synced:
@@ -102,6 +109,37 @@ class Power:
     def end(self, site: Site, program: Program) -> None:
         site.world.loop.network.without_power.discard(program.host.address)
         program.start()
+
+
+class PowerAtSync(Power):
+    """The power goes before one of the next syncs, in the midst of a turn of the loop.
+
+    The rest of that turn is a dead program's: it reaches nobody, and what it does to the disk doesn't count.
+    """
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        world, disk, left = site.world, site.world.disks[program.host.address], 1 + int(strength * _SYNCS)
+
+        def before_sync() -> None:
+            nonlocal left
+            left -= 1
+            process = program.host.process
+            if left > 0 or process is None or process.state is not State.RUNNING:
+                return
+            disk.before_sync = None
+            if world.is_in_worker:
+                # Or who is answered too early would hear of it only when the thread has synced.
+                for _ in range(_TURNS):
+                    world.loop.go_on(process)
+            world.loop.call_soon(disk.power_fails(), context=Context())
+            site.history.note(world.loop.time(), f"the power of {program.name} goes before a sync")
+            Context().run(self.goes, site, program)
+
+        disk.before_sync = before_sync
+
+    def end(self, site: Site, program: Program) -> None:
+        site.world.disks[program.host.address].before_sync = None
+        super().end(site, program)
 
 
 class End:
@@ -382,6 +420,7 @@ class All:
 KINDS: dict[str, Kind] = {
     "kill": Kill(),
     "power": Power(),
+    "power-at-sync": PowerAtSync(),
     "end": End(),
     "lies": Lies(),
     "rot": Rot(),

@@ -142,6 +142,15 @@ class Inode:
         self._dirty.clear()
         self.lock = None
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Inode:
+        """Another file with the same bytes, for programs and on the disk; nobody has it open."""
+        other, changed = Inode(self.number, self.mode), self._changed()
+        other.size, other.reserved, other.mtime = self.size, self.reserved, self.mtime
+        other.durable, other.durable_size = dict(self.durable), self.durable_size
+        other.pages = {number: bytearray(page) for number, page in (self.durable | changed).items()}
+        other._dirty = set(changed)
+        return other
+
     def has_data(self, number: int) -> bool:
         """A page that isn't a hole."""
         if self.mapping is not None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from sim.machine import PROCESS, State
+from sim.machine import PROCESS, Process, State
 from sim.network import Network, SimSocket
 
 #: What a turn of the loop takes, s.
@@ -191,13 +191,31 @@ class SimLoop(asyncio.BaseEventLoop):
                     except (SystemExit, KeyboardInterrupt):
                         raise
                     except BaseException as e:
-                        self.call_exception_handler(
-                            {"message": f"Exception in callback {_name(handle)}", "exception": e, "handle": handle}
-                        )
+                        self._raised(handle, e)
                 elif state is stopped:
                     process.parked.append(handle)
             if self._stopping:  # type: ignore[attr-defined]
                 return
+
+    def _raised(self, handle: Any, error: BaseException) -> None:
+        self.call_exception_handler(
+            {"message": f"Exception in callback {_name(handle)}", "exception": error, "handle": handle}
+        )
+
+    def go_on(self, process: Process) -> None:
+        """A turn of a process's loop while one of its threads waits; other threads are timers, and wait, too."""
+        ready: deque[Any] = self._ready  # type: ignore[attr-defined]
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            context: Context = handle._context
+            if context.get(PROCESS) is process and not handle._cancelled and not isinstance(handle, SimTimer):
+                try:
+                    context.run(handle._callback, *handle._args)
+                except BaseException as e:
+                    self._raised(handle, e)
+                # The turn that is under way has counted it.
+                handle = SimHandle(handle._callback, (), context, True)
+            ready.append(handle)
 
     def ready(self, handle: asyncio.Handle) -> None:
         """Runs in the next turn; the same handle may again."""

@@ -12,6 +12,8 @@ from random import Random
 FAULTS_S = 90.0
 #: The share of seeds with a clock that drifts, a disk that is slow, or reads and writes that fail.
 _SLOWER_SHARE = 0.2
+#: Of those that may have power failures the share with one before a sync.
+_AT_SYNC_SHARE = 0.125
 #: The names of workloads.EXTRAS; those load the whole package, and a plan is a table.
 EXTRAS = (
     "broadcasts",
@@ -184,6 +186,15 @@ def make_plan(seed: str) -> Plan:
         is_lossy = any(fault.kind in ("power", "lies") for fault in plan.faults)
         if kind != "slow-disk" or not is_lossy:
             plan.faults.append(Fault(kind, whom, at, lasts, round(slower.random(), 2)))
+    at_sync = Random(f"{seed} power at a sync")
+    if at_sync.random() < _AT_SYNC_SHARE and (plan.is_synced or (not plan.consumers["pop"] and is_lossless)):
+        # While messages come: later there is little to sync.
+        whom, sending_s = f"broker-{at_sync.randrange(plan.brokers)}", min(plan.messages * plan.pause_s, FAULTS_S)
+        at, lasts = round(at_sync.uniform(0, sending_s), 2), round(at_sync.uniform(3, 20), 2)
+        # As above: what has rotted isn't read by a recovery, and a slow disk has no power failures.
+        has_rotten = any(fault.kind in ("rot", "rot-unread") and fault.whom == whom for fault in plan.faults)
+        if not has_rotten and not any(fault.kind == "slow-disk" for fault in plan.faults):
+            plan.faults.append(Fault("power-at-sync", whom, at, lasts, round(at_sync.random(), 2)))
     plan.faults.sort(key=lambda fault: fault.at)
     return plan
 

@@ -48,6 +48,12 @@ BUGS = (
         "",
     ),
     Planted(
+        "a flusher answers before it syncs",
+        "store/flusher.py",
+        "        count = len(self._waiting)\n        try:\n",
+        "        count = len(self._waiting)\n        self._answer(count, None)\n        try:\n",
+    ),
+    Planted(
         "one error ends a flusher",
         "store/flusher.py",
         "        except Exception as e:\n            now =",

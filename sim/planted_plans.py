@@ -1,4 +1,4 @@
-"""Plans with which bugs of replicas and controllers are found at once: a seed comes to them by and by.
+"""Plans with which bugs are found at once, most of replicas and controllers: a seed comes to them by and by.
 
 Each has one script of scripts.py, or a fault, in the midst of a short run; tests/sim/test_sim_planted.py runs them with
 the bugs, and without.
@@ -64,9 +64,12 @@ _AWAY = plan_with(
     transactions=0.1,
     consumers={"push": 1, "orderly": 1, "pop": 1, "lite": 0},
 )
+#: The power of a broker alone goes while its log is synced, before its consumers have what was sent last.
+_AT_SYNC = plan_with("power-at-sync", 3.0, 0.07, replicas=1, mode="", controllers=0, is_synced=True, ordered=0.6)
 
 #: By the bug's name.
 PLANS = {
+    "a flusher answers before it syncs": _AT_SYNC,
     "a send doesn't wait for slaves": _TORN,
     "slaves that take too long count as having it": _TORN,
     "a slave acknowledges what isn't on its disk": _TWO_IN_SYNC,

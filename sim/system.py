@@ -41,6 +41,8 @@ class World:
         self.chance = Random(f"{seed} programs")
         self.hosts: dict[str, Host] = {}
         self.disks: dict[str, Disk] = {}
+        #: A thread that makes rounds is at work: the loop of its process goes on meanwhile.
+        self.is_in_worker = False
         #: Process ids.
         self.pids: dict[str, int] = {}
 
@@ -253,7 +255,16 @@ class _Worker:
         if self._timer is not None:
             pause_s = min(pause_s, self._timer.when() - loop.time())
             self._timer.cancel()
-        self._timer = loop.call_later(pause_s, self._run)
+        self._timer = loop.call_later(pause_s, self._turn)
+
+    def _turn(self) -> None:
+        """In the thread: who joins it waits for `_run`."""
+        world = _now()
+        world.is_in_worker = True
+        try:
+            self._run()
+        finally:
+            world.is_in_worker = False
 
     def _run(self) -> None:
         if self._timer is not None:

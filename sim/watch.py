@@ -46,9 +46,9 @@ _STALE = ("stop", "cut", "slow", "reset", "lies", "rot-unread", "isolated", "tor
 _UNKNOWN = ("kill-all", "end-all", "disaster")
 #: A machine that is gone tells nobody. Its clients find out one after the other, and the last one commits what it knew
 #: when another has its queues already, here as in Java.
-_UNTOLD = ("power", "wreck", "lying")
+_UNTOLD = ("power", "power-at-sync", "wreck", "lying")
 #: After these a NameServer can't know whether a broker lives.
-_UNSEEN = ("cut", "slow", "stop", "power", "lies", "lying", "wreck", "torn")
+_UNSEEN = ("cut", "slow", "stop", "power", "power-at-sync", "lies", "lying", "wreck", "torn")
 
 _Place = tuple[str, str, int]
 

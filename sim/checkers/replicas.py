@@ -86,4 +86,5 @@ def slaves_stand_in(run: Run) -> Iterator[str]:
 def _is_lasting(run: Run) -> bool:
     """What was acknowledged keeps its place, whatever happens in this plan."""
     kinds = {fault.kind for fault in run.plan.faults}
-    return (run.plan.is_synced or "power" not in kinds) and "lies" not in kinds and run.plan.mode != ASYNC_MASTER
+    keeps = run.plan.is_synced or not kinds & {"power", "power-at-sync"}
+    return keeps and "lies" not in kinds and run.plan.mode != ASYNC_MASTER

@@ -72,6 +72,28 @@ def test_what_was_not_synced_may_be_old_new_or_torn() -> None:
     assert left == {b"a", b"b", b"ab"}
 
 
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_what_is_done_after_the_power_failed_does_not_count(is_mapped: bool) -> None:
+    seen = set()
+    for seed in range(20):
+        disk = Disk(Random(seed))
+        write(disk, "/d/file", b"old", sync=True, sync_entry=True)
+        fd = disk.open("/d/file", os.O_RDWR)
+        mapping = disk_map(disk, fd, PAGE) if is_mapped else None
+        disk.pwrite(fd, b"new", 0)
+        failed = disk.power_fails()
+        disk.pwrite(fd, b"late", 0)
+        disk.fsync(fd)
+        write(disk, "/d/other", b"late", sync=True, sync_entry=True)
+        assert read(disk, "/d/file")[:4] == b"late"
+        assert mapping is None or mapping[:4] == b"late"
+        failed()
+        assert disk.names("/d") == ["file"]
+        assert disk.open_count == 0
+        seen.add(read(disk, "/d/file")[:3])
+    assert seen == {b"old", b"new"}
+
+
 def test_an_entry_that_was_not_synced_may_be_gone() -> None:
     there = set()
     for seed in range(50):

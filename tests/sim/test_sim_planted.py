@@ -1,4 +1,4 @@
-"""Bugs of replicas and controllers that are planted: a plan finds each, and nothing where there is none."""
+"""Bugs that are planted, most of replicas and controllers: a plan finds each, and nothing where there is none."""
 
 from __future__ import annotations
 
