@@ -84,6 +84,25 @@ def test_both_find_the_same_without(
     assert found.suggest_pulling_from_slave == expected.suggest_pulling_from_slave
 
 
+@pytest.mark.parametrize("way", ["python", "native"])
+def test_where_the_last_record_is_says_whether_a_slave_is_to_be_asked(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a bulk read that begins on the disk and ends in memory."""
+    if way == "python":
+        monkeypatch.setattr(collect, "native", None)
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    sizes = [put(store, queue, b"%02d" % n).size for n in range(20)]
+    store.in_memory_bytes = 5 * sizes[0]
+    found = {most: store.get(queue, 0, most, 1 << 20, bulk=True) for most in (10, 15, 16, 20)}
+    assert {most: result.message_count for most, result in found.items()} == {10: 10, 15: 15, 16: 16, 20: 20}
+    # Where there are more, the first of these counts.
+    suggested = {most: result.suggest_pulling_from_slave for most, result in found.items()}
+    assert suggested == {10: True, 15: False, 16: False, 20: False}
+    store.close()
+
+
 def test_a_large_set_is_looked_into_by_python(filled: tuple[MessageStore, ConsumeQueue]) -> None:
     store, queue = filled
     few, many = frozenset([0, 1]), frozenset(range(1000))

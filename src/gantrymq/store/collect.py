@@ -159,6 +159,8 @@ def collect(
             total += more_bytes
             end += more_bytes
             next(islice(following, more, more), None)
+            if more:
+                physical_offset = UNIT.unpack_from(ahead, (more - 1) * UNIT_SIZE)[0]
     else:
         if offset < end_offset and count < most:
             # None of the last ones is wanted.
