@@ -15,7 +15,8 @@ from waiting import wait_until
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.send_command import send_command
-from gantrymq.errors import CompressionError, ConfigError, DataLost, NoRouteInfo
+from gantrymq.errors import BrokerError, CompressionError, ConfigError, DataLost, NoRouteInfo
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE, CompressionType, compress, compression_flag
 from gantrymq.protocol.message import Message, MessageQueue
@@ -30,7 +31,7 @@ from gantrymq.spark.reader import RocketMQStreamReader
 from gantrymq.spark.row_messages import GANTRY_ID
 from gantrymq.spark.rows import read_ranges
 from gantrymq.spark.stream_place import StreamPlace
-from gantrymq.spark.stream_planning import initial_place
+from gantrymq.spark.stream_planning import Progress, advance, initial_place
 from gantrymq.spark.versions import HAS_FILTERS, ReadAllAvailable, ReadMaxRows
 from gantrymq.system.clock import now_ms
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -309,8 +310,7 @@ def test_a_topic_made_anew_with_more_messages_is_noticed(
     # As many as before.
     asyncio.run(_delete(cluster, topic))
     create_topic(cluster, topic, 1)
-    for _ in range(6):
-        send_numbers(cluster, topic, range(100))
+    asyncio.run(_fill(cluster, topic, last))
     lenient.stop()
     restarted = RocketMQStreamReader(options, BODY)
     with pytest.raises(DataLost, match="its topic was deleted and made again"):
@@ -339,6 +339,38 @@ def test_a_stream_that_leaves_a_topic_and_comes_back(cluster: EmbeddedCluster, n
 def bodies(stream: RocketMQStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
     partitions = stream.partitions(start, end)
     return sorted(int(n.as_py()) for p in partitions for batch in stream.read(p) for n in batch.column("body"))
+
+
+class _BusyBroker(Cluster):
+    """One of whose brokers has too much to do to answer pulls."""
+
+    async def store_time(self, queue: MessageQueue, offset: int, group: str) -> int | None:
+        if queue.broker_name == "broker-a":
+            raise BrokerError(ResponseCode.SYSTEM_BUSY, "too many pulls", queue.broker_name)
+        return await super().store_time(queue, offset, group)
+
+
+def test_a_busy_broker_holds_up_its_own_queues_only(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(1)
+    queues = [MessageQueue(topic, broker, 0) for broker in ("broker-a", "broker-b")]
+    asyncio.run(_fill(cluster, topic, {topic: {"broker-a:0": 2, "broker-b:0": 2}}))
+    options = options_for(cluster, subscribe=topic)
+    place = ask(options, lambda brokers: initial_place(brokers, options))
+    asyncio.run(_fill(cluster, topic, {topic: {"broker-a:0": 1, "broker-b:0": 1}}))
+
+    async def further() -> Progress:
+        async with _BusyBroker(options.name_servers, options.retry_timeout_ms) as brokers:
+            return await advance(brokers, options, place)
+
+    assert run(further()).ends == dict(zip(queues, [2, 3], strict=True))
+
+
+async def _fill(cluster: EmbeddedCluster, topic: str, place: dict[str, Any]) -> None:
+    """So many messages for each queue as the place says."""
+    async with Producer(cluster.name_server, "numbers") as producer:
+        for key, count in place[topic].items():
+            queue = MessageQueue(topic, key.partition(":")[0], 0)
+            await producer.send_batch([Message(topic, b"%d" % n) for n in range(count)], queue=queue)
 
 
 async def _delete(cluster: EmbeddedCluster, topic: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from spark_support import committed_offsets, create_topic, send_numbers
+from waiting import wait_until
 
+from gantrymq.client.broker_api import BrokerApi
+from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import DataLost
+from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig
+from gantrymq.protocol.message import Message, MessageQueue
+from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark.arrow_records import ARROW_TYPES
+from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.reader import RocketMQStreamReader
 from gantrymq.spark.versions import ReadAllAvailable, ReadMaxRows
@@ -165,3 +174,97 @@ def test_an_unfinished_micro_batch_of_an_earlier_version(
     assert sorted(found) == list(range(800))
     assert stream.latestOffset(end, ALL) == end
     stream.stop()
+
+
+def test_queues_that_a_topic_has_no_more_are_an_error_until_they_are_read(
+    cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = "shrinks"
+    create_topic(cluster, topic, 4, brokers=[0])
+    stream = reader(cluster, topic, startingoffsets="earliest")
+    start = stream.initialOffset()
+    for n, queue_id in enumerate([0, 1, 2, 2, 3]):
+        send_to(cluster, MessageQueue(topic, "broker-a", queue_id), n)
+    # The last one is read to its end.
+    start[topic]["broker-a:3"] = 1
+    set_queues(cluster, topic, 2)
+    with pytest.raises(DataLost, match=rf"^{topic} broker-a:2, at 0 of 2: .* readQueueNums"):
+        stream.latestOffset(start, ALL)
+    # `availableNow` asks anew.
+    stream.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLost, match=rf"^{topic} broker-a:2, at 0 of 2: "):
+        stream.latestOffset(start, ALL)
+    stream.stop()
+
+    lenient = reader(cluster, topic, startingoffsets="earliest", failondataloss="false")
+    caplog.clear()
+    end = lenient.latestOffset(start, ALL)
+    assert numbers(lenient, start, end) == [0, 1]
+    (said,) = [record.getMessage() for record in caplog.records if "broker-a:2" in record.getMessage()]
+    assert "broker-a:3" not in said
+    assert said.endswith("going on, as failOnDataLoss is false")
+    lenient.stop()
+
+    set_queues(cluster, topic, 4)
+    again = reader(cluster, topic)
+    assert numbers(again, end, again.latestOffset(end, ALL)) == [2, 3]
+    again.stop()
+
+
+def test_queues_that_were_read_to_their_end_may_go_without_a_word(
+    cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = "shrinks-when-read"
+    create_topic(cluster, topic, 4, brokers=[0])
+    stream = reader(cluster, topic, startingoffsets="earliest")
+    start = stream.initialOffset()
+    for queue_id in range(4):
+        send_to(cluster, MessageQueue(topic, "broker-a", queue_id), queue_id)
+    end = stream.latestOffset(start, ALL)
+    assert numbers(stream, start, end) == [0, 1, 2, 3]
+    stream.stop()
+    set_queues(cluster, topic, 2)
+    caplog.clear()
+    restarted = reader(cluster, topic)
+    assert restarted.latestOffset(end, ALL) == end
+    restarted.stop()
+    assert not caplog.records
+
+
+def test_a_broker_whose_queues_may_not_be_read_any_more(
+    cluster: EmbeddedCluster, new_topic: NewTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = new_topic(1)
+    stream = reader(cluster, topic, startingoffsets="earliest")
+    start = stream.initialOffset()
+    set_queues(cluster, topic, 1, perm=PERM_WRITE)
+    stream.latestOffset(start, ALL)
+    stream.stop()
+    said = "broker broker-a has no queue to read of its topic: 1 queues of this stream stay where they are for now"
+    assert said in caplog.messages
+
+
+def send_to(cluster: EmbeddedCluster, queue: MessageQueue, number: int) -> None:
+    async def send() -> None:
+        async with Producer(cluster.name_server, "numbers") as producer:
+            await producer.send(Message(queue.topic, b"%d" % number), queue=queue)
+
+    asyncio.run(send())
+
+
+def set_queues(cluster: EmbeddedCluster, topic: str, queues: int, perm: int = PERM_READ | PERM_WRITE) -> None:
+    """On the first broker; returns when the NameServer knows it."""
+    config = TopicConfig(topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+
+    async def change() -> None:
+        remoting = RemotingClient()
+        await BrokerApi(remoting).create_topic(cluster.brokers[0], config)
+        await remoting.close()
+
+    async def is_known() -> bool:
+        async with Cluster([cluster.name_server], 5000) as brokers:
+            found = await brokers.read_queues(topic)
+        return sum(queue.broker_name == "broker-a" for queue in found) == (queues if perm & PERM_READ else 0)
+
+    asyncio.run(change())
+    wait_until(lambda: run(is_known()))

@@ -16,13 +16,16 @@ from gantrymq.client.routes import read_queues, write_queues
 from gantrymq.errors import BrokerError, ClientError, ConnectFailed, GantryError, NoRouteInfo, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicList, TopicRouteData
+from gantrymq.protocol.bodies.stats import QueryConsumeQueueResponseBody
 from gantrymq.protocol.bodies.topic_config import PERM_WRITE
-from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.namesrv import GetKVConfigResponseHeader, KVConfigRequestHeader
+from gantrymq.protocol.headers.query import QueryConsumeQueueRequestHeader
 from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.record import unpacker
 from gantrymq.protocol.row_ids import LAST_ROW_FIELD
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark.name_servers import BUSY, NameServers
@@ -38,6 +41,8 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 #: What answers to sends say when the master has the messages.
 _STORED = frozenset(status.value for status in SendStatus)
+
+_offset_and_time = unpacker("queue_offset", "store_timestamp")
 
 T = TypeVar("T")
 
@@ -169,6 +174,23 @@ class Cluster(NameServers):
         """Without a second try."""
         return await self._api.max_offset(self._address(queue), queue.topic, queue.queue_id)
 
+    async def kept_end(self, queue: MessageQueue, offset: int) -> int:
+        """The end of a queue that its topic may have no more; 0 where the broker has none, or nothing from `offset` on.
+
+        Without a second try.
+        """
+        header = QueryConsumeQueueRequestHeader(topic=queue.topic, queue_id=queue.queue_id, index=offset, count=1)
+        # GET_MAX_OFFSET refuses queues that the topic doesn't have.
+        request = RemotingCommand.request(RequestCode.QUERY_CONSUME_QUEUE, header)
+        try:
+            response = await self._remoting.call(self._address(queue), request)
+        except BrokerError as e:
+            if e.code != ResponseCode.SYSTEM_ERROR:
+                raise
+            return 0
+        # Apache's brokers say nothing else where there is no such offset.
+        return decode_json(response.body, QueryConsumeQueueResponseBody).max_queue_index if response.body else 0
+
     async def first_message(self, queue: MessageQueue) -> FirstMessage | None:
         """The oldest message that is left; None for a queue without any. Without a second try."""
         address = self._address(queue)
@@ -178,6 +200,16 @@ class Cluster(NameServers):
         if store_time_ms < 0 or offset != await self._api.min_offset(address, queue.topic, queue.queue_id):
             return None
         return FirstMessage(offset, store_time_ms)
+
+    async def store_time(self, queue: MessageQueue, offset: int, group: str) -> int | None:
+        """When the message at `offset` was stored, in ms; None where there is none. Without a second try."""
+        address = self._address(queue)
+        result = await self._api.pull_at_once(address, queue, offset, 1, group, timeout_ms=PULL_TIMEOUT_MS)
+        if result.status is not PullStatus.FOUND:
+            return None
+        found, store_time_ms = _offset_and_time(result.body, 0)
+        # A topic that was compacted sends the one that follows.
+        return store_time_ms if found == offset else None
 
     def has_master(self, queue: MessageQueue) -> bool:
         """Whether the master answers for the queue, who knows its last offset, and not a slave."""

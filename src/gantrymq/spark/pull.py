@@ -53,13 +53,12 @@ class PulledBatch(NamedTuple):
     buffer: bytes
 
 
-def data_lost(options: ReadOptions, what: str) -> None:
+def data_lost(
+    options: ReadOptions, what: str, why: str = "Messages were removed by retention, or a broker lost them"
+) -> None:
     """Raises DataLost, or warns where the options say so."""
     if options.fail_on_data_loss:
-        raise DataLost(
-            f"{what}. Messages were removed by retention, or a broker lost them; "
-            'option("failOnDataLoss", "false") reads what is there'
-        )
+        raise DataLost(f'{what}. {why}; option("failOnDataLoss", "false") reads what is there')
     log.warning("%s; going on, as failOnDataLoss is false", what)
 
 

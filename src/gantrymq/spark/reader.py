@@ -31,9 +31,10 @@ from gantrymq.spark.stream_planning import (
     advance,
     advance_towards,
     commit_offsets,
+    ends_left,
     initial_place,
+    last_times,
     latest_offsets,
-    made_again,
 )
 from gantrymq.spark.versions import (
     ReadAllAvailable,
@@ -172,7 +173,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if ends == place.ends and not new:
             return start
         firsts = {queue: first for queue, first in progress.firsts.items() if queue in ends}
-        self._planned = StreamPlace(ends, starts if start == self._initial else new, firsts, place.began).to_json()
+        moved = {queue: end for queue, end in ends.items() if queue in new or place.ends[queue] != end}
+        lasts = {queue: time_ms for queue, time_ms in place.lasts.items() if queue in ends.keys() - moved.keys()}
+        lasts |= self._ask(lambda cluster: last_times(cluster, self._options, moved))
+        new_starts = starts if start == self._initial else new
+        self._planned = StreamPlace(ends, new_starts, firsts, place.began, lasts).to_json()
         return self._planned
 
     def _whole_target(self, target: Offsets, known: Offsets) -> Offsets:
@@ -202,8 +207,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise ClientError(f"the checkpoint doesn't say where to start in {sorted(unknown)}")
         read = {queue for queue, end in ends.items() if end > starts[queue]}
         if end != self._planned and read:
-            others = self._ask(lambda cluster: made_again(cluster, self._options, place, read))
-            ends = {queue: starts[queue] if queue in others else end for queue, end in ends.items()}
+            left = self._ask(lambda cluster: ends_left(cluster, self._options, place, read))
+            ends = ends | {queue: max(starts[queue], end) for queue, end in left.items()}
         sizes: MessageSizes = {}
         if any(end - starts[queue] >= SAMPLED_ROWS for queue, end in ends.items()):
             sizes = self._ask(lambda cluster: message_sizes(cluster, self._options, starts, ends))

@@ -3,12 +3,14 @@
     {"orders": {"broker-a:0": 120},
      "$start": {"orders": {"broker-a:0": 100}},
      "$first": {"orders": {"broker-a:0": [40, 1767225600000]}},
+     "$last": {"orders": {"broker-a:0": 1767225700000}},
      "$began": {"brokers": ["broker-a"], "since": 1767225600000}}
 
 Up to 120 (excluded) the queue has been read, by a micro-batch that began at 100; that is there only where the place
-before doesn't say so. The queue's oldest message was offset 40, stored at that time (ms). The rest is how the stream
-began. No topic has a name with `$`. Checkpoints of earlier versions have no `$first` and no `$began`; what a later one
-might have besides is refused, as it may change what the rest means.
+before doesn't say so. The queue's oldest message was offset 40, stored at that time (ms), and the last one that was
+read, offset 119, was stored at the time that `$last` has: by these a queue is known again. The rest is how the stream
+began. No topic has a name with `$`. Checkpoints of earlier versions have no `$first`, `$last` and `$began`; what a
+later one might have besides is refused, as it may change what the rest means.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from gantrymq.spark.offsets import FirstMessage, Offsets, from_json, queue_key, 
 _OWN = "$"
 _STARTS = "$start"
 _FIRSTS = "$first"
+_LASTS = "$last"
 _BEGAN = "$began"
-_PARTS = {_STARTS, _FIRSTS, _BEGAN}
+_PARTS = {_STARTS, _FIRSTS, _LASTS, _BEGAN}
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,12 +44,15 @@ class Began:
 @dataclass(slots=True, frozen=True)
 class StreamPlace:
     """`starts`: of queues that the place before this one doesn't have, or has wrongly. `latest` is another offset when
-    a first batch that failed is planned again after a restart, and what lies between would be lost."""
+    a first batch that failed is planned again after a restart, and what lies between would be lost.
+
+    `lasts`: when the message before a queue's end was stored, ms."""
 
     ends: Offsets
     starts: Offsets = field(default_factory=dict)
     firsts: dict[MessageQueue, FirstMessage] = field(default_factory=dict)
     began: Began | None = None
+    lasts: dict[MessageQueue, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What Spark keeps."""
@@ -55,6 +61,8 @@ class StreamPlace:
             value[_STARTS] = to_json(self.starts)
         for queue in sorted(self.firsts):
             value.setdefault(_FIRSTS, {}).setdefault(queue.topic, {})[queue_key(queue)] = list(self.firsts[queue])
+        if self.lasts:
+            value[_LASTS] = to_json(self.lasts)
         if self.began is not None:
             value[_BEGAN] = {"brokers": sorted(self.began.brokers), "since": self.began.since_ms}
         return value
@@ -75,10 +83,11 @@ class StreamPlace:
                 for topic, queues in value.get(_FIRSTS, {}).items()
                 for key, first in queues.items()
             }
+            lasts = from_json(value.get(_LASTS, {}), least=0)
             began = value.get(_BEGAN)
             if began is not None:
                 since_ms = began["since"]
                 began = Began(frozenset(began["brokers"]), None if since_ms is None else int(since_ms))
         except (AttributeError, KeyError, TypeError, ValueError, ConfigError) as e:
             raise ConfigError(f"the checkpoint's offset {value!r} isn't one of this source: {e}") from e
-        return cls(ends, starts, firsts, began)
+        return cls(ends, starts, firsts, began, lasts)

@@ -11,6 +11,7 @@ from gantrymq.errors import BrokerError, GantryError, RemotingError
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.cluster import BrokersAway, Cluster
+from gantrymq.spark.name_servers import BUSY
 from gantrymq.spark.of_each import of_each
 from gantrymq.spark.offsets import EARLIEST_NUMBER, LATEST_NUMBER, FirstMessage, Offsets
 from gantrymq.spark.options import ReadOptions
@@ -37,7 +38,23 @@ async def initial_place(cluster: Cluster, options: ReadOptions) -> StreamPlace:
     ends = await resolve(cluster, starting, bounds, options)
     oldest = await of_each(queues, lambda queue: cluster.until(partial(cluster.first_message, queue), queue.topic))
     firsts = {queue: first for queue, first in zip(queues, oldest, strict=True) if first is not None}
-    return StreamPlace(ends, firsts=firsts, began=Began(frozenset(brokers), since_ms))
+    lasts = await last_times(cluster, options, ends)
+    return StreamPlace(ends, firsts=firsts, began=Began(frozenset(brokers), since_ms), lasts=lasts)
+
+
+async def last_times(cluster: Cluster, options: ReadOptions, ends: Offsets) -> Offsets:
+    """When the messages before `ends` were stored, ms, where there are any: `advance` knows the queues again by it."""
+
+    async def ask(queue: MessageQueue) -> int | None:
+        try:
+            return await cluster.store_time(queue, ends[queue] - 1, options.pull_group)
+        except (BrokerError, RemotingError) as e:
+            log.warning("can't look at the message before offset %d of %s: %s", ends[queue], name_of(queue), e)
+            return None
+
+    queues = [queue for queue, end in ends.items() if end > 0]
+    times = await of_each(queues, ask)
+    return {queue: time_ms for queue, time_ms in zip(queues, times, strict=True) if time_ms is not None}
 
 
 async def latest_offsets(cluster: Cluster, options: ReadOptions, known: Iterable[MessageQueue] = ()) -> Offsets:
@@ -65,14 +82,20 @@ async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace, *,
     and one that was made again with as many messages isn't noticed before it has more.
 
     A new queue is read from its first offset, or as the stream began when its broker was away then. A queue whose
-    broker doesn't answer, or whose topic no NameServer knows at the moment, stays where it is, so that the others go
-    on; so do queues that the options no longer name, which may be named again. Raises DataLost when a queue ends before
-    its place, as after a crash, or when its topic was deleted and made again. Without failOnDataLoss the stream goes on
-    with what comes then, or with the first message of the new topic.
+    broker doesn't answer or is busy, or whose topic no NameServer knows at the moment, stays where it is, so that the
+    others go on; so do queues that the options no longer name, which may be named again. Raises DataLost when a queue
+    ends before its place or has another message before it, as after a crash, when its topic was deleted and made again,
+    or has the queue no more before it was read to its end. Without failOnDataLoss the stream goes on with what came
+    since, or with the first message of the new topic.
     """
     queues = await find_queues(cluster, options, place.ends)
     if check_all:
-        await _tell_of_brokers_away(cluster, options, place, queues)
+        missing = sorted(queue for queue in place.ends.keys() - set(queues) if is_wanted(options, queue))
+        has = {(queue.topic, queue.broker_name) for queue in queues}
+        await _tell_of_brokers_away(
+            cluster, [queue for queue in missing if (queue.topic, queue.broker_name) not in has]
+        )
+        await _check_removed(cluster, options, place, [q for q in missing if (q.topic, q.broker_name) in has])
 
     silent: set[str] = set()
 
@@ -83,7 +106,7 @@ async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace, *,
         try:
             return await _look(cluster, options, place, queue, check_all)
         except BrokerError as e:
-            if e.code != ResponseCode.TOPIC_NOT_EXIST:
+            if e.code != ResponseCode.TOPIC_NOT_EXIST and e.code not in BUSY:
                 raise
             log.warning("%s stays where it is for now: %s", name_of(queue), e)
         except RemotingError as e:
@@ -143,15 +166,40 @@ async def advance_towards(cluster: Cluster, options: ReadOptions, place: StreamP
     return await cluster.until(attempt, passing=(BrokersAway,))
 
 
-async def _tell_of_brokers_away(
-    cluster: Cluster, options: ReadOptions, place: StreamPlace, queues: list[MessageQueue]
-) -> None:
-    missing = [queue for queue in place.ends.keys() - set(queues) if is_wanted(options, queue)]
+async def _tell_of_brokers_away(cluster: Cluster, missing: list[MessageQueue]) -> None:
     if missing:
         registered = await cluster.brokers()
-        for broker in sorted({queue.broker_name for queue in missing} - registered):
+        for broker in sorted({queue.broker_name for queue in missing}):
             count = sum(queue.broker_name == broker for queue in missing)
-            log.warning("broker %s is away: %d queues of this stream stay where they are for now", broker, count)
+            what = "has no queue to read of its topic" if broker in registered else "is away"
+            log.warning("broker %s %s: %d queues of this stream stay where they are for now", broker, what, count)
+
+
+async def _check_removed(
+    cluster: Cluster, options: ReadOptions, place: StreamPlace, removed: list[MessageQueue]
+) -> None:
+    """Raises DataLost where a topic has fewer queues on a broker than before, and those that went aren't read to their
+    end: the broker keeps their messages, and nobody reads them."""
+
+    async def last_of(queue: MessageQueue) -> int:
+        try:
+            return await cluster.kept_end(queue, place.ends[queue])
+        except (BrokerError, RemotingError) as e:
+            log.warning("can't tell whether %s was read to its end, which its topic has no more: %s", name_of(queue), e)
+            return 0
+
+    lasts = dict(zip(removed, await of_each(removed, last_of), strict=True))
+    unread = [
+        f"{name_of(queue)}, at {place.ends[queue]} of {last}"
+        for queue, last in lasts.items()
+        if last > place.ends[queue]
+    ]
+    if unread:
+        data_lost(
+            options,
+            f"{'; '.join(unread)}: the topic has these queues no more, and they aren't read to their end",
+            "Set its readQueueNums back (gantry admin updateTopic -r) until they are",
+        )
 
 
 class _Look(NamedTuple):
@@ -171,18 +219,28 @@ async def _look(
         start = await _start_of_new(cluster, options, place, queue)
         log.info("new queue %s: reading from offset %d", name_of(queue), start)
         return _Look(max(start, last), start, await cluster.first_message(queue))
-    if last == known and not (check_all and queue in place.firsts):
+    if last == known and not (check_all and (queue in place.firsts or queue in place.lasts)):
         return _Look(last)
     if not cluster.has_master(queue):
         # A slave, which may be behind.
         return _Look(max(last, known))
+    kept_ms = place.lasts.get(queue)
+    has_lost = last < known
+    if kept_ms is not None and not has_lost:
+        found_ms = await cluster.store_time(queue, known - 1, options.pull_group)
+        if found_ms == kept_ms:
+            return _Look(last)
+        # Retention may have passed it.
+        has_lost = found_ms is not None
     first, kept = await cluster.first_message(queue), place.firsts.get(queue)
     if _is_another(kept, first):
         data_lost(options, f"{name_of(queue)} {_MADE_AGAIN}")
-    elif last >= known:
+    elif not has_lost:
         return _Look(last, first=first)
     else:
-        data_lost(options, f"{name_of(queue)} was read up to offset {known}, but its broker has only {last}")
+        data_lost(options, _lost_end(queue, known, last))
+        if kept_ms is not None:
+            return _Look(last, min(last, await cluster.search_offset(queue, kept_ms + 1)), first)
         if kept is not None and first is not None:
             # The same queue, which has lost its last messages in a crash.
             return _Look(last, first=first)
@@ -190,6 +248,11 @@ async def _look(
 
 
 _MADE_AGAIN = "is another queue than the one that was read: its topic was deleted and made again"
+
+
+def _lost_end(queue: MessageQueue, known: int, last: int) -> str:
+    what = f"its broker has only {last}" if last < known else "its broker has another message before that by now"
+    return f"{name_of(queue)} was read up to offset {known}, but {what}"
 
 
 def _is_another(kept: FirstMessage | None, found: FirstMessage | None) -> bool:
@@ -213,22 +276,37 @@ async def _start_of_new(cluster: Cluster, options: ReadOptions, place: StreamPla
     return min(max(offset, bounds.first), bounds.last)
 
 
-async def made_again(
+async def ends_left(
     cluster: Cluster, options: ReadOptions, place: StreamPlace, read: Collection[MessageQueue]
-) -> set[MessageQueue]:
-    """Those of the queues to be read up to `place`, which is of a checkpoint, that are others by now. Raises DataLost
-    where the options say so, and what a question raises: without an answer another queue's rows might be read.
+) -> Offsets:
+    """How far those of the queues to be read up to `place`, which is of a checkpoint, have the messages that they had,
+    where that isn't up to there: 0 for one that is another by now. Raises DataLost where the options say so, and what a
+    question raises: without an answer another queue's rows might be read.
 
     One of a broker that isn't there isn't among them; whoever reads it says what is wrong with it.
     """
-    queues = [q for q in await find_queues(cluster, options, place.ends) if q in place.firsts and q in read]
-    found = await of_each(queues, lambda queue: cluster.until(partial(cluster.first_message, queue), queue.topic))
-    others = set()
-    for queue, first in zip(queues, found, strict=True):
-        if _is_another(place.firsts[queue], first):
+
+    async def look(queue: MessageQueue) -> int | None:
+        end, kept_ms = place.ends[queue], place.lasts.get(queue)
+        found_ms = None if kept_ms is None else await cluster.store_time(queue, end - 1, options.pull_group)
+        if kept_ms is not None and found_ms == kept_ms:
+            return None
+        kept = place.firsts.get(queue)
+        if kept is not None and _is_another(kept, await cluster.first_message(queue)):
             data_lost(options, f"{name_of(queue)} {_MADE_AGAIN}")
-            others.add(queue)
-    return others
+            return 0
+        if kept_ms is None:
+            return None
+        last = await cluster.max_offset_once(queue)
+        # A slave may be behind.
+        if found_ms is None and (last >= end or not cluster.has_master(queue)):
+            return None
+        data_lost(options, _lost_end(queue, end, last))
+        return min(end, last, await cluster.search_offset(queue, kept_ms + 1))
+
+    queues = [queue for queue in await find_queues(cluster, options, place.ends) if queue in read]
+    found = await of_each(queues, lambda queue: cluster.until(partial(look, queue), queue.topic))
+    return {queue: end for queue, end in zip(queues, found, strict=True) if end is not None}
 
 
 async def commit_offsets(cluster: Cluster, group: str, offsets: Mapping[MessageQueue, int]) -> Offsets:
