@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from sim.checkers import messages, programs, replicas
+from sim.checkers import messages, offsets, programs, replicas
 
 if TYPE_CHECKING:
     from sim.run import Run
@@ -25,6 +25,7 @@ ALL: list[Callable[[Run], Iterator[str]]] = [
     messages.what_is_done_is_kept,
     messages.workloads_are_content,
     messages.noted_at_once,
+    offsets.handled_is_committed,
     replicas.one_master_acknowledges,
     replicas.one_message_has_a_place,
     replicas.slaves_stand_in,
