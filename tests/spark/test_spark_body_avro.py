@@ -11,6 +11,8 @@ from uuid import UUID
 
 import pytest
 from fastavro import parse_schema, schemaless_writer
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructType
 
 from gantrymq.errors import CodecError, ConfigError
@@ -70,10 +72,17 @@ def encoded(schema: Any, value: Any) -> bytes:
 
 
 def decoded(schema: Any, *bodies: bytes) -> tuple[list[Any], dict[int, str]]:
+    values, errors = decoder_of(schema).decode(bodies)
+    return values.to_pylist(), errors
+
+
+def decoder_of(schema: Any) -> ValueDecoder:
     kind, decode = avro_bodies(json.dumps(schema))
     (field,) = to_arrow_schema(StructType().add("value", kind))
-    values, errors = ValueDecoder(decode, field.type).decode(bodies)
-    return values.to_pylist(), errors
+    return ValueDecoder(decode, field.type)
+
+
+DECODER = decoder_of(ORDER)
 
 
 def test_every_type() -> None:
@@ -93,12 +102,70 @@ def test_types_in_words() -> None:
     assert avro_bodies('"long"')[0] == LongType()
 
 
+def test_a_precision_that_is_no_number() -> None:
+    schema = {"type": "bytes", "logicalType": "decimal", "precision": "9"}
+    assert decoded(schema, b"\2\7") == ([b"\7"], {})
+
+
 def test_a_bad_body_among_others() -> None:
     good = encoded("string", "tea")
     values, errors = decoded("string", good, b"", b"\x08te", good + b"\0")
     assert values == ["tea", None, None, None]
     assert list(errors) == [1, 2, 3]
     assert "1 of 5 bytes are left over" in errors[3]
+
+
+ENUM = {"type": "enum", "name": "Kind", "symbols": ["NEW", "OLD"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "body", "problem"),
+    [
+        # -1 and -2 as Avro writes them, which Python's lists take.
+        (ENUM, b"\1", "-1 of the 2 symbols of Kind"),
+        (ENUM, b"\3", "-2 of the 2 symbols of Kind"),
+        (ENUM, b"\4", "2 of the 2 symbols of Kind"),
+        (["null", "string"], b"\1\2a", "-1 of the 2 types of a union"),
+        (["null", "string"], b"\3", "-2 of the 2 types of a union"),
+        # 2**64 in ten bytes, of which eight bytes' worth are 0.
+        (["null", "string"], b"\x80" * 9 + b"\4", "of the 2 types of a union"),
+        (["null", "string"], b"\x80" * 4_000_000, "longer than ten bytes"),
+        ({"type": "array", "items": ["null", "long"]}, b"\2\1\2\0", "-1 of the 2 types"),
+        # A block with its size in bytes.
+        ({"type": "array", "items": ENUM}, b"\1\2\1\0", "-1 of the 2 symbols"),
+        ({"type": "map", "values": ENUM}, b"\2\2a\1\0", "-1 of the 2 symbols"),
+        ({"type": "array", "items": "string"}, b"\xfe\xff\xff\xff\x0f\2a", "ends too early"),
+        ("string", b"\1", "a length of -1"),
+        ("bytes", b"\x80" * 9 + b"\1", "ends too early"),
+    ],
+)
+def test_hostile_indexes_and_lengths(schema: Any, body: bytes, problem: str) -> None:
+    for written, data in [
+        (schema, body),
+        ({"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": "b", "type": schema}]},
+         b"\2" + body),
+    ]:  # fmt: skip
+        values, errors = decoded(written, data)
+        assert values == [None]
+        assert problem in errors[0]
+
+
+def test_blocks_with_their_sizes() -> None:
+    schema = {"type": "array", "items": ["null", ENUM]}
+    assert decoded(schema, b"\3\6\2\0\0\2\2\2\0") == ([["NEW", None, "OLD"]], {})
+
+
+@pytest.mark.parametrize("items", ["null", {"type": "record", "name": "Empty", "fields": []}])
+def test_arrays_of_nothing(items: Any) -> None:
+    # b"\xfe\xff\xff\xff\x0f\0" would be two thousand million of them.
+    with pytest.raises(CodecError, match="an array whose items take no bytes"):
+        avro_bodies(json.dumps({"type": "array", "items": items}))
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_value_or_an_error(data: bytes) -> None:
+    values, errors = DECODER.decode([data])
+    assert values.is_valid()[0].as_py() != (0 in errors)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +184,7 @@ def test_schemas_without_a_type(schema: str, problem: str) -> None:
         avro_bodies(schema)
 
 
-def test_no_schema() -> None:
-    with pytest.raises(CodecError, match="no Avro schema"):
-        avro_bodies('"strin"')
+@pytest.mark.parametrize("schema", ['"strin"', '{"type": []}', "{}", "[[]]"])
+def test_no_schema(schema: str) -> None:
+    with pytest.raises((CodecError, ConfigError)):
+        avro_bodies(schema)

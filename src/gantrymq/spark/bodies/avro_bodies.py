@@ -38,6 +38,7 @@ from pyspark.sql.types import (
 
 from gantrymq.codecs.avro import AvroCodec
 from gantrymq.errors import ConfigError
+from gantrymq.spark.bodies.avro_check import avro_check
 from gantrymq.spark.bodies.decoding import DecodeBody
 
 _PRIMITIVE: dict[str, DataType] = {
@@ -66,8 +67,21 @@ def avro_bodies(text: str) -> tuple[DataType, DecodeBody]:
 
     Raises CodecError for one that is none, MissingExtra without fastavro.
     """
-    codec = avro_codec(text)
-    return _Types().of(_schema(text), "value", ""), codec.decode
+    schema = _schema(text)
+    decode = avro_decoder(without_other_logical_types(schema))
+    return _Types().of(schema, "value", ""), decode
+
+
+def avro_decoder(schema: Any, reader: Any = None) -> DecodeBody:
+    """For bodies of a schema, as values of `reader` if there is one. Raises CodecError for a schema that is none."""
+    codec = AvroCodec(schema, reader=reader)
+    check = avro_check(schema)
+
+    def decode(body: bytes) -> Any:
+        check(body)
+        return codec.decode(body)
+
+    return decode
 
 
 def avro_codec(text: str) -> AvroCodec:
@@ -139,9 +153,11 @@ def _full_name(name: str, namespace: str) -> str:
 
 
 def _logical(schema: dict[str, Any]) -> DataType | None:
-    kind, logical = schema["type"], schema.get("logicalType")
-    if logical == "decimal" and kind in ("bytes", "fixed") and 0 < schema.get("precision", 0) <= _MOST_DIGITS:
-        return DecimalType(schema["precision"], schema.get("scale", 0))
+    kind, logical, precision = schema["type"], schema.get("logicalType"), schema.get("precision")
+    is_decimal = logical == "decimal" and kind in ("bytes", "fixed")
+    # Where the precision is no number Avro wants the type read as what it is made of.
+    if is_decimal and isinstance(precision, int) and 0 < precision <= _MOST_DIGITS:
+        return DecimalType(precision, schema.get("scale", 0))
     return _LOGICAL.get((kind, str(logical)))
 
 
