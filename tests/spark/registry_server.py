@@ -21,6 +21,9 @@ class Registry:
     schemas: list[dict[str, Any]] = field(default_factory=list)
     subjects: dict[str, list[int]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
+    #: Connections that were ever made, and those that are open.
+    connections: int = 0
+    open: set[Any] = field(default_factory=set)
     fails: list[tuple[int, bytes]] = field(default_factory=list)
     authorization: str | None = None
 
@@ -84,6 +87,18 @@ def running_registry() -> Iterator[Registry]:
     registry = Registry()
 
     class Handler(BaseHTTPRequestHandler):
+        # As registries do: connections are kept.
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            registry.connections += 1
+            registry.open.add(self)
+
+        def finish(self) -> None:
+            super().finish()
+            registry.open.discard(self)
+
         def _do(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             registry.requests.append(f"{self.command} {self.path}")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import gc
 import io
 import json
 import pickle
+import re
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,11 +18,14 @@ from fastavro import parse_schema, schemaless_writer
 from google.protobuf import descriptor_pb2
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 from registry_server import Registry, running_registry
+from waiting import wait_until
 
-from gantrymq.errors import ClientError, CodecError, ConfigError
+from gantrymq.errors import ClientError, CodecError, ConfigError, GantryError
 from gantrymq.spark.bodies import registry as registry_module
 from gantrymq.spark.bodies.body_format import BodyOptions
 from gantrymq.spark.bodies.confluent import encode_indexes, split_indexes
+from gantrymq.spark.bodies.decoding import ValueDecoder
+from gantrymq.spark.bodies.unknown_ids import AT_ONCE, FOR_S, PAUSE_S, UnknownIds
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.versions import to_arrow_schema
@@ -50,9 +56,13 @@ def options_of(registry: Registry, **more: str) -> BodyOptions:
     return unpickled
 
 
-def decoded(options: BodyOptions, *bodies: bytes, kind: Any = None) -> tuple[list[Any], dict[int, str]]:
+def decoder_of(options: BodyOptions, kind: Any = None) -> ValueDecoder:
     (field,) = to_arrow_schema(StructType().add("value", options.type_of(kind)))
-    values, errors = options.decoder(field.type).decode(bodies)
+    return options.decoder(field.type)
+
+
+def decoded(options: BodyOptions, *bodies: bytes, kind: Any = None) -> tuple[list[Any], dict[int, str]]:
+    values, errors = decoder_of(options, kind).decode(bodies)
     return values.to_pylist(), errors
 
 
@@ -90,6 +100,71 @@ def test_bodies_without_a_schema_are_told_apart(registry: Registry) -> None:
     assert "but 7b 22 69 64 22: bodies without them are read without the option schema.registry.url" in errors[1]
     assert "has no schema 99, which the body names" in errors[3]
     assert f"schema {proto}, which the body names, is PROTOBUF, not AVRO" in errors[4]
+
+
+def test_an_id_that_the_registry_does_not_know_is_asked_for_once(registry: Registry) -> None:
+    number = registry.add("orders-value", json.dumps(ORDER))
+    decoder = decoder_of(options_of(registry, bodyformat="avro"))
+    registry.requests.clear()
+    values, errors = decoder.decode([avro(ORDER, 99, {"id": 1})] * 100 + [avro(ORDER, number, {"id": 2})])
+    assert values.to_pylist() == [None] * 100 + [{"id": 2}]
+    assert len(errors) == 100
+    assert "has no schema 99, which the body names" in errors[99]
+    assert registry.requests == ["GET /schemas/ids/99", f"GET /schemas/ids/{number}"]
+
+
+def test_a_decoder_has_one_connection_which_ends_with_it(registry: Registry) -> None:
+    numbers = [registry.add("orders-value", json.dumps(schema)) for schema in (ORDER, WITH_NOTE)]
+    options = options_of(registry, bodyformat="avro")
+    wait_until(lambda: not registry.open)
+    registry.connections = 0
+    decoder = decoder_of(options)
+    _, errors = decoder.decode([avro(ORDER, number, {"id": 1}) for number in (98, numbers[0], 99)])
+    assert list(errors) == [0, 2]
+    assert registry.connections == len(registry.open) == 1
+    gc.disable()
+    try:
+        del decoder
+        wait_until(lambda: not registry.open)
+    finally:
+        gc.enable()
+
+
+def test_bodies_that_name_ever_other_ids_are_asked_for_now_and_then(registry: Registry) -> None:
+    number = registry.add("orders-value", json.dumps(ORDER))
+    late = registry.add("elsewhere", json.dumps(WITH_NOTE))
+    decoder = decoder_of(options_of(registry, bodyformat="avro"))
+    registry.requests.clear()
+    good, other = avro(ORDER, number, {"id": 2}), avro(WITH_NOTE, late, {"id": 3, "note": None})
+    begun = time.monotonic()
+    values, errors = decoder.decode([good, *(avro(ORDER, 1000 + i, {"id": 1}) for i in range(10_000)), good])
+    assert len(registry.requests) <= 1 + AT_ONCE + (time.monotonic() - begun) / PAUSE_S
+    # What is known is not asked for.
+    assert (values[0].as_py(), values[10_001].as_py()) == ({"id": 2}, {"id": 2})
+    assert list(errors) == list(range(1, 10_001))
+    assert "has no schema 1000, which the body names" in errors[1]
+    assert any(f"schema {999 + place} was not asked for" in error for place, error in errors.items())
+    # It was never said of it that there is none.
+    assert wait_until(lambda: decoder.decode([other])[0].to_pylist()[0]) == {"id": 3}
+
+
+def test_what_is_remembered_of_unknown_ids() -> None:
+    unknown = UnknownIds()
+    unknown.add(0, 0.0)
+    assert unknown.has(0, FOR_S - 1)
+    assert not unknown.has(0, FOR_S)
+    now = 0.0
+    for schema_id in range(1, 10_000):
+        if not unknown.may_ask(now):
+            now += PAUSE_S
+            assert unknown.may_ask(now)
+        unknown.add(schema_id, now)
+    assert now == pytest.approx((10_000 - AT_ONCE) * PAUSE_S)
+    assert len(unknown) <= AT_ONCE + FOR_S / PAUSE_S + 1
+    assert unknown.has(9_999, now)
+    # One that is asked for again is remembered from then on.
+    unknown.add(9_999, now + FOR_S)
+    assert unknown.has(9_999, now + FOR_S + 1)
 
 
 def test_a_schema_of_the_reads_own(registry: Registry) -> None:
@@ -160,6 +235,45 @@ def test_avro_with_references(registry: Registry) -> None:
     (value,), errors = decoded(options, body)
     assert not errors
     assert value == {"from": {"x": 1}, "to": {"x": 2}, "items": [{"place": {"x": 3}}]}
+
+
+BAD_REFERENCES = [
+    ("{", r"version 1 of subject geo\.Place in the schema registry is no Avro schema: .*: register it anew"),
+    ('["null", "int"]', r"version 1 of subject geo\.Place in the schema registry is no Avro schema: it has no name"),
+    ('{"type": "record", "name": "geo.Place", "fields": [{"name": "x"}]}', "is no Avro schema"),
+]
+
+
+@pytest.mark.parametrize(("place", "problem"), BAD_REFERENCES)
+def test_a_reference_that_is_no_schema(registry: Registry, place: str, problem: str) -> None:
+    registry.add("geo.Place", place)
+    references = [{"name": "geo.Place", "subject": "geo.Place", "version": 1}]
+    order = {**ORDER, "fields": [{"name": "at", "type": "geo.Place"}]}
+    number = registry.add("orders-value", json.dumps(order), references=references)
+    with pytest.raises(GantryError, match=problem):
+        decoder_of(options_of(registry, bodyformat="avro"))
+    # Of bodies only those that name it can't be read, and it is asked for once.
+    other = registry.add("other", json.dumps(ORDER))
+    options = options_of(registry, bodyformat="avro", bodyschema=json.dumps(ORDER))
+    registry.requests.clear()
+    bodies = [avro(ORDER, number, {"id": 1})] * 3
+    values, errors = decoded(options, *bodies, avro(ORDER, other, {"id": 2}))
+    assert values == [None, None, None, {"id": 2}]
+    for error in errors.values():
+        assert re.search(f"schema {number}, which the body names, can't be used: .*{problem}", error)
+    assert len(registry.requests) == 3
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"type": "strin"}'])
+def test_an_id_whose_schema_is_none(registry: Registry, text: str) -> None:
+    number = registry.add("elsewhere", text)
+    options = options_of(registry, bodyformat="avro", bodyschema=json.dumps(ORDER))
+    values, errors = decoded(options, avro(ORDER, number, {"id": 1}))
+    assert values == [None]
+    assert re.search(f"schema {number}, which the body names, can't be used: .*no Avro schema", errors[0])
+    registry.subjects["orders-value"] = [number]
+    with pytest.raises(GantryError, match=r"no Avro schema"):
+        decoder_of(options_of(registry, bodyformat="avro"))
 
 
 def shop_file(*messages: str) -> descriptor_pb2.FileDescriptorProto:

@@ -11,6 +11,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,23 @@ _WELL_KNOWN = "google/protobuf/"
 
 
 def schema_of_subject(options: RegistryOptions, body_format: BodyFormat) -> tuple[bytes, int]:
-    """What values are read or written by, and its id; of protobuf a descriptor set. Raises ConfigError, ClientError."""
-    registry, subject = SchemaRegistry(options), options.required_subject()
-    found = registry.subject_schema(subject, options.version)
+    """What values are read or written by, and its id; of protobuf a descriptor set.
+
+    Raises ConfigError, ClientError, CodecError for a schema that is none.
+    """
+    subject = options.required_subject()
+    with closing(SchemaRegistry(options)) as registry:
+        return _schema_of_subject(registry, subject, options.version, body_format)
+
+
+def _schema_of_subject(
+    registry: SchemaRegistry, subject: str, version: int | None, body_format: BodyFormat
+) -> tuple[bytes, int]:
+    found = registry.subject_schema(subject, version)
     if found.kind != body_format.upper():
         raise ConfigError(f"the schema of subject {subject} is {found.kind}, not what bodyFormat {body_format} says")
     if body_format == "avro":
-        return avro_text(registry, found).encode(), found.id
+        return json.dumps(avro_schema(registry, found, f"the schema of subject {subject}")).encode(), found.id
     if body_format == "protobuf":
         serialized = registry.schema(found.id, serialized=True)
         return descriptor_set(registry, found if serialized is None else serialized), found.id
@@ -42,21 +53,38 @@ def schema_of_subject(options: RegistryOptions, body_format: BodyFormat) -> tupl
 # -- Avro ---------------------------------------------------------------------------------------------------------
 
 
-def avro_text(registry: SchemaRegistry, schema: RegisteredSchema) -> str:
-    """The schema with the types of its references in the places where they are first named."""
-    if not schema.references:
-        return schema.text
+def avro_schema(registry: SchemaRegistry, schema: RegisteredSchema, name: str) -> Any:
+    """What its JSON stands for, with the types of its references in the places where they are first named.
+
+    Raises CodecError with the `name` of it, or with the reference, for what can't be a schema.
+    """
+    parsed = _parsed(schema, name)
     definitions: dict[str, Any] = {}
+    left = list(schema.references)
+    while left:
+        reference = left.pop()
+        if reference.name not in definitions:
+            other = registry.referenced(reference)
+            place = f"version {reference.version} of subject {reference.subject}"
+            found = definitions[reference.name] = _parsed(other, place)
+            if not isinstance(found, dict):
+                raise _is_none(place, "it has no name, which another schema could refer to it by")
+            left += other.references
+    try:
+        return _with_definitions(parsed, "", definitions)
+    except (AttributeError, KeyError, RecursionError, TypeError) as e:
+        raise _is_none(f"{name}, or one that it refers to,", repr(e)) from e
 
-    def collect(of: RegisteredSchema) -> None:
-        for reference in of.references:
-            if reference.name not in definitions:
-                other = registry.referenced(reference)
-                definitions[reference.name] = json.loads(other.text)
-                collect(other)
 
-    collect(schema)
-    return json.dumps(_with_definitions(json.loads(schema.text), "", definitions))
+def _parsed(schema: RegisteredSchema, name: str) -> Any:
+    try:
+        return json.loads(schema.text)
+    except (RecursionError, ValueError) as e:
+        raise _is_none(name, f"no JSON: {e}") from e
+
+
+def _is_none(name: str, problem: str) -> CodecError:
+    return CodecError(f"{name} in the schema registry is no Avro schema: {problem}: register it anew")
 
 
 def _with_definitions(schema: Any, namespace: str, definitions: dict[str, Any]) -> Any:
@@ -85,21 +113,31 @@ def _with_definitions(schema: Any, namespace: str, definitions: dict[str, Any]) 
 
 def registered_avro(options: RegistryOptions, reader: str) -> DecodeBody:
     """Decodes bodies that begin with the id of their schema as values of the schema `reader`."""
-    from gantrymq.codecs.avro import AvroCodec
-    from gantrymq.spark.bodies.avro_bodies import without_other_logical_types
+    from gantrymq.spark.bodies.avro_bodies import avro_decoder, without_other_logical_types
 
     registry = SchemaRegistry(options)
     read_as = without_other_logical_types(json.loads(reader))
-    codecs: dict[int, AvroCodec] = {}
+    decoders: dict[int, DecodeBody] = {}
+
+    def decoder(schema_id: int, found: RegisteredSchema) -> DecodeBody:
+        try:
+            written_as = avro_schema(registry, found, f"schema {schema_id}")
+            return avro_decoder(without_other_logical_types(written_as), read_as)
+        except CodecError as e:
+            # It stays so: neither the registry is asked again for what it refers to, nor is it looked at again.
+            problem = f"schema {schema_id}, which the body names, can't be used: {e}"
+
+        def refuse(body: bytes) -> Any:
+            raise CodecError(problem)
+
+        return refuse
 
     def decode(body: bytes) -> Any:
         schema_id, rest = split(body)
-        codec = codecs.get(schema_id)
-        if codec is None:
-            found = _of_body(registry, schema_id, "AVRO")
-            written_as = without_other_logical_types(json.loads(avro_text(registry, found)))
-            codec = codecs[schema_id] = AvroCodec(written_as, reader=read_as)
-        return codec.decode(rest)
+        found = decoders.get(schema_id)
+        if found is None:
+            found = decoders[schema_id] = decoder(schema_id, _of_body(registry, schema_id, "AVRO"))
+        return found(rest)
 
     return decode
 
@@ -210,11 +248,10 @@ def registered_protobuf(
     def decode_named(body: bytes) -> Any:
         schema_id, rest = split(body)
         place, data = split_indexes(rest)
-        names = files.get(schema_id)
+        # Only ids that the registry has are kept: there is no end of others.
+        names = files.get(schema_id) if is_registered else own
         if names is None:
-            names = own
-            if is_registered:
-                names = messages_of(_file(_of_body(registry, schema_id, "PROTOBUF", serialized=True).text))
+            names = messages_of(_file(_of_body(registry, schema_id, "PROTOBUF", serialized=True).text))
             files[schema_id] = names
         if names.get(place) != message:
             raise CodecError(f"the body is a {names.get(place, f'message at {list(place)}')}, not a {message}")

@@ -2,6 +2,7 @@
 
 What is known by its id never changes and is kept by the process. A registry that can't be reached is asked again until
 retryTimeoutMs is over, and then an error of the read or write: nothing is taken for a bad body because of it.
+Ids that it doesn't know are remembered for a while, and asked for only so often (`unknown_ids`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import ssl
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +19,9 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from gantrymq.errors import ClientError, ConfigError
+from gantrymq.errors import ClientError, CodecError, ConfigError
 from gantrymq.extras import missing
+from gantrymq.spark.bodies.unknown_ids import UnknownIds
 
 if TYPE_CHECKING:
     import httpx
@@ -139,18 +142,41 @@ class RegistryOptions:
 
 
 class SchemaRegistry:
-    """Asks the registry of `options`. Raises ConfigError where an option is wrong, else ClientError."""
+    """Asks the registry of `options`, by connections that end with it. One thread uses it.
+
+    Raises ConfigError where an option is wrong, else ClientError.
+    """
 
     def __init__(self, options: RegistryOptions) -> None:
         self._options = options
+        self._client: httpx.Client | None = None
+        self._unknown = UnknownIds()
+
+    def close(self) -> None:
+        """The connections, for those who know the end."""
+        if self._client is not None:
+            self._client.close()
 
     def schema(self, schema_id: int, *, serialized: bool = False) -> RegisteredSchema | None:
-        """The schema of that id; None where there is none. With `serialized` a file descriptor in Base64 (protobuf)."""
+        """The schema of that id; None where there is none. With `serialized` a file descriptor in Base64 (protobuf).
+
+        Raises CodecError where so many ids were unknown that another isn't asked for now.
+        """
         key = (self._options.urls, schema_id, serialized)
         if (known := _kept.get(key)) is None:
+            now = time.monotonic()
+            if self._unknown.has(schema_id, now):
+                return None
+            if not self._unknown.may_ask(now):
+                raise CodecError(
+                    f"schema {schema_id} was not asked for: the schema registry doesn't know many other ids that "
+                    "bodies name, and is asked for another only now and then; once these are gone, the body can be "
+                    "read again"
+                )
             parameters = {"format": "serialized"} if serialized else {}
             answer = self._ask("GET", f"/schemas/ids/{schema_id}", parameters)
             if isinstance(answer, _Problem):
+                self._unknown.add(schema_id, time.monotonic())
                 return None
             known = _keep(key, self._decoded(answer, RegisteredSchema))
         return known
@@ -200,41 +226,49 @@ class SchemaRegistry:
             import httpx
         except ImportError as e:
             raise missing("registry", f"option {URL}", e) from e
-        options = self._options
-        token, user_info = options.token, options.user_info
+        if self._client is None:
+            self._client = self._new_client()
+            # A decoder isn't told when its task ends: it is gone then.
+            weakref.finalize(self, self._client.close)
+        options, client = self._options, self._client
+        deadline = time.monotonic() + options.retry_timeout_ms / 1000
+        pause_s = FIRST_PAUSE_S
+        while True:
+            problem = ""
+            for url in options.urls:
+                try:
+                    response = client.request(method, url + path, params=parameters, json=body)
+                except httpx.TransportError as e:
+                    if "CERTIFICATE_VERIFY_FAILED" in str(e):
+                        raise ConfigError(f"{url}: {e}: option {AUTHORITIES} names a file of authorities") from e
+                    problem = f"{url}: {e or type(e).__name__}"
+                    continue
+                if response.status_code not in _PASSING:
+                    return self._checked(response)
+                problem = f"{url}: {response.status_code} {_told(response)}"
+            if time.monotonic() + pause_s > deadline:
+                raise ClientError(
+                    f"the schema registry doesn't answer: {problem} "
+                    f"(tried for {options.retry_timeout_ms / 1000:g} s, option retryTimeoutMs; option {URL})"
+                )
+            log.warning("asking the schema registry again: %s", problem)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _new_client(self) -> httpx.Client:
+        import httpx
+
+        token, user_info = self._options.token, self._options.user_info
         user, _, password = (user_info or "").partition(":")
         headers = {"accept": f"{_MEDIA_TYPE}, application/json", "content-type": _MEDIA_TYPE}
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
-        deadline = time.monotonic() + options.retry_timeout_ms / 1000
-        pause_s = FIRST_PAUSE_S
-        with httpx.Client(
+        return httpx.Client(
             auth=None if user_info is None else (user, password),
             headers=headers,
             verify=self._tls(),
             timeout=REQUEST_TIMEOUT_S,
-        ) as client:
-            while True:
-                problem = ""
-                for url in options.urls:
-                    try:
-                        response = client.request(method, url + path, params=parameters, json=body)
-                    except httpx.TransportError as e:
-                        if "CERTIFICATE_VERIFY_FAILED" in str(e):
-                            raise ConfigError(f"{url}: {e}: option {AUTHORITIES} names a file of authorities") from e
-                        problem = f"{url}: {e or type(e).__name__}"
-                        continue
-                    if response.status_code not in _PASSING:
-                        return self._checked(response)
-                    problem = f"{url}: {response.status_code} {_told(response)}"
-                if time.monotonic() + pause_s > deadline:
-                    raise ClientError(
-                        f"the schema registry doesn't answer: {problem} "
-                        f"(tried for {options.retry_timeout_ms / 1000:g} s, option retryTimeoutMs; option {URL})"
-                    )
-                log.warning("asking the schema registry again: %s", problem)
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        )
 
     def _checked(self, response: httpx.Response) -> bytes | _Problem:
         status, told = response.status_code, _told(response)
