@@ -66,10 +66,13 @@ _AWAY = plan_with(
 )
 #: The power of a broker alone goes while its log is synced, before its consumers have what was sent last.
 _AT_SYNC = plan_with("power-at-sync", 3.0, 0.07, replicas=1, mode="", controllers=0, is_synced=True, ordered=0.6)
+#: Messages come until all ends.
+_LONG = plan_with("stop", 3.0, 0.5, replicas=1, mode="", controllers=0, messages=400)
 
 #: By the bug's name.
 PLANS = {
     "a flusher answers before it syncs": _AT_SYNC,
+    "a consumer that ends commits nothing": _LONG,
     "a send doesn't wait for slaves": _TORN,
     "slaves that take too long count as having it": _TORN,
     "a slave acknowledges what isn't on its disk": _TWO_IN_SYNC,

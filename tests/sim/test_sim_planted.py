@@ -30,9 +30,11 @@ def run(plan: str, package: Path | None = None) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("name", PLANS)
 def test_it_is_found(name: str, tmp_path: Path) -> None:
-    plant(next(bug for bug in BUGS if bug.name == name), tmp_path)
+    bug = next(bug for bug in BUGS if bug.name == name)
+    plant(bug, tmp_path)
     done = run(to_json(PLANS[name]), tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
+    assert bug.says in done.stdout
     assert "Traceback" not in done.stderr, done.stderr
 
 
