@@ -59,8 +59,7 @@ async def plan_batch(cluster: Cluster, options: ReadOptions, filters: PushedFilt
     _check_nothing_since(options, starting, bounds, start, set(all_queues).difference(queues))
     end = await resolve(cluster, ending, bounds, options)
     for queue in queues:
-        if start[queue] > end[queue]:
-            raise ConfigError(f"{name_of(queue)} starts at offset {start[queue]} and ends before, at {end[queue]}")
+        _check_ascends(queue, "offset", start[queue], end[queue])
     await _apply_times(cluster, filters, start, end)
     for queue in queues:
         start[queue], end[queue] = filters.clip(start[queue], end[queue])
@@ -72,10 +71,15 @@ def _check_order(starting: Boundary, ending: Boundary, queues: list[MessageQueue
     for queue in queues:
         offsets = starting.by_queue.get(queue, EARLIEST_NUMBER), ending.by_queue.get(queue, LATEST_NUMBER)
         times = starting.time_of(queue), ending.time_of(queue)
-        if offsets[0] > offsets[1] >= 0:
-            raise ConfigError(f"{name_of(queue)} starts at offset {offsets[0]} and ends before, at {offsets[1]}")
-        if times[0] is not None and times[1] is not None and times[0] > times[1]:
-            raise ConfigError(f"{name_of(queue)} starts at the time {times[0]} and ends before, at {times[1]}")
+        if offsets[1] >= 0:
+            _check_ascends(queue, "offset", *offsets)
+        if times[0] is not None and times[1] is not None:
+            _check_ascends(queue, "the time", times[0], times[1])
+
+
+def _check_ascends(queue: MessageQueue, of_what: str, start: int, end: int) -> None:
+    if start > end:
+        raise ConfigError(f"{name_of(queue)} starts at {of_what} {start} and ends before, at {end}")
 
 
 def check_future(options: ReadOptions, starting: Boundary, queues: list[MessageQueue]) -> None:
