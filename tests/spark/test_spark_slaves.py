@@ -144,3 +144,6 @@ def test_reads_and_writes_wait_for_the_master_and_fail(tmp_path: Path, caplog: p
         reader = lenient.reader(lenient.schema())
         assert sum(len(batch) for part in reader.partitions() for batch in reader.read(part)) == 10
         assert "its slave, whose master is away" in caplog.text
+        # Its messages are there.
+        assert "going on with what that has, as failOnDataLoss is false" in caplog.text
+        assert "going on without its messages" not in caplog.text

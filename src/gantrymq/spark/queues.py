@@ -78,18 +78,22 @@ async def complete_queues(
         away = await _named_away(cluster, options, queues, by_source, before & await cluster.brokers())
         unnamed = await _unnamed_away(cluster, options, queues, lost)
         # A slave may be behind, and only the master knows where a queue ends.
-        for queue in queues:
-            if not cluster.has_master(queue):
-                unnamed[queue.topic, queue.broker_name] = "its slave, whose master is away"
-        fatal = away if begins_stream else unnamed | away
+        behind = {
+            (queue.topic, queue.broker_name): "its slave, whose master is away"
+            for queue in queues
+            if not cluster.has_master(queue)
+        }
+        fatal = away if begins_stream else unnamed | away | behind
         if fatal and options.fail_on_data_loss:
             raise BrokersAway(
                 f"{'; '.join(_in_words(fatal))}. A part of the messages would be missing; "
                 'option("failOnDataLoss", "false") reads what is there'
             )
+        reason = "as a stream that begins" if begins_stream else "as failOnDataLoss is false"
         for missing in _in_words(unnamed | away):
-            reason = "as a stream that begins" if begins_stream else "as failOnDataLoss is false"
             log.warning("%s; going on without its messages, %s", missing, reason)
+        for missing in _in_words(behind):
+            log.warning("%s; going on with what that has, %s", missing, reason)
         return queues
 
     return await cluster.until(attempt, passing=(BrokersAway,))
