@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from spark_support import send_numbers
 
+from gantrymq.cli.main import run
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message
 from gantrymq.spark.options import READ_OPTIONS, WRITE_OPTIONS
@@ -62,15 +64,18 @@ def send_json(name_server: str) -> None:
 @pytest.mark.spark
 def test_the_snippets_run(spark: SparkSession, tmp_path: Path) -> None:
     """One after the other, as a reader would; the first one's session is the test's."""
-    snippets = re.findall(r"^```python\n(.*?)^```$", DOCUMENT, re.DOTALL | re.MULTILINE)
-    assert len(snippets) == 9
+    snippets = re.findall(r"^```(python|sh)\n(.*?)^```$", DOCUMENT, re.DOTALL | re.MULTILINE)
+    assert len(snippets) == 10
     with EmbeddedCluster(directory=tmp_path) as cluster:
         send_numbers(cluster, "orders", range(200))
         send_json(cluster.name_server)
         names: dict[str, object] = {}
-        for snippet in snippets:
+        for language, snippet in snippets:
             code = snippet.replace("127.0.0.1:9876", cluster.name_server).replace("/data/", f"{tmp_path}/")
-            exec(compile(code, "docs/spark.md", "exec"), names)
+            if language == "sh":
+                assert run(shlex.split(code)[1:]) == 0
+            else:
+                exec(compile(code, "docs/spark.md", "exec"), names)
         back = spark.read.format("rocketmq").options(nameServer=cluster.name_server, subscribe="large-orders").load()
         # 100 to 199, tea and coffee.
         assert back.count() == 102

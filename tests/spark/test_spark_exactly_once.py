@@ -205,8 +205,9 @@ def test_the_write_waits_for_expected_brokers(cluster: EmbeddedCluster, new_topi
 
 def test_the_topic_must_be_there(cluster: EmbeddedCluster) -> None:
     """One that is made by the first row is on its broker only: a driver that starts again would have fewer queues."""
-    with pytest.raises(NoRouteInfo, match="made-by-a-row"):
+    with pytest.raises(NoRouteInfo, match="made-by-a-row") as raised:
         RocketMQBatchWriter(options_for(cluster, "made-by-a-row", retry_timeout_ms=1))
+    assert "gantry admin updateTopic" in raised.value.__notes__[-1]
 
 
 def test_a_broker_is_killed_and_comes_back(tmp_path: Path) -> None:

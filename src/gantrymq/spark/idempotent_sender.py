@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from gantrymq.client.producing.send_command import send_command
-from gantrymq.errors import ClientError
+from gantrymq.errors import ClientError, NoRouteInfo
 from gantrymq.logs import peer_log
 from gantrymq.protocol import binary_header
 from gantrymq.protocol.batch import decode_batch, encode_batch
@@ -50,7 +50,14 @@ async def queues_to_write(cluster: Cluster, options: WriteOptions) -> list[Messa
             )
         return queues
 
-    return await cluster.until(attempt, topic, passing=(BrokersAway,))
+    try:
+        return await cluster.until(attempt, topic, passing=(BrokersAway,))
+    except NoRouteInfo as e:
+        e.add_note(
+            "with exactlyOnce the topic must be there before its first row: gantry admin updateTopic "
+            f"-n {';'.join(options.name_servers)} -c CLUSTER -t {topic}"
+        )
+        raise
 
 
 class IdempotentSender:
