@@ -113,6 +113,8 @@ class Pulling(Part):
     def pull(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Answers with messages, or holds the request until there are some."""
         header = decode_pull_request(request)
+        if header.bulk_msg_nums is not None and connection.answers_pile_up:
+            header.bulk_msg_nums = None
         queue, group = self._queue(header)
         expression = self._sql_of(header)
         if expression is not None:

@@ -39,6 +39,7 @@ from gantrymq.remoting.pending_requests import PendingRequests, Waiting
 from gantrymq.remoting.room import Rooms
 from gantrymq.remoting.turns import CHEAP_SHARE, MOST_S, TURN_S, Turns
 from gantrymq.remoting.unfinished_frames import UnfinishedFrames
+from gantrymq.remoting.untaken_answers import UntakenAnswers
 from gantrymq.system.clock import monotonic, thread_time
 
 log = peer_log(__name__)
@@ -82,7 +83,8 @@ class RpcHook(Protocol):
 class Connection(FlowControl):
     """A connected peer at `address` (host:port). `attributes` is free for the layers above.
 
-    `turns`, `frames` and `rooms_for_answers` are shared by all connections of a server; a client's share the first.
+    `turns`, `frames`, `untaken` and `rooms_for_answers` are shared by all connections of a server; a client's share the
+    first.
     """
 
     def __init__(
@@ -93,13 +95,14 @@ class Connection(FlowControl):
         is_server: bool = False,
         turns: Turns | None = None,
         frames: UnfinishedFrames | None = None,
+        untaken: UntakenAnswers | None = None,
         make_room: MakeRoom | None = None,
         rooms_for_answers: Rooms | None = None,
         first_look: FirstLook | None = None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
-        super().__init__(turns if turns is not None else Turns(), is_server=is_server)
+        super().__init__(turns if turns is not None else Turns(), is_server=is_server, untaken=untaken)
         self.attributes: dict[str, Any] = {}
         self._handlers = handlers
         self._hooks = hooks
@@ -396,7 +399,7 @@ class Connection(FlowControl):
     def send_oneway(self, request: RemotingCommand) -> None:
         """Like `invoke_oneway`, without the wait. Raises RequestTimeout when very much waits for the peer already."""
         if self._writable is not None and self._transport is not None:
-            waiting = self._transport.get_write_buffer_size()
+            waiting = self.unwritten_bytes
             if waiting > ONEWAY_LIMIT:
                 raise RequestTimeout(f"{self.address} doesn't take the {waiting} bytes that were sent", self.address)
         request.flag |= ONEWAY_FLAG

@@ -20,6 +20,7 @@ from gantrymq.errors import RequestTimeout
 from gantrymq.logs import peer_log
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.turns import CHEAP_S, CHEAP_SHARE, KNOWN_S, MOST_S, Turns
+from gantrymq.remoting.untaken_answers import UntakenAnswers
 from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
@@ -58,7 +59,7 @@ class FlowControl(asyncio.Protocol):
     reads on: if both stopped, two that have much to say to each other would wait for ever.
     """
 
-    def __init__(self, turns: Turns, *, is_server: bool) -> None:
+    def __init__(self, turns: Turns, *, is_server: bool, untaken: UntakenAnswers | None = None) -> None:
         self.address = "?"
         #: When its bytes were last dealt with, s of the monotonic clock, which is the loop's too.
         self._opened = self.last_read = 0.0
@@ -67,6 +68,7 @@ class FlowControl(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._closing = False
         self._turns = turns
+        self._untaken = untaken
         #: What its turns took of the processor of late, beyond its share of the time, s; as of `last_read`.
         self._recent_s = 0.0
         #: While the write buffer is full: done when there is room, or no connection any more.
@@ -155,8 +157,19 @@ class FlowControl(asyncio.Protocol):
         """The peer doesn't take what is sent to it: the write buffer is full."""
         return self._writable is not None
 
+    @property
+    def unwritten_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    @property
+    def answers_pile_up(self) -> bool:
+        """Very much waits for the server's peers: no answer is to be larger than need be."""
+        return self._untaken is not None and self._untaken.is_much
+
     def pause_writing(self) -> None:
         self._writable = self._loop.create_future()
+        if self._untaken is not None:
+            self._untaken.full(self)
         self.read_or_stop()
 
     def resume_writing(self) -> None:
@@ -171,6 +184,8 @@ class FlowControl(asyncio.Protocol):
         if self._writable is not None:
             self._writable.set_result(None)
             self._writable = None
+            if self._untaken is not None:
+                self._untaken.taken(self)
 
     def when_writable(self, callback: Callable[[], None]) -> None:
         """Calls it when the peer has taken what fills the write buffer, or is gone; now if it isn't full."""
@@ -203,7 +218,9 @@ class FlowControl(asyncio.Protocol):
         """
         if self._writable is None or self._transport is None:
             return False
-        if self._transport.get_write_buffer_size() <= (UNTAKEN_LIMIT if self._is_server else ONEWAY_LIMIT):
+        if self._untaken is not None:
+            self._untaken.full(self)
+        if self.unwritten_bytes <= (UNTAKEN_LIMIT if self._is_server else ONEWAY_LIMIT):
             return False
         log.warning("closing the connection with %s, which asks and takes no answers", self.address)
         self.abort()

@@ -16,6 +16,7 @@ from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.remoting.turns import Turns
 from gantrymq.remoting.unfinished_frames import UnfinishedFrames
+from gantrymq.remoting.untaken_answers import UntakenAnswers
 from gantrymq.system import network
 from gantrymq.system.clock import monotonic
 
@@ -70,6 +71,7 @@ class RemotingServer:
         self.loop_watch = LoopWatch(jobs)
         self._turns = Turns(self.loop_watch, jobs)
         self.unfinished_frames = UnfinishedFrames(jobs)
+        self._untaken_answers = UntakenAnswers(jobs)
         self._rooms_for_answers = new_rooms_for_answers()
         self._idle_job = jobs.repeating("close idle connections", self._close_idle, min(LOOK_S, max_idle_s / 4))
         # At last: it takes the port, which nobody would free if anything else failed.
@@ -104,6 +106,7 @@ class RemotingServer:
             tls.start()
         self.loop_watch.start()
         self.unfinished_frames.start()
+        self._untaken_answers.start()
         self._idle_job.start()
 
     async def drain(self) -> None:
@@ -121,6 +124,7 @@ class RemotingServer:
         """Stops listening and closes every connection, after what was answered is written if the peers take it soon."""
         self.loop_watch.stop()
         self.unfinished_frames.stop()
+        self._untaken_answers.stop()
         self._idle_job.cancel()
         if self._tls is not None:
             self._tls.stop()
@@ -144,6 +148,7 @@ class RemotingServer:
             is_server=True,
             turns=self._turns,
             frames=self.unfinished_frames,
+            untaken=self._untaken_answers,
             rooms_for_answers=self._rooms_for_answers,
             first_look=self.first_look,
             on_open=self._opened,
