@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -221,6 +222,19 @@ def test_a_project_runs(tmp_path: Path) -> None:
     assert "sample" not in done.stdout
     assert f"large-orders has {len(large) + 1} messages" in done.stdout
     assert sales(project) == expected_sales() + Counter({("None", "tea"): 450_000})
+
+
+@needs_connect
+@needs_pipelines
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(RUN_TIMEOUT_S + 20)
+def test_two_projects_run_at_a_time(tmp_path: Path) -> None:
+    projects = [create_project(tmp_path / name) for name in ("shop", "market")]
+    with ThreadPoolExecutor() as pool:
+        for done in pool.map(lambda project: gantry(project, "run"), projects):
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "Run is COMPLETED" in done.stdout
 
 
 def send(name_server: str, order: dict[str, object]) -> None:

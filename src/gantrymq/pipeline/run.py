@@ -7,11 +7,13 @@ machine, and a NameServer and a broker run as long as the pipeline does, when no
 from __future__ import annotations
 
 import asyncio
-import warnings
+import os
+import secrets
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyspark
 from pyspark.errors import PySparkValueError
@@ -34,6 +36,13 @@ TOPIC = "pipeline.topic"
 RESULT_TOPIC = "pipeline.resultTopic"
 LOCAL_MASTER = "local[*]"
 SEND_AT_ONCE = 100
+#: As Spark sets up a server that it starts for a client on the same machine.
+_CONNECT_SERVER = {
+    "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+    "spark.sql.artifact.isolation.enabled": "true",
+    "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
+    "spark.connect.grpc.binding.address": "localhost",
+}
 #: The last event of a run that went well.
 _COMPLETED = "Run is COMPLETED."
 
@@ -77,11 +86,8 @@ def run_project(
         settings[NAME_SERVER] = name_server
         on_this_machine = master is None or master.startswith("local")
         of_spark = (_local_settings(directory) if on_this_machine else {}) | settings
-        spark = _session(spec.name, master or LOCAL_MASTER, of_spark)
-        try:
+        with _session(spec.name, master or LOCAL_MASTER, of_spark) as spark:
             _run(spark, path, settings, tell)
-        finally:
-            spark.stop()
         if topic := settings.get(RESULT_TOPIC):
             count = asyncio.run(messages_of(name_server, topic, reached_by))
             tell(f"{topic} has {count} messages")
@@ -100,15 +106,35 @@ def _local_settings(directory: Path) -> dict[str, str]:
     }
 
 
-def _session(name: str, master: str, settings: dict[str, str]) -> SparkSession:
-    # Pipelines run over Spark Connect, whose server this process starts for itself.
-    builder = session_builder(name).master(master).config("spark.api.mode", "connect")
-    for key, value in settings.items():
+@contextmanager
+def _session(name: str, master: str, settings: dict[str, str]) -> Iterator[SparkSession]:
+    """A client of a Spark Connect server, over which pipelines run, and which this process starts for itself.
+
+    With `spark.api.mode=connect` Spark does the same, at port 15002 of all addresses: one run at a time on a machine.
+    """
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    port = _free_port()
+    os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = secrets.token_hex(16)
+    builder = session_builder(name).master(master)
+    for key, value in (_CONNECT_SERVER | {"spark.connect.grpc.binding.port": str(port)} | settings).items():
         builder = builder.config(key, value)
-    with warnings.catch_warnings():
-        # The client sets once more what the server was started with, and warns that it can't.
-        warnings.simplefilter("ignore", UserWarning)
-        return builder.getOrCreate()
+    server = builder.getOrCreate()
+    # What a pipeline's files make is for the client.
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    try:
+        client = ConnectSession.builder.remote(f"sc://localhost:{port}").getOrCreate()
+        try:
+            yield cast(SparkSession, client)
+        finally:
+            client.stop()
+    finally:
+        server.stop()
+
+
+def _free_port() -> int:
+    with socket.create_server(("localhost", 0)) as taken:
+        return int(taken.getsockname()[1])
 
 
 def _run(spark: SparkSession, spec_path: Path, settings: dict[str, str], tell: Callable[[str], None]) -> None:
