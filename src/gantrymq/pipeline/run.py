@@ -117,7 +117,7 @@ def _session(name: str, master: str, settings: dict[str, str]) -> Iterator[Spark
     port = _free_port()
     os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = secrets.token_hex(16)
     builder = session_builder(name).master(master)
-    for key, value in (_CONNECT_SERVER | {"spark.connect.grpc.binding.port": str(port)} | settings).items():
+    for key, value in (settings | _CONNECT_SERVER | {"spark.connect.grpc.binding.port": str(port)}).items():
         builder = builder.config(key, value)
     server = builder.getOrCreate()
     # What a pipeline's files make is for the client.
