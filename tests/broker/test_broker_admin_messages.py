@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from gantrymq.protocol.headers.query import QueryMessageRequestHeader, ViewMessa
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.store import key_lookup
+from gantrymq.store.key_lookup import Search
 
 
 async def test_message_is_found_by_its_id(peer: Peer) -> None:
@@ -100,6 +102,35 @@ async def test_searches_take_turns(broker: Broker, peer: Peer, monkeypatch: pyte
     codes = await asyncio.gather(*(search("much") for _ in range(15)))
     assert sorted(codes) == [ResponseCode.SUCCESS] * 10 + [ResponseCode.SYSTEM_BUSY] * 5
     assert (await query(peer, "much")).code == ResponseCode.SUCCESS
+
+
+async def test_many_searches_at_once_hold_up_nobody(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn of the loop has one step of one of them, and not one of each."""
+    turn = 0
+    steps: Counter[int] = Counter()
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    def search(*arguments: object) -> Search:
+        for _ in range(3):
+            steps[turn] += 1
+            yield
+        return []
+
+    monkeypatch.setattr(broker.store.keys, "find_by_key", search)
+    counting = asyncio.create_task(count_turns())
+    answers = await asyncio.gather(*(query(peer, "key") for _ in range(50)))
+    counting.cancel()
+    assert {answer.code for answer in answers} == {ResponseCode.QUERY_NOT_FOUND}
+    assert steps.total() == 150
+    # What is counted as one turn may be the end of one and the beginning of the next.
+    assert max(steps.values()) <= 2
 
 
 async def test_no_answer_is_larger_than_a_frame(peer: Peer) -> None:

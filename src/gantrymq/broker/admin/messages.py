@@ -94,7 +94,9 @@ class MessageAdmin(Part):
                 except StopIteration as e:
                     offsets: list[int] = e.value
                     return offsets
-            await asyncio.sleep(0)
+                finally:
+                    # With the lock: who tries meanwhile waits, and has its step in another turn of the loop.
+                    await asyncio.sleep(0)
 
 
 def record_at(store: MessageStore, physical_offset: int) -> bytes:
