@@ -218,6 +218,22 @@ async def test_whatever_an_async_handler_raises_is_a_failure(
     assert outcomes.by_offset[1] is None
 
 
+async def test_messages_that_come_in_the_moment_in_which_all_tasks_end(
+    outcomes: Outcomes, process_queue: ProcessQueue
+) -> None:
+    """The last task has seen an empty line, and its end isn't known yet: they waited for the next pull's messages."""
+
+    async def handle(message: MessageExt) -> None:
+        pass
+
+    pool = TaskPool(handle, 1, outcomes.done)
+    pool.submit(process_queue, [message_at(0)])
+    # Called behind the task's only step, and before what is told of its end.
+    asyncio.get_running_loop().call_soon(pool.submit, process_queue, [message_at(1)])
+    await until(lambda: len(outcomes.by_offset) == 2)
+    await pool.close(5)
+
+
 async def test_a_task_that_is_cancelled_from_outside_is_replaced(
     outcomes: Outcomes, process_queue: ProcessQueue
 ) -> None:

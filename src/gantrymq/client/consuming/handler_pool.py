@@ -212,12 +212,14 @@ class TaskPool:
         if self._spare is task:
             self._spare = None
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is None or self._closing or isinstance(error, KeyboardInterrupt | SystemExit):
+        if self._closing or isinstance(error, KeyboardInterrupt | SystemExit):
             return
-        log.error("%s, which handles messages, ended: %r", task.get_name(), error)
-        if in_hand is not None:
-            _tell(self._done, Running(*in_hand), clock.time(), error)
+        if error is not None:
+            log.error("%s, which handles messages, ended: %r", task.get_name(), error)
+            if in_hand is not None:
+                _tell(self._done, Running(*in_hand), clock.time(), error)
         if self._line:
+            # Left by a task that failed; or submitted since this one had seen that there are none, and still counted.
             self._add_spare()
 
 
