@@ -70,6 +70,24 @@ async def test_first_sends_to_a_queue(peer: Peer, making: SlowMaking) -> None:
     assert making.threads == {"gantry-room-maker"}
 
 
+async def test_nobody_overtakes_a_batch_that_waits(peer: Peer, making: SlowMaking) -> None:
+    """There is room for one more message, and not for all of the batch."""
+    for n in range(2):
+        for queue_id in range(2):
+            assert (await peer.send("orders", b"%d" % n, queue_id=queue_id)).code == ResponseCode.SUCCESS
+    making.works.clear()
+    batch = encode_batch([(0, b"many", b"")] * 1000)
+    waiting = [asyncio.ensure_future(peer.send("orders", batch, code=RequestCode.SEND_BATCH_MESSAGE))]
+    waiting += [asyncio.ensure_future(peer.send("orders", b"behind")) for _ in range(3)]
+    # Of another queue, behind them all.
+    assert (await peer.send("orders", b"2", queue_id=1)).code == ResponseCode.SUCCESS
+    assert not any(send.done() for send in waiting)
+    making.works.set()
+    answers = await asyncio.gather(*waiting)
+    assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 4
+    assert [int(answer.ext_fields["queueOffset"].partition(",")[0]) for answer in answers] == [2, 1002, 1003, 1004]
+
+
 @pytest.mark.parametrize("delay", [{"TIMER_DELAY_MS": "1"}, {"DELAY": "1"}])
 async def test_what_is_due_waits_for_no_line(delay: dict[str, str], peer: Peer, broker: Broker) -> None:
     """With many senders there is one as long as they send."""

@@ -148,7 +148,8 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     slave = open_slave(tmp_path / "slave")
     follow(master, slave, lambda: BEHIND)
     assert_equal(master, slave)
-    slave.close()
+    for store in (master, slave):
+        store.close()
 
 
 def test_a_closed_store(tmp_path: Path) -> None:

@@ -32,9 +32,7 @@ _FAST_PORT_BEFORE = 2
 _PORT_ATTEMPTS = 20
 #: So many connections are taken in one turn of the loop.
 _ACCEPTS_PER_TURN = 100
-#: A quarter of the descriptors isn't counted on: a store maps so many files of its queues (`store/queue_mappings.py`).
-_SHARE_OF_QUEUES = 4
-#: An eighth, within these bounds, is left to other files, and to connections that the process makes itself.
+#: An eighth of the descriptors, within these bounds, is left to files, and to connections that the process makes.
 _LEAST_RESERVE = 32
 _LARGEST_RESERVE = 1024
 #: So many connections are taken in any case.
@@ -52,7 +50,7 @@ def reserved_descriptors(limit: int) -> int:
 
 def most_connections(limit: int) -> int:
     """How many connections a server takes."""
-    return max(limit - limit // _SHARE_OF_QUEUES - reserved_descriptors(limit), _LEAST_CONNECTIONS)
+    return max(limit - reserved_descriptors(limit), _LEAST_CONNECTIONS)
 
 
 class Listener:

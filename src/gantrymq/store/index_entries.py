@@ -28,8 +28,9 @@ log = logging.getLogger(__name__)
 _RECORDS = 64
 _KEYS = 2048
 _PROPERTY_BYTES = 32 * 1024
-#: Native code does so many times as much meanwhile.
+#: Native code does so many times as much meanwhile, but in no more of the log than this: each page may be on the disk.
 _NATIVE_TIMES = 8
+_NATIVE_BYTES = 4 * 1024 * 1024
 
 _unpack_plain = unpacker("size", "magic", "sys_flag", "store_timestamp", "body_length")
 _unpack_head = unpacker("size", "magic")
@@ -115,7 +116,7 @@ def _native_entries_of(view: memoryview, base: int, at: int, end: int) -> Piece 
     entries, last, following = native.index_entries(
         view,
         at,
-        end,
+        min(end, at + _NATIVE_BYTES),
         base,
         _RECORDS * _NATIVE_TIMES,
         _KEYS * _NATIVE_TIMES,

@@ -1,4 +1,4 @@
-"""How many files a process may open: until Python 3.13 each mapped file keeps a descriptor."""
+"""How many files a process may open, connections above all."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ _WANTED = 65_536
 
 
 def raise_open_files_limit() -> int:
-    """Raises the soft limit of descriptors as far as is useful and allowed; the limit then.
-
-    For a broker's process, before it makes its store: that takes a share of the limit for its queues.
-    """
+    """Raises the soft limit of descriptors as far as is useful and allowed; the limit then. For a broker's process."""
     soft, hard = files.descriptor_limits()
     wanted = min(_WANTED, hard)
     if wanted > soft:

@@ -160,9 +160,10 @@ class QueueFiles:
     def make_room_for(self, count: int) -> None:
         """Makes the places of the next units writable, as many as there are; raises as `make_room` does."""
         if self.position + count * UNIT_SIZE > self.limit:
+            # Nobody is to write what has room before who waits here.
+            self.limit = 0
+            self._need_room(count)
             self.make_room()
-            if self.position + count * UNIT_SIZE > self.limit:
-                self._need_room(count)
 
     # -- mapped, deleted, closed --------------------------------------------------------------------------------
 

@@ -1,19 +1,14 @@
-"""Which queue files are mapped: as many as the process can afford, those that were used last."""
+"""Which queue files are mapped: as many as the system lets a process have, those that were used last."""
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from typing import Protocol
 
 from gantrymq.store.mapped_file import MappedFile
-from gantrymq.system import files
 
 #: vm.max_map_count is 65,530 unless set.
-_MAX_MAPPINGS = 32_768
-#: Until Python 3.13 each mapping costs a descriptor: of those that the process may have, a quarter are for queues.
-_SHARE_OF_DESCRIPTORS = 4
-_LEAST = 16
+MOST_MAPPINGS = 32_768
 
 
 class MappingQueue(Protocol):
@@ -45,7 +40,7 @@ class QueueMappings:
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        self._limit = default_limit() if limit is None else limit
+        self._limit = MOST_MAPPINGS if limit is None else limit
         self._files: OrderedDict[MappedFile, _Entry] = OrderedDict()
 
     def __len__(self) -> int:
@@ -75,11 +70,3 @@ class QueueMappings:
             file.is_used = False
             entry.written_until = queue.max_offset
             self._files.move_to_end(file)
-
-
-def default_limit() -> int:
-    """As many files as this process can afford to map."""
-    if sys.version_info >= (3, 13):
-        return _MAX_MAPPINGS
-    descriptors = files.descriptor_limits()[0]
-    return max(_LEAST, min(descriptors // _SHARE_OF_DESCRIPTORS, _MAX_MAPPINGS))

@@ -41,6 +41,8 @@ from pathlib import Path
 from stat import S_IMODE
 from typing import NamedTuple
 
+from gantrymq.system.mapping_over import map_over
+
 __all__ = [
     "MADV_RANDOM",
     "O_CLOEXEC",
@@ -132,11 +134,16 @@ def open_nothing() -> int:
 
 
 def map_file(fd: int, size: int) -> Mapping:
-    """Shared, to read and write."""
+    """Shared, to read and write; it needs the descriptor no longer, and has none of its own."""
     if sys.version_info >= (3, 13):
         return Mapping(fd, size, trackfd=False)
-    # Before 3.13 a mapping keeps a descriptor of its own.
-    return Mapping(fd, size)
+    try:
+        mapping = Mapping(-1, size)
+    except OSError:
+        # No more memory may be asked for than there is (vm.overcommit_memory 2): this one keeps a descriptor.
+        return Mapping(fd, size)
+    map_over(mapping, fd)
+    return mapping
 
 
 def map_to_read(fd: int, size: int) -> Mapping:
