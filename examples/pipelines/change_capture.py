@@ -11,7 +11,7 @@ late doesn't bring it back; `current` leaves it out. TRUNCATE isn't followed. A 
 
 Delta Lake and Iceberg take the changes by MERGE; docs/spark.md has their settings. `parquet` needs neither: the table
 is a directory a version, each micro-batch writes the next one whole, and then `current` points to it. A batch that is
-run again changes nothing, and readers see one version or the other. That suits tables of some millions of rows.
+run again changes no row, and readers see one version or the other. That suits tables of some millions of rows.
 """
 
 from __future__ import annotations
@@ -72,25 +72,27 @@ def table(spark: SparkSession, directory: str) -> DataFrame:
     return spark.read.parquet(os.path.realpath(Path(directory) / CURRENT))
 
 
-def rewrite(changes: DataFrame, batch: int, directory: Path) -> None:
-    """Writes the version of a Parquet table that has this batch, and makes it the current one."""
-    spark = changes.sparkSession
+def rewrite(changes: DataFrame, directory: Path) -> None:
+    """Writes the version of a Parquet table that has these changes, too, and makes it the current one."""
     directory.mkdir(parents=True, exist_ok=True)
-    target = directory / f"batch={batch}"
-    # A batch that is run again begins with the version before it.
-    older = sorted((path for path in directory.glob("batch=*") if number(path) < batch), key=number)
-    everything = changes.unionByName(spark.read.parquet(str(older[-1]))) if older else changes
+    link, number, everything = directory / CURRENT, 0, changes
+    if link.exists():
+        number = version(link.resolve()) + 1
+        everything = changes.unionByName(table(changes.sparkSession, str(directory)))
+    target = directory / f"version={number}"
+    # What a run that was killed has left there is nobody's.
     newest(everything).write.mode("overwrite").parquet(str(target))
-    link = directory / ".next"
-    link.unlink(missing_ok=True)
-    link.symlink_to(target.name)
-    link.replace(directory / CURRENT)
-    for path in older[: 1 - KEPT]:
-        shutil.rmtree(path)
+    following = directory / ".next"
+    following.unlink(missing_ok=True)
+    following.symlink_to(target.name)
+    following.replace(link)
+    for path in directory.glob("version=*"):
+        if version(path) <= number - KEPT:
+            shutil.rmtree(path)
 
 
-def number(path: Path) -> int:
-    return int(path.name.removeprefix("batch="))
+def version(path: Path) -> int:
+    return int(path.name.rpartition("=")[2])
 
 
 def create(spark: SparkSession, lake: str, name: str) -> None:
@@ -111,9 +113,9 @@ def start(changes: DataFrame, lake: str, where: str, checkpoint: str, *, once: b
     if lake != "parquet":
         create(changes.sparkSession, lake, name)
 
-    def apply(batch: DataFrame, batch_number: int) -> None:
+    def apply(batch: DataFrame, _: int) -> None:
         if lake == "parquet":
-            rewrite(batch, batch_number, Path(where))
+            rewrite(batch, Path(where))
         else:
             merge(batch, name)
 

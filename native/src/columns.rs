@@ -1,6 +1,7 @@
 //! The records of a buffer as columns, laid out as Arrow has them in memory: validity bits, offsets, data.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use crate::binary::{Binary, TooLarge};
 use crate::inflate::{COMPRESSED, Failed, Inflater};
@@ -179,7 +180,10 @@ pub fn property(buffer: &[u8], starts: &[i64], name: &[u8]) -> Result<Binary, To
     column.into_texts()
 }
 
-/// All properties: where those of each record begin among all names and values.
+/// Of a record with more properties the names aren't compared with each other.
+const FEW: usize = 32;
+
+/// All properties: where those of each record begin among all names and values. No record has a name twice.
 pub struct Map {
     pub firsts: Vec<i32>,
     pub names: Binary,
@@ -191,14 +195,63 @@ pub fn all_properties(buffer: &[u8], starts: &[i64]) -> Result<Map, TooLarge> {
     let mut values = Binary::with_capacity(0, 0);
     let mut firsts = Vec::with_capacity(starts.len() + 1);
     firsts.push(0);
+    let mut may_repeat = false;
     for record in records(buffer, starts) {
+        let first = names.count();
+        // A bit for each look that a name may have: few names are compared.
+        let mut looks = 0_u64;
         for (name, value) in properties::items(&buffer[record.properties_at..record.end]) {
+            let look = 1 << ((name.len() + usize::from(name[0]) + usize::from(name[name.len() - 1])) % 64);
+            if looks & look != 0 && !may_repeat {
+                may_repeat =
+                    names.count() - first > FEW || (first..names.count()).any(|other| text(&names, other) == name);
+            }
+            looks |= look;
             names.push(name)?;
             values.push(value)?;
         }
         firsts.push(i32::try_from(names.count()).map_err(|_| TooLarge)?);
     }
-    Ok(Map { firsts, names: names.into_texts()?, values: values.into_texts()? })
+    // Other bytes that aren't UTF-8 may be the same text.
+    may_repeat |= !names.data.is_ascii();
+    let map = Map { firsts, names: names.into_texts()?, values: values.into_texts()? };
+    if may_repeat { map.with_last_items() } else { Ok(map) }
+}
+
+impl Map {
+    fn name(&self, item: usize) -> &[u8] {
+        text(&self.names, item)
+    }
+
+    /// The items of each record.
+    fn records(&self) -> impl Iterator<Item = Range<usize>> {
+        self.firsts.windows(2).map(|firsts| firsts[0] as usize..firsts[1] as usize)
+    }
+
+    /// Of a name that a record has more than once the last item alone, as `properties::find` has it.
+    fn with_last_items(self) -> Result<Map, TooLarge> {
+        let mut names = Binary::with_capacity(self.names.count(), self.names.data.len());
+        let mut values = Binary::with_capacity(self.values.count(), self.values.data.len());
+        let mut firsts = Vec::with_capacity(self.firsts.len());
+        firsts.push(0);
+        let mut last = HashMap::new();
+        for items in self.records() {
+            last.clear();
+            last.extend(items.clone().map(|item| (self.name(item), item)));
+            for item in items {
+                if last[self.name(item)] == item {
+                    names.push(self.name(item))?;
+                    values.push(text(&self.values, item))?;
+                }
+            }
+            firsts.push(names.count() as i32);
+        }
+        Ok(Map { firsts, names, values })
+    }
+}
+
+fn text(column: &Binary, number: usize) -> &[u8] {
+    &column.data[column.offsets[number] as usize..column.offsets[number + 1] as usize]
 }
 
 #[cfg(test)]
@@ -231,6 +284,29 @@ mod tests {
         assert_eq!(bodies(&buffer, &found.starts[1..]).unwrap().data, b"223");
         assert_eq!(topics(&buffer, &found.starts).unwrap().data, b"ordersordersorders");
         assert_eq!(numbered_topics(&buffer, &found.starts), (vec![b"orders" as &[u8]], vec![0, 0, 0]));
+    }
+
+    #[test]
+    fn the_last_of_a_name_is_in_the_map() {
+        let many: Vec<u8> =
+            (0..100).flat_map(|number| format!("N{}\x01{number}\x02", number % 50).into_bytes()).collect();
+        let raw = [
+            b"A\x01b\x02C\x01d\x02A\x01e\x02" as &[u8],
+            b"A\x01f\x02",
+            b"",
+            // The same name, as texts.
+            b"\xFF\x01g\x02A\x01h\x02\xFE\x01i\x02",
+            &many,
+        ];
+        let buffer = raw.map(|properties| encoded(b"1", properties)).concat();
+        let starts = columns(&buffer, &wanted(&[])).unwrap().starts;
+        let map = all_properties(&buffer, &starts).unwrap();
+        assert_eq!(map.firsts, [0, 2, 3, 3, 5, 55]);
+        let values =
+            |record: usize| map.records().nth(record).unwrap().map(|item| text(&map.values, item)).collect::<Vec<_>>();
+        assert_eq!(values(0), [b"d", b"e"]);
+        assert_eq!(values(3), [b"h", b"i"]);
+        assert_eq!((values(4)[0], values(4)[49]), (b"50" as &[u8], b"99" as &[u8]));
     }
 
     #[test]

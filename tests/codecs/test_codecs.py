@@ -114,11 +114,17 @@ def test_what_has_no_bytes_is_refused(codec: Codec[Any], value: Any) -> None:
         (JsonCodec(object), b"[" * 100_000, "recursion"),
         (JsonCodec(str), b'"\xff"', "invalid start byte"),
         (PydanticCodec(Model), b'{"what": "a"}', "howMany"),
-        (AvroCodec(SCHEMA), b"", "no Order of this Avro schema: EOFError"),
+        (AvroCodec(SCHEMA), b"", "no Order of this Avro schema: the body ends too early, after 0 bytes"),
         (AvroCodec(SCHEMA), b"\x02a\x02\x02\0", "no Order of this Avro schema: 1 of 5 bytes are left over"),
+        (AvroCodec({"type": "enum", "name": "Fruit", "symbols": ["fig", "date"]}), b"\x01", "-1 of the 2 symbols"),
+        (AvroCodec(["null", "string"]), b"\x01\x02a", "-1 of the 2 types of a union"),
+        (AvroCodec({"type": "array", "items": "long"}), b"\xfe\xff\xff\xff\x0f", "it says it has [0-9]+ more items"),
         (ProtobufCodec(Timestamp), b"\xff", "no protobuf Timestamp: "),
     ],
-    ids=["type", "trailing", "deep", "utf8", "pydantic", "avro-empty", "avro-rest", "protobuf"],
+    ids=[
+        "type", "trailing", "deep", "utf8", "pydantic", "avro-empty", "avro-rest", "avro-symbol", "avro-union",
+        "avro-items", "protobuf",
+    ],
 )  # fmt: skip
 def test_what_is_no_value_is_refused(codec: Codec[Any], data: bytes, words: str) -> None:
     with pytest.raises(CodecError, match=words):

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from example_support import example, flights_data, messages, send, send_json
 from lake_support import needs_lake, run_with_lake, table_of
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from spark_support import WAIT_S, create_topic, send_numbers
 
 from gantrymq.protocol.message import Message
@@ -84,10 +84,14 @@ def take_in(
     for part in parts:
         send_json(cluster, topic, *part)
         changes = capture.read(spark, cluster.name_server, topic)
-        query = capture.start(changes, lake, str(where / "table"), str(where / "checkpoint"), once=True)
-        assert query.awaitTermination(WAIT_S)
-        assert query.exception() is None
+        run_once(capture, changes, lake, where, "checkpoint")
     return capture
+
+
+def run_once(capture: Any, changes: DataFrame, lake: str, where: Path, checkpoint: str) -> None:
+    query = capture.start(changes, lake, str(where / "table"), str(where / checkpoint), once=True)
+    assert query.awaitTermination(WAIT_S)
+    assert query.exception() is None
 
 
 def test_change_capture(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
@@ -98,18 +102,20 @@ def test_change_capture(spark: SparkSession, cluster: EmbeddedCluster, new_topic
     mixed = [*changes, *changes[:500]]
     random.Random(1).shuffle(mixed)
     middle = len(mixed) // 2
-    capture = take_in(spark, cluster, new_topic(2), "parquet", tmp_path, [mixed[:middle], mixed[middle:]])
+    topic = new_topic(2)
+    capture = take_in(spark, cluster, topic, "parquet", tmp_path, [mixed[:middle], mixed[middle:]])
     rows = capture.table(spark, str(tmp_path / "table"))
     assert {(row.id, row.name, row.city) for row in capture.current(rows).collect()} == expected
     # A deletion stays known, so that nothing older brings the row back.
     assert rows.where("op = 'd'").count() == len(flights_data("planes.csv")) - len(expected)
-    # The last batch again, as after a crash: the same table.
-    last = int((tmp_path / "table" / "current").resolve().name.removeprefix("batch="))
+    # The last part again, as after a crash, and older changes by a query with a new checkpoint: the same table.
     part = [(change["after"] or change["before"], change["op"], change["source"]["lsn"]) for change in mixed[middle:]]
-    whole = spark.createDataFrame([(*row.values(), op, lsn) for row, op, lsn in part], rows.schema)
-    capture.rewrite(whole, last, tmp_path / "table")
-    again = capture.current(capture.table(spark, str(tmp_path / "table")))
-    assert {(row.id, row.name, row.city) for row in again.collect()} == expected
+    again = spark.createDataFrame([(*row.values(), op, lsn) for row, op, lsn in part], rows.schema)
+    capture.rewrite(again, tmp_path / "table")
+    older = capture.read(spark, cluster.name_server, topic).where("version < 1500")
+    run_once(capture, older, "parquet", tmp_path, "another")
+    rows = capture.current(capture.table(spark, str(tmp_path / "table")))
+    assert {(row.id, row.name, row.city) for row in rows.collect()} == expected
 
 
 @pytest.mark.parametrize("lake", [pytest.param(lake, marks=needs_lake(lake)) for lake in ("delta", "iceberg")])

@@ -257,3 +257,31 @@ def test_a_large_row_of_a_transaction_goes_alone_and_no_other() -> None:
 
         sender = run(store())
         assert (len(sender.halves), len(sender.alone)) == (1, 1)
+
+
+@pytest.mark.parametrize("mode", ["plain", "delayed", "exactly_once"])
+def test_an_empty_sharding_key_is_none(mode: str) -> None:
+    given = rows(body=[b"a", b"b", b"c"], shardingKey=["", None, "k"])
+    if mode == "delayed":
+        given = given.append_column("delayMs", pa.array([60_000] * 3, pa.int64()))
+    made = encode(given, natively=True, options=WriteOptions(["a:1"], "t", exactly_once=mode == "exactly_once"))
+    if mode == "plain":
+        assert [batch.messages for batch in made.free] == [2]
+        assert {key: len(messages) for key, messages in made.by_key.items()} == {"k": 1}
+    else:
+        keys = [key for key, _ in made.alone] if mode == "delayed" else [row.sharding_key for row in made.numbered]
+        assert keys == [None, None, "k"]
+
+
+@pytest.mark.parametrize("natively", [True, False])
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_what_a_row_of_exactly_once_was_is_left_out(exactly_once: bool, natively: bool) -> None:
+    """Of the two that it would have brokers read the first one."""
+    given = rows(body=[b"a"], properties=maps([("GANTRY_SEQ", "1-2"), ("colour", "blue")]))
+    options = WriteOptions(["127.0.0.1:9876"], "t", exactly_once=exactly_once)
+    made = encode(given, natively=natively, options=options)
+    batches = made.free if made.plain is None else made.plain.batches() or []
+    messages = [*(row.message for row in made.numbered), *(m for batch in batches for m in decode_batch(batch.body))]
+    ((_, _, properties),) = messages
+    assert b"GANTRY_SEQ" not in properties
+    assert b"colour\x01blue\x02" in properties

@@ -244,6 +244,20 @@ BAD_REFERENCES = [
 ]
 
 
+def test_a_reference_that_is_gone(registry: Registry) -> None:
+    references = [{"name": "geo.Place", "subject": "geo.Place", "version": 3}]
+    number = registry.add("orders-value", json.dumps(ORDER), references=references)
+    problem = r"no version 3 of subject geo\.Place, which another schema refers to as geo\.Place: bring it back there"
+    with pytest.raises(CodecError, match=problem):
+        decoder_of(options_of(registry, bodyformat="avro"))
+    # Of bodies only those that name it can't be read.
+    other = registry.add("other", json.dumps(ORDER))
+    options = options_of(registry, bodyformat="avro", bodyschema=json.dumps(ORDER))
+    values, errors = decoded(options, avro(ORDER, number, {"id": 1}), avro(ORDER, other, {"id": 2}))
+    assert values == [None, {"id": 2}]
+    assert re.search(problem, errors[0])
+
+
 @pytest.mark.parametrize(("place", "problem"), BAD_REFERENCES)
 def test_a_reference_that_is_no_schema(registry: Registry, place: str, problem: str) -> None:
     registry.add("geo.Place", place)

@@ -106,3 +106,27 @@ def test_a_clock_that_was_set_back(cluster: EmbeddedCluster, monkeypatch: pytest
     assert [int(body) for body in since if int(body) >= 300] == [300, 400, 500, 600, 700]
     _, before = pushed(cluster, "body", [LessThan(("storeTimestamp",), noon_later)], subscribe="clock")
     assert [int(body) for body in before if int(body) < 300] == [0, 100, 200, 210, 220, 230, 240]
+
+
+@needs_filters
+def test_more_tags_than_a_broker_takes(cluster: EmbeddedCluster) -> None:
+    from pyspark.sql.datasource import In
+
+    condition = In(("tags",), ("Odd", *(f"another-{n:05}" for n in range(2_000))))
+    left, found = pushed(cluster, "tags", [condition], subscribe="numbers")
+    assert left == [condition]
+    assert found.count("Odd") == 5
+
+
+@needs_filters
+def test_tags_of_messages_that_wait_for_their_time(cluster: EmbeddedCluster) -> None:
+    """Where other queues have codes of tags theirs has times."""
+    from pyspark.sql.datasource import EqualTo
+
+    create_topic(cluster, "late", 1, brokers=[0])
+    # An hour.
+    send(cluster, *(Message("late", tag.encode(), tags=tag, delay_level=17) for tag in ("A", "B")))
+    condition = EqualTo(("tags",), "A")
+    left, found = pushed(cluster, "tags", [condition], subscribe="SCHEDULE_TOPIC_XXXX")
+    assert left == [condition]
+    assert "A" in found

@@ -24,6 +24,7 @@ from gantrymq.errors import BrokerError, ClientError, ConfigError, IllegalMessag
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark import batch_bodies
 from gantrymq.spark.cluster import BrokersAway, Cluster, run
+from gantrymq.spark.datasource import RocketMQDataSource
 from gantrymq.spark.idempotent_sender import IdempotentSender, queues_to_write
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
@@ -166,6 +167,42 @@ def test_rows_that_are_others_the_second_time(cluster: EmbeddedCluster, new_topi
         others[1_234] = ("x", others[1_234][1])
     with pytest.raises(BrokerError, match="other rows, or in another order"):
         attempts(options_for(cluster, new_topic(2)), (given, 1_000), (others, 1_000))
+
+
+@pytest.mark.parametrize("natively", [True, False])
+def test_rows_that_were_read_from_such_a_topic(
+    cluster: EmbeddedCluster, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch, natively: bool
+) -> None:
+    """With the property that says which row of which queue they were there."""
+    if not natively:
+        monkeypatch.setattr(batch_bodies, "native", None)
+    elif batch_bodies.native is None:
+        pytest.skip("gantrymq-native isn't there")
+    source, target = new_topic(1), new_topic(1)
+    attempts(options_for(cluster, source), (rows(2_000, keyed=0), 2_000))
+    found = RocketMQDataSource({"nameserver": cluster.name_server, "subscribe": source, "includeproperties": "true"})
+    reader = found.reader(found.schema())
+    table = pa.Table.from_batches([batch for part in reader.partitions() for batch in reader.read(part)])
+    kept = [[item for item in row if item[0] == "GANTRY_SEQ"] for row in table["properties"].to_pylist()]
+    assert all(kept)
+    given = pa.RecordBatch.from_pydict(
+        {
+            "body": table["body"].combine_chunks(),
+            "properties": pa.array(kept, pa.map_(pa.string(), pa.string())),
+        }
+    )
+    options = options_for(cluster, target)
+
+    async def send() -> None:
+        async with Cluster(options.name_servers, 5000) as brokers:
+            sender = IdempotentSender(brokers, await queues_to_write(brokers, options), 0)
+            encoded = RowEncoder(options, "w-0-0").encode(given)
+            assert (encoded[target].plain is not None) is natively
+            await sender.send(encoded)
+            sender.finish()
+
+    run(send())
+    assert numbers(cluster.name_server, target) == list(range(2_000))
 
 
 def test_fewer_rows_the_second_time(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:

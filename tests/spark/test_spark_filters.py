@@ -113,3 +113,17 @@ def test_tags_go_to_the_broker(conditions: list[Filter], option: str | None, ask
 def test_a_broker_has_one_filter_only() -> None:
     options = ReadOptions(["a:1"], ["t"], sql92="a > 1")
     assert with_tags(options, {"A"}) == options
+
+
+def test_what_is_too_long_for_a_broker_stays_with_spark() -> None:
+    tags = {f"tag-{n:05}" for n in range(2_000)}
+    options = ReadOptions(["a:1"], ["t"])
+    assert with_tags(options, tags) == options
+    narrowed = ReadOptions(["a:1"], ["t"], tags="tag-00001 || B")
+    assert with_tags(narrowed, tags).tags == "tag-00001"
+
+
+def test_tags_of_delayed_messages_stay_with_spark() -> None:
+    for topics in (["SCHEDULE_TOPIC_XXXX"], ["t", "SCHEDULE_TOPIC_XXXX"]):
+        options = ReadOptions(["a:1"], topics)
+        assert with_tags(options, {"A"}) == options

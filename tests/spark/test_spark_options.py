@@ -148,6 +148,14 @@ def test_one_filter_for_the_broker() -> None:
         parse(tags="A", sql92="a > 1")
 
 
+def test_brokers_know_no_tags_of_delayed_messages() -> None:
+    """What stands in their place are times: nothing, or other messages would be found."""
+    for topics in ({"subscribe": "orders,SCHEDULE_TOPIC_XXXX"}, {"assign": '{"SCHEDULE_TOPIC_XXXX": ["broker-a:2"]}'}):
+        with pytest.raises(ConfigError, match=r"option tags: .* a condition on the column tags"):
+            without_subscribe(tags="A", **topics)
+        assert without_subscribe(tags="*", **topics).tags is None
+
+
 def test_times_of_topics_and_queues() -> None:
     starting = parse(startingoffsetsbytimestamp='{"orders": {"a:0": 5}, "returns": 7}').starting
     assert starting is not None

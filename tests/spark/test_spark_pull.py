@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from spark_support import BULK_TRANSFER, create_topic, send_numbers
+from waiting import wait_until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
+from gantrymq.client.broker_api import PullResult
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import BrokerError, ClientError, RecordError, RemotingError
+from gantrymq.errors import BrokerError, ClientError, DataLost, RecordError, RemotingError
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.message import Message, MessageQueue
-from gantrymq.spark import pull
+from gantrymq.protocol.record import Record
+from gantrymq.spark import connections, pull
 from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.connections import connected
@@ -27,6 +32,7 @@ from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.rows import read_ranges
 from gantrymq.store.config import StoreConfig
+from gantrymq.store.offline import OfflineLog
 from gantrymq.testing.embedded import EmbeddedCluster
 
 BODY = pa.schema([("body", ARROW_TYPES["body"])])
@@ -83,15 +89,17 @@ def test_tags_leave_out_the_others(cluster: EmbeddedCluster, one_queue: MessageQ
     assert found == [b"%d" % n for n in range(101, 200, 2)]
 
 
+async def others() -> set[asyncio.Task[Any]]:
+    """What else is under way in the loop."""
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
 def test_an_abandoned_read_leaves_nothing_under_way(
     cluster: EmbeddedCluster, one_queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "PULL_BYTES", 500)
     monkeypatch.setattr(pull, "BATCH_ROWS", 10)
     options = options_for(cluster.name_server, one_queue.topic)
-
-    async def others() -> set[asyncio.Task[Any]]:
-        return asyncio.all_tasks() - {asyncio.current_task()}
 
     with connected(options) as brokers:
         for read in range(3):
@@ -125,6 +133,68 @@ def test_a_broker_that_stays_away_is_an_error(cluster: EmbeddedCluster, one_queu
     with pytest.raises(RemotingError, match="broker-z") as caught:
         list(bodies(wanted, options_for(cluster.name_server, one_queue.topic, retrytimeoutms="100")))
     assert "retryTimeoutMs" in "".join(caught.value.__notes__)
+
+
+def lose(log: OfflineLog, records: list[Record]) -> None:
+    """Of a broker that runs: what its queue has is no longer in its log."""
+    for record in records:
+        file = log.file_at(record.physical_offset)
+        assert file is not None
+        with file.path.open("r+b") as opened:
+            opened.seek(record.physical_offset - file.base)
+            opened.write(bytes(4))
+
+
+def test_lost_messages_that_a_filter_wants(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with EmbeddedCluster(directory=tmp_path, **BULK_TRANSFER) as cluster:
+        create_topic(cluster, "holes", 1, brokers=[0])
+        send_numbers(cluster, "holes", range(10))
+        wanted = OffsetRange(MessageQueue("holes", "broker-a", 0), 0, 10)
+        strict = options_for(cluster.name_server, "holes", tags="Odd")
+        log = OfflineLog(tmp_path / "broker-a" / "commitlog")
+        even, odd = ([record for record in log.reader() if tag in record.properties] for tag in (b"Even", b"Odd"))
+        lose(log, even)
+        assert list(chain(*bodies(wanted, strict))) == numbered(10)[1::2]
+        assert "no messages from" not in caplog.text
+        lose(log, odd)
+        with pytest.raises(DataLost, match=r"holes broker-a:0 .* no messages from 0 to 10"):
+            list(bodies(wanted, strict))
+        lenient = options_for(cluster.name_server, "holes", tags="Odd", failondataloss="false")
+        assert list(bodies(wanted, lenient)) == []
+        assert "no messages from 0 to 10" in caplog.text
+
+
+def test_a_read_that_does_not_end_in_time_hides_no_error(
+    cluster: EmbeddedCluster, one_queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "BATCH_ROWS", 10)
+    monkeypatch.setattr(connections, "CANCEL_TIMEOUT_S", 0.01)
+    options = options_for(cluster.name_server, one_queue.topic)
+    may_end = threading.Event()
+    pull_at_once = Cluster.pull
+
+    async def pull_or_hang(self: Cluster, queue: MessageQueue, offset: int, *more: Any) -> PullResult:
+        if offset < 20:
+            return await pull_at_once(self, queue, offset, *more)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            while not may_end.is_set():
+                await asyncio.sleep(0.001)
+        raise AssertionError("nobody sets it")
+
+    monkeypatch.setattr(Cluster, "pull", pull_or_hang)
+
+    def fail() -> None:
+        with closing(pull.pull_batches([OffsetRange(one_queue, 0, 1000)], options)) as batches:
+            assert next(batches).end == 10
+            raise ValueError("of the task")
+
+    with pytest.raises(ValueError, match="of the task"):
+        fail()
+    may_end.set()
+    with connected(options) as brokers:
+        wait_until(lambda: not brokers.submit(others()).result())
 
 
 def test_damaged_records_name_their_range(

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -62,6 +63,13 @@ def read(path: Path, **options: str) -> pa.Table:
     parsed = StoreOptions.parse({"path": str(path), **options})
     batches = [batch for part in plan(parsed) for batch in read_range(part, parsed, COLUMNS)]
     return pa.Table.from_batches(batches, COLUMNS)
+
+
+def read_part(path: Path, file: Path) -> pa.Table:
+    """What of it is in one file of the commit log."""
+    options = StoreOptions.parse({"path": str(path), "subscribe": "numbers"})
+    parts = [part for part in plan(options) if part.path == file]
+    return pa.Table.from_batches([batch for part in parts for batch in read_range(part, options, COLUMNS)], COLUMNS)
 
 
 def written(commit_log: Path) -> list[Path]:
@@ -263,6 +271,63 @@ def test_damage_is_an_error_or_left_out(copied: Path) -> None:
     assert set(left) < set(everything)
     # Without the comparison the row is there, with a wrong body.
     assert read(copied, subscribe="numbers", checkCrc="false").num_rows == MESSAGES
+
+
+def rot(path: Path, at: int) -> None:
+    """Changes the first byte of the body of the record that begins there."""
+    with path.open("r+b") as opened:
+        opened.seek(at + BODY_START)
+        (byte,) = opened.read(1)
+        opened.seek(at + BODY_START)
+        opened.write(bytes([byte ^ 0x10]))
+
+
+@pytest.mark.parametrize("option", ["checkCrc", "corruptBodies"])
+@pytest.mark.parametrize("with_queues", [True, False])
+def test_a_body_that_has_rotted_costs_no_other_row(whole: Path, with_queues: bool, option: str) -> None:
+    """At the beginning of a file, and where the end of the log is looked for."""
+    if not with_queues:
+        shutil.rmtree(whole / "consumequeue")
+    everything = read(whole)
+    log = OfflineLog(whole / "commitlog")
+    places = [torn_at(log, lost) for lost in (40, 39, 3)]
+    files = written(whole / "commitlog")
+    for path, at in [(files[1], 0), (files[-1], 0), *places]:
+        rot(path, at)
+    given = {"checkCrc": "false", "corruptBodies": "null"}[option]
+    found = read(whole, **{option: given}, maxPartitionBytes="20000")
+    assert found.drop_columns("body").equals(everything.drop_columns("body"))
+    same = pc.equal(found["body"], everything["body"]).to_pylist()
+    assert same.count(True) == len(same) - 5
+    assert same.count(None) == (5 if option == "corruptBodies" else 0)
+    with pytest.raises(StoreError, match="CRC32" if with_queues else "the log ends at .* is damaged"):
+        read(whole)
+
+
+def test_a_rotten_body_costs_what_is_behind_it_in_its_partition(copied: Path) -> None:
+    everything = numbers(read(copied, subscribe="numbers"))
+    file = written(copied)[1]
+    of_file = numbers(read_part(copied, file))
+    rot(file, 0)
+    with pytest.raises(StoreError, match=f"{file} is damaged at 0: .*CRC32"):
+        read(copied)
+    left = numbers(read(copied, subscribe="numbers", failOnDataLoss="false"))
+    assert left == sorted(set(everything) - set(of_file))
+
+
+@pytest.mark.parametrize("with_queues", [True, False])
+def test_the_last_body_is_torn_where_no_queue_has_it(
+    whole: Path, with_queues: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A crash may leave a record whose body never got to the disk."""
+    if not with_queues:
+        shutil.rmtree(whole / "consumequeue")
+    everything = read(whole)
+    rot(*torn_at(OfflineLog(whole / "commitlog"), 1))
+    found = read(whole, corruptBodies="null")
+    assert found.num_rows == everything.num_rows - (not with_queues)
+    assert found["body"].null_count == with_queues
+    assert ("bytes behind the end of the log" in caplog.text) is not with_queues
 
 
 def test_a_file_that_is_no_log(tmp_path: Path) -> None:

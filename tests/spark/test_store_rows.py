@@ -17,6 +17,7 @@ from gantrymq.spark import record_batches
 from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.native_records import NativeRecords
 from gantrymq.spark.numpy_records import NumpyRecords
+from gantrymq.spark.record_batches import CorruptBodies
 from gantrymq.spark.store import rows as rows_module
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.store.planning import LogRange
@@ -107,3 +108,18 @@ def test_a_part_that_ends_within_a_record(read: Read) -> None:
     log = log_of(*MESSAGES[:3])
     with pytest.raises(StoreError, match="which hold no record"):
         read(log, end=len(log) - 1)
+
+
+def test_a_rotten_body_before_the_damage_is_a_row(read: Read) -> None:
+    """In the same chunk; with corruptBodies or without the CRC."""
+    rotten, damaged = (len(log_of(*MESSAGES[:n])) for n in (3, 6))
+    log = bytearray(log_of(*MESSAGES))
+    log[rotten + 90] ^= 0x55
+    log[damaged + 5] ^= 0x55
+    lenient: list[dict[str, object]] = [{"corrupt_bodies": CorruptBodies.NULL}, {"check_crc": False}]
+    for options in lenient:
+        with pytest.raises(StoreError, match=f"damaged at {damaged}"):
+            read(bytes(log), **options)
+        found = read(bytes(log), fail_on_data_loss=False, **options)
+        assert [row["queueOffset"] for row in found] == list(range(6))
+        assert (found[3]["body"] is None) is ("corrupt_bodies" in options)

@@ -302,6 +302,10 @@ impl PlainSends {
                 },
             };
             let queue = &mut queues[number];
+            // Else a batch would be encoded here and once more in Python.
+            if log.position + send.body.len() as i64 > log.limit || queue.position >= queue.limit {
+                break;
+            }
             let common = Common {
                 queue_id: target.queue_id,
                 sys_flag: target.sys_flag,
@@ -346,17 +350,19 @@ impl PlainSends {
             count += 1;
             at = send.end;
         }
-        let touched = PyList::empty(py);
+        // All that needs memory comes before anybody sees a message.
+        let answers = PyBytes::new(py, &answers);
+        let touched: &[OpenQueue<'py>] = if at > 0 { &queues } else { &[] };
+        let told = PyList::new(py, touched.iter().map(|queue| &queue.queue))?;
         if let Some(open) = open.filter(|_| at > 0) {
-            for queue in &queues {
+            for queue in touched {
                 queue.queue.setattr("position", queue.position)?;
                 queue.queue.setattr("max_offset", queue.max_offset)?;
-                touched.append(&queue.queue)?;
             }
             // It comes last: it says that units and records are whole.
             log.setattr("position", open.position)?;
             log.setattr("store_timestamp", now_ms)?;
         }
-        Ok((PyBytes::new(py, &answers), count, at, touched, self.unknown.is_some()))
+        Ok((answers, count, at, told, self.unknown.is_some()))
     }
 }

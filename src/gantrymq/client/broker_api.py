@@ -84,8 +84,15 @@ class PullStatus(Enum):
     OFFSET_ILLEGAL = ResponseCode.PULL_OFFSET_MOVED
 
 
+#: The remark for messages that their queue has and the log has not: removed by retention, or lost.
+MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+
+
 class PullResult(NamedTuple):
-    """`body` holds the records (`protocol.message.decode_messages`); go on at `next_begin_offset` in any case."""
+    """`body` holds the records (`protocol.message.decode_messages`); go on at `next_begin_offset` in any case.
+
+    `remark` is the name of what the broker's store has said: MESSAGE_WAS_REMOVING, too, is NO_MATCHED_MESSAGE here.
+    """
 
     status: PullStatus
     next_begin_offset: int
@@ -93,6 +100,7 @@ class PullResult(NamedTuple):
     max_offset: int
     suggest_which_broker_id: int
     body: bytes
+    remark: str | None
 
 
 _SEND_STATUS: dict[int, SendStatus] = {status.value: status for status in SendStatus}
@@ -208,6 +216,7 @@ class BrokerApi:
             answer.max_offset,
             answer.suggest_which_broker_id,
             response.body,
+            response.remark,
         )
 
     async def pull_at_once(

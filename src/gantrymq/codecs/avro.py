@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Self
 
+from gantrymq.codecs.avro_check import avro_check
 from gantrymq.codecs.codec import Codec, undecodable, unencodable
 from gantrymq.errors import CodecError
 from gantrymq.extras import missing
@@ -21,8 +22,7 @@ class AvroCodec(Codec[Any]):
     """Values of an Avro schema, records as dictionaries: what the schema says and nothing more, so both sides need it.
 
     `schema` is what its JSON stands for. Logical types are Python's: datetime, Decimal, UUID. Raises CodecError for a
-    schema that is none. With a schema that contains itself, or has arrays of null, fastavro can be brought to take all
-    memory or to crash: such bytes had better come from friends.
+    schema that is none, and for one with arrays of nothing: a few bytes would be any number of values.
 
     With `reader`, another schema, values that were written by `schema` are read as those of `reader` (Avro's schema
     resolution).
@@ -38,6 +38,7 @@ class AvroCodec(Codec[Any]):
             self._reader = None if reader is None else parse_schema(reader)
         except Exception as e:
             raise CodecError(f"no Avro schema: {type(e).__name__}: {e}") from e
+        self._check = avro_check(self._schema)
         self._name = schema["name"] if isinstance(schema, dict) and "name" in schema else "value"
 
     @classmethod
@@ -61,6 +62,10 @@ class AvroCodec(Codec[Any]):
         return data.getvalue()
 
     def decode(self, data: bytes) -> Any:
+        try:
+            self._check(data)
+        except CodecError as e:
+            raise CodecError(f"no {self._name} of this Avro schema: {e}") from e
         source = io.BytesIO(data)
         try:
             value = schemaless_reader(source, self._schema, self._reader)

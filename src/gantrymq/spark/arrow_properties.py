@@ -1,7 +1,7 @@
 """The properties of many records as Arrow arrays: single ones and the whole map (`name \\x01 value \\x02` repeated).
 
 Read as `protocol.properties.decode_properties` does: items without a name or a value are left out, bytes that aren't
-UTF-8 are replaced, the last item may lack its \\x02.
+UTF-8 are replaced, the last item may lack its \\x02, of a name that comes again the last value counts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ Ints = npt.NDArray[np.int64]
 
 _NAME_VALUE = 1
 _END = 2
+#: Of more properties of a record the names are compared at once.
+_FEW = 32
 
 
 class Properties:
@@ -67,11 +69,55 @@ class Properties:
         return pa.Array.from_buffers(pa.binary(), len(values), [bitmap, *values.buffers()[1:]])
 
     def as_map(self) -> pa.Array:
-        """All of them, as a map of strings for each record."""
+        """All of them, as a map of strings for each record; of a name that comes again the last one."""
         item_names = to_string(gather_binary(self._data, self._starts, self._separators))
         values = to_string(gather_binary(self._data, self._separators + 1, self._ends))
-        first_items = np.searchsorted(self._starts, self._offsets).astype(np.int32)
-        return pa.MapArray.from_arrays(pa.array(first_items), item_names, values)
+        first_items = np.searchsorted(self._starts, self._offsets)
+        if _are_alike(item_names, first_items) and (last := _last_of_each_name(item_names, first_items)) is not None:
+            item_names, values = item_names.take(pa.array(last)), values.take(pa.array(last))
+            first_items = np.searchsorted(last, first_items)
+        return pa.MapArray.from_arrays(pa.array(first_items.astype(np.int32)), item_names, values)
+
+
+def _are_alike(item_names: pa.Array, first_items: Ints) -> bool:
+    """Whether two names of a record may be the same, by their length and their first and last byte.
+
+    In nearly all records none are, and to look at all of each name would take longer.
+    """
+    if not len(item_names):
+        return False
+    _, ends, data = item_names.buffers()
+    bounds = np.frombuffer(ends, np.int32, len(item_names) + 1)
+    letters = np.frombuffer(data, np.uint8, bounds[-1])
+    most = np.diff(first_items).max(initial=0)
+    if most > _FEW:
+        return True
+    looks = np.diff(bounds) << 16
+    looks += letters[bounds[:-1]].astype(np.int32) << 8
+    looks += letters[bounds[1:] - 1]
+    records = np.repeat(np.arange(len(first_items) - 1), np.diff(first_items))
+    for n in range(1, most):
+        alike = np.flatnonzero(looks[n:] == looks[:-n])
+        if len(alike) and (records[alike] == records[alike + n]).any():
+            return True
+    return False
+
+
+def _last_of_each_name(item_names: pa.Array, first_items: Ints) -> Ints | None:
+    """The items that no other of their record follows with the same name; None where all are.
+
+    As texts, in which bytes that aren't UTF-8 don't differ any more. A message that was received and sent again may
+    have the broker's own properties twice, and a map of Spark must not.
+    """
+    coded = item_names.dictionary_encode()
+    records = np.repeat(np.arange(len(first_items) - 1), np.diff(first_items))
+    numbers = records * len(coded.dictionary) + coded.indices.to_numpy()
+    ascending = np.sort(numbers)
+    if (ascending[1:] != ascending[:-1]).all():
+        return None
+    # The first ones of what is read from its end.
+    _, from_end = np.unique(numbers[::-1], return_index=True)
+    return np.sort(len(numbers) - 1 - from_end)
 
 
 def gather_binary(buffer: bytes | memoryview | pa.Buffer, starts: Ints, ends: Ints) -> pa.Array:

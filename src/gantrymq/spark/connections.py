@@ -107,9 +107,9 @@ class Connected:
         """Starts `work` in the worker's loop."""
         return self._loop.submit(self._run(work))
 
-    def cancel(self) -> None:
-        """Ends what is still under way, and waits for that."""
-        self._loop.submit(self._cancel()).result()
+    def cancel(self) -> bool:
+        """Ends what is still under way, and waits for that. False: something hasn't ended in time."""
+        return self._loop.submit(self._cancel()).result()
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.current_task()
@@ -120,11 +120,12 @@ class Connected:
         finally:
             self._tasks.discard(task)
 
-    async def _cancel(self) -> None:
+    async def _cancel(self) -> bool:
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CANCEL_TIMEOUT_S)
+        return not self._tasks
 
 
 class _Worker:

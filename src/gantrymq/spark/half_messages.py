@@ -29,6 +29,7 @@ from gantrymq.protocol.record import decode_record
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
 from gantrymq.spark.batch_bodies import BatchBody, Encoded
 from gantrymq.spark.cluster import Cluster
+from gantrymq.spark.of_each import all_of
 from gantrymq.spark.options import PRODUCER_GROUP
 from gantrymq.spark.sender import RowSender, naming_rows
 from gantrymq.system.clock import now_ms
@@ -64,9 +65,7 @@ class HalfSender(RowSender):
     async def _send_request(self, queues: Sequence[MessageQueue], request: BatchBody) -> None:
         if queues[0].broker_name in self._others or not await self._send_batch(queues, request):
             # In the order of their rows.
-            self.alone += await asyncio.gather(
-                *(self._send_half(queues, message) for message in decode_batch(request.body))
-            )
+            self.alone += await all_of(self._send_half(queues, message) for message in decode_batch(request.body))
 
     async def _send_batch(self, queues: Sequence[MessageQueue], request: BatchBody) -> bool:
         """Whether the broker takes batches."""
@@ -125,8 +124,10 @@ def _physical_offset(queue: MessageQueue, message_id: str | None) -> int:
 
 
 async def end_all(cluster: Cluster, halves: Sequence[Halves], alone: Sequence[Halves], verdict: int) -> None:
-    """Commits or rolls back, on all brokers at once; those of a queue in order. Raises what an end raises.
+    """Commits or rolls back, on all brokers at once; those of a queue in order.
 
+    Raises what an end has raised when all others are over, too: nothing is left half ended for one broker's sake. What
+    else was raised is in the log.
     `verdict` is TRANSACTION_COMMIT or TRANSACTION_ROLLBACK of `protocol.sys_flag`.
     """
     for topic in {each.queue.topic for each in (*halves, *alone)}:
@@ -138,10 +139,16 @@ async def end_all(cluster: Cluster, halves: Sequence[Halves], alone: Sequence[Ha
     by_queue: dict[MessageQueue, list[Halves]] = {}
     for each in alone:
         by_queue.setdefault(each.queue, []).append(each)
-    await asyncio.gather(
+    outcomes = await asyncio.gather(
         *(_end_on(cluster, sorted(of_broker, key=_place), verdict) for of_broker in by_broker.values()),
         *(_end_one_by_one(cluster, of_queue, verdict) for of_queue in by_queue.values()),
+        return_exceptions=True,
     )
+    failures = [outcome for outcome in outcomes if outcome is not None]
+    for failure in failures[1:]:
+        log.warning("an end of the transaction has failed elsewhere, too: %s", failure)
+    if failures:
+        raise failures[0]
 
 
 def _place(halves: Halves) -> HalfRange:

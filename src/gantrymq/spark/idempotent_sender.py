@@ -7,7 +7,6 @@ a broker is away its rows wait for it: elsewhere they could be there twice.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 
 from gantrymq.client.producing.send_command import send_command
@@ -20,6 +19,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.row_ids import AFTER_FIELD, BEGINNING, Place, next_chain, sequence_property, target_of
 from gantrymq.spark.batch_bodies import Encoded, PlainRows, SequencedBatch, requests_of
 from gantrymq.spark.cluster import BrokersAway, Cluster
+from gantrymq.spark.of_each import all_of
 from gantrymq.spark.options import PRODUCER_GROUP, WriteOptions
 from gantrymq.spark.row_messages import NumberedRow, TopicMessages
 from gantrymq.spark.sender import naming_rows, queue_of
@@ -94,9 +94,11 @@ class IdempotentSender:
                     turn = row.number // ROWS_IN_A_ROW
                     free = by_queue.setdefault(self._queue_of_turn(turn), [])
                 free.append(row)
-        await asyncio.gather(
-            *(self._send_in_order(queue, self._batches(queue, rows)) for queue, rows in by_queue.items()),
-            *(self._send_in_order(queue, self._plain_batches(queue, parts)) for queue, parts in plain.items()),
+        await all_of(
+            [
+                *(self._send_in_order(queue, self._batches(queue, rows)) for queue, rows in by_queue.items()),
+                *(self._send_in_order(queue, self._plain_batches(queue, parts)) for queue, parts in plain.items()),
+            ]
         )
 
     def _queue_of_turn(self, turn: int) -> MessageQueue:

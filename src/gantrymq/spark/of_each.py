@@ -26,7 +26,7 @@ async def of_each(
 ) -> list[T]:
     """The answers, in order. Of queues so many are asked at once of each broker, of topics so many in all.
 
-    The first error is raised, and nothing goes on then.
+    Raises as `all_of` does.
     """
     places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(at_once))
 
@@ -34,12 +34,21 @@ async def of_each(
         async with places[_server(item)]:
             return await question(item)
 
-    tasks = [asyncio.create_task(ask(item)) for item in items]
+    return await all_of(ask(item) for item in items)
+
+
+async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all of these return, in order; they are under way at once.
+
+    The first error is raised as it is, and nothing goes on then: not so with `asyncio.gather`.
+    """
+    tasks = [asyncio.create_task(each) for each in work]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _server(item: MessageQueue | OffsetRange | str) -> str:

@@ -12,7 +12,7 @@ from gantrymq.errors import ClientError, ConfigError
 from gantrymq.filter.sql import compile_sql
 from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.topic_name import topic_problem
+from gantrymq.protocol.topic_name import SCHEDULE_TOPIC, topic_problem
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.spark.arrow_records import ARROW_TYPES
@@ -254,7 +254,7 @@ def kept_properties(text: str) -> frozenset[str]:
     return frozenset(kept)
 
 
-def checked_tags(text: str | None) -> str | None:
+def checked_tags(text: str | None, topics: Iterable[str]) -> str | None:
     """What a broker would take and never find is refused, as it would leave out every message without a word."""
     if text is None or text == SUBSCRIBE_ALL:
         return None
@@ -262,6 +262,10 @@ def checked_tags(text: str | None) -> str | None:
     for tag in tags:
         if tag in ("", SUBSCRIBE_ALL) or "|" in tag or "," in tag:
             raise ConfigError(f"option tags: {tag!r} in {text!r} is no tag; TagA || TagB is an example")
+    if SCHEDULE_TOPIC in topics:
+        raise ConfigError(
+            f"option tags: brokers don't know those in {SCHEDULE_TOPIC}; a condition on the column tags does"
+        )
     return text
 
 

@@ -108,7 +108,8 @@ class ReadOptions:
                             has no message since, or a queue that is named with its time; latest: the end is the start
     endingOffsets           batch only: latest (default), earliest or JSON; the end is excluded
     endingTimestamp, endingOffsetsByTimestamp   batch only, instead of endingOffsets
-    tags                    `TagA || TagB`: only messages with one of these tags; filtered by the broker
+    tags                    `TagA || TagB`: only messages with one of these tags; filtered by the broker. Not in the
+                            topic of delayed messages, where brokers know none
     sql92                   instead of tags: `a > 5 AND b = 'x'` over the properties; filtered by the broker, which must
                             allow it (enablePropertyFilter=true)
     consumerGroup           streaming: where the query has got to is committed for this group after each batch, so that
@@ -211,7 +212,7 @@ class ReadOptions:
             values.boundary("starting"),
             values.boundary("ending"),
             values.starts_at_end_if_later(),
-            checked_tags(values.get("tags")),
+            checked_tags(values.get("tags"), topics),
             checked_sql92(values.get("sql92")),
             group,
             values.number("maxOffsetsPerTrigger", None, 1),

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
-from gantrymq.client.broker_api import PullResult, PullStatus
+from gantrymq.client.broker_api import MESSAGE_WAS_REMOVING, PullResult, PullStatus
 from gantrymq.errors import ClientError, DataLost
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageQueue
@@ -80,8 +80,9 @@ def pull_batches(ranges: Sequence[OffsetRange], options: ReadOptions) -> Iterato
                 ahead = brokers.submit(following())
                 yield batch
         finally:
-            brokers.cancel()
-            brokers.submit(end()).result()
+            # What goes on can't be closed: asking for that would raise an error in place of the one that ends the read.
+            if brokers.cancel():
+                brokers.submit(end()).result()
 
 
 async def _batches(
@@ -170,7 +171,8 @@ def _end_of(result: PullResult, part: OffsetRange, options: ReadOptions, patienc
         if following <= start:
             raise ClientError(f"{part}: the broker sends on from {start} to {following}")
     elif result.status is PullStatus.NO_MATCHED_MESSAGE and following > start:
-        if not options.is_filtered or result.min_offset > start:
+        # What a filter leaves out is no loss.
+        if not options.is_filtered or result.min_offset > start or result.remark == MESSAGE_WAS_REMOVING:
             data_lost(options, f"{part}: the broker has no messages from {start} to {following}")
     elif result.min_offset > start:
         data_lost(options, f"{part}: the first offset that is left is {result.min_offset}, not {start}")

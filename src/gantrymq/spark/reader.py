@@ -16,7 +16,9 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.errors import ClientError
+from gantrymq.filter.sql import MAX_LENGTH
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
+from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.filters import PushedFilters
 from gantrymq.spark.offsets import OffsetRange, Offsets, limit_rows, to_json
@@ -100,10 +102,13 @@ def with_tags(options: ReadOptions, tags: set[str] | None) -> ReadOptions:
     """`options` with the tags of the query's conditions for the broker to filter by, where that says the same."""
     if options.tags is not None and tags is not None:
         tags = tags & set(SubscriptionData.parse("", options.tags).tags_set)
-    # A broker filters by one expression; no tag at all can't be asked for, and Spark looks at each row anyway.
-    if not tags or options.sql92 is not None:
+    # A broker filters by one expression; no tag at all can't be asked for, and Spark looks at each row anyway. What
+    # brokers compare are codes of tags, which in the topic of delayed messages are their times.
+    if not tags or options.sql92 is not None or SCHEDULE_TOPIC in options.topics:
         return options
-    return replace(options, tags=" || ".join(sorted(tags)))
+    expression = " || ".join(sorted(tags))
+    # Brokers refuse a longer one.
+    return replace(options, tags=expression) if len(expression) <= MAX_LENGTH else options
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

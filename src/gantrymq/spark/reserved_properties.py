@@ -10,6 +10,7 @@ Source: MessageConst (STRING_HASH_SET and what brokers read besides).
 from __future__ import annotations
 
 from gantrymq.protocol import properties as names
+from gantrymq.protocol.row_ids import GANTRY_SEQ
 
 #: What keepProperties may name: these mean the same on the new message.
 KEEPABLE = (
@@ -61,6 +62,7 @@ _RESERVED = frozenset(
         names.TIMER_DEL_UNIQKEY,
         names.BORN_TIMESTAMP,
         names.CRC32,
+        GANTRY_SEQ,
         "TIMER_DELAY_LEVEL",
         "POP_CK_OFFSET",
         "TRANSFER_FLAG",

@@ -193,6 +193,8 @@ class RowEncoder:
                     if values[i] is not None:
                         own[property_] = str(values[i])
                 is_alone = self._check_delay(own)
+                # An empty key is none, as any other column.
+                sharding_key = sharding_key or None
                 digest, message = self._message(own, body, keys, tags, sharding_key)
             except IllegalMessage as e:
                 self._name_row(e, self._row)

@@ -17,6 +17,7 @@ from gantrymq.protocol.properties import find_property
 from gantrymq.protocol.row_ids import GANTRY_ID
 from gantrymq.spark.batch_bodies import REQUEST_BYTES, BatchBody, Encoded, batch_body, requests_of
 from gantrymq.spark.cluster import Cluster
+from gantrymq.spark.of_each import all_of
 from gantrymq.spark.options import PRODUCER_GROUP
 from gantrymq.spark.row_messages import TopicMessages
 from gantrymq.system.clock import now_ms
@@ -53,7 +54,7 @@ class RowSender:
                 self._send_alone(self._next(in_turn) if key is None else [queue_of(key, queues)], message)
                 for key, message in of_topic.alone
             ]
-        await asyncio.gather(*work)
+        await all_of(work)
 
     def _next(self, queues: list[MessageQueue]) -> list[MessageQueue]:
         start = self._turn = (self._turn + 1) % len(queues)

@@ -38,7 +38,6 @@ from pyspark.sql.types import (
 
 from gantrymq.codecs.avro import AvroCodec
 from gantrymq.errors import ConfigError
-from gantrymq.spark.bodies.avro_check import avro_check
 from gantrymq.spark.bodies.decoding import DecodeBody
 
 _PRIMITIVE: dict[str, DataType] = {
@@ -68,20 +67,8 @@ def avro_bodies(text: str) -> tuple[DataType, DecodeBody]:
     Raises CodecError for one that is none, MissingExtra without fastavro.
     """
     schema = _schema(text)
-    decode = avro_decoder(without_other_logical_types(schema))
-    return _Types().of(schema, "value", ""), decode
-
-
-def avro_decoder(schema: Any, reader: Any = None) -> DecodeBody:
-    """For bodies of a schema, as values of `reader` if there is one. Raises CodecError for a schema that is none."""
-    codec = AvroCodec(schema, reader=reader)
-    check = avro_check(schema)
-
-    def decode(body: bytes) -> Any:
-        check(body)
-        return codec.decode(body)
-
-    return decode
+    codec = AvroCodec(without_other_logical_types(schema))
+    return _Types().of(schema, "value", ""), codec.decode
 
 
 def avro_codec(text: str) -> AvroCodec:

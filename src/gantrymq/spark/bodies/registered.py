@@ -113,7 +113,8 @@ def _with_definitions(schema: Any, namespace: str, definitions: dict[str, Any]) 
 
 def registered_avro(options: RegistryOptions, reader: str) -> DecodeBody:
     """Decodes bodies that begin with the id of their schema as values of the schema `reader`."""
-    from gantrymq.spark.bodies.avro_bodies import avro_decoder, without_other_logical_types
+    from gantrymq.codecs.avro import AvroCodec
+    from gantrymq.spark.bodies.avro_bodies import without_other_logical_types
 
     registry = SchemaRegistry(options)
     read_as = without_other_logical_types(json.loads(reader))
@@ -122,7 +123,7 @@ def registered_avro(options: RegistryOptions, reader: str) -> DecodeBody:
     def decoder(schema_id: int, found: RegisteredSchema) -> DecodeBody:
         try:
             written_as = avro_schema(registry, found, f"schema {schema_id}")
-            return avro_decoder(without_other_logical_types(written_as), read_as)
+            return AvroCodec(without_other_logical_types(written_as), reader=read_as).decode
         except CodecError as e:
             # It stays so: neither the registry is asked again for what it refers to, nor is it looked at again.
             problem = f"schema {schema_id}, which the body names, can't be used: {e}"

@@ -183,18 +183,28 @@ class SchemaRegistry:
 
     def subject_schema(self, subject: str, version: int | None) -> RegisteredSchema:
         """Of a subject that version, or the latest one."""
-        answer = self._ask("GET", f"/subjects/{quote(subject, safe='')}/versions/{version or 'latest'}")
-        if isinstance(answer, _Problem):
+        found = self._subject_schema(subject, version)
+        if isinstance(found, _Problem):
             raise ConfigError(
                 f"the schema registry has no {'schema' if version is None else f'version {version}'} of subject "
                 f"{subject}: name another by option {SUBJECT}, or give the schema itself by bodySchema or "
-                f"bodySchemaFile ({answer.message})"
+                f"bodySchemaFile ({found.message})"
             )
-        return self._decoded(answer, RegisteredSchema)
+        return found
+
+    def _subject_schema(self, subject: str, version: int | None) -> RegisteredSchema | _Problem:
+        answer = self._ask("GET", f"/subjects/{quote(subject, safe='')}/versions/{version or 'latest'}")
+        return answer if isinstance(answer, _Problem) else self._decoded(answer, RegisteredSchema)
 
     def referenced(self, reference: Reference, *, serialized: bool = False) -> RegisteredSchema:
-        """What another schema needs."""
-        found = self.subject_schema(reference.subject, reference.version)
+        """What another schema needs. Raises CodecError where it is gone."""
+        found = self._subject_schema(reference.subject, reference.version)
+        if isinstance(found, _Problem):
+            raise CodecError(
+                f"the schema registry has no version {reference.version} of subject {reference.subject}, which another "
+                f"schema refers to as {reference.name}: bring it back there, or register that other one anew "
+                f"({found.message})"
+            )
         again = self.schema(found.id, serialized=True) if serialized else found
         return found if again is None else again
 

@@ -42,14 +42,14 @@ def problems(log: OfflineLog, queues: list[OfflineQueue], end: LogEnd) -> Iterat
     yield from _rest(log, end)
 
 
-def record_at(log: OfflineLog, physical_offset: int) -> Record | None:
-    """None where no record begins."""
+def record_at(log: OfflineLog, physical_offset: int, *, check_crc: bool) -> Record | None:
+    """None where no record begins. Without the CRC a record whose body has rotted is one: it still says where it is."""
     found = log.view_at(physical_offset)
     if found is None:
         return None
     view, base = found
     try:
-        record = decode_record(view, physical_offset - base)
+        record = decode_record(view, physical_offset - base, check_crc=check_crc)
     except RecordError:
         return None
     return record if record.physical_offset == physical_offset else None
@@ -63,7 +63,7 @@ def _gaps(log: OfflineLog, end: int) -> Iterator[Problem]:
         if file.base != expected:
             where = f"the file before {file.path} is gone or cut short"
             yield Problem(f"the bytes from {expected} to {file.base} of the log are missing: {where}", True)
-        elif record_at(log, file.base) is None:
+        elif record_at(log, file.base, check_crc=False) is None:
             yield Problem(f"{file.path} begins with no record, and the log goes on behind it", True)
         expected = file.base + file.length
 
@@ -105,11 +105,11 @@ def _rest(log: OfflineLog, end: LogEnd) -> Iterator[Problem]:
             continue
         view, base = found
         for match in _MAGIC.finditer(view, start):
-            record = record_at(log, base + match.start() - _MAGIC_AT)
+            record = record_at(log, base + match.start() - _MAGIC_AT, check_crc=True)
             # Older ones are left from before a recovery, which has given their place to others.
             if record is None or (end.last is not None and record.store_timestamp < end.last.store_timestamp):
                 continue
-            if record_at(log, end.offset) is None:
+            if record_at(log, end.offset, check_crc=True) is None:
                 yield Problem(
                     f"the log ends at {end.offset}, where {file.path if base <= end.offset else 'a file before'} is "
                     f"damaged, but has whole records from {record.physical_offset} on",

@@ -63,6 +63,11 @@ class StoreOptions:
     corrupt_bodies: CorruptBodies = CorruptBodies.FAIL
     body: BodyOptions | None = None
 
+    @property
+    def refuses_wrong_crc(self) -> bool:
+        """Whether a body with another CRC32 than its record says is damage; else there is a row of it."""
+        return self.check_crc and self.corrupt_bodies is CorruptBodies.FAIL
+
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StoreOptions:
         """Raises ConfigError."""

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gantrymq.errors import StoreError
+from gantrymq.protocol.record import Record
 from gantrymq.spark.store.damage import LogEnd, first_unit_from, problems, record_at
 from gantrymq.spark.store.options import StoreOptions
+from gantrymq.store.log_reader import LogReader
 from gantrymq.store.offline import LogFile, OfflineLog, OfflineQueue, OpenFiles, offline_queues
 
 logger = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ def plan(options: StoreOptions) -> list[LogRange]:
             key=lambda queue: queue.end - queue.first_offset,
             reverse=True,
         )
-        end = log_end(log, queues)
+        end = log_end(log, queues, check_crc=options.refuses_wrong_crc)
         for problem in problems(log, queues, end):
             if problem.is_loss and options.fail_on_data_loss:
                 raise StoreError(f'{problem.text}; option("failOnDataLoss", "false") reads what is there')
@@ -57,31 +59,54 @@ def plan(options: StoreOptions) -> list[LogRange]:
         ranges = [
             part
             for file in log.files
-            if file.base < end.offset and (file.base == log.min_offset or record_at(log, file.base) is not None)
+            if file.base < end.offset
+            and (file.base == log.min_offset or record_at(log, file.base, check_crc=False) is not None)
             for part in _split(file, min(end.offset - file.base, file.length), queues[:1], options.partition_bytes, log)
         ]
     return _in_time(ranges, log, options)
 
 
-def log_end(log: OfflineLog, queues: list[OfflineQueue]) -> LogEnd:
+def log_end(log: OfflineLog, queues: list[OfflineQueue], *, check_crc: bool) -> LogEnd:
     """Where the log ends. What a crash has left half written behind it doesn't count.
 
-    Raises StoreError for files that aren't a commit log.
+    Without `check_crc` a body that has rotted doesn't end it, if whole records follow or a queue has the message: a
+    crash leaves nothing like that. Raises StoreError for files that aren't a commit log.
     """
     # Behind the file that is written to there may be empty ones, made in advance.
-    begun = (file.base for file in reversed(log.files) if record_at(log, file.base) is not None)
-    known = [next(begun, log.min_offset)]
+    begun = (file.base for file in reversed(log.files) if record_at(log, file.base, check_crc=True) is not None)
+    end = LogEnd(next(begun, log.min_offset), None)
     for queue in queues:
         unit = queue.unit(queue.end - 1) if queue.end > queue.first_offset else None
-        if unit is not None and not unit.is_filler and record_at(log, unit.physical_offset) is not None:
-            known.append(unit.physical_offset)
-    reader = log.reader(max(known))
+        if unit is None or unit.is_filler or unit.physical_offset < end.offset:
+            continue
+        if (record := record_at(log, unit.physical_offset, check_crc=check_crc)) is not None:
+            end = LogEnd(unit.physical_offset + record.size, record)
+    reader = log.reader(end.offset)
+    last = _last(reader)
+    end = LogEnd(reader.end, end.last if last is None else last)
+    problem = reader.problem
+    while not check_crc and (rotted := _rotted_at(log, reader.end)) is not None:
+        reader = log.reader(reader.end + rotted.size)
+        if (last := _last(reader)) is not None:
+            end = LogEnd(reader.end, last)
+    if end.offset == log.min_offset and problem:
+        raise StoreError(f"{log.files[0].path} is no file of a commit log: {problem}")
+    return end
+
+
+def _last(reader: LogReader) -> Record | None:
+    """Reads all that follow."""
     last = None
     for record in reader:
         last = record
-    if reader.end == log.min_offset and reader.problem:
-        raise StoreError(f"{log.files[0].path} is no file of a commit log: {reader.problem}")
-    return LogEnd(reader.end, last)
+    return last
+
+
+def _rotted_at(log: OfflineLog, physical_offset: int) -> Record | None:
+    """The record there whose body has another CRC32 than it says; None where there is no such one."""
+    if record_at(log, physical_offset, check_crc=True) is not None:
+        return None
+    return record_at(log, physical_offset, check_crc=False)
 
 
 def _split(
@@ -91,7 +116,7 @@ def _split(
     for queue in queues:
         while start + 2 * partition_bytes <= length:
             unit = _first_behind(queue, file.base + start + partition_bytes)
-            if unit is None or unit >= file.base + length or record_at(log, unit) is None:
+            if unit is None or unit >= file.base + length or record_at(log, unit, check_crc=False) is None:
                 break
             yield LogRange(file.path, file.base, start, unit - file.base)
             start = unit - file.base
@@ -108,7 +133,7 @@ def _in_time(ranges: list[LogRange], log: OfflineLog, options: StoreOptions) -> 
     """Without those that begin after the wanted time, or end before it; a log's records ascend in time."""
     if options.starting_ms is None and options.ending_ms is None:
         return ranges
-    firsts = [record_at(log, part.base + part.start) for part in ranges]
+    firsts = [record_at(log, part.base + part.start, check_crc=False) for part in ranges]
     kept = []
     for i, part in enumerate(ranges):
         first = firsts[i]

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from gantrymq.errors import CodecError, CompressionError, RecordError, StoreError
 from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, MAGIC_BLANK, decode_records, unpacker
 from gantrymq.spark.arrow_records import BODY, ArrowRecords
+from gantrymq.spark.memory import settle_worker
 from gantrymq.spark.queues import matches
 from gantrymq.spark.record_batches import pulled_records, record_batches, stored_columns, value_decoder
 from gantrymq.spark.store.options import StoreOptions
@@ -28,6 +29,7 @@ _unpack_head = unpacker("size", "magic")
 
 def read_range(part: LogRange, options: StoreOptions, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The wanted rows of `part`, in order. Raises StoreError for what can't be read or is no record."""
+    settle_worker()
     try:
         fd = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as e:
@@ -47,7 +49,7 @@ def read_range(part: LogRange, options: StoreOptions, columns: pa.Schema) -> Ite
             except (CodecError, CompressionError) as e:
                 raise type(e)(f"{part.path} from {position} on: {e}") from e
             except RecordError as e:
-                good = _good_records(data, part.base + position)
+                good = _good_records(data, part.base + position, check_crc=options.refuses_wrong_crc)
                 yield from rows.decode(rows.read(data[:good], position))
                 raise StoreError(f"{part.path} is damaged at {position + good}: {e}") from e
             position += records.length
@@ -117,11 +119,11 @@ def _long_record(fd: int, part: LogRange, position: int, data: bytes) -> bytes:
     return os.pread(fd, size, position)
 
 
-def _good_records(data: bytes, physical_offset: int) -> int:
+def _good_records(data: bytes, physical_offset: int, *, check_crc: bool) -> int:
     """The length of the good records before the first bad one."""
     length = 0
     try:
-        for record in decode_records(data):
+        for record in decode_records(data, check_crc=check_crc):
             if record.physical_offset != physical_offset + length:
                 break
             length += record.size

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastavro import parse_schema
-
 from gantrymq.errors import CodecError
 
 #: From where a value begins to where it ends. Raises CodecError, and IndexError where the data is too short.
@@ -25,11 +23,11 @@ _MOST_BYTES = 10
 
 
 def avro_check(schema: Any) -> Callable[[bytes], None]:
-    """For bodies of a schema that fastavro takes, by the names that are theirs in full.
+    """For bodies of a schema as fastavro's `parse_schema` gives it: names are in full.
 
     Raises CodecError for a schema with arrays of nothing; the check does for a body that is none.
     """
-    walk, _ = _Walks().of(parse_schema(schema))
+    walk, _ = _Walks().of(schema)
 
     def check(body: bytes) -> None:
         try:
