@@ -294,7 +294,11 @@ async def test_a_role_counts_from_the_moment_on_that_it_changes(
         assert known(broker) == 1
 
 
-async def test_with_a_fault_of_native_code_python_does_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("base", [-(1 << 63), "no number"])
+async def test_with_a_fault_of_native_code_python_does_all(
+    base: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An overflow within it, or what it can't be given."""
     async with running(tmp_path, monkeypatch) as broker:
         client = await told(broker)
         plain, queue = broker._sending._plain, broker.store.queue("orders", 0)
@@ -303,8 +307,7 @@ async def test_with_a_fault_of_native_code_python_does_all(tmp_path: Path, monke
 
         def fail(*args: Any) -> Any:
             with pytest.MonkeyPatch.context() as patch:
-                # So that its place in the file overflows.
-                patch.setattr(broker.store._log, "base", -(1 << 63))
+                patch.setattr(broker.store._log, "base", base)
                 return append(*args)
 
         plain._append = fail

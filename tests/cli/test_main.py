@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq import __version__
+from gantrymq import __version__, kernels
 from gantrymq.cli.main import run
 
 
@@ -30,9 +30,13 @@ def test_each_command_has_help(command: str, option: str, capsys: pytest.Capture
     assert f"gantry {command}" in out
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("module", "says"), [(None, "without"), (object(), "with")])
+def test_version(
+    module: object, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "native", module)
     assert run(["--version"]) == 0
-    assert capsys.readouterr().out == f"gantry {__version__}\n"
+    assert capsys.readouterr().out == f"gantry {__version__} ({says} gantrymq-native)\n"
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,8 @@ class PlainSends:
             return 0, b""
         try:
             sent = self._append(self._sends, data, host)
-        except RuntimeError:
+        except Exception:
+            # Nothing is stored then.
             log.exception("native code has a fault: all sends go the other way until it is begun with anew")
             self._sends = None
             return 0, b""

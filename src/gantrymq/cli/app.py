@@ -63,8 +63,9 @@ app = typer.Typer(
 def _version(value: bool) -> None:
     if value:
         from gantrymq import __version__
+        from gantrymq.kernels import native
 
-        typer.echo(f"gantry {__version__}")
+        typer.echo(f"gantry {__version__} ({'without' if native is None else 'with'} gantrymq-native)")
         raise typer.Exit
 
 
