@@ -33,7 +33,9 @@ def test_what_there_is_to_measure(scale: ModuleType) -> None:
         assert set(dimension.charted) <= dimension.columns.keys()
 
 
-@pytest.mark.parametrize("name", WHAT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "topics" else name for name in WHAT]
+)
 def test_a_measurement(scale: ModuleType, name: str, tmp_path: Path) -> None:
     dimension = scale.DIMENSIONS[name]
     points = dimension.points[:2]

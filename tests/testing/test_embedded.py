@@ -18,6 +18,8 @@ from gantrymq.testing.embedded import EmbeddedCluster
 
 pytest_plugins = ["pytester"]
 
+OPTIONS = ("-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
+
 
 def accepts(address: str) -> bool:
     host, port = address.split(":")
@@ -126,7 +128,7 @@ def test_a_test_whose_cluster_dies_does_not_pass(pytester: pytest.Pytester) -> N
             asyncio.run_coroutine_threadsafe(die(), gantry_cluster._loop)
         """
     )
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*SystemExit: the end*", "*ThreadDied: the thread of the cluster died*"])
 
@@ -148,5 +150,5 @@ def test_the_fixture_gives_a_running_cluster(pytester: pytest.Pytester) -> None:
     )
     # Installed by the entry point; named here so that it is found without, and only once with.
     pytester.makeconftest("")
-    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(passed=1)

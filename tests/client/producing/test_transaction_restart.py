@@ -39,6 +39,7 @@ class Database:
         return LocalTransactionState.COMMIT_MESSAGE if message.body in self.committed else LocalTransactionState.UNKNOW
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
 async def test_is_asked_about_and_committed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
