@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from errno import EIO
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gantrymq.kernels import native
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.store.refusal import Refusal
+from gantrymq.system import files
 
 pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
 
@@ -294,9 +296,32 @@ async def test_a_role_counts_from_the_moment_on_that_it_changes(
         assert known(broker) == 1
 
 
-@pytest.mark.parametrize("base", [-(1 << 63), "no number"])
+async def test_a_disk_that_fails_is_told_each_sender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, monkeypatch) as broker:
+        client = await told(broker)
+        queue = broker.store.queue("orders", 0)
+        end = broker.store.max_physical_offset
+        sends = b"".join(frame("java", opaque, b"x" * 1000) for opaque in (7, 8))
+
+        def fails(*args: object) -> int:
+            raise OSError(EIO, "planted")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "pwrite", fails)
+            answers = client.answers(sends)
+        assert [(answer.opaque, answer.code) for answer in answers] == [
+            (7, ResponseCode.SYSTEM_ERROR),
+            (8, ResponseCode.SYSTEM_ERROR),
+        ]
+        assert (broker.store.max_physical_offset, queue.max_offset) == (end, 2)
+        assert not any(queue.mapping[queue.position :])  # type: ignore[index]
+        assert [answer.code for answer in client.answers(sends)] == [0, 0]
+        assert (queue.max_offset, known(broker)) == (4, 1)
+
+
+@pytest.mark.parametrize("position", [(1 << 63) - 1, "no number"])
 async def test_with_a_fault_of_native_code_python_does_all(
-    base: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    position: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An overflow within it, or what it can't be given."""
     async with running(tmp_path, monkeypatch) as broker:
@@ -307,7 +332,7 @@ async def test_with_a_fault_of_native_code_python_does_all(
 
         def fail(*args: Any) -> Any:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(broker.store._log, "base", base)
+                patch.setattr(broker.store._log, "position", position)
                 return append(*args)
 
         plain._append = fail

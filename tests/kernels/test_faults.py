@@ -23,7 +23,7 @@ def fail() -> None:
     """A log's place that there can't be: its numbers overflow."""
     assert native is not None
     queue: Any = SimpleNamespace(mapping=bytearray(300), position=0, limit=300, max_offset=0)
-    log = SimpleNamespace(mapping=bytearray(3000), base=1 << 62, position=-(1 << 62) - 1, limit=0, store_timestamp=0)
+    log = SimpleNamespace(position=(1 << 63) - 1, limit=(1 << 63) - 1)
     sends: Any = native.PlainSends([], b"POP_CK\x01", b"", HOST, (100, 5), b"0A", (b"", b""), (b"", b"", b"", b"", b""))
     assert sends.handle(SEND, log, 456, HOST)[4]
     assert sends.allow(7, 1_700_000_000_123, b"UNIQ_KEY\x011\x02", b"T", 3, 0, 0, False, queue)

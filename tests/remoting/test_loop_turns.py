@@ -277,6 +277,26 @@ async def test_new_ones_whose_turns_are_a_round_each_keep_no_known_one_waiting()
 
 
 @pytest.mark.usefixtures("own_time")
+async def test_a_large_frame_waits_for_another_round() -> None:
+    """Whoever has sent nothing but that was cheap until now."""
+    connections, turns = connections_of(10, 0.0075)
+    for connection in connections:
+        connection.data_received(frame(ECHO))
+        connection.data_received(frame(7, bytes(200_000))[:-1])
+    began = [written_to(connection) for connection in connections]
+    for connection in connections:
+        assert not connection.is_busy()
+        connection.data_received(b"\0")
+    assert turns.used > ROUND_S
+    assert sum(connection.is_behind for connection in connections) == 7
+    while any(connection.is_behind for connection in connections):
+        await asyncio.sleep(0)
+    assert all(written_to(connection) > before for connection, before in zip(connections, began, strict=True))
+    for connection in connections:
+        connection.connection_lost(None)
+
+
+@pytest.mark.usefixtures("own_time")
 async def test_who_has_nothing_left_is_not_put_off() -> None:
     """However long its request took: its next one would wait behind those of a crowd."""
     (slow,), turns = connections_of(1, 0.03)

@@ -33,6 +33,7 @@ from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.offline import is_in_use
+from gantrymq.store.verify import verify
 from gantrymq.system import files
 
 
@@ -571,3 +572,42 @@ def test_full_disk(tmp_path, monkeypatch):
     store = open_store(tmp_path)
     assert len(read_all(store, store.queue("T", 0))) == 2
     store.close()
+
+
+@pytest.mark.parametrize("done", [0, 1, 2000])
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch, done, is_batch):
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    put(store, queue, b"before")
+    end = store.max_physical_offset
+    pwrite, left = files.pwrite, done
+
+    def fails(fd, data, offset):
+        nonlocal left
+        if not left:
+            raise OSError(errno.EIO, "planted")
+        count = pwrite(fd, data[:left], offset)
+        left -= count
+        return count
+
+    def write():
+        if not is_batch:
+            return put(store, queue, bytes([1]) * 3000)
+        batch = store.begin_batch(queue, 0, 0, BORN_HOST, 0)
+        for _ in range(30):
+            batch.add(0, bytes([1]) * 100, b"", 0)
+        return store.append_batch(batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "pwrite", fails)
+        with pytest.raises(StoreError, match="planted"):
+            write()
+    assert (store.max_physical_offset, queue.max_offset) == (end, 1)
+    (log,), (units,) = log_files(tmp_path), queue_files(tmp_path, "T")
+    assert not any(log.read_bytes()[end:])
+    assert not any(units.read_bytes()[20:])
+    write()
+    assert len(read_all(store, queue)) == (31 if is_batch else 2)
+    store.close()
+    assert verify(store.config).problems == []

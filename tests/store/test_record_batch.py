@@ -90,18 +90,22 @@ class Killed(BaseException):
 
 
 class Dying:
-    """A mapping on which the process is killed when it has written so many bytes."""
+    """The file of the log that is written to: the process is killed when it has so many bytes more."""
 
     def __init__(self, mapping: mmap.mmap, after: int) -> None:
         self._mapping = mapping
         self._left = after
 
     def __setitem__(self, place: slice, data: memoryview) -> None:
+        self.pwrite(0, data, place.start)
+
+    def pwrite(self, fd: int, data: memoryview, at: int) -> int:
         written = data[: self._left]
-        self._mapping[place.start : place.start + len(written)] = bytes(written)
+        self._mapping[at : at + len(written)] = bytes(written)
         self._left -= len(written)
         if len(written) < len(data):
             raise Killed
+        return len(data)
 
 
 def batch_of(store: MessageStore, count: int, *, body_size: int = 100) -> RecordBatch:
@@ -130,7 +134,9 @@ def test_stands_in_one_file(tmp_path: Path, used: int) -> None:
 
 @pytest.mark.parametrize("used", [0, LOG_FILE - 3000], ids=str)
 @pytest.mark.parametrize("written", [0, 1, 700, 6000, 10**5, "all"], ids=str)
-def test_a_process_that_is_killed_leaves_all_or_none(tmp_path: Path, used: int, written: int | str) -> None:
+def test_a_process_that_is_killed_leaves_all_or_none(
+    tmp_path: Path, used: int, written: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = open_store(tmp_path)
     queue = store.queue("orders", 0)
     put(store, queue, b"first")
@@ -141,9 +147,13 @@ def test_a_process_that_is_killed_leaves_all_or_none(tmp_path: Path, used: int, 
     size = sum(batch.sizes)
     store._log.make_room(size)
     if written != "all":
-        store._log.mapping = Dying(store._log.mapping, min(int(written), size - 1))  # type: ignore[assignment,arg-type]
-        with pytest.raises(Killed):
-            store.append_batch(batch)
+        assert store._log.mapping is not None
+        dying = Dying(store._log.mapping, min(int(written), size - 1))
+        store._log.mapping = dying  # type: ignore[assignment]
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "pwrite", dying.pwrite)
+            with pytest.raises(Killed):
+                store.append_batch(batch)
     else:
         store.append_batch(batch)
     crash(store)

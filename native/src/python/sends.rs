@@ -1,7 +1,6 @@
 //! Plain sends for Python: `gantrymq/broker/plain_sends.py`.
 
 use std::collections::HashMap;
-use std::sync::atomic::{Ordering, compiler_fence};
 
 use memchr::memmem::Finder;
 use pyo3::buffer::PyBuffer;
@@ -18,8 +17,6 @@ use crate::sends::{self, Answers, Cutter, Parts, is_sure};
 const MOST_KNOWN: usize = 4096;
 const LONGEST_KEY: usize = 1024;
 const MAX_PROPERTIES_LENGTH: usize = i16::MAX as usize;
-/// Size and magic number of a record.
-const RECORD_HEAD: usize = 8;
 const UNIQUE_KEY: &[u8] = b"UNIQ_KEY\x01";
 
 /// Answers, how many, how many bytes are dealt with, the queues that have got messages, whether `allow` may be told.
@@ -43,10 +40,11 @@ struct Unknown {
     properties: Vec<u8>,
 }
 
-/// A queue's place and room during one call.
+/// A queue's place and room during one call, and where its units of this call begin.
 struct OpenQueue<'py> {
     queue: Bound<'py, PyAny>,
     mapping: PyBuffer<u8>,
+    begin: usize,
     position: usize,
     limit: usize,
     max_offset: i64,
@@ -59,49 +57,21 @@ impl<'py> OpenQueue<'py> {
         if mapping.is_none() {
             return Ok(None);
         }
+        let position = queue.getattr("position")?.extract()?;
         Ok(Some(OpenQueue {
             queue: queue.clone(),
             mapping: mapping.extract()?,
-            position: queue.getattr("position")?.extract()?,
+            begin: position,
+            position,
             limit: queue.getattr("limit")?.extract()?,
             max_offset: queue.getattr("max_offset")?.extract()?,
         }))
     }
-}
 
-/// The log's place and room during one call.
-struct OpenLog {
-    mapping: PyBuffer<u8>,
-    base: i64,
-    position: i64,
-    limit: i64,
-}
-
-impl OpenLog {
-    /// None where it has no mapping.
-    fn open(log: &Bound<'_, PyAny>) -> PyResult<Option<OpenLog>> {
-        let mapping = log.getattr("mapping")?;
-        if mapping.is_none() {
-            return Ok(None);
-        }
-        Ok(Some(OpenLog {
-            mapping: mapping.extract()?,
-            base: log.getattr("base")?.extract()?,
-            position: log.getattr("position")?.extract()?,
-            limit: log.getattr("limit")?.extract()?,
-        }))
-    }
-
-    /// Writes whole records at the log's end, as `CommitLog.write`: the head of the first comes last, without which the
-    /// log ends before it. False where they don't fit.
-    fn write(&self, py: Python<'_>, records: &[u8]) -> PyResult<bool> {
-        let Some((head, rest)) = records.split_at_checked(RECORD_HEAD) else { return Ok(false) };
-        let Ok(start) = usize::try_from(self.position - self.base) else { return Ok(false) };
-        let cells = cells_of(&self.mapping, py)?;
-        let is_there = put(cells, start + RECORD_HEAD, rest);
-        // Who kills the process sees memory as it was written, if the compiler keeps to the order.
-        compiler_fence(Ordering::SeqCst);
-        Ok(is_there && put(cells, start, head))
+    /// Takes back the units of this call.
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        put(cells_of(&self.mapping, py)?, self.begin, &vec![0; self.position - self.begin]);
+        Ok(())
     }
 }
 
@@ -144,8 +114,10 @@ pub struct PlainSends {
     most_body: usize,
     most_messages: usize,
     answers: Answers,
+    // Memory that is used again.
     parts: Parts,
     placed: Placed,
+    records: Vec<u8>,
 }
 
 // As Python aligns its objects.
@@ -181,6 +153,7 @@ impl PlainSends {
             answers: Answers { host: answer_host, binary: binary_answer, json: json_answer },
             parts: Parts::default(),
             placed: Placed::default(),
+            records: Vec::new(),
         }
     }
 
@@ -253,7 +226,9 @@ impl PlainSends {
         born_host: &[u8],
     ) -> PyResult<Stored<'py>> {
         self.unknown = None;
-        let mut open: Option<OpenLog> = None;
+        self.records.clear();
+        // The log's end, and up to where it has room.
+        let mut open: Option<(i64, i64)> = None;
         let mut queues: Vec<OpenQueue<'py>> = Vec::new();
         let mut answers = Vec::new();
         let mut count = 0;
@@ -284,12 +259,9 @@ impl PlainSends {
             if properties.len() > MAX_PROPERTIES_LENGTH {
                 break;
             }
-            let log = match &mut open {
-                Some(log) => log,
-                None => match OpenLog::open(log)? {
-                    Some(found) => open.insert(found),
-                    None => break,
-                },
+            let (position, limit) = match &mut open {
+                Some(open) => open,
+                None => open.insert((log.getattr("position")?.extract()?, log.getattr("limit")?.extract()?)),
             };
             let number = match queues.iter().position(|queue| queue.queue.is(&target.queue)) {
                 Some(number) => number,
@@ -303,7 +275,7 @@ impl PlainSends {
             };
             let queue = &mut queues[number];
             // Else a batch would be encoded here and once more in Python.
-            if log.position + send.body.len() as i64 > log.limit || queue.position >= queue.limit {
+            if *position + send.body.len() as i64 > *limit || queue.position >= queue.limit {
                 break;
             }
             let common = Common {
@@ -318,7 +290,7 @@ impl PlainSends {
             let placed = &mut self.placed;
             placed.begin(Place {
                 queue_offset: queue.max_offset,
-                physical_offset: log.position,
+                physical_offset: *position,
                 store_timestamp: now_ms,
                 timestamp_at: STORE_TIMESTAMP_AT_V4,
             });
@@ -330,14 +302,14 @@ impl PlainSends {
             if is_encoded.is_none() {
                 break;
             }
-            let end = log.position + placed.data.len() as i64;
-            if end > log.limit || queue.position + placed.units.len() > queue.limit {
+            let end = *position + placed.data.len() as i64;
+            if end > *limit || queue.position + placed.units.len() > queue.limit {
                 break;
             }
-            // As `MessageWriter.append`: units of no record do no harm.
-            if !put(cells_of(&queue.mapping, py)?, queue.position, &placed.units) || !log.write(py, &placed.data)? {
+            if !put(cells_of(&queue.mapping, py)?, queue.position, &placed.units) {
                 break;
             }
+            self.records.extend_from_slice(&placed.data);
             let place = sends::Place {
                 physical_offsets: &placed.offsets,
                 queue_id: target.queue_id,
@@ -346,7 +318,7 @@ impl PlainSends {
             self.answers.add(&mut answers, &self.parts.key, send.opaque, &place);
             queue.position += placed.units.len();
             queue.max_offset += placed.offsets.len() as i64;
-            log.position = end;
+            *position = end;
             count += 1;
             at = send.end;
         }
@@ -354,13 +326,17 @@ impl PlainSends {
         let answers = PyBytes::new(py, &answers);
         let touched: &[OpenQueue<'py>] = if at > 0 { &queues } else { &[] };
         let told = PyList::new(py, touched.iter().map(|queue| &queue.queue))?;
-        if let Some(open) = open.filter(|_| at > 0) {
+        if let Some((position, _)) = open.filter(|_| at > 0) {
+            if let Err(e) = log.call_method1("write", (PyBytes::new(py, &self.records),)) {
+                queues.iter().try_for_each(|queue| queue.clear(py))?;
+                return Err(e);
+            }
             for queue in touched {
                 queue.queue.setattr("position", queue.position)?;
                 queue.queue.setattr("max_offset", queue.max_offset)?;
             }
             // It comes last: it says that units and records are whole.
-            log.setattr("position", open.position)?;
+            log.setattr("position", position)?;
             log.setattr("store_timestamp", now_ms)?;
         }
         Ok((answers, count, at, told, self.unknown.is_some()))

@@ -5,7 +5,7 @@ What they wait for, and in which order they go on, is said in `new_topics` and `
 
 from __future__ import annotations
 
-from collections import deque
+from itertools import count
 from math import inf
 from typing import NamedTuple
 
@@ -23,8 +23,12 @@ TURN_S = 0.005
 
 
 class Held(NamedTuple):
-    """A request that `handler` is to answer; `deadline` is of the monotonic clock, s. `topic` is what it waits for."""
+    """A request that `handler` is to answer; `deadline` is of the monotonic clock, s. `topic` is what it waits for.
 
+    Numbers grow in the order in which requests came.
+    """
+
+    number: int
     connection: Connection
     request: RemotingCommand
     handler: RequestHandler
@@ -37,27 +41,26 @@ class HeldRequests:
     """Those that wait for one thing; `for_what` tells a client that can't."""
 
     def __init__(self, for_what: str) -> None:
-        #: Who came first is first.
-        self.line: deque[Held] = deque()
         #: The one that is being answered.
         self.current: Held | None = None
         self._for_what = for_what
+        self._numbers = count()
         self._size = 0
 
-    def add(
+    def hold(
         self,
         connection: Connection,
         request: RemotingCommand,
         handler: RequestHandler,
         deadline: float = inf,
         topic: str = "",
-    ) -> None:
-        """Puts a request at the line's end. Raises RequestRefused when too much waits."""
+    ) -> Held:
+        """A request for the line of who calls, until `answer`. Raises RequestRefused when too much waits."""
         size = len(request.body) + len(request.raw_ext) + _OVERHEAD
         if self._size + size > MAX_HELD_BYTES:
             raise self.busy()
-        self.line.append(Held(connection, request, handler, size, deadline, topic))
         self._size += size
+        return Held(next(self._numbers), connection, request, handler, size, deadline, topic)
 
     def again(self, handler: RequestHandler) -> Held:
         """The one that is being answered, which waits once more, for whoever calls to put it into its place."""
@@ -66,7 +69,7 @@ class HeldRequests:
         return self.current._replace(handler=handler)
 
     def answer(self, held: Held, error: Exception | None = None) -> None:
-        """Has the handler answer a request that was in `line`; the answer says `error` if there is one."""
+        """Has the handler answer a request that waits no more; the answer says `error` if there is one."""
         connection, request = held.connection, held.request
         self._size -= held.size
         self.current = held

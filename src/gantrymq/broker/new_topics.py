@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter, deque
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.held_requests import TURN_S, HeldRequests
+from gantrymq.broker.held_requests import TURN_S, Held, HeldRequests
 from gantrymq.broker.part import Part
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import StoreError
@@ -24,6 +24,7 @@ class NewTopics(Part):
     def __init__(self, topics: BrokerTopics, jobs: Jobs) -> None:
         self._topics = topics
         self._held = HeldRequests("new topics are written")
+        self._line: deque[Held] = deque()
         #: How many wait for each topic.
         self._waiting: Counter[str] = Counter()
         self._job = jobs.repeating("go on with requests for new topics", self._go_on)
@@ -45,7 +46,7 @@ class NewTopics(Part):
 
         Raises RequestRefused when too much waits.
         """
-        self._held.add(connection, request, handler, topic=topic)
+        self._line.append(self._held.hold(connection, request, handler, topic=topic))
         self._waiting[topic] += 1
         self._job.wake()
 
@@ -55,7 +56,7 @@ class NewTopics(Part):
 
     async def _go_on(self) -> None:
         """Has those go on who wait by now; who comes meanwhile is for the next round."""
-        line, self._held.line = self._held.line, deque()
+        line, self._line = self._line, deque()
         error: StoreError | None = None
         try:
             try:
@@ -73,7 +74,7 @@ class NewTopics(Part):
                     end = monotonic() + TURN_S
         finally:
             # Whatever went wrong, the others still wait: the job runs again.
-            self._held.line.extendleft(reversed(line))
+            self._line.extendleft(reversed(line))
 
     def _leaves(self, topic: str) -> None:
         self._waiting[topic] -= 1

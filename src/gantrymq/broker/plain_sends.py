@@ -21,6 +21,7 @@ import logging
 
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.errors import StoreError
 from gantrymq.kernels import Native, interface
 from gantrymq.protocol.batch import MAX_BATCH_MESSAGES
 from gantrymq.protocol.command import RemotingCommand
@@ -93,6 +94,9 @@ class PlainSends:
             return 0, b""
         try:
             sent = self._append(self._sends, data, host)
+        except StoreError:
+            # The other way each sender is told.
+            return 0, b""
         except Exception:
             # Nothing is stored then.
             log.exception("native code has a fault: all sends go the other way until it is begun with anew")

@@ -6,10 +6,10 @@ Java's threads wait for the file themselves (`AllocateMappedFileService.putReque
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from functools import partial
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.broker.fair_line import FairLine
 from gantrymq.broker.held_requests import TURN_S, Held, HeldRequests
 from gantrymq.broker.part import Part
 from gantrymq.errors import StoreBusy
@@ -25,15 +25,16 @@ WAIT_S = 3.0
 class RoomWaits(Part):
     """Who waits for room in the store of one broker.
 
-    When there is room all who wait are tried, in the order in which they came; who needs more waits once more, and so
-    do those behind him who need the same.
+    When there is room all who wait are tried, the oldest first (`fair_line`); who needs more waits once more, and so do
+    those who need the same and are tried after him.
     """
 
     def __init__(self, store: MessageStore, jobs: Jobs) -> None:
         self._store = store
         self._held = HeldRequests("a file of the store is made")
-        #: Those who were tried and wait for more; they come before the others.
-        self._again: deque[Held] = deque()
+        self._line = FairLine()
+        #: Those who were tried and wait for more.
+        self._again: list[Held] = []
         self._has_room = False
         self._job = jobs.repeating("go on with sends that waited for a file", self._go_on)
 
@@ -48,12 +49,11 @@ class RoomWaits(Part):
     async def stop(self) -> None:
         """Answers who waits; the store makes the room at once."""
         self._job.cancel()
-        line = self._held.line
-        line.extendleft(reversed(self._again))
-        self._again.clear()
         with self._store.waiting():
-            while line:
-                self._held.answer(line.popleft())
+            for held in self._again:
+                self._held.answer(held)
+            while self._line:
+                self._held.answer(self._line.take_oldest())
         self._store.end_line()
 
     def hold(self, connection: Connection, request: RemotingCommand, handler: RequestHandler) -> None:
@@ -64,8 +64,8 @@ class RoomWaits(Part):
         if self._held.current is not None:
             self._again.append(self._held.again(handler))
             return
-        self._held.add(connection, request, handler, monotonic() + WAIT_S)
-        if len(self._held.line) == 1 and not self._again:
+        self._line.add(self._held.hold(connection, request, handler, monotonic() + WAIT_S))
+        if len(self._line) == 1 and not self._again:
             self._wait()
 
     def holding(self, handler: RequestHandler) -> RequestHandler:
@@ -85,13 +85,14 @@ class RoomWaits(Part):
         self._store.close_line()
         # It is called in the store's thread.
         self._store.when_room(partial(self._wake_soon, asyncio.get_running_loop()))
-        self._job.wake(max(self._held.line[0].deadline - monotonic(), 0.0))
+        self._job.wake(max(self._line.oldest.deadline - monotonic(), 0.0))
 
     def _wake_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.call_soon_threadsafe(self._room_made)
 
     def _room_made(self) -> None:
         self._has_room = True
+        self._line.begin_with_oldest()
         self._store.end_line(anew=True)
         self._store.close_line(has_room=True)
         self._job.wake()
@@ -99,24 +100,29 @@ class RoomWaits(Part):
     def _go_on(self) -> float | None:
         now = monotonic()
         end = now + TURN_S
-        line = self._held.line
+        line = self._line
         if self._has_room:
             # They are those before whom nobody else is to be served.
             self._store.open_line()
-        while line and (self._has_room or line[0].deadline <= now):
-            held = line.popleft()
+        while line and (self._has_room or line.oldest.deadline <= now):
+            held = line.take() if self._has_room else line.take_oldest()
             self._held.answer(held, self._held.busy() if held.deadline <= now else None)
             if monotonic() >= end:
                 break
         if line and self._has_room:
             self._store.close_line(has_room=True)
             return 0.0
-        line.extendleft(reversed(self._again))
-        self._again.clear()
+        self._put_back()
         if not line:
             self._store.end_line()
         elif self._has_room:
             self._wait()
         else:
-            return max(line[0].deadline - now, 0.0)
+            return max(line.oldest.deadline - now, 0.0)
         return None
+
+    def _put_back(self) -> None:
+        """Those who were tried are in the line again, which is empty."""
+        again, self._again = self._again, []
+        for held in sorted(again, key=lambda held: held.number):
+            self._line.add(held)

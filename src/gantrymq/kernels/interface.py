@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: As `native/src/python/mod.rs` counts it.
-INTERFACE = 14
+INTERFACE = 15
 
 #: A `ConsumeQueue` of the store.
 Q = TypeVar("Q")
@@ -102,7 +102,7 @@ class PlainSends(Protocol[Q]):
 
         (answers, how many, how many bytes of `data` that was, queues that have got messages, whether `allow` may say
         what follows). `log` is a `CommitLog`: its and the queues' places are read at the begin and set at the end,
-        `dirty` isn't.
+        `dirty` isn't. Raises what `log.write` raises; then nothing is stored.
         """
         ...
 

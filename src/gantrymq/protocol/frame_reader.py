@@ -175,6 +175,10 @@ class FrameReader:
             self.frame_length = 0
             yield large.command()
 
+    def ends_large(self, count: int) -> bool:
+        """Whether so many bytes more complete a large frame, to deal with which takes a while."""
+        return self._large is not None and count >= self._large.missing
+
     def clear(self) -> None:
         """Forgets the frame under way: nothing follows."""
         self._held = bytearray()

@@ -147,7 +147,7 @@ class Connection(FlowControl):
     def data_received(self, data: bytes) -> None:
         commands = self._reader.feed(data) if self._first_look is None else self._left_of(data, self._first_look)
         self.read_bytes = len(data)
-        if self._turns.is_used_up and not self._is_known_as_cheap():
+        if self._turns.is_used_up and (self._reader.ends_large(len(data)) or not self._is_known_as_cheap()):
             self._rest = commands
             self._wait_for_turn()
             self.read_or_stop()

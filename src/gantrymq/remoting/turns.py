@@ -6,7 +6,8 @@ single small request waits for all of them. The rules:
 
 - A turn has TURN_S; once turns have taken that long in a round, each further one has CROWDED_TURN_S.
 - Once they have taken ROUND_S only *cheap* connections are still served in this round: those that were served in the
-  last second, and whose turns took no more than some thousandth of the time. All others are put off.
+  last second, and whose turns took no more than some thousandth of the time. All others are put off, and so is
+  whoever has sent a large frame.
 - When the reads of those that were put off have MAX_WAITING_BYTES together, nobody else but cheap connections is read
   until half of them have had their turn.
 - Those that were put off, and the rest of what a turn didn't finish, are served in the next rounds in turn, for

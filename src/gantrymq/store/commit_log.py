@@ -3,9 +3,9 @@
 A physical offset counts bytes from the first record ever written; a file's name is the offset of its first byte. A
 record never spans files: what is left at a file's end is a blank, `int32 size | int32 0xCBD43194 | anything`.
 
-`MessageWriter.append` writes records itself, through `mapping`, `base`, `position` and `limit`; here is what it needs
-once in a while: the next file, and blocks on the disk ahead of it. A thread makes both before they are needed
-(`log_room`). Which files there are is in `log_files`.
+`MessageWriter.append` writes small records itself, through `mapping`, `base`, `position` and `limit`; large ones, and
+many at once, are written here. And here is what it needs once in a while: the next file, and blocks on the disk ahead
+of it. A thread makes both before they are needed (`log_room`). Which files there are is in `log_files`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from gantrymq.store.room_maker import RoomMaker
 from gantrymq.store.trash import Trash
 from gantrymq.system import files
 
+#: So many bytes cost less when the system writes them than through the mapping, see `MappedFile.write`.
+LARGE = 1024
 #: Who refuses all but the copy of another log.
 _COPY = "slave"
 _unpack_head = unpacker("size", "magic")
@@ -207,7 +209,7 @@ class CommitLog:
             limit = min(limit, start + self.file_size // 2)
         if end > limit:
             # When this is used up it will be there.
-            self._room.ask()
+            self._room.ask(end)
             limit = reserved
         with self._files.lock:
             self._check()
@@ -232,7 +234,7 @@ class CommitLog:
             self._room.need_for_copy(end)
         elif (end - base >= self.file_size // 2 and not has_next) or reserved < min(end + RESERVE // 2, file_end):
             # When this is used up it will be there.
-            self._room.ask()
+            self._room.ask(end)
         if self.base != base or self.mapping is None:
             with self._files.lock:
                 self._check(is_copy=True)
@@ -242,20 +244,17 @@ class CommitLog:
     def write(self, records: Buffer) -> None:
         """Writes whole records at the log's end, where there is room; they count when `position` is behind them.
 
-        They are all there or none, wherever the process is killed: size and magic number of the first come last,
-        without them the log ends before it, and recovery clears what follows.
+        Raises StoreFull, StoreError; then nothing is there. They are all there or none, wherever the process is killed:
+        size and magic number of the first come last, without them the log ends before it, and recovery clears what
+        follows.
         """
         assert self.mapping is not None
         start, view = self.position - self.base, memoryview(records)
-        self.mapping[start + BLANK_SIZE : start + len(view)] = view[BLANK_SIZE:]
+        if len(view) < LARGE:
+            self.mapping[start + BLANK_SIZE : start + len(view)] = view[BLANK_SIZE:]
+        else:
+            self._files[self.base].write(start + BLANK_SIZE, view[BLANK_SIZE:])
         self.mapping[start : start + BLANK_SIZE] = view[:BLANK_SIZE]
-
-    def write_copy(self, records: memoryview) -> None:
-        """As `write`, where `make_room_for_copy` has made room. Raises StoreFull, StoreError; then nothing is there."""
-        assert self.mapping is not None
-        start = self.position - self.base
-        self._files[self.base].write(start + BLANK_SIZE, records[BLANK_SIZE:])
-        self.mapping[start : start + BLANK_SIZE] = records[:BLANK_SIZE]
 
     def take_in_turn(self) -> None:
         """Has each record ask for room, so that none is written before those that wait."""
@@ -271,7 +270,7 @@ class CommitLog:
 
     def make_soon(self) -> None:
         """Has room made for the first record."""
-        self._room.ask()
+        self._room.ask(self.position)
 
     def sync_new(self) -> None:
         """Brings files that were just made to the disk, before `flush` has to wait for it; as `flush` does."""

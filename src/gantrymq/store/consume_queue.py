@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 UNIT = Struct(">qiq")
 FILLER_SIZE = (1 << 31) - 1
-_NO_UNIT = bytes(UNIT_SIZE)
+NO_UNIT = bytes(UNIT_SIZE)
 _FILLER = UNIT.pack(0, FILLER_SIZE, 0)
 #: One read finds the end of most queues.
 _PROBE = 204 * UNIT_SIZE
@@ -318,12 +318,12 @@ def _used(path: Path, length: int) -> int:
         probe = files.pread(fd, min(length, _PROBE), 0)
         low, high = 0, length // UNIT_SIZE
         for at in range(0, len(probe) - UNIT_SIZE + 1, UNIT_SIZE):
-            if probe[at : at + UNIT_SIZE] == _NO_UNIT:
+            if probe[at : at + UNIT_SIZE] == NO_UNIT:
                 return low
             low += 1
         while low < high:
             middle = (low + high) // 2
-            if files.pread(fd, UNIT_SIZE, middle * UNIT_SIZE) == _NO_UNIT:
+            if files.pread(fd, UNIT_SIZE, middle * UNIT_SIZE) == NO_UNIT:
                 high = middle
             else:
                 low = middle + 1

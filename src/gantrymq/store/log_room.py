@@ -30,6 +30,8 @@ class LogRoom:
         self._needed = 0
         #: Up to this physical offset a copy of another log needs room.
         self._copy_end = 0
+        #: Where what is being written ends: room is made ahead of this.
+        self._written_end = 0
 
     def need(self, size: int) -> None:
         """Has room made for a record of so many bytes, and a blank behind it."""
@@ -41,8 +43,9 @@ class LogRoom:
         self._copy_end = end
         self._rooms.need(self._make_copy_room)
 
-    def ask(self) -> None:
-        """Has room made ahead of its use."""
+    def ask(self, written_end: int) -> None:
+        """Has room made ahead of its use; what is being written ends at that physical offset."""
+        self._written_end = written_end
         self._rooms.ask(self._make_ahead)
 
     def check_line(self) -> None:
@@ -56,12 +59,13 @@ class LogRoom:
 
     def forget(self) -> None:
         """The log ends elsewhere: nobody needs what was needed."""
-        self._needed = self._copy_end = 0
+        self._needed = self._copy_end = self._written_end = 0
 
     def _make_needed(self) -> None:
         """Makes what the next record needs; called by the room maker. Raises StoreFull, StoreError."""
         with self._making:
-            base, used, needed = self._place()
+            base, used = self._place(self._position())
+            needed = self._needed + BLANK_SIZE
             if used + needed <= self._files.file_size:
                 self._reserve(base, used, needed)
             else:
@@ -72,7 +76,7 @@ class LogRoom:
     def _make_copy_room(self) -> None:
         """Makes what the next bytes of a copy need; as `_make_needed`."""
         with self._making:
-            base, used, _ = self._place()
+            base, used = self._place(self._position())
             self._reserve(base, used, self._copy_end - base - used)
             if self._copy_end == base + self._files.file_size:
                 self._reserve(self._copy_end, 0, BLANK_SIZE)
@@ -80,16 +84,15 @@ class LogRoom:
     def _make_ahead(self) -> None:
         """Makes what will be needed; as `_make_needed`."""
         with self._making:
-            base, used, _ = self._place()
+            base, used = self._place(max(self._position(), self._written_end))
             self._reserve(base, used, RESERVE // 2)
             if used >= self._files.file_size // 2:
                 self._reserve(base + self._files.file_size, 0, BLANK_SIZE)
 
-    def _place(self) -> tuple[int, int, int]:
-        """(base of the file written to, bytes of it that are used, bytes that are needed)."""
-        needed, position = self._needed, self._position()
-        base = position // self._files.file_size * self._files.file_size
-        return base, position - base, needed + BLANK_SIZE
+    def _place(self, end: int) -> tuple[int, int]:
+        """(base of the file written to, bytes of it that are used) where the log ends there."""
+        base = end // self._files.file_size * self._files.file_size
+        return base, end - base
 
     def _reserve(self, base: int, used: int, least: int) -> None:
         """Makes a file that has blocks for at least so many bytes more than are used."""

@@ -97,7 +97,7 @@ class MappedFile:
 
         With pwrite: in pages that nobody has touched it takes 0.23 s of the processor a GiB, at worst 0.9, through the
         mapping 1.5, at worst 2.9, as the kernel first reads ahead what then is written over (ext4, Linux 6.18, medians
-        of 12 times 512 MiB).
+        of 12 times 512 MiB). 1 KiB at a time takes 2.9 us and 3.4, 7.7 KB 9 and 31, 512 B 2.4 and 2.0 to 3.6.
         """
         mapping, done = self.map(), 0
         self.open()

@@ -10,13 +10,13 @@ from collections import deque
 from struct import error as StructError
 from typing import NamedTuple
 
-from gantrymq.errors import RecordError
+from gantrymq.errors import RecordError, StoreError
 from gantrymq.kernels.interface import PlainSends
 from gantrymq.protocol.record import HOST_SIZE_V4, encode_record
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_PREPARED
-from gantrymq.store.commit_log import CommitLog
+from gantrymq.store.commit_log import LARGE, CommitLog
 from gantrymq.store.config import UNIT_SIZE
-from gantrymq.store.consume_queue import UNIT, ConsumeQueue
+from gantrymq.store.consume_queue import NO_UNIT, UNIT, ConsumeQueue
 from gantrymq.store.record_batch import RecordBatch, append_batch
 from gantrymq.store.record_crc import fill_crc, reserve_crc
 from gantrymq.system.clock import time
@@ -90,6 +90,9 @@ class MessageWriter:
         queue_offset = queue.max_offset if in_queue else 0
         if self._with_crc:
             properties = reserve_crc(properties)
+        if len(body) >= LARGE and log.position + len(body) > log.limit:
+            # Who has to wait isn't encoded first, each time that he is tried.
+            log.make_room(len(body))
         physical_offset = log.position
         now = int(time() * 1000)
         while True:
@@ -125,8 +128,16 @@ class MessageWriter:
             except StructError as e:
                 raise RecordError(f"a message for {queue.topic} can't be stored: {e}") from e
             break
-        start = physical_offset - log.base
-        log.mapping[start : start + size] = record  # type: ignore[index]
+        if size < LARGE:
+            start = physical_offset - log.base
+            log.mapping[start : start + size] = record  # type: ignore[index]
+        else:
+            try:
+                log.write(record)
+            except StoreError:
+                if in_queue:
+                    queue.write_next(NO_UNIT)
+                raise
         if in_queue:
             queue.position = unit_at + UNIT_SIZE
             queue.max_offset = queue_offset + 1
@@ -140,7 +151,8 @@ class MessageWriter:
     def append_sends(self, sends: PlainSends[ConsumeQueue], data: bytes, born_host: bytes) -> Sent:
         """Has native code store the messages of the frames that `data` begins with, as far as it may.
 
-        It does as `append` does: it ends where that would make room first, and sets the log's position at last.
+        It does as `append` does: it ends where that would make room first, and sets the log's position at last. Raises
+        StoreFull, StoreError; then nothing was stored.
         """
         answers, count, dealt, queues, is_asking = sends.handle(data, self._log, int(time() * 1000), born_host)
         for queue in queues:

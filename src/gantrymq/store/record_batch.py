@@ -144,8 +144,12 @@ def append_batch(log: CommitLog, dirty: deque[ConsumeQueue], batch: RecordBatch)
     now = int(time() * 1000)
     data, units, places = _placed(batch, log.position, now)
     queue.write_next(units)
+    try:
+        log.write(data)
+    except StoreError:
+        queue.write_next(bytes(len(units)))
+        raise
     # As in `MessageWriter.append`: the log's position, which says that all is whole, comes last.
-    log.write(data)
     queue.count_written(count)
     if not queue.dirty:
         queue.dirty = True

@@ -330,7 +330,7 @@ class Replica:
             make_room(all_units)
             write_units(all_units)
         try:
-            commit_log.write_copy(data)
+            commit_log.write(data)
         except StoreError:
             if held.until is None:
                 clear_units(all_units)
