@@ -301,7 +301,7 @@ async def test_a_disk_that_fails_is_told_each_sender(tmp_path: Path, monkeypatch
         client = await told(broker)
         queue = broker.store.queue("orders", 0)
         end = broker.store.max_physical_offset
-        sends = b"".join(frame("java", opaque, b"x" * 1000) for opaque in (7, 8))
+        sends = b"".join(frame("java", opaque, b"x" * 20_000) for opaque in (7, 8))
 
         def fails(*args: object) -> int:
             raise OSError(EIO, "planted")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 from store_support import LOG_FILE, crash, finish, flushed, log_files, open_store, put, read_all
@@ -155,3 +156,40 @@ def test_a_store_that_was_never_used_takes_another_size(tmp_path):
     store.close()
     with pytest.raises(StoreError, match="has 8192 bytes, mappedFileSizeCommitLog is 4096"):
         open_store(tmp_path, mapped_file_size_commit_log=4096)
+
+
+def advice(file: Path) -> dict[int, list[str]]:
+    """What the kernel is advised of the pages of a mapped file, by where they begin."""
+    found, at = {}, -1
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if str(file) in line:
+            at = int(line.split()[2], 16)
+        elif line.startswith("VmFlags") and at >= 0:
+            found[at] = line.split()[1:]
+            at = -1
+        elif "-" in line.split()[0]:
+            at = -1
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux tells it")
+def test_nothing_is_read_ahead_where_the_log_will_be_written(tmp_path: Path) -> None:
+    size = 1024 * 1024
+    store = open_store(tmp_path, mapped_file_size_commit_log=size)
+    queue = store.queue("T", 0)
+    while store.max_physical_offset < size // 2:
+        put(store, queue, bytes(10_000))
+    store.close()
+    store = open_store(tmp_path, mapped_file_size_commit_log=size)
+    queue = store.queue("T", 0)
+    put(store, queue, b"x")
+    first, written = log_files(tmp_path)[0], store.max_physical_offset
+    for at, of_these in advice(first).items():
+        assert ("rr" in of_these) == (at > 0)
+        assert at == 0 or written - 20_000 < at < written
+    while store.max_physical_offset < size:
+        put(store, queue, bytes(10_000))
+    first, second, *_ = log_files(tmp_path)
+    assert ["rr" in of_these for of_these in advice(first).values()] == [False]
+    assert ["rr" in of_these for of_these in advice(second).values()] == [True]
+    store.close()

@@ -593,10 +593,10 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch, done, is_batch
 
     def write():
         if not is_batch:
-            return put(store, queue, bytes([1]) * 3000)
+            return put(store, queue, bytes([1]) * 20_000)
         batch = store.begin_batch(queue, 0, 0, BORN_HOST, 0)
         for _ in range(30):
-            batch.add(0, bytes([1]) * 100, b"", 0)
+            batch.add(0, bytes([1]) * 1000, b"", 0)
         return store.append_batch(batch)
 
     with monkeypatch.context() as patch:

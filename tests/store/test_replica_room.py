@@ -245,7 +245,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     """Whole records that it left would follow upon others, which a later master sends."""
     master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave")
     for n in range(40):
-        put(master, master.queue("T", n % 2), b"%d" % n)
+        put(master, master.queue("T", n % 2), b"%d" % n + bytes(1000))
     data = log_bytes(master, 0)
     append(slave, master.record_bytes(0))
     begin = slave.max_physical_offset

@@ -33,7 +33,7 @@ from gantrymq.store.trash import Trash
 from gantrymq.system import files
 
 #: So many bytes cost less when the system writes them than through the mapping, see `MappedFile.write`.
-LARGE = 1024
+LARGE = 16 * 1024
 #: Who refuses all but the copy of another log.
 _COPY = "slave"
 _unpack_head = unpacker("size", "magic")
@@ -214,8 +214,7 @@ class CommitLog:
         with self._files.lock:
             self._check()
             self.position = max(self.position, start)
-            self.base = start
-            self.mapping = self._files[start].map()
+            self._write_to(start)
             # While others wait for their turn each record has to ask.
             self.limit = end if self._room.is_closed else limit
 
@@ -238,8 +237,14 @@ class CommitLog:
         if self.base != base or self.mapping is None:
             with self._files.lock:
                 self._check(is_copy=True)
-                self.base = base
-                self.mapping = self._files[base].map()
+                self._write_to(base)
+
+    def _write_to(self, base: int) -> None:
+        """The file at `base` gets the next records, and the one before it none any more."""
+        if self.mapping is not None and self.base != base:
+            self._files[self.base].will_be_written(self.file_size)
+        self.base = base
+        self.mapping = self._files[base].map()
 
     def write(self, records: Buffer) -> None:
         """Writes whole records at the log's end, where there is room; they count when `position` is behind them.
@@ -249,12 +254,12 @@ class CommitLog:
         follows.
         """
         assert self.mapping is not None
-        start, view = self.position - self.base, memoryview(records)
-        if len(view) < LARGE:
-            self.mapping[start + BLANK_SIZE : start + len(view)] = view[BLANK_SIZE:]
+        start = self.position - self.base
+        if len(records) < LARGE:
+            self.mapping[start + BLANK_SIZE : start + len(records)] = records[BLANK_SIZE:]
         else:
-            self._files[self.base].write(start + BLANK_SIZE, view[BLANK_SIZE:])
-        self.mapping[start : start + BLANK_SIZE] = view[:BLANK_SIZE]
+            self._files[self.base].write(start + BLANK_SIZE, memoryview(records)[BLANK_SIZE:])
+        self.mapping[start : start + BLANK_SIZE] = records[:BLANK_SIZE]
 
     def take_in_turn(self) -> None:
         """Has each record ask for room, so that none is written before those that wait."""

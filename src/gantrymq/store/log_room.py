@@ -100,3 +100,4 @@ class LogRoom:
         if file.reserved < min(used + least, self._files.file_size):
             start = max(file.reserved, used)
             file.reserve(start, start + max(least, RESERVE))
+            file.will_be_written(used)

@@ -92,12 +92,24 @@ class MappedFile:
                 raise store_error(e, f"can't reserve {end - start} bytes for {self.path}") from e
         self.reserved = end
 
+    def will_be_written(self, start: int) -> None:
+        """What is in front of that place may be read, what follows will be written: nothing is read ahead there.
+
+        As long as there are blocks without content, the kernel reads ahead, that is clears, what then is written over:
+        4 KiB through the mapping take 11 to 21 us so, and 5 to 6 without it (ext4, Linux 6.18).
+        """
+        mapping = self.map()
+        start -= start % files.PAGESIZE
+        if start:
+            mapping.madvise(files.MADV_NORMAL, 0, start)
+        if start < self.size:
+            mapping.madvise(files.MADV_RANDOM, start, self.size - start)
+
     def write(self, start: int, data: memoryview) -> None:
         """Writes where there are blocks; zeros are there if that fails. Raises StoreFull, StoreError.
 
-        With pwrite: in pages that nobody has touched it takes 0.23 s of the processor a GiB, at worst 0.9, through the
-        mapping 1.5, at worst 2.9, as the kernel first reads ahead what then is written over (ext4, Linux 6.18, medians
-        of 12 times 512 MiB). 1 KiB at a time takes 2.9 us and 3.4, 7.7 KB 9 and 31, 512 B 2.4 and 2.0 to 3.6.
+        With pwrite: in pages that nobody has touched 64 KiB take 15 us, through the mapping 83; 4 MiB 0.45 and 5.3 ms.
+        7.7 KB take 8 us and 10, 1.2 KB 3.2 and 1.8 (ext4, Linux 6.18).
         """
         mapping, done = self.map(), 0
         self.open()

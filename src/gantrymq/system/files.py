@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from mmap import ACCESS_READ, MADV_RANDOM
+from mmap import ACCESS_READ, MADV_NORMAL, MADV_RANDOM, PAGESIZE
 from mmap import mmap as Mapping
 from os import (
     O_CLOEXEC,
@@ -44,6 +44,7 @@ from typing import NamedTuple
 from gantrymq.system.mapping_over import map_over
 
 __all__ = [
+    "MADV_NORMAL",
     "MADV_RANDOM",
     "O_CLOEXEC",
     "O_CREAT",
@@ -52,6 +53,7 @@ __all__ = [
     "O_RDONLY",
     "O_RDWR",
     "O_WRONLY",
+    "PAGESIZE",
     "SEEK_DATA",
     "SEEK_HOLE",
     "DiskUse",
