@@ -40,6 +40,13 @@ def test_the_oldest_goes_on_first_where_a_round_begins() -> None:
     assert taken(line) == [1, 2]
 
 
+def test_those_who_come_back_stay_in_their_order() -> None:
+    line = line_of(("a", 2), ("b", 500), ("b", 1))
+    for each in [line.take_oldest() for _ in range(3)]:
+        line.add(each)
+    assert taken(line) == [0, 1, 2]
+
+
 def test_each_connections_stay_in_their_order() -> None:
     draw = random.Random(7)
     line, waiting, served = FairLine(), 0, []

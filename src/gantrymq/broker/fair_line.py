@@ -37,7 +37,7 @@ class FairLine:
         self._is_turn_of_shortest = False
 
     def add(self, held: Held) -> None:
-        """Puts a request behind all that came before it."""
+        """Puts a request behind all that are there; one that was there before comes back into an empty line only."""
         self._held[held.number] = held
         line = self._of.setdefault(held.connection, deque())
         line.append(held)
@@ -65,4 +65,7 @@ class FairLine:
             heappush(self._first, (line[0].size, line[0].number))
         else:
             del self._of[held.connection]
+        if not self._held:
+            # Whoever comes back has the number that he had.
+            self._first.clear()
         return held

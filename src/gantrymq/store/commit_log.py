@@ -241,7 +241,7 @@ class CommitLog:
 
     def _write_to(self, base: int) -> None:
         """The file at `base` gets the next records, and the one before it none any more."""
-        if self.mapping is not None and self.base != base:
+        if self.mapping is not None and self.base != base and self.base in self._files:
             self._files[self.base].will_be_written(self.file_size)
         self.base = base
         self.mapping = self._files[base].map()
