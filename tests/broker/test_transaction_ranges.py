@@ -16,7 +16,8 @@ from transaction_support import Half, Producer, all_messages, progress
 from waiting import until
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.transaction.endings import Endings
+from gantrymq.broker.transaction.endings import Ending, Endings
+from gantrymq.errors import StoreBusy
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.half_ranges import HalfRange
 from gantrymq.protocol.java import tags_code
@@ -300,12 +301,22 @@ async def test_many_files_of_the_log_are_made_meanwhile(pair: Pair) -> None:
     assert [int(message.body[:4]) for message in messages] == list(range(10_000))
 
 
-async def test_what_is_decided_goes_on_after_a_stop(tmp_path: Path) -> None:
+async def test_what_is_decided_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Endings._step
+
+    def half_of_them(endings: Endings, ending: Ending) -> None:
+        if broker.store.queue("orders", 0).max_offset >= 4000:
+            raise StoreBusy("planted")
+        step(endings, ending)
+
     async with started(tmp_path) as (broker, producer):
         ranges = [await prepare_many(producer, "orders", numbers(1000 * n, 1000)) for n in range(8)]
-        ending = asyncio.create_task(end_many(producer, ranges))
-        await until(lambda: broker.store.queue("orders", 0).max_offset > 0)
-        ending.cancel()
+        with monkeypatch.context() as patch:
+            patch.setattr(Endings, "_step", half_of_them)
+            ending = asyncio.create_task(end_many(producer, ranges))
+            await until(lambda: broker.store.queue("orders", 0).max_offset >= 4000)
+            ending.cancel()
+            broker._transactions._endings.cancel()
     assert broker._transactions._check.decisions.open
     async with started(tmp_path) as (broker, producer):
         await until(lambda: broker.store.queue("orders", 0).max_offset == 8000)
