@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.key_lookup import Search
 from gantrymq.store.message_store import MessageStore, PutResult
+from gantrymq.system import files
 
 STORE_HOST = encode_host("127.0.0.1", 10911)
 BORN_HOST = encode_host("10.1.2.3", 54321)
@@ -106,3 +109,18 @@ def flushed(store: MessageStore) -> None:
     done = threading.Event()
     store.when_flushed(store.max_physical_offset, lambda error: done.set())
     assert done.wait(10)
+
+
+def pwrite_that_fails(after: int) -> Callable[[int, memoryview, int], int]:
+    """A `files.pwrite` that fails when it has written so many bytes."""
+    pwrite, left = files.pwrite, after
+
+    def fails(fd: int, data: memoryview, offset: int) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(errno.EIO, "planted")
+        count = pwrite(fd, data[:left], offset)
+        left -= count
+        return count
+
+    return fails

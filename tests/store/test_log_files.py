@@ -193,3 +193,14 @@ def test_nothing_is_read_ahead_where_the_log_will_be_written(tmp_path: Path) -> 
     assert ["rr" in of_these for of_these in advice(first).values()] == [False]
     assert ["rr" in of_these for of_these in advice(second).values()] == [True]
     store.close()
+
+
+def test_a_system_that_takes_no_advice_takes_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MADV_NORMAL", "MADV_RANDOM"):
+        monkeypatch.setattr(files, name, 9999)
+    store = open_store(tmp_path)
+    queue = store.queue("T", 0)
+    while store.max_physical_offset < 2 * LOG_FILE:
+        put(store, queue, bytes(10_000))
+    store.close()
+    assert len(log_files(tmp_path)) >= 3

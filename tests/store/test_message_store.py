@@ -20,6 +20,7 @@ from store_support import (
     log_files,
     open_store,
     put,
+    pwrite_that_fails,
     queue_files,
     read_all,
     small_config,
@@ -581,15 +582,6 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch, done, is_batch
     queue = store.queue("T", 0)
     put(store, queue, b"before")
     end = store.max_physical_offset
-    pwrite, left = files.pwrite, done
-
-    def fails(fd, data, offset):
-        nonlocal left
-        if not left:
-            raise OSError(errno.EIO, "planted")
-        count = pwrite(fd, data[:left], offset)
-        left -= count
-        return count
 
     def write():
         if not is_batch:
@@ -600,7 +592,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch, done, is_batch
         return store.append_batch(batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "pwrite", fails)
+        patch.setattr(files, "pwrite", pwrite_that_fails(done))
         with pytest.raises(StoreError, match="planted"):
             write()
     assert (store.max_physical_offset, queue.max_offset) == (end, 1)

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 from replica_support import BEHIND, append, assert_equal, follow, log_bytes, open_slave, write
-from store_support import LOG_FILE, UNITS_PER_FILE, crash, flushed, log_files, open_store, put, read_all
+from store_support import (
+    LOG_FILE,
+    UNITS_PER_FILE,
+    crash,
+    flushed,
+    log_files,
+    open_store,
+    put,
+    pwrite_that_fails,
+    read_all,
+)
 
 from gantrymq.errors import StoreBusy, StoreError, StoreFull, SyncFailed
 from gantrymq.store.consume_queue import ConsumeQueue
@@ -249,19 +259,9 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     data = log_bytes(master, 0)
     append(slave, master.record_bytes(0))
     begin = slave.max_physical_offset
-    pwrite = files.pwrite
-    left = written
-
-    def fails(fd: int, piece: bytes, offset: int) -> int:
-        nonlocal left
-        if not left:
-            raise OSError(errno.EIO, "planted")
-        count = pwrite(fd, piece[:left], offset)
-        left -= count
-        return count
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "pwrite", fails)
+        patch.setattr(files, "pwrite", pwrite_that_fails(written))
         with pytest.raises(StoreError, match="planted"):
             slave.replica.append(data[begin:])
     assert slave.max_physical_offset == begin

@@ -68,7 +68,9 @@ class MappedFile:
             except OSError as e:
                 raise store_error(e, f"can't open {self.path}") from e
             if not self.read_ahead:
-                mapping.madvise(files.MADV_RANDOM)
+                # Where the system takes no advice (it may be out of memory for it) it is the slower way.
+                with suppress(OSError):
+                    mapping.madvise(files.MADV_RANDOM)
             self.view = memoryview(mapping).toreadonly()
             self.mapping = mapping
         return self.mapping
@@ -100,10 +102,11 @@ class MappedFile:
         """
         mapping = self.map()
         start -= start % files.PAGESIZE
-        if start:
-            mapping.madvise(files.MADV_NORMAL, 0, start)
-        if start < self.size:
-            mapping.madvise(files.MADV_RANDOM, start, self.size - start)
+        with suppress(OSError):
+            if start:
+                mapping.madvise(files.MADV_NORMAL, 0, start)
+            if start < self.size:
+                mapping.madvise(files.MADV_RANDOM, start, self.size - start)
 
     def write(self, start: int, data: memoryview) -> None:
         """Writes where there are blocks; zeros are there if that fails. Raises StoreFull, StoreError.

@@ -12,7 +12,7 @@ from gantrymq.errors import StoreError
 from gantrymq.protocol.record import Record
 from gantrymq.store.checkpoint import Checkpoint, load_checkpoint
 from gantrymq.store.config import UNIT_SIZE, StoreConfig
-from gantrymq.store.consume_queue import FILLER_SIZE, UNIT
+from gantrymq.store.consume_queue import FILLER_SIZE, NO_UNIT, UNIT
 from gantrymq.store.directory import lock_directory
 from gantrymq.store.index_file import IndexHeader, read_header
 from gantrymq.store.log_reader import LogReader
@@ -20,7 +20,6 @@ from gantrymq.store.mapped_file import list_files, open_directory
 from gantrymq.store.message_index import index_paths
 from gantrymq.system import files
 
-_NO_UNIT = bytes(UNIT_SIZE)
 _OPEN_FILES = 200
 #: Units that are read at once.
 _CHUNK = 4096
@@ -135,7 +134,7 @@ class OfflineQueue:
             low, high = 0, self._lengths[base] // UNIT_SIZE
             while low < high:
                 middle = (low + high) // 2
-                if self._read(base, middle * UNIT_SIZE, UNIT_SIZE) == _NO_UNIT:
+                if self._read(base, middle * UNIT_SIZE, UNIT_SIZE) == NO_UNIT:
                     high = middle
                 else:
                     low = middle + 1
