@@ -12,6 +12,7 @@ GantryError
 │   ├── ConnectionLost      closed while a request was under way
 │   ├── RequestTimeout      no response in time
 │   └── SendOutcomeUnknown  a send without an answer that can be read: the message may be stored
+├── BrokerUnavailable       no broker can take the request at present; a later try can succeed
 ├── RequestRefused          raised by a server's handler: the peer gets this code and remark
 ├── BrokerError             a server answered with another code than SUCCESS
 ├── ClientError             the client can't do what was asked
@@ -133,6 +134,15 @@ class SendOutcomeUnknown(RemotingError):
     that the message is not stored. Who sends it again may have it stored twice.
 
     Remedy: send it again with the same keys, and let consumers drop repeats by them.
+    """
+
+
+class BrokerUnavailable(GantryError):
+    """No broker can take the request at present, for example because a master is being elected.
+
+    The message is not stored.
+
+    Remedy: try again. If it lasts, `gantry doctor` names the cause.
     """
 
 

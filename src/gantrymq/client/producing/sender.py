@@ -13,6 +13,7 @@ from typing import Any
 from gantrymq.background.repeating import Repeating
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.failover import is_role_change
 from gantrymq.client.producing.latency_fault import DETECT_INTERVAL_MS, DETECT_TIMEOUT_MS, LatencyFaults
 from gantrymq.client.producing.outgoing import Outgoing
 from gantrymq.client.producing.publish_info import TopicPublishInfo
@@ -58,13 +59,6 @@ RETRY_RESPONSE_CODES = frozenset(
 MIN_SHARE_MS = 250
 #: While a broker's master changes it is asked for again so often, s.
 MOVING_S = 0.05
-#: What brokers say meanwhile: those that were master, and the new one before slaves have followed it (Java's, too).
-_MOVED = (
-    "this broker is a slave",
-    "another broker is master",
-    "another broker has become master",
-    "in-sync replicas not enough",
-)
 #: A further try isn't begun with less time than this left: it would only hide what ended the others.
 MIN_TRY_MS = 10
 
@@ -152,7 +146,7 @@ class Sender:
                 return await self._send_to(queue, outgoing, left_ms)
             except BrokerError as e:
                 deadline = began + timeout_ms / 1000
-                if not _has_moved(e) or clock.monotonic() + MOVING_S > deadline:
+                if not is_role_change(e) or clock.monotonic() + MOVING_S > deadline:
                     raise
                 log.info("send of %s to %s failed: %s", outgoing.msg_id, queue, e)
                 await self._look_for_master(queue, deadline)
@@ -207,7 +201,7 @@ class Sender:
                 error = e
                 if e.code not in RETRY_RESPONSE_CODES:
                     break
-                is_moving = _has_moved(e)
+                is_moving = is_role_change(e)
             else:
                 if faults is not None and fault is not None:
                     faults.stored(fault, began_ms, int(now() * 1000))
@@ -326,8 +320,3 @@ class Sender:
 def is_timeout(error: BaseException) -> bool:
     """Whether a send ended because its time was over."""
     return isinstance(error, RequestTimeout) or isinstance(error.__cause__, RequestTimeout)
-
-
-def _has_moved(error: BrokerError) -> bool:
-    """Another broker is master, or soon will be, or is and can't take messages yet."""
-    return any(text in (error.remark or "") for text in _MOVED)
