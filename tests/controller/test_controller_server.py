@@ -111,7 +111,7 @@ async def test_another_is_elected_when_the_master_dies(tmp_path: Path) -> None:
 async def test_who_was_not_told_of_the_master_is_granted_no_lease(tmp_path: Path) -> None:
     """It was master, was silent for too long, and goes on before it hears that another is."""
     async with running(tmp_path) as controller, brokers(controller, None) as (broker,):
-        assert await leases(controller, broker, 0, 1, 2) == [0, 10, 0]
+        assert await leases(controller, broker, 0, 1, 2) == [0, 4, 0]
 
 
 async def leases(controller: Controller, broker: Broker, *told_epochs: int) -> list[float | None]:
@@ -462,7 +462,7 @@ async def test_no_lease_is_granted_while_another_master_is_kept(tmp_path: Path, 
         store.goes_on.set()
         is_kept = (await answer).code == ResponseCode.SUCCESS
         await until(lambda: controller.leadership.is_leader)
-        assert await leases(controller, first, 1, 2) == ([0, 10] if is_kept else [10, 0])
+        assert await leases(controller, first, 1, 2) == ([0, 4] if is_kept else [4, 0])
         assert is_kept == (when == "kept")
 
 
@@ -473,6 +473,6 @@ async def test_leases_are_granted_while_the_set_in_sync_is_kept(tmp_path: Path) 
         asked = store.asked
         answer = asyncio.ensure_future(first.in_sync(1))
         await until(lambda: store.asked > asked)
-        assert await leases(controller, first, 1) == [10]
+        assert await leases(controller, first, 1) == [4]
         store.goes_on.set()
         assert (await answer).code == ResponseCode.SUCCESS

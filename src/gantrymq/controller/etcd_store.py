@@ -31,12 +31,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: A leader that says nothing for so long leads no more, s; and how often it says something.
-LEASE_S = 5
-INTERVAL_S = 1.5
-#: Of one request to one member; the next one is asked then, s.
+#: Lifetime of the leader's key without a keepalive, in s. It is the least that etcd grants with its default election
+#: timeout of 1 s. Decision record: docs/decisions/controller-leases.md.
+LEASE_S = 2
+#: Interval of a leader's keepalives and of a follower's attempts to lead, in s.
+INTERVAL_S = 0.3
+#: Timeout of a keepalive or a read of the leader's key at one member, in s. If two of three members hang, the third one
+#: still gets the request before the lease ends.
+KEEP_TIMEOUT_S = 0.6
+#: Timeout of any other request to one member, in s. The next member gets the request after that.
 TIMEOUT_S = 1.5
-#: Broker sets that are read at a time.
+#: Broker sets in one response.
 PAGE = 500
 
 
@@ -102,7 +107,7 @@ class EtcdStore:
         except ImportError as e:
             raise missing("etcd", "etcdEndpoints", e) from e
         if self._client is None:
-            self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
+            self._client = httpx.AsyncClient(trust_env=False)
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -132,7 +137,7 @@ class EtcdStore:
 
     async def keep(self, term: Term) -> Term | None:
         began = monotonic()
-        kept = await self._ask("lease/keepalive", {"ID": self._lease}, _Kept)
+        kept = await self._ask("lease/keepalive", {"ID": self._lease}, _Kept, KEEP_TIMEOUT_S)
         # 0 is what a lease has that is over.
         return Term(term.number, began + kept.result.ttl) if kept.result.ttl > 0 else None
 
@@ -140,7 +145,7 @@ class EtcdStore:
         await self._revoke()
 
     async def leader(self) -> Leader | None:
-        found = await self._ask("kv/range", {"key": _text(self._leader)}, _Range)
+        found = await self._ask("kv/range", {"key": _text(self._leader)}, _Range, KEEP_TIMEOUT_S)
         return decode_json(found.kvs[0].data, Leader) if found.kvs else None
 
     async def _revoke(self) -> None:
@@ -196,8 +201,11 @@ class EtcdStore:
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    async def _ask(self, path: str, body: dict[str, Any], answer: type[Any]) -> Any:
-        """The answer of the first member that has one; it is asked first from then on. Raises GantryError."""
+    async def _ask(self, path: str, body: dict[str, Any], answer: type[Any], timeout_s: float = TIMEOUT_S) -> Any:
+        """Returns the response of the first member that sends one. Later requests go to this member first.
+
+        `timeout_s` applies to each member. Raises GantryError if no member responds.
+        """
         import httpx
 
         if self._client is None:
@@ -205,7 +213,8 @@ class EtcdStore:
         problems: list[str] = []
         for endpoint in list(self._endpoints):
             try:
-                response = await self._client.post(f"{endpoint}/v3/{path}", content=encode_json(body))
+                url = f"{endpoint}/v3/{path}"
+                response = await self._client.post(url, content=encode_json(body), timeout=timeout_s)
                 if response.status_code == httpx.codes.OK:
                     found = decode_json(response.content, answer)
                     self._endpoints.remove(endpoint)

@@ -1,41 +1,42 @@
-"""FormerLeases: what a controller that begins to lead doesn't know: to which masters the one before it granted leases.
+"""Leases that the previous leader of the controllers granted, and that its successor cannot see.
 
-A broker says to each controller that it lives, but one that is cut off from the new leader may have been heard by the
-former one until its last moment, and takes messages until that lease is over. So for as long as a lease can be the new
-leader replaces nobody whom it hasn't heard since it leads. Whose connection it sees closed has ended, as at any other
-time.
+A broker sends heartbeats to every controller. A master that is cut off from the new leader may have received a lease
+from the previous one at the last moment, and it accepts messages until this lease ends. A new leader therefore does not
+replace a master from which it received no heartbeat until MAX_LEASE_MS after its own term began. If it sees the
+master's connection close, the master has ended, and the wait is not needed.
 """
 
 from __future__ import annotations
 
 from gantrymq.controller.broker_set import BrokerSet
-from gantrymq.controller.live_brokers import DEFAULT_TIMEOUT_MS, BrokerIdentity
+from gantrymq.controller.live_brokers import BrokerIdentity
 from gantrymq.controller.replicas import Live
 
-#: No lease is longer, whatever a broker's heartbeat asks for, ms.
-MAX_LEASE_MS = DEFAULT_TIMEOUT_MS
+#: The longest lease, in ms, whatever timeout a heartbeat names. A restarted controller waits this long before it
+#: replaces a master that died together with it. Decision record: docs/decisions/controller-leases.md.
+MAX_LEASE_MS = 4_000
 
 
 class FormerLeases:
-    """Times are milliseconds of the clock that LiveBrokers has."""
+    """The wait for one term. Times are milliseconds of the clock of LiveBrokers."""
 
     def __init__(self) -> None:
         self._until_ms: int | None = None
-        #: Those who have sent a heartbeat since: their leases are known, and none was granted before for longer.
+        #: Brokers that sent a heartbeat in this term. Their leases are this leader's own.
         self._heard: set[BrokerIdentity] = set()
 
     def begin(self, now_ms: int) -> None:
-        """This controller leads since now."""
+        """Starts the wait: this controller leads from now on."""
         self._until_ms = now_ms + MAX_LEASE_MS
         self._heard.clear()
 
     def heard(self, broker: BrokerIdentity, now_ms: int) -> None:
-        """It has sent a heartbeat."""
+        """Records a heartbeat of `broker`."""
         if self._until_ms is not None and now_ms < self._until_ms:
             self._heard.add(broker)
 
     def left_ms(self, known: BrokerSet, live: Live, now_ms: int) -> int:
-        """How long a lease of the set's master may hold of which nothing is known here; 0: another may be elected."""
+        """Time in which the set's master may still hold a lease of the previous leader. 0: an election is safe."""
         if self._until_ms is None or known.master is None:
             return 0
         master = BrokerIdentity(known.cluster_name, known.broker_name, known.master)

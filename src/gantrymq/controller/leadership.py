@@ -18,8 +18,8 @@ from gantrymq.system.clock import monotonic
 
 log = logging.getLogger(__name__)
 
-#: The store is asked again so soon after it couldn't be, s.
-AFTER_ERROR_S = 1.0
+#: Pause after a failed request to the store, in s. A leader then has several attempts before its lease in etcd ends.
+AFTER_ERROR_S = 0.3
 
 
 class Leadership:
