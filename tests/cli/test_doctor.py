@@ -352,10 +352,7 @@ def test_a_job_that_works_again_for_a_while_is_no_warning_any_more() -> None:
     recent = seen_broker(runtime=runtime | {"job_save-tables_lastFailureMs": str(now - 60_000)})
     assert "works again" in only(judge(seen(recent)), Severity.WARNING).what
     old = seen_broker(runtime=runtime | {"job_save-tables_lastFailureMs": str(now - 3_600_000)})
-    findings = judge(seen(old))
-    assert complaints(findings) == []
-    (told,) = [finding.what for finding in findings if "save tables" in finding.what]
-    assert "failed 3 times since the server's start, and works again; the last failure was at " in told
+    assert [finding for finding in judge(seen(old)) if "save tables" in finding.what] == []
 
 
 async def test_a_job_of_a_name_server_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,7 +491,7 @@ def test_the_command(
     assert "\n   remedy: Use another name" in out
     assert out.endswith("\n1 problem\n")
 
-    assert run(["doctor", "not-yet"]) == 0
+    assert run(["doctor", "not-yet"]) == 3
     assert capsys.readouterr().out.endswith("\n1 warning\n")
 
 

@@ -150,6 +150,55 @@ async def test_a_group_that_is_behind_and_away(cluster: EmbeddedCluster) -> None
         assert f"-c {CLUSTER}" not in finding.remedy
 
 
+async def test_a_reader_that_never_joins_its_group(cluster: EmbeddedCluster) -> None:
+    """As a Spark query: it pulls, and commits offsets."""
+    async with AdminClient(cluster.name_server) as admin:
+        await create(admin, TopicConfig("queried", 1, 1))
+        await admin.create_group(SubscriptionGroupConfig("query"), cluster=CLUSTER)
+        async with Producer(cluster.name_server, "p") as producer:
+            for _ in range(3):
+                await producer.send(Message("queried", b"row"))
+        await admin.reset_queue_offset(cluster.brokers[0], "query", "queried", 0, 1)
+
+        async def said() -> Finding | None:
+            found = await diagnose(cluster.name_server, "queried")
+            return next((finding for finding in found if "group query " in finding.what), None)
+
+        finding = await until(said)
+    assert finding.severity is Severity.OK
+    assert finding.what == (
+        "group query is 2 messages behind in topic queried, and no consumer has ever joined it: a reader such as a "
+        "Spark query commits its offsets"
+    )
+    told = [finding.what for finding in await of_group(cluster, "query")]
+    assert any("no members, and no consumer has ever joined it" in what for what in told), told
+
+
+def test_a_query_that_has_stopped() -> None:
+    group = GroupSeen("query", {"orders": Lag(5000, now_ms() - 3_600_000)}, [], has_joined=False)
+    (finding,) = complaints(judge(Observation(None, [], groups=[group], group_count=1)))
+    assert finding.severity is Severity.WARNING
+    assert "such as a Spark query" in finding.why
+    assert "Check the query's progress" in finding.remedy
+
+
+async def test_dead_letters_of_any_group(cluster: EmbeddedCluster) -> None:
+    async with AdminClient(cluster.name_server) as admin:
+        await create(admin, TopicConfig("%DLQ%failing", 1, 1))
+        async with Producer(cluster.name_server, "p") as producer:
+            for _ in range(35):
+                await producer.send(Message("%DLQ%failing", b"message"))
+
+        async def said() -> Finding | None:
+            found = complaints(await diagnose(cluster.name_server))
+            return next((finding for finding in found if "failing" in finding.what), None)
+
+        finding = await until(said)
+    assert finding.severity is Severity.WARNING
+    assert finding.what == "group failing has 35 dead-letter messages"
+    assert "gantry admin resendDlq -g failing" in finding.remedy
+
+
 def test_a_group_that_does_not_keep_up() -> None:
     hour_ms = 3_600_000
     group = GroupSeen("slow", {"orders": Lag(5000, now_ms() - hour_ms)}, ["a", "b"])
@@ -310,7 +359,7 @@ def test_dead_letters_and_a_broadcast_that_is_refused() -> None:
     group = one_group()
     group.dead_letters = 3
     (finding,) = complaints(list(check_one_group(group)))
-    assert finding.what == "group g has given up on 3 messages"
+    assert finding.what == "group g has 3 dead-letter messages"
     assert "gantry admin resendDlq -g g" in finding.remedy
     group = one_group()
     group.connected["10.0.0.9:10911"].message_model = BROADCASTING

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gantrymq.background.event_loop import new_event_loop
+from gantrymq.cli.exit_codes import WARNINGS
 from gantrymq.cli.options import Target
 from gantrymq.client.doctor.diagnosis import diagnose
 from gantrymq.client.doctor.finding import Finding, Severity
@@ -22,7 +23,10 @@ _MARKS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("!!", "yellow"), Seve
 def run_doctor(
     target: Target, topic: str | None, group: str | None, proxy: str | None, *, is_cluster_meant: bool, json: bool
 ) -> int:
-    """Prints the findings, of the cluster if it is meant and of the proxy; 1 if one is a problem, else 0."""
+    """Prints the findings about the cluster, if it is meant, and about the proxy.
+
+    Returns the exit code: 1 if one finding is a problem, WARNINGS if one is a warning, else 0.
+    """
     findings: list[Finding] = []
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         if is_cluster_meant:
@@ -39,7 +43,10 @@ def run_doctor(
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode() + "\n")
     else:
         _print(findings)
-    return int(any(finding.severity is Severity.PROBLEM for finding in findings))
+    severities = {finding.severity for finding in findings}
+    if Severity.PROBLEM in severities:
+        return 1
+    return WARNINGS if Severity.WARNING in severities else 0
 
 
 def _print(findings: Sequence[Finding]) -> None:

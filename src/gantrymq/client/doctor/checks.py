@@ -96,7 +96,7 @@ def check_brokers(seen: Observation) -> Iterator[Finding]:
             "can't register.",
         )
         return
-    yield from _check_masters(seen.brokers)
+    yield from _check_masters(seen.brokers, seen.unregistered)
     yield from _check_shared_addresses(seen.brokers)
     is_local = all(_is_loopback(name_server.address) for name_server in seen.answering)
     for broker in seen.brokers:
@@ -104,18 +104,33 @@ def check_brokers(seen: Observation) -> Iterator[Finding]:
     yield from _check_versions(seen.brokers)
 
 
-def _check_masters(brokers: list[BrokerSeen]) -> Iterator[Finding]:
+def _check_masters(brokers: list[BrokerSeen], unregistered: list[BrokerSeen]) -> Iterator[Finding]:
     names = {broker.name for broker in brokers}
     for name in sorted(names - {broker.name for broker in brokers if broker.is_master}):
-        slaves = named(broker.address for broker in brokers if broker.name == name)
-        acts = any(broker.name == name and broker.config.get("enableSlaveActingMaster") == "true" for broker in brokers)
-        standing_in = " A slave stands in for it: what is due is delivered by brokers of other names." if acts else ""
+        slaves = [broker for broker in brokers if broker.name == name]
+        cut_off = next((broker for broker in unregistered if broker.name == name and broker.leads), None)
+        if cut_off is not None:
+            yield problem(
+                f"broker {name} has a master at {cut_off.address} that answers and is registered with no NameServer",
+                f"its link to the NameServers is cut: clients that start find no master. {_without_master(slaves)}",
+                f"Restore the network between {cut_off.address} and the NameServers, or correct namesrvAddr there.",
+            )
+            continue
         yield problem(
-            f"broker {name} has no master, only {slaves}",
-            "its master (brokerId=0) is down or has not registered: its queues can be read, but take no messages."
-            + standing_in,
+            f"broker {name} has no master, only {named(broker.address for broker in slaves)}",
+            f"its master (brokerId=0) is down or has not registered. {_without_master(slaves)}",
             f"Start the master of {name} again, or see its log for why it can't register.",
         )
+
+
+def _without_master(slaves: list[BrokerSeen]) -> str:
+    """What slaves do while clients find no master."""
+    refuse_reads = any(slave.config.get("slaveReadEnable") == "false" for slave in slaves)
+    reads = "can't be read either, because slaveReadEnable=false" if refuse_reads else "can be read"
+    text = f"Its queues take no messages, and {reads}."
+    if any(slave.config.get("enableSlaveActingMaster") == "true" for slave in slaves):
+        text += " A slave acts as master: brokers of other names deliver the messages that are due."
+    return text
 
 
 def _check_shared_addresses(brokers: list[BrokerSeen]) -> Iterator[Finding]:

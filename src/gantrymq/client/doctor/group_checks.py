@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from gantrymq.client.doctor.finding import Finding, ok, problem, warning
 from gantrymq.client.doctor.groups_seen import GroupSeen, Subscriptions
 from gantrymq.client.doctor.observation import Observation, named
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX
 from gantrymq.system.clock import now_ms
 
 #: A group that is behind, and whose last consumed message is older than this, doesn't keep up.
@@ -18,10 +19,22 @@ def check_groups(seen: Observation) -> Iterator[Finding]:
     for group in seen.groups:
         yield from check_subscriptions(group)
         yield from check_lag(group)
+    for name, count in seen.dead_letters.items():
+        yield dead_letter_finding(name, count)
     if seen.groups:
         more = "" if seen.group_count == len(seen.groups) else f" of {seen.group_count}, those furthest behind"
         where = "" if seen.topic is None else f" of topic {seen.topic}"
         yield ok(f"consumer groups looked at{where}: {len(seen.groups)}{more}")
+
+
+def dead_letter_finding(group: str, count: int) -> Finding:
+    topic = DLQ_TOPIC_PREFIX + group
+    return warning(
+        f"group {group} has {count:,} dead-letter messages",
+        f"its handlers failed on each of them as often as the group allows; they are in {topic}.",
+        f"Fix the handler (gantry consume '{topic}' shows the messages), then send them again: gantry admin resendDlq "
+        f"-g {group}",
+    )
 
 
 def check_subscriptions(group: GroupSeen) -> Iterator[Finding]:
@@ -51,13 +64,26 @@ def check_lag(group: GroupSeen, *, even_without: bool = False) -> Iterator[Findi
                 yield ok(f"group {group.name} has consumed all of topic {topic}")
             continue
         what = f"group {group.name} is {lag.behind:,} messages behind in topic {topic}"
-        if group.members == []:
+        is_late = lag.last_ms is not None and 0 < lag.last_ms < now_ms() - LATE_MS
+        if group.members == [] and not group.has_joined:
+            what += ", and no consumer has ever joined it"
+            if not is_late:
+                yield ok(f"{what}: a reader such as a Spark query commits its offsets")
+                continue
+            yield warning(
+                what,
+                "its offsets come from a reader that does not join the group, such as a Spark query with "
+                "consumerGroup; that reader has stopped, or it is slower than its producers.",
+                "Check the query's progress, or delete a group that is not used any more: gantry admin deleteSubGroup "
+                f"-g {group.name} -c CLUSTER",
+            )
+        elif group.members == []:
             yield warning(
                 f"{what}, and none of its consumers is there",
                 "nobody consumes for it: no consumer runs, or those that run can't reach the brokers.",
                 f"Start one; a group that is no longer used: gantry admin deleteSubGroup -g {group.name} -c CLUSTER",
             )
-        elif lag.last_ms is not None and 0 < lag.last_ms < now_ms() - LATE_MS:
+        elif is_late and lag.last_ms is not None:
             minutes = (now_ms() - lag.last_ms) // 60_000
             yield warning(
                 f"{what}, by {minutes:,} minutes",

@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.errors import BrokerError, GantryError
+from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
 from gantrymq.protocol.bodies.consumer import ConsumerRunningInfo
 from gantrymq.protocol.bodies.stats import ConsumeStats, OffsetWrapper
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, is_system_topic
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
 
 #: So many groups are looked at, and so many members of each: a look at a cluster is to end soon.
 MAX_GROUPS = 50
@@ -44,6 +44,8 @@ class GroupSeen:
     name: str
     lags: dict[str, Lag] = field(default_factory=lambda: defaultdict(Lag))
     members: list[str] | None = None
+    #: Whether a consumer has ever joined it.
+    has_joined: bool = True
     subscriptions: dict[str, Subscriptions] = field(default_factory=dict)
 
     def add(self, stats: ConsumeStats) -> None:
@@ -93,11 +95,31 @@ async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | N
     return chosen, len(groups)
 
 
+async def dead_letters(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
+    """The number of messages in each of these dead-letter topics, by group. Groups without any are left out."""
+    limit = asyncio.Semaphore(_MAX_CONCURRENT)
+    found: dict[str, int] = {}
+
+    async def count(topic: str) -> None:
+        async with limit:
+            with suppress(GantryError):
+                stats = await admin.topic_stats(topic)
+                if number := sum(queue.max_offset - queue.min_offset for queue in stats.offset_table.values()):
+                    found[topic.removeprefix(DLQ_TOPIC_PREFIX)] = number
+
+    await asyncio.gather(*(count(topic) for topic in topics))
+    return dict(sorted(found.items()))
+
+
 async def _ask_members(admin: AdminClient, group: GroupSeen) -> None:
     try:
         connections = (await admin.consumer_connection(group.name)).connection_set
     except BrokerError as e:
         group.members = [] if e.code == ResponseCode.CONSUMER_NOT_ONLINE else None
+        return
+    except NoRouteInfo:
+        # Brokers create the retry topic when the first consumer joins.
+        group.members, group.has_joined = [], False
         return
     except GantryError:
         return

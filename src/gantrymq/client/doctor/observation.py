@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gantrymq.background.failures import JobFailures
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.client.doctor.groups_seen import GroupSeen, groups_seen
+from gantrymq.client.doctor.groups_seen import MAX_GROUPS, GroupSeen, dead_letters, groups_seen
 from gantrymq.client.doctor.one_group import OneGroup, observe_group
 from gantrymq.client.doctor.rights import CONFIGURATION, FIGURES, GROUPS, SENDING, send_refusal
 from gantrymq.client.sync_state_sets import SyncStateSetSeen, sync_state_set
@@ -19,7 +19,7 @@ from gantrymq.protocol.bodies.ha_status import HaStatus
 from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_WRITE, TopicConfig
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
+from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, DLQ_TOPIC_PREFIX
 from gantrymq.remoting.connection import RpcHook
 from gantrymq.system import clock, tls
 
@@ -85,6 +85,11 @@ class BrokerSeen:
         return self.broker_id == MASTER_ID
 
     @property
+    def leads(self) -> bool:
+        """Whether it has the role of a master, whatever NameServers and controllers say."""
+        return self.config.get("brokerRole") in ("SYNC_MASTER", "ASYNC_MASTER")
+
+    @property
     def label(self) -> str:
         return f"broker {self.name} ({'master' if self.is_master else f'slave {self.broker_id}'})"
 
@@ -105,6 +110,10 @@ class Observation:
     group_count: int = 0
     #: The one group in question.
     group: OneGroup | None = None
+    #: Replicas that a controller names and no NameServer has.
+    unregistered: list[BrokerSeen] = field(default_factory=list)
+    #: Number of dead-letter messages by consumer group.
+    dead_letters: dict[str, int] = field(default_factory=dict)
 
     @property
     def answering(self) -> list[NameServerSeen]:
@@ -144,6 +153,7 @@ async def observe(
 
     async with AdminClient(ssl_context=ssl_context, hooks=hooks, timeout_ms=timeout_ms) as admin:
         seen.brokers = await asyncio.gather(*(ask(admin, BrokerSeen(*identity)) for identity in found))
+        seen.unregistered = await asyncio.gather(*(ask(admin, broker) for broker in _unregistered(seen.brokers)))
         for broker in seen.brokers:
             if topic is not None and broker.error is None and _takes_messages(seen, broker):
                 with suppress(GantryError):
@@ -152,6 +162,20 @@ async def observe(
                         broker.refusals[SENDING] = refusal
     await _look_at_groups(seen, group, ssl_context, hooks, timeout_ms)
     return seen
+
+
+def _unregistered(brokers: Sequence[BrokerSeen]) -> list[BrokerSeen]:
+    """Replicas that the controllers of `brokers` name at other addresses, with the controller's ids."""
+    registered = {broker.address for broker in brokers}
+    found: dict[str, BrokerSeen] = {}
+    for broker in brokers:
+        info = broker.sync_state_set.info if broker.sync_state_set is not None else None
+        if info is not None:
+            for replica in (*info.in_sync_replicas, *info.not_in_sync_replicas):
+                address = replica.broker_address
+                if address not in registered:
+                    found[address] = BrokerSeen(broker.cluster, broker.name, replica.broker_id, address)
+    return list(found.values())
 
 
 def _takes_messages(seen: Observation, broker: BrokerSeen) -> bool:
@@ -182,6 +206,7 @@ async def _look_at_groups(
             else:
                 addresses = [broker.address for broker in masters]
                 seen.groups, seen.group_count = await groups_seen(admin, addresses, seen.topic)
+                seen.dead_letters = await dead_letters(admin, _dead_letter_topics(seen))
         except PartialFailure as e:
             refused = [error for error in e.failed.values() if isinstance(error, BrokerError)]
             for broker in masters:
@@ -195,6 +220,16 @@ async def _look_at_groups(
         except GantryError:
             # A broker that went meanwhile; the next look says so.
             pass
+
+
+def _dead_letter_topics(seen: Observation) -> list[str]:
+    """Those of the groups in question: of all groups, or of the groups of one topic."""
+    all_topics = frozenset[str]().union(*(server.topics or () for server in seen.answering))
+    topics = sorted(topic for topic in all_topics if topic.startswith(DLQ_TOPIC_PREFIX))
+    if seen.topic is not None:
+        wanted = {DLQ_TOPIC_PREFIX + group.name for group in seen.groups}
+        topics = [topic for topic in topics if topic in wanted]
+    return topics[:MAX_GROUPS]
 
 
 def _note(broker: BrokerSeen, what: str, error: BrokerError) -> None:

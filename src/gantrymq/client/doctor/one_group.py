@@ -15,7 +15,7 @@ from gantrymq.protocol.bodies.stats import OffsetWrapper
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, retry_topic
 
 
 @dataclass(slots=True)
@@ -33,6 +33,8 @@ class OneGroup:
     connected: dict[str, ConsumerConnection] = field(default_factory=dict)
     progress: dict[MessageQueue, OffsetWrapper] = field(default_factory=dict)
     dead_letters: int = 0
+    #: Whether a consumer has ever joined it.
+    has_joined: bool = True
     #: What members say of themselves, by client id.
     running: dict[str, ConsumerRunningInfo] = field(default_factory=dict)
     #: Why others don't, by client id.
@@ -46,7 +48,7 @@ class OneGroup:
     @property
     def summary(self) -> GroupSeen:
         """As among others."""
-        group = GroupSeen(self.name, members=self.members if self.connected else None)
+        group = GroupSeen(self.name, members=self.members if self.connected else None, has_joined=self.has_joined)
         for queue, offsets in self.progress.items():
             group.add_queue(queue, offsets)
         group.subscriptions = {client_id: subscriptions_of(info) for client_id, info in self.running.items()}
@@ -65,6 +67,11 @@ async def observe_group(admin: AdminClient, name: str, masters: dict[str, str]) 
             group.connected[address] = await _connected(admin, name, address)
     with suppress(NoRouteInfo, PartialFailure):
         group.progress = (await admin.consume_stats(name)).offset_table
+    try:
+        await admin.topic_route(retry_topic(name))
+    except NoRouteInfo:
+        # Brokers create the retry topic when the first consumer joins.
+        group.has_joined = False
     with suppress(NoRouteInfo, PartialFailure):
         letters = await admin.topic_stats(DLQ_TOPIC_PREFIX + name)
         group.dead_letters = sum(queue.max_offset - queue.min_offset for queue in letters.offset_table.values())

@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from gantrymq.client.doctor.finding import Finding, ok, problem, warning
-from gantrymq.client.doctor.group_checks import check_lag, check_subscriptions
+from gantrymq.client.doctor.group_checks import check_lag, check_subscriptions, dead_letter_finding
 from gantrymq.client.doctor.observation import named
 from gantrymq.client.doctor.one_group import OneGroup
 from gantrymq.protocol.bodies.consumer import ConsumerRunningInfo
 from gantrymq.protocol.bodies.heartbeat import BROADCASTING
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.system.clock import now_ms
 
 #: A member that asked for a queue's messages longer ago than this doesn't any more (`PULL_MAX_IDLE_TIME`).
@@ -33,12 +33,7 @@ def check_one_group(group: OneGroup) -> Iterator[Finding]:
         yield from _check_member(group, client_id, info)
     yield from _check_queues(group)
     if group.dead_letters:
-        yield warning(
-            f"group {group.name} has given up on {group.dead_letters:,} messages",
-            f"its handlers failed on each as often as the group allows; they are in {DLQ_TOPIC_PREFIX}{group.name}.",
-            f"Mend what fails (gantry consume '{DLQ_TOPIC_PREFIX}{group.name}' shows them), then send them again: "
-            f"gantry admin resendDlq -g {group.name}",
-        )
+        yield dead_letter_finding(group.name, group.dead_letters)
 
 
 def _unknown(group: OneGroup) -> Finding:
@@ -79,7 +74,12 @@ def _is_broadcast(group: OneGroup) -> bool:
 def _check_members(group: OneGroup) -> Iterator[Finding]:
     members = group.members
     if not members:
-        if group.connected and not any(lag.behind for lag in group.summary.lags.values()):
+        if group.progress and not group.has_joined:
+            yield ok(
+                f"group {group.name} has no members, and no consumer has ever joined it: a reader such as a Spark "
+                "query commits its offsets"
+            )
+        elif group.connected and not any(lag.behind for lag in group.summary.lags.values()):
             yield warning(
                 f"group {group.name} has no consumer at the moment",
                 "none runs, or those that run can't reach the brokers.",

@@ -7,29 +7,104 @@ from collections.abc import Iterator
 from gantrymq.client.doctor.finding import Finding, ok, problem, warning
 from gantrymq.client.doctor.observation import BrokerSeen, Observation, named
 from gantrymq.client.sync_state_sets import SyncStateSetSeen
+from gantrymq.protocol.bodies.controller import ReplicasInfo
+from gantrymq.system import clock
 
 #: A slave that lacks a message for so long is behind, ms; one that just came is for a while.
 LATE_MS = 10_000
+#: Silence on an open replication link that is reported, in s. A master sends something every haSendHeartbeatInterval
+#: (5 s).
+SILENT_LINK_S = 12.0
 
 
 def check_replication(seen: Observation) -> Iterator[Finding]:
     """For each name with several brokers, or with controllers."""
     for name in dict.fromkeys(broker.name for broker in seen.brokers):
-        brokers = [broker for broker in seen.brokers if broker.name == name and broker.error is None]
-        findings = [*_check_controllers(name, brokers), *_check_slaves(brokers)]
-        count = len(brokers)
+        all_of_name = [broker for broker in seen.brokers if broker.name == name]
+        answering = [broker for broker in all_of_name if broker.error is None]
+        unregistered = [broker for broker in seen.unregistered if broker.name == name]
+        findings = [
+            *_check_controllers(name, answering),
+            *_check_deposed(answering + unregistered),
+            *_check_silent_slaves(all_of_name),
+            *_check_slaves(answering),
+        ]
         if findings:
             yield from findings
-        elif count > 1 and any(broker.is_master for broker in brokers):
-            yield ok(f"broker {name}: all {count} replicas have all{_in_sync(brokers)}")
+        elif len(all_of_name) > 1 and len(answering) == len(all_of_name) and any(b.is_master for b in answering):
+            yield ok(f"broker {name}: all {len(answering)} replicas have all{_in_sync(answering)}")
+
+
+def _check_deposed(brokers: list[BrokerSeen]) -> Iterator[Finding]:
+    """Brokers that act as masters although their controllers name another one."""
+    info = _sync_state(brokers)
+    if info is None or info.master_address is None:
+        return
+    for broker in brokers:
+        if broker.error is None and broker.leads and broker.address != info.master_address:
+            yield problem(
+                f"broker {broker.name} at {broker.address} acts as master, and its controllers name "
+                f"{info.master_address} (epoch {info.master_epoch})",
+                "it was deposed and has not noticed. What is sent to it can be lost: slaves follow the new master.",
+                f"Restore its link to the controllers ({broker.config.get('controllerAddr', '')}), or stop it.",
+            )
+
+
+def _check_silent_slaves(brokers: list[BrokerSeen]) -> Iterator[Finding]:
+    """Slaves that don't respond although sends wait for their copy."""
+    master = next((broker for broker in brokers if broker.is_master and broker.error is None), None)
+    silent = [broker for broker in brokers if not broker.is_master and broker.error is not None]
+    if master is None or not silent:
+        return
+    config, info = master.config, _sync_state(brokers)
+    if config.get("enableControllerMode") == "true":
+        in_sync = {replica.broker_address for replica in info.in_sync_replicas} if info is not None else set()
+        waits_for = [broker for broker in silent if broker.address in in_sync]
+        waits_for = waits_for if config.get("allAckInSyncStateSet") == "true" else []
+        remedy = (
+            "Resume or stop that process: the master removes it from the sync-state set after "
+            "haMaxTimeSlaveNotCatchup, and at once when its connection closes."
+        )
+    else:
+        needed = _number(config.get("inSyncReplicas")) if config.get("brokerRole") == "SYNC_MASTER" else 1
+        others = [broker for broker in brokers if not broker.is_master and broker.error is None]
+        waits_for = silent if needed > len(others) + 1 else []
+        remedy = "Resume or restart that process, or set inSyncReplicas to as many copies as there are."
+    for broker in waits_for:
+        yield problem(
+            f"{broker.label} at {broker.address} does not respond, and sends wait for its copy",
+            f"{master.label} answers a send only when this slave has the message, or with FLUSH_SLAVE_TIMEOUT.",
+            remedy,
+        )
+
+
+def _sync_state(brokers: list[BrokerSeen]) -> ReplicasInfo | None:
+    """What the controllers of these brokers say."""
+    return next((broker.sync_state_set.info for broker in brokers if broker.sync_state_set is not None), None)
 
 
 def _in_sync(brokers: list[BrokerSeen]) -> str:
-    info = next((broker.sync_state_set.info for broker in brokers if broker.sync_state_set is not None), None)
+    info = _sync_state(brokers)
     if info is None:
         return ""
     ids = ", ".join(str(replica.broker_id) for replica in info.in_sync_replicas)
     return f"; in sync, of epoch {info.master_epoch}, are {ids}"
+
+
+def _check_half_open(master: BrokerSeen, slaves: list[BrokerSeen]) -> Iterator[Finding]:
+    """Slaves that received nothing of late over a link that both sides take for open."""
+    for slave in slaves:
+        if slave.ha_status is None or not slave.ha_status.client.is_activated:
+            continue
+        read_ms = slave.ha_status.client.last_read_timestamp
+        silent_s = clock.time() + (slave.clock_ahead_s or 0.0) - read_ms / 1000
+        if read_ms > 0 and silent_s > SILENT_LINK_S:
+            yield problem(
+                f"{slave.label} has received nothing from {master.label} for {silent_s:.0f} s over an open connection",
+                "the link is half-open: one direction is cut. Sends that wait for this slave are answered "
+                "FLUSH_SLAVE_TIMEOUT, until haHousekeepingInterval closes the connection.",
+                f"Check the network between {slave.address} and {slave.ha_status.client.master_addr}.",
+            )
 
 
 def _check_slaves(brokers: list[BrokerSeen]) -> Iterator[Finding]:
@@ -46,6 +121,7 @@ def _check_slaves(brokers: list[BrokerSeen]) -> Iterator[Finding]:
                 "Make room on its disk if that is what it says. Where the logs differ move its store away and start "
                 "it anew.",
             )
+    yield from _check_half_open(master, slaves)
     if len(connections) < len(slaves):
         yield problem(
             f"{master.label} has {len(slaves)} registered slaves, of which {len(connections)} are connected with it",
@@ -92,7 +168,8 @@ def _check_one_set(name: str, seen: SyncStateSetSeen, brokers: list[BrokerSeen])
     if seen.error is not None:
         yield problem(
             f"the controllers of broker {name} ({controllers}) can't be asked: {seen.error}",
-            "while none answers no other master is elected, and with ours masters stop taking messages.",
+            "while no controller answers, no master is elected, and some masters of ours reject messages "
+            "(docs/controller.md).",
             "Start a controller there (gantry controller), or see why it can't be reached from here.",
         )
         return
