@@ -1,19 +1,19 @@
-"""Failover: the master of three brokers is killed, stopped or cut off under load, round after round; see README.md.
+"""Failover: faults of three brokers, their controllers and their links, round after round under load; see README.md.
 
-A message is acknowledged when two brokers at least, and all in sync, have it. Measured is how long a producer had
-nothing acknowledged after each fault; checked from what the clients were told (failover_check.py), and that the logs of
-all three brokers are the same in the end. Exit status 1 when something is wrong. `--seed` repeats the faults.
+A message is acknowledged when at least two brokers, and all in sync, have it. Measured for each fault: the longest time
+without service for a producer and for each kind of consumer, and the transactions and delayed messages that were stored
+again. Checked from the clients' records (failover_check.py): nothing is lost, out of order or invented, never two
+masters, and the logs of all brokers are the same at the end. Exit status 1 if a check fails. `--seed` repeats a run's
+faults.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import json
 import random
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -26,11 +26,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from failover_check import Stored, again, judge
+from failover_faults import FAULTS, OF_ETCD, Hit, slaves
 from failover_load import PRODUCERS, QUEUES, TOPIC, Acknowledged, History
+from failover_reading import Events, log_of, messages_of, read_all
 from failover_servers import BROKERS, CONTROLLERS, HEARTBEAT_TIMEOUT_MS, NAME, Servers
+from failover_workloads import CONSUMERS, DELAYS, TRANSACTIONS
 
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.controller import ReplicasInfo
 from gantrymq.replication.epochs import Epochs
@@ -38,18 +40,15 @@ from gantrymq.replication.epochs import Epochs
 T = TypeVar("T")
 
 LOAD = Path(__file__).with_name("failover_load.py")
+WORKLOADS = Path(__file__).with_name("failover_workloads.py")
 #: From the time when all are in sync to the next fault, s.
 STEADY_S = (0.5, 2.0)
-#: How long after sends go on the former master stays away, s.
-AWAY_S = (0.0, 3.0)
 #: Within this time sends go on, or all are in sync again, s; else the run ends there.
 PATIENCE_S = 60.0
 #: How often is looked.
 LOOK_S = 0.05
-#: What happens to the master. Else an administrator may name another, the controller that leads be killed, or one of
-#: etcd's members.
+#: The faults of a run without `--faults`.
 MASTER_FAULTS = ("killed", "stopped", "cut off")
-FAULTS = (*MASTER_FAULTS, "handed over", "controller killed", "member killed")
 #: What is promised with our controller, s.
 MEDIAN_S, WORST_S = 5.0, 10.0
 
@@ -68,6 +67,13 @@ class Round:
     silent_s: float
     #: From the end of the fault until all were in sync.
     in_sync_s: float
+    #: For each kind of consumer, the longest time in which it received nothing.
+    unserved_s: dict[str, float]
+    #: When it began, ms since 1970.
+    began_ms: int
+    #: Messages that brokers stored once more in this round.
+    transactions_again: int = 0
+    delays_again: int = 0
 
 
 class Run:
@@ -88,6 +94,15 @@ class Run:
         self._silent = [0.0] * PRODUCERS
         self._admin: AdminClient
         self._load: subprocess.Popen[bytes]
+        #: The same for consumers, by kind.
+        self._received = dict.fromkeys(CONSUMERS, 0.0)
+        self._unserved = dict.fromkeys(CONSUMERS, 0.0)
+        #: Committed transactions, and delayed messages that were acknowledged.
+        self._kept: dict[str, set[int]] = {"transactions": set(), "delays": set()}
+        #: etcd's, in the order in which a fault hits them.
+        self._members = ["etcd0", "etcd1", "etcd2"]
+        self._events = Events(servers.directory / "events")
+        self._workloads: subprocess.Popen[bytes]
         self.rounds: list[Round] = []
         self.stored: list[Stored] = []
 
@@ -96,10 +111,13 @@ class Run:
         async with self._stack:
             self._admin = await self._stack.enter_async_context(AdminClient(self._servers.names))
             await self.until(self.are_all_in_sync, "all brokers are in sync")
-            await self.until(self._has_topic, "the topic is there")
+            await self.until(self._has_topics, "the topics are there")
             self._load = await asyncio.to_thread(self._start_load)
             self._stack.push_async_callback(asyncio.to_thread, self._load.communicate)
             await self.sends_go_on("at the beginning")
+            self._workloads = await asyncio.to_thread(self._start_workloads)
+            self._stack.push_async_callback(asyncio.to_thread, self._workloads.communicate)
+            await self.until(self._are_all_received, "all consumers receive")
             self._stack = self._stack.pop_all()
         return self
 
@@ -110,55 +128,80 @@ class Run:
         """Ends the load, reads all, stops the brokers; what was wrong."""
         await self.pause(STEADY_S[1])
         await asyncio.to_thread(self._load.communicate)
+        await asyncio.to_thread(self._workloads.communicate)
         self._look()
         await self.until(self.are_all_in_sync, "all brokers are in sync")
         self.stored = await read_all(self._servers.names)
+        problems = await self._judge_workloads()
         await asyncio.to_thread(self._servers.stop_brokers)
-        return self._judge()
+        return problems + self._judge()
 
     def _start_load(self) -> subprocess.Popen[bytes]:
+        return self._start(LOAD, "acknowledged", f"--rate={self._rate}")
+
+    def _start_workloads(self) -> subprocess.Popen[bytes]:
+        return self._start(WORKLOADS, "events")
+
+    def _start(self, program: Path, records: str, *options: str) -> subprocess.Popen[bytes]:
         servers = self._servers
-        with (servers.directory / "load.log").open("wb") as log:
-            options = [servers.names, str(servers.directory / "acknowledged"), f"--rate={self._rate}"]
-            command = [sys.executable, str(LOAD), *options]
+        with (servers.directory / f"{program.stem}.log").open("wb") as log:
+            command = [sys.executable, str(program), servers.names, str(servers.directory / records), *options]
             return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log)
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
     async def one_round(self) -> None:
-        if self._load.poll() is not None:
-            raise RuntimeError(f"the load has ended with status {self._load.returncode}; see load.log")
+        for process in (self._load, self._workloads):
+            if process.poll() is not None:
+                raise RuntimeError(f"a load has ended with status {process.returncode}; see its log")
         await self.pause(self._chance.uniform(*STEADY_S))
-        fault, away_s = self._chance.choice(self._faults), self._chance.uniform(*AWAY_S)
-        whom = await self._victim(fault)
-        what = f"{whom} was {fault}"
+        name = self._chance.choice(self._faults)
+        fault = FAULTS[name]
+        away_s = self._chance.uniform(*fault.away_s)
+        hit = Hit(fault, tuple([await self._victim(role, n) for n, role in enumerate(fault.whom)]))
+        what = f"{hit.label}: {name}"
         self._silent = [0.0] * PRODUCERS
-        if fault == "handed over":
+        self._unserved = dict.fromkeys(CONSUMERS, 0.0)
+        began_ms = time.time_ns() // 1_000_000
+        if fault.begin is None:
             await self._hand_over()
         else:
-            await asyncio.to_thread(self._begin, fault, whom)
-        if whom in BROKERS:
-            await self.sends_go_on(f"after broker {what}", elsewhere_than=whom)
+            await asyncio.to_thread(fault.begin, self._servers, hit.names, self._chance)
+        if fault.returns_first:
+            await self.pause(away_s)
+            returns = hit.names[fault.whom.index(fault.returns_first)]
+            await asyncio.to_thread(self._servers.start, returns)
+        if hit.former_master is not None:
+            await self.sends_go_on(f"after {what}", elsewhere_than=hit.former_master)
         await self.pause(away_s)
-        if fault != "handed over":
-            await asyncio.to_thread(self._end, fault, whom)
+        if fault.end is not None:
+            await asyncio.to_thread(fault.end, self._servers, hit.names)
         back = time.monotonic()
         await self.until(self.are_all_in_sync, f"all are in sync after {what}")
         in_sync_s = time.monotonic() - back
-        await self.sends_go_on(f"after {what}, and was back")
-        self.rounds.append(Round(fault, whom, max(self._silent), in_sync_s))
+        await self.sends_go_on(f"after {what}, and its end")
+        received = dict(self._received)
+        await self.until(lambda: self._are_all_received(received), f"all consumers receive after {what}")
+        unserved = dict(self._unserved)
+        self.rounds.append(Round(name, hit.label, max(self._silent), in_sync_s, unserved, began_ms))
+        told = ", ".join(f"{kind} {seconds:.2f}" for kind, seconds in unserved.items())
         print(
-            f"{len(self.rounds):3}: {whom} {fault:8} nothing acknowledged for {max(self._silent):5.2f} s; all in "
-            f"sync after {in_sync_s:5.2f} s; {len(self.acknowledged):,} acknowledged",
+            f"{len(self.rounds):3}: {what:40} without service, s: producers {max(self._silent):.2f}, {told}; all in "
+            f"sync after {in_sync_s:.2f} s; {len(self.acknowledged):,} acknowledged",
             flush=True,
         )
 
-    async def _victim(self, fault: str) -> str:
-        if fault == "member killed":
-            return f"etcd{self._chance.randrange(len(self._servers.etcd))}"
-        if fault == "controller killed":
+    async def _victim(self, role: str, number: int) -> str:
+        if role == "etcd":
+            if number == 0:
+                self._chance.shuffle(self._members)
+            return self._members[number]
+        if role == "namesrv":
+            return role
+        if role == "controller":
             return await self.until(self.leader, "a controller leads")
-        return await self.until(self.master, "there is a master")
+        master = await self.until(self.master, "there is a master")
+        return master if role == "master" else self._chance.choice(slaves(master))
 
     async def _hand_over(self) -> None:
         """To another that is in sync."""
@@ -166,28 +209,6 @@ class Run:
         others = [each.broker_id for each in known.in_sync_replicas if each.broker_id != known.master_broker_id]
         controller = self._servers.address(await self.until(self.leader, "a controller leads"))
         await self._admin.elect_master(controller, "DefaultCluster", NAME, self._chance.choice(others))
-
-    def _begin(self, fault: str, whom: str) -> None:
-        servers = self._servers
-        if fault == "stopped":
-            servers.send_signal(whom, signal.SIGSTOP)
-        elif fault == "cut off":
-            servers.links.cut(whom)
-        elif fault == "member killed":
-            servers.etcd[int(whom[-1])].kill()
-        else:
-            servers.kill(whom)
-
-    def _end(self, fault: str, whom: str) -> None:
-        servers = self._servers
-        if fault == "stopped":
-            servers.send_signal(whom, signal.SIGCONT)
-        elif fault == "cut off":
-            servers.links.heal(whom)
-        elif fault == "member killed":
-            servers.etcd[int(whom[-1])].start_again()
-        else:
-            servers.start(whom)
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
@@ -230,10 +251,23 @@ class Run:
             last = self._last[producer] or each.ended
             self._silent[producer] = max(self._silent[producer], each.ended - last)
             self._last[producer] = max(last, each.ended)
+        for word, number, at in self._events.new():
+            if word in self._kept:
+                self._kept[word].add(number)
+            else:
+                last = self._received[word] or at
+                self._unserved[word] = max(self._unserved[word], at - last)
+                self._received[word] = at
 
-    async def _has_topic(self) -> bool:
+    async def _are_all_received(self, former: dict[str, float] | None = None) -> bool:
+        """Whether each kind of consumer has received something, after `former` if given."""
+        self._look()
+        return all(at > (former[kind] if former else 0.0) for kind, at in self._received.items())
+
+    async def _has_topics(self) -> bool:
         try:
-            await self._admin.ensure_topic(TOPIC, queues=QUEUES)
+            for topic in (TOPIC, TRANSACTIONS, DELAYS):
+                await self._admin.ensure_topic(topic, queues=QUEUES)
         except GantryError:
             # A new master takes nothing before its slaves have come.
             return False
@@ -271,6 +305,44 @@ class Run:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
+    async def _judge_workloads(self) -> list[str]:
+        """Counts the transactions and delayed messages that were stored again; names those that are missing."""
+        problems: list[str] = []
+        for word, topic in (("transactions", TRANSACTIONS), ("delays", DELAYS)):
+            kept = self._kept[word]
+            places: dict[int, list[int]] = {}
+
+            async def has_all(topic: str = topic, kept: set[int] = kept, places: dict[int, list[int]] = places) -> bool:
+                places.clear()
+                for message in await messages_of(self._servers.names, topic):
+                    places.setdefault(int(message.body), []).append(message.store_timestamp)
+                return kept <= places.keys()
+
+            try:
+                await self.until(has_all, f"all {word} are delivered")
+            except RuntimeError:
+                missing = sorted(kept - places.keys())
+                problems.append(f"lost: {len(missing)} of {len(kept)} {word}, for example {missing[:3]}")
+            for times in places.values():
+                for at_ms in sorted(times)[1:]:
+                    self._count_again(word, at_ms)
+            print(f"{len(kept):,} {word}, {sum(len(times) - 1 for times in places.values())} of them stored again")
+        for one in self.rounds:
+            if FAULTS[one.fault].is_orderly and (one.transactions_again or one.delays_again):
+                problems.append(
+                    f"{one.fault} stored {one.transactions_again} transactions and {one.delays_again} delayed messages "
+                    "again"
+                )
+        return problems
+
+    def _count_again(self, word: str, at_ms: int) -> None:
+        """In the round in which the later copy was stored."""
+        of = next((one for one in reversed(self.rounds) if one.began_ms <= at_ms), None)
+        if of is not None and word == "transactions":
+            of.transactions_again += 1
+        elif of is not None:
+            of.delays_again += 1
+
     def _judge(self) -> list[str]:
         servers = self._servers
         last = max(each.physical_offset for each in self.stored)
@@ -297,49 +369,22 @@ async def run_rounds(run: Run, rounds: int) -> list[str]:
         return await run.finish()
 
 
-async def read_all(names: str) -> list[Stored]:
-    """All messages of the topic, each queue's in its order."""
-    found: list[Stored] = []
-    async with LitePullConsumer(names, "failover-check") as consumer:
-        queues = await consumer.queues(TOPIC)
-        await consumer.assign(queues)
-        left = {}
-        for queue in queues:
-            await consumer.seek_to_begin(queue)
-            left[queue.queue_id] = await consumer.end_offset(queue)
-        while any(left.values()):
-            for message in await consumer.poll(max_messages=1000):
-                key, number, _ = message.body.split(b" ", 2)
-                place = message.queue_id, message.queue_offset, message.commit_log_offset
-                found.append(Stored(*place, int(key), int(number)))
-                if message.queue_offset + 1 >= left[message.queue_id]:
-                    left[message.queue_id] = 0
-    return found
-
-
-def log_of(store: Path, last: int) -> str:
-    """A hash of its log up to the end of the record that begins at `last`.
-
-    What comes behind it a master may have written for itself while its slaves ended.
-    """
-    log = b"".join(file.read_bytes() for file in sorted((store / "commitlog").iterdir()))
-    return hashlib.sha256(log[: last + int.from_bytes(log[last : last + 4], "big")]).hexdigest()
-
-
 def table(rounds: dict[str, list[Round]]) -> str:
-    """Median and worst of each fault, and of all, with each controller."""
+    """For each fault and controller: worst (and median) time without service, and what was stored again."""
     lines = [
-        "| fault | controller | rounds | nothing acknowledged: median, s | worst | all in sync: median, s | worst |",
-        "|---|---|---|---|---|---|---|",
+        "| fault | controller | rounds | producers, s | " + " | ".join(f"{kind}, s" for kind in CONSUMERS) + " "
+        "| transactions again | delayed again |",
+        "|" + "---|" * (6 + len(CONSUMERS)),
     ]
-    for fault in (*FAULTS, ""):
+    for fault in FAULTS:
         for controller, its_rounds in rounds.items():
-            some = [one for one in its_rounds if one.fault == fault or not fault]
+            some = [one for one in its_rounds if one.fault == fault]
             if some:
-                silent, in_sync = [one.silent_s for one in some], [one.in_sync_s for one in some]
-                figures = (statistics.median(silent), max(silent), statistics.median(in_sync), max(in_sync))
-                cells = " | ".join(f"{figure:.2f}" for figure in figures)
-                lines.append(f"| {fault or 'all'} | {_TITLES[controller]} | {len(some)} | {cells} |")
+                columns = [[one.silent_s for one in some]]
+                columns += [[one.unserved_s[kind] for one in some] for kind in CONSUMERS]
+                cells = " | ".join(f"{max(column):.2f} ({statistics.median(column):.2f})" for column in columns)
+                again_cells = f"{sum(o.transactions_again for o in some)} | {sum(o.delays_again for o in some)}"
+                lines.append(f"| {fault} | {_TITLES[controller]} | {len(some)} | {cells} | {again_cells} |")
     return "\n".join(lines)
 
 
@@ -350,10 +395,11 @@ def run_with(controller: str, args: argparse.Namespace) -> tuple[list[Round], li
         directory = args.keep / controller if args.keep else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         directory.mkdir(exist_ok=True, parents=True)
         servers = stack.enter_context(Servers(directory, controller, other_version=args.other_version))
-        run = Run(servers, args.rate, random.Random(args.seed), args.faults)
+        faults = [fault for fault in args.faults if fault not in OF_ETCD or controller == "etcd"]
+        run = Run(servers, args.rate, random.Random(args.seed), faults)
         problems = asyncio.run(run_rounds(run, args.rounds))
-    silent = [one.silent_s for one in run.rounds]
-    if controller != "java" and (statistics.median(silent) > MEDIAN_S or max(silent) > WORST_S):
+    silent = [one.silent_s for one in run.rounds if one.fault in MASTER_FAULTS]
+    if controller != "java" and silent and (statistics.median(silent) > MEDIAN_S or max(silent) > WORST_S):
         problems.append(f"sends took longer to go on than {MEDIAN_S:g} s (median) or {WORST_S:g} s (worst)")
     return run.rounds, [f"{_TITLES[controller]}: {problem}" for problem in problems]
 
@@ -365,12 +411,16 @@ def main() -> int:
     parser.add_argument(
         "--controller", choices=CONTROLLERS, nargs="+", default=["sqlite"], help="one after the other (sqlite)"
     )
-    parser.add_argument("--faults", choices=FAULTS, nargs="+", default=MASTER_FAULTS, help="which (the master's)")
+    parser.add_argument(
+        "--faults", choices=[*FAULTS, "all"], nargs="+", default=MASTER_FAULTS, help="which (%(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32), help="of the faults (a random one)")
     parser.add_argument("--other-version", type=Path, help="src of another version, which one of the brokers runs")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     parser.add_argument("--keep", type=Path, help="an empty directory for files and logs, which stay (a temporary one)")
     args = parser.parse_args()
+    if "all" in args.faults:
+        args.faults = list(FAULTS)
     print(f"seed {args.seed}; signs of life are missed for {HEARTBEAT_TIMEOUT_MS} ms", flush=True)
     rounds: dict[str, list[Round]] = {}
     problems: list[str] = []

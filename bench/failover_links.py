@@ -1,9 +1,9 @@
-"""The links of a failover's servers: each goes through this proxy, which cuts a server off from all others.
+"""The links between the servers of a failover: a proxy that cuts each of them, in both directions or in one.
 
-A server listens at 127.0.0.1 and is known to others at an address of its own, 127.0.2.N with the same port, where this
-process listens. Whose a connection is that comes in says /proc, so that a server is cut off from those whom it calls,
-too. Cut means: nothing passes, nothing is closed, and what was under way arrives when the link heals, as with packets
-that are lost and sent again. Linux alone: all of 127.0.0.0/8 is this machine there.
+A server listens at 127.0.0.1. Others know it at an address of its own, 127.0.2.N with the same port, where the proxy
+listens. The proxy finds the process that made a connection by its socket (sock_diag and /proc), so that it also cuts
+connections that a server opened itself. Across a cut nothing passes and nothing is closed. What was under way arrives
+when the link heals, as with packets that are lost and sent again. Linux only: all of 127.0.0.0/8 is this machine there.
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ from typing import cast
 
 import uvloop
 
-#: What waits to be written to one side, bytes, before the other is read no more.
+#: Bytes that may wait for one side before the proxy stops reading from the other.
 MOST_WAITING = 1 << 20
+#: In a cut: every server and client.
+ANYBODY = "*"
 #: NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY; any state, any cookie.
 _SOCK_DIAG, _BY_FAMILY, _ALL = 4, 20, 0xFFFFFFFF
 
 
 def inode_of(caller: tuple[str, int], called: tuple[str, int]) -> int:
-    """Of the caller's socket, 0 if it isn't of this machine (sock_diag(7); to read /proc/net/tcp takes 40 ms)."""
+    """The inode of the caller's socket; 0 if it isn't on this machine.
+
+    It uses sock_diag(7), because reading /proc/net/tcp takes 40 ms.
+    """
     request = struct.pack(
         "=BBBxI2s2s16s16sIII",
         *(socket.AF_INET, socket.IPPROTO_TCP, 0, _ALL),
@@ -45,7 +50,7 @@ def inode_of(caller: tuple[str, int], called: tuple[str, int]) -> int:
 
 
 def sockets_of(pid: int) -> set[str]:
-    """What a process's descriptors of sockets are called."""
+    """The names of a process's sockets in /proc."""
     found = set()
     with suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
@@ -55,43 +60,55 @@ def sockets_of(pid: int) -> set[str]:
 
 
 @dataclass(eq=False)
+class Pair:
+    """The names at both ends of a connection; "" for a client, and for a server that isn't identified yet."""
+
+    called: str
+    caller: str = ""
+
+
+@dataclass(eq=False)
 class Network:
-    """Who is cut off, and who the processes are."""
+    """The cuts, as (source, target) of the bytes that don't pass, and the servers' processes."""
 
     pids: dict[str, int] = field(default_factory=dict)
-    cut_off: set[str] = field(default_factory=set)
+    cuts: set[tuple[str, str]] = field(default_factory=set)
     connections: set[End] = field(default_factory=set)
 
-    def is_cut(self, names: set[str]) -> bool:
-        return not self.cut_off.isdisjoint(names)
+    def is_cut(self, source: str, target: str) -> bool:
+        return any(s in (source, ANYBODY) and t in (target, ANYBODY) for s, t in self.cuts)
 
-    def name(self, ends: list[Incoming]) -> None:
-        """Finds those whom a server has called that is cut off; looking costs too much to do it for each connection."""
-        for name in self.cut_off & self.pids.keys():
+    def identify(self, ends: list[Incoming]) -> None:
+        """Finds the connections that the servers of a cut have opened. Without a cut, nothing is looked up."""
+        for name in {name for cut in self.cuts for name in cut} & self.pids.keys():
             sockets = sockets_of(self.pids[name])
             for end in ends:
-                if f"socket:[{inode_of(end.caller, end.called)}]" in sockets:
-                    end.names.add(name)
+                if not end.pair.caller and f"socket:[{inode_of(end.caller, end.called)}]" in sockets:
+                    end.pair.caller = name
 
     def changed(self) -> None:
-        self.name([end for end in self.connections if isinstance(end, Incoming)])
+        self.identify([end for end in self.connections if isinstance(end, Incoming)])
         for end in list(self.connections):
             end.look()
 
 
 class End(asyncio.Protocol):
-    """One side of a connection; `names` are the servers at both sides, as far as they are known."""
+    """One side of a connection: it reads the bytes of the caller, or, in the base class, of the called server."""
 
     transport: asyncio.Transport
     other: End | None = None
 
-    def __init__(self, network: Network, names: set[str]) -> None:
+    def __init__(self, network: Network, pair: Pair) -> None:
         self.network = network
-        self.names = names
+        self.pair = pair
         self.is_full = False
         self._is_read = True
-        #: What came before the other side was there: uvloop reads once, whatever `connection_made` says.
+        #: Bytes that arrived before the other side was connected: uvloop reads once in any case.
         self.early = b""
+
+    @property
+    def is_cut(self) -> bool:
+        return self.network.is_cut(self.pair.called, self.pair.caller)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -108,7 +125,7 @@ class End(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.network.connections.discard(self)
         if self.other is not None and not self.other.transport.is_closing():
-            # What it has been given still goes out; after a reset it has none of it.
+            # A close delivers what was written before; a reset doesn't.
             if error is None:
                 self.other.transport.close()
             else:
@@ -125,8 +142,8 @@ class End(asyncio.Protocol):
             self.other.look()
 
     def look(self) -> None:
-        """Whether it is to be read now."""
-        is_read = self.other is not None and not self.other.is_full and not self.network.is_cut(self.names)
+        """Reads, or stops reading, as cuts and the other side's buffer require."""
+        is_read = self.other is not None and not self.other.is_full and not self.is_cut
         if is_read != self._is_read and not self.transport.is_closing():
             self._is_read = is_read
             if is_read:
@@ -136,28 +153,34 @@ class End(asyncio.Protocol):
 
 
 class Incoming(End):
-    """The side that called; the other is called as soon as nobody is cut off."""
+    """The caller's side. The server is called as soon as neither direction is cut."""
 
     def __init__(self, network: Network, server: str, host: str, port: int) -> None:
-        super().__init__(network, {server})
+        super().__init__(network, Pair(server))
         self._target = host, port
         self.caller = self.called = "", 0
         self._calling: asyncio.Task[None] | None = None
 
+    @property
+    def is_cut(self) -> bool:
+        return self.network.is_cut(self.pair.caller, self.pair.called)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.caller, self.called = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-        if self.network.cut_off:
-            self.network.name([self])
+        if self.network.cuts:
+            self.network.identify([self])
         super().connection_made(transport)
 
     def look(self) -> None:
-        if self.other is None and self._calling is None and not self.network.is_cut(self.names):
+        # A handshake needs both directions.
+        is_open = not self.is_cut and not super().is_cut
+        if self.other is None and self._calling is None and is_open:
             self._calling = asyncio.get_running_loop().create_task(self._call())
         super().look()
 
     async def _call(self) -> None:
         host, port = self._target
-        outgoing = End(self.network, self.names)
+        outgoing = End(self.network, self.pair)
         outgoing.other = self
         try:
             await asyncio.get_running_loop().create_connection(lambda: outgoing, host, port)
@@ -173,7 +196,7 @@ class Incoming(End):
 
 
 async def serve(servers: dict[str, list[tuple[str, int]]]) -> None:
-    """Listens for each server at its addresses, and does as standard input says, until that is closed."""
+    """Listens at each server's addresses, and carries out the commands of standard input until that is closed."""
     network = Network()
     loop = asyncio.get_running_loop()
     for name, addresses in servers.items():
@@ -187,47 +210,57 @@ async def serve(servers: dict[str, list[tuple[str, int]]]) -> None:
     commands = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     while line := await commands.readline():
-        command, name, *rest = line.decode().split()
+        command, first, second = line.decode().split()
         if command == "process":
-            network.pids[name] = int(rest[0])
+            network.pids[first] = int(second)
         elif command == "cut":
-            network.cut_off.add(name)
+            network.cuts.add((first, second))
         else:
-            network.cut_off.discard(name)
+            network.cuts.discard((first, second))
         network.changed()
         print("done", flush=True)
 
 
 class Links:
-    """The proxy as a process of its own; `servers` are the addresses at which each server is known."""
+    """The proxy as a process of its own. `servers` has the addresses at which each server is known."""
 
     def __init__(self, servers: dict[str, list[tuple[str, int]]]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(servers)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._heard("ready")
+        self._expect("ready")
 
     def process(self, name: str, pid: int) -> None:
-        """That server is this process now."""
-        self._tell(f"process {name} {pid}")
+        """Says that this process is that server."""
+        self._command(f"process {name} {pid}")
 
     def cut(self, name: str) -> None:
-        """Nothing passes from or to that server from here on."""
-        self._tell(f"cut {name}")
+        """Nothing passes from or to this server."""
+        self.cut_link(name, ANYBODY)
 
     def heal(self, name: str) -> None:
-        self._tell(f"heal {name}")
+        self.heal_link(name, ANYBODY)
+
+    def cut_link(self, source: str, target: str, *, half_open: bool = False) -> None:
+        """Nothing passes from `source` to `target`; nor back, unless the link is `half_open`."""
+        self._command(f"cut {source} {target}")
+        if not half_open:
+            self._command(f"cut {target} {source}")
+
+    def heal_link(self, source: str, target: str) -> None:
+        self._command(f"heal {source} {target}")
+        self._command(f"heal {target} {source}")
 
     def stop(self) -> None:
         self._process.communicate()
 
-    def _tell(self, command: str) -> None:
+    def _command(self, command: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{command}\n")
         self._process.stdin.flush()
-        self._heard("done")
+        self._expect("done")
 
-    def _heard(self, expected: str) -> None:
+    def _expect(self, expected: str) -> None:
         assert self._process.stdout is not None
         if self._process.stdout.readline().strip() != expected:
             raise RuntimeError("the proxy has ended")

@@ -156,6 +156,14 @@ class Servers:
         self.send_signal(name, signal.SIGKILL)
         self.processes[name].stop()
 
+    def terminate(self, name: str) -> None:
+        """SIGTERM; returns when the process has ended."""
+        self.send_signal(name, signal.SIGTERM)
+        self.processes[name].stop()
+
+    def is_running(self, name: str) -> bool:
+        return self.processes[name].is_running
+
     def send_signal(self, name: str, number: signal.Signals) -> None:
         os.kill(self.processes[name].pid, number)
 

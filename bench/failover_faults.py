@@ -1,0 +1,147 @@
+"""The faults of a failover: whom each one hits, how it begins and ends.
+
+| word | what happens |
+|---|---|
+| killed, ended, stopped | SIGKILL; SIGTERM; SIGSTOP and later SIGCONT |
+| cut off | nothing passes between this server and all others, clients included |
+| cut, half-open | nothing passes over one link, in both directions or in one |
+| handed over | `electMaster` names another broker of the sync-state set |
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from failover_servers import BROKERS, Servers
+
+#: How long a server stays away, after sends go on, or a link stays cut, s.
+AWAY_S = (0.0, 3.0)
+#: Long enough for every lease and heartbeat to end, s.
+LONG_S = (16.0, 22.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One fault of a run, and the servers that it hits."""
+
+    fault: Fault
+    names: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return "-".join(self.names)
+
+    @property
+    def former_master(self) -> str | None:
+        """The broker that must have been replaced before sends count as restored."""
+        return self.names[0] if self.fault.replaces_master else None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`whom` are roles: master, slave, controller, namesrv, or etcd.
+
+    With `returns_first`, this server comes back before sends are expected to go on.
+    """
+
+    whom: tuple[str, ...]
+    begin: Callable[[Servers, tuple[str, ...], random.Random], None] | None
+    end: Callable[[Servers, tuple[str, ...]], None] | None
+    away_s: tuple[float, float] = AWAY_S
+    replaces_master: bool = False
+    returns_first: str = ""
+    #: Whether a correct cluster stores no delayed message and no transaction again.
+    is_orderly: bool = False
+
+
+def _kill(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
+    for name in names:
+        servers.kill(name)
+
+
+def _terminate(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
+    for name in names:
+        servers.terminate(name)
+
+
+def _start(servers: Servers, names: tuple[str, ...]) -> None:
+    for name in names:
+        if not servers.is_running(name):
+            servers.start(name)
+
+
+def _stop(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
+    for name in names:
+        servers.send_signal(name, signal.SIGSTOP)
+
+
+def _continue(servers: Servers, names: tuple[str, ...]) -> None:
+    for name in names:
+        servers.send_signal(name, signal.SIGCONT)
+
+
+def _cut_off(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
+    servers.links.cut(names[0])
+
+
+def _heal(servers: Servers, names: tuple[str, ...]) -> None:
+    servers.links.heal(names[0])
+
+
+def _cut_link(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
+    servers.links.cut_link(*names)
+
+
+def _half_open(servers: Servers, names: tuple[str, ...], chance: random.Random) -> None:
+    servers.links.cut_link(*chance.sample(names, 2), half_open=True)
+
+
+def _heal_link(servers: Servers, names: tuple[str, ...]) -> None:
+    servers.links.heal_link(*names)
+
+
+def _kill_members(servers: Servers, names: tuple[str, ...], _: random.Random) -> None:
+    for name in names:
+        servers.etcd[int(name.removeprefix("etcd"))].kill()
+
+
+def _start_members(servers: Servers, names: tuple[str, ...]) -> None:
+    for name in names:
+        servers.etcd[int(name.removeprefix("etcd"))].start_again()
+
+
+FAULTS = {
+    "killed": Fault(("master",), _kill, _start, replaces_master=True),
+    "ended": Fault(("master",), _terminate, _start, replaces_master=True, is_orderly=True),
+    "stopped": Fault(("master",), _stop, _continue, replaces_master=True),
+    "cut off": Fault(("master",), _cut_off, _heal, replaces_master=True),
+    "handed over": Fault(("master",), None, None, replaces_master=True, is_orderly=True),
+    "slave killed": Fault(("slave",), _kill, _start),
+    "slave ended": Fault(("slave",), _terminate, _start, is_orderly=True),
+    "slave stopped": Fault(("slave",), _stop, _continue, LONG_S),
+    "slave cut off": Fault(("slave",), _cut_off, _heal, LONG_S),
+    "controller killed": Fault(("controller",), _kill, _start),
+    "controller stopped": Fault(("controller",), _stop, _continue, LONG_S),
+    "controller away": Fault(("controller",), _kill, _start, LONG_S),
+    "controller and master killed": Fault(
+        ("master", "controller"), _kill, _start, replaces_master=True, returns_first="controller"
+    ),
+    "link to controller cut": Fault(("master", "controller"), _cut_link, _heal_link, LONG_S),
+    "link to controller half-open": Fault(("master", "controller"), _half_open, _heal_link, LONG_S),
+    "link to slave cut": Fault(("master", "slave"), _cut_link, _heal_link, LONG_S),
+    "link to slave half-open": Fault(("master", "slave"), _half_open, _heal_link, LONG_S),
+    "link to NameServer cut": Fault(("master", "namesrv"), _cut_link, _heal_link, LONG_S),
+    "link to NameServer half-open": Fault(("master", "namesrv"), _half_open, _heal_link, LONG_S),
+    "member killed": Fault(("etcd",), _kill_members, _start_members),
+    "two members killed": Fault(("etcd", "etcd"), _kill_members, _start_members, LONG_S),
+}
+
+#: Faults that need several controllers, whose state is in etcd.
+OF_ETCD = tuple(name for name, fault in FAULTS.items() if "etcd" in fault.whom)
+
+
+def slaves(master: str) -> tuple[str, ...]:
+    return tuple(name for name in BROKERS if name != master)
