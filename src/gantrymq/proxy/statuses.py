@@ -67,7 +67,8 @@ def status_of(error: Exception) -> Status:
     if isinstance(error, ProxyError):
         return status(error.code, str(error))
     if isinstance(error, NoRouteInfo):
-        return status(Code.TOPIC_NOT_FOUND, f"No topic route info in name server for the topic: {error.topic}")
+        remark = f"No topic route info in name server for the topic: {error.topic}"
+        return broker_status(ResponseCode.TOPIC_NOT_EXIST, remark)
     if isinstance(error, BrokerError):
         return broker_status(error.code, error.remark)
     if isinstance(error, RequestTimeout) or isinstance(getattr(error, "__cause__", None), RequestTimeout):
@@ -81,4 +82,7 @@ def status_of(error: Exception) -> Status:
 
 def broker_status(code: int, remark: str | None) -> Status:
     """The status for a broker's answer."""
+    if code == ResponseCode.TOPIC_NOT_EXIST:
+        # The one error whose whole text Java's proxy passes on (`ResponseBuilder.buildStatus`).
+        remark = f"CODE: {code}  DESC: {remark or ''}"
     return status(_CODES.get(code, Code.INTERNAL_SERVER_ERROR), str(code) if remark is None else remark)
