@@ -51,13 +51,13 @@ def stored(
 
 
 def test_has_what_the_broker_says() -> None:
-    properties = {"UNIQ_KEY": UNIQUE, "TAGS": "paid", "KEYS": "k1 k2", "POP_CK": "0 1 2 3 0 b 3 42", "mine": "x"}
+    properties = {"UNIQ_KEY": UNIQUE, "TAGS": "paid", "KEYS": "k1 k\u30002", "POP_CK": "0 1 2 3 0 b 3 42", "mine": "x"}
     message = to_protobuf(stored(properties=properties, reconsume_times=2))
     system = message.system_properties
     assert message.topic == pb.Resource(name="orders")
     assert message.body == b"body"
     assert dict(message.user_properties) == {"mine": "x"}
-    assert (system.message_id, system.tag, list(system.keys)) == (UNIQUE, "paid", ["k1", "k2"])
+    assert (system.message_id, system.tag, list(system.keys)) == (UNIQUE, "paid", ["k1", "k\u30002"])
     assert system.receipt_handle == "0 1 2 3 0 b 3 42"
     assert (system.queue_id, system.queue_offset, system.delivery_attempt) == (3, 42, 3)
     assert system.born_timestamp.ToMilliseconds() == 1_700_000_000_123

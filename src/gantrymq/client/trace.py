@@ -20,7 +20,7 @@ from gantrymq.background.repeating import Repeating
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.message_id import UniqueKeys
-from gantrymq.protocol.properties import KEY_SEPARATOR
+from gantrymq.protocol.properties import KEY_SEPARATOR, split_keys
 from gantrymq.protocol.topic_name import TRACE_TOPIC
 from gantrymq.system.clock import now_ms
 
@@ -125,7 +125,7 @@ def _line(context: TraceContext, bean: TraceBean) -> str:
 
 def _keys(bean: TraceBean) -> set[str]:
     """A message's own keys may be as long as all properties together; with such a trace couldn't be sent."""
-    keys = set(bean.keys.split(KEY_SEPARATOR)) if len(bean.keys) <= MAX_KEYS else set()
+    keys = set(split_keys(bean.keys)) if len(bean.keys) <= MAX_KEYS else set()
     return (keys | {bean.msg_id}) - {""}
 
 

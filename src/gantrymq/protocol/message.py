@@ -92,7 +92,7 @@ class Message:
     @property
     def keys(self) -> list[str]:
         """What the message is found by."""
-        return self.properties.get(names.KEYS, "").split()
+        return names.split_keys(self.properties.get(names.KEYS, ""))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} topic={self.topic!r} tags={self.tags!r} body={len(self.body)} bytes>"
@@ -103,7 +103,7 @@ def _joined(keys: Iterable[str]) -> str:
         raise IllegalMessage(f"keys={keys!r}: a string is wanted, or several")
     keys = list(keys)
     for key in keys:
-        if not isinstance(key, str) or not key or any(char.isspace() for char in key):
+        if not isinstance(key, str) or not key or names.KEY_SEPARATOR in key:
             raise IllegalMessage(f"the key {key!r} of {keys!r}: a key is a string without blanks, which separate keys")
     return names.KEY_SEPARATOR.join(keys)
 

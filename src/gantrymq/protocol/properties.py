@@ -60,8 +60,13 @@ BORN_TIMESTAMP = "BORN_TIMESTAMP"
 #: The checksum over a record, its last property (enabledAppendPropCRC).
 CRC32 = "__CRC32#"
 
-#: Separates the keys in KEYS.
+#: Separates the keys in KEYS (`MessageConst.KEY_SEPARATOR`). Other white space is part of a key.
 KEY_SEPARATOR = " "
+
+
+def split_keys(keys: str) -> list[str]:
+    """The keys in KEYS."""
+    return [key for key in keys.split(KEY_SEPARATOR) if key]
 
 
 def encode_properties(properties: dict[str, str]) -> bytes:

@@ -122,7 +122,7 @@ def to_protobuf(message: MessageExt) -> pb.Message:
     if (tag := properties.get(names.TAGS)) is not None:
         system.tag = tag
     if keys := properties.get(names.KEYS):
-        system.keys.extend(keys.split())
+        system.keys.extend(names.split_keys(keys))
     if (group := properties.get(names.SHARDING_KEY)) is not None:
         system.message_group = group
     if (handle := properties.get(names.POP_CK)) is not None:

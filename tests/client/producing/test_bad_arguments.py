@@ -53,6 +53,13 @@ def test_messages(arguments: dict[str, Any], why: str) -> None:
 def test_messages_that_are_right() -> None:
     assert Message("topic", b"x", keys=["a", "b"]).keys == ["a", "b"]
     assert Message("topic", b"x", keys="a b").keys == ["a", "b"]
+
+
+@pytest.mark.parametrize("key", ["ideo\u3000graphic", "no\u00a0break", "a\ttab", "x\x1cy", "\u2003em"])
+def test_only_a_blank_separates_keys(key: str) -> None:
+    """As in Java's client and index."""
+    assert Message("topic", b"x", keys=[key, "other"]).keys == [key, "other"]
+    assert Message("topic", b"x", keys=f"{key}  other ").keys == [key, "other"]
     assert Message("topic", b"x", delay_level=0, delay_ms=0).properties == {"TIMER_DELAY_MS": "0"}
     # A broker may have more levels than usual.
     assert Message("topic", b"x", properties={"DELAY": "20"}).properties["DELAY"] == "20"

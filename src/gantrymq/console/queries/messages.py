@@ -144,7 +144,8 @@ async def messages(eye: Eye, arguments: MessagesArguments) -> MessagesPage:
     if arguments.key:
         keyed = await eye.admin.messages_by_key(
             topic,
-            arguments.key.strip(),
+            # Other white space is part of a key.
+            arguments.key.strip(" "),
             max_num=size,
             begin_ms=begin_ms or 0,
             end_ms=end_ms if end_ms is not None else 2**63 - 1,
