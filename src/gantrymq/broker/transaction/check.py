@@ -20,21 +20,22 @@ from typing import NamedTuple
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.topics import BrokerTopics
-from gantrymq.broker.transaction.decisions import Decision, Decisions, is_decision
-from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
-from gantrymq.broker.transaction.known_ends import KnownEnds
+from gantrymq.broker.transaction.half_messages import (
+    destination,
+    first_half_offset,
+    half_queue,
+)
 from gantrymq.broker.transaction.next_step import (
     CanAsk,
     NextStep,
     born_ms,
-    first_half_offset,
     is_given_up,
     next_step,
     number_of,
 )
-from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
+from gantrymq.broker.transaction.op_messages import OpMessages
+from gantrymq.broker.transaction.states import TransactionStates
 from gantrymq.errors import ClientError, GantryError, ProtocolError, RequestRefused, StoreBusy
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
@@ -51,10 +52,8 @@ from gantrymq.store.message_store import PutResult
 
 log = peer_log(__name__)
 
-#: Half messages and op messages that are read in one slice of a round, and their bytes. An op message may list some
-#: hundred half messages.
+#: Half messages that are read in one slice of a round, and their bytes.
 _BATCH = 32
-_OP_BATCH = 8
 _BATCH_BYTES = 1024 * 1024
 #: Behind so many they may not be left where they are: what is known of those that have ended takes memory.
 _MOST_WAITING = 10_000
@@ -72,8 +71,8 @@ class _NotYet(Exception):
     """A half message can be dealt with in a later round only: the topic where it is to go isn't on the disk."""
 
 
-class TransactionCheck:
-    """Rounds over the half messages of one broker, after `load`. What ended just now is asked of `ops`."""
+class TransactionCheck(TransactionStates):
+    """Rounds over the half messages of one broker, after `load`."""
 
     def __init__(
         self,
@@ -83,101 +82,20 @@ class TransactionCheck:
         offsets: ConsumerOffsets,
         ops: OpMessages,
     ) -> None:
+        super().__init__(config, appender, offsets, ops)
         self._config = config
-        self._appender = appender
-        self._store = appender.store
         self._topics = topics
-        self._offsets = offsets
-        self._reader = QueueReader(appender.store, "transactions")
-        #: What is known of half messages that have ended, and up to where all are dealt with.
-        self._ends = KnownEnds(ops)
         #: The last step of a round met a file that is being made: the next one is for ROOM_S later.
         self.waits_for_room = False
-        #: Of those before this one it isn't known: they were there at the start, and are read in time.
-        self._loaded_end = 0
-        #: About many half messages at once.
-        self.decisions = Decisions()
         #: Half messages of batches that were dropped since the start.
         self.dropped = 0
-
-    def load(self) -> None:
-        """Goes on where it stopped, or where its master did; the store is open, and consumer offsets are loaded."""
-        self.decisions = Decisions()
-        self._ends.begin(
-            self._start_of(half_queue(self._store), self._offsets), self._start_of(op_queue(self._store), self._offsets)
-        )
-        self._loaded_end = half_queue(self._store).max_offset
-
-    @staticmethod
-    def _start_of(queue: ConsumeQueue, offsets: ConsumerOffsets) -> int:
-        offset = offsets.query(TRANSACTION_GROUP, queue.topic, queue.queue_id)
-        # A power failure may have taken the queue's end, whose offsets come again.
-        return queue.min_offset if offset is None else min(offset, queue.max_offset)
-
-    @property
-    def progress(self) -> tuple[int, int]:
-        """(half offset, op offset): all before them is done with."""
-        return self._ends.half_offset, self._ends.first_op_offset
-
-    @property
-    def open_count(self) -> int:
-        """How many half messages wait for their transaction's end, by what is known of the op messages."""
-        end = half_queue(self._store).max_offset
-        return end - self._ends.half_offset - self._ends.count_ahead()
-
-    @property
-    def skipped(self) -> int:
-        """How many half messages and op messages couldn't be read since the start."""
-        return self._reader.skipped
-
-    def read_ops(self) -> bool:
-        """Reads some op messages that it doesn't know yet; whether there were any. Raises StoreError."""
-        ends = self._ends
-        start = ends.op_read
-        for next_offset, record in self._reader.records(op_queue(self._store), start, _OP_BATCH):
-            if record is not None and is_decision(record):
-                if (decision := Decision.read(record)) is not None:
-                    self._decided(decision)
-            elif record is not None:
-                ends.note(record.queue_offset, half_offsets(record))
-            ends.op_read = next_offset
-        return ends.op_read != start
-
-    def op_written(self, op_offset: int, offsets: list[int]) -> None:
-        """An op message was written: it needn't be read, if all before it are known."""
-        if op_offset == self._ends.op_read:
-            self._ends.note(op_offset, offsets)
-            self._ends.op_read += 1
-
-    def decision_written(self, decision: Decision) -> None:
-        """All op messages before it are known."""
-        self._ends.op_read = decision.op_offset + 1
-        self._decided(decision)
-
-    def decision_done(self, decision: Decision) -> None:
-        """Its half messages have ended."""
-        del self.decisions.open[decision.op_offset]
-        self._ends.let_go(decision.op_offset)
-
-    def _decided(self, decision: Decision) -> None:
-        self.decisions.open[decision.op_offset] = decision
-        # Until it is carried out it isn't left behind.
-        self._ends.keep(decision.op_offset)
-
-    def is_ended(self, half_offset: int) -> bool:
-        """Whether a half message is known to be done with."""
-        return self._ends.has(half_offset)
-
-    def step_over(self) -> None:
-        """Steps over some half messages that have ended: what is known of them needn't be kept until the next round."""
-        self._ends.step_over()
 
     def round(self, now_ms: int, can_ask: CanAsk) -> Iterator[list[Question]]:
         """One round; each step gives the questions to send then. Raises GantryError when the store fails."""
         # What is stored again meanwhile is for the next round.
         end = half_queue(self._store).max_offset
         dropped = self.dropped
-        while self.read_ops() or self._ends.step_over():
+        while self.catch_up() or self._ends.step_over():
             yield []
         has_work = self._appender.elsewhere is not None or (yield from self._has_work(now_ms, end, can_ask))
         while has_work:
@@ -193,7 +111,7 @@ class TransactionCheck:
                 break
         if self.dropped > dropped:
             log.warning("%d half messages of batches weren't ended in time: rolled back", self.dropped - dropped)
-        self._ends.forget_passed(loaded_end=self._loaded_end)
+        self._ends.forget_passed()
 
     # -- half messages ------------------------------------------------------------------------------------------
 
@@ -269,13 +187,13 @@ class TransactionCheck:
         if what is NextStep.YOUNG:
             return False
         if what is NextStep.GIVE_UP:
-            self._discard(record)
+            self._discard(record, fields)
         elif what is NextStep.ENDED:
-            self._ends.take(first_half_offset(fields))
+            # Other copies may be ahead.
+            pass
         elif what is NextStep.DROP:
             self.dropped += 1
         elif what is NextStep.WAITS:
-            fields.setdefault(names.TRANSACTION_PREPARED_QUEUE_OFFSET, str(record.queue_offset))
             self._put_back(record, fields)
         else:
             times = number_of(fields.get(names.TRANSACTION_CHECK_TIMES), 0)
@@ -294,7 +212,9 @@ class TransactionCheck:
         if self.decisions.open:
             return False
         if not self._ends.has(first_half_offset(fields)):
-            self._append(record, half_queue(self._store), record.properties)
+            # An offset of this broker's queue means nothing to another one.
+            fields.pop(names.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
+            self._append(record, half_queue(self._store), encode_properties(fields))
         return True
 
     def _next(self, record: Record, fields: dict[str, str], now_ms: int, can_ask: CanAsk) -> NextStep:
@@ -302,28 +222,37 @@ class TransactionCheck:
         first_offset = first_half_offset(fields)
         if self.decisions.open and self.decisions.has(record.queue_offset if first_offset < 0 else first_offset):
             return NextStep.YOUNG
-        if is_given_up(record, fields, now_ms, self._config):
-            return NextStep.GIVE_UP
         if self._ends.has(first_offset):
             return NextStep.ENDED
+        if is_given_up(record, fields, now_ms, self._config):
+            return NextStep.GIVE_UP
         return next_step(record, fields, now_ms, can_ask, self._config)
 
     def _put_back(self, record: Record, fields: dict[str, str]) -> PutResult | None:
         """Stores it at the end of its queue; None when that can't be, and it is put aside."""
+        first = _note_first(record, fields)
         result = self._append(record, half_queue(self._store), encode_properties(fields))
         if result is None:
-            self._discard(record)
-        elif names.TRANSACTION_PREPARED_QUEUE_OFFSET in fields:
-            first = first_half_offset(fields)
-            self._ends.renewed(result.queue_offset, first)
+            self._discard(record, decode_properties(record.properties))
+        else:
+            self._ends.copied(result.queue_offset, first)
         return result
 
-    def _discard(self, record: Record) -> None:
+    def _discard(self, record: Record, fields: dict[str, str]) -> None:
         """Nobody is asked any more (`DefaultTransactionalMessageCheckListener.resolveDiscardMsg`)."""
+        first = _note_first(record, fields)
+        if first in self.given_up:
+            # A copy of it is there already, or the broker was killed before it had noted how far it had got.
+            return
         topic = self._topics.create_if_absent(TRANSACTION_CHECK_MAX_TIME_TOPIC, 1)
         if not self._topics.is_written(topic.topic_name):
             raise _NotYet
-        result = self._append(record, self._store.queue(topic.topic_name, 0), record.properties)
+        properties = encode_properties(fields)
+        if len(properties) > self._appender.max_properties_length:
+            properties = record.properties
+        result = self._append(record, self._store.queue(topic.topic_name, 0), properties, record.physical_offset)
+        if result and properties is not record.properties:
+            self.given_up.add(first, result.queue_offset)
         if result:
             log.error(
                 "half message %s: no answer came, nobody is asked any more; it is kept in %s as %s",
@@ -332,11 +261,13 @@ class TransactionCheck:
                 encode_offset_message_id(self._appender.store_host, result.physical_offset),
             )
 
-    def _append(self, record: Record, queue: ConsumeQueue, properties: bytes) -> PutResult | None:
+    def _append(
+        self, record: Record, queue: ConsumeQueue, properties: bytes, prepared_transaction_offset: int = 0
+    ) -> PutResult | None:
         code = tags_code(names.find_property(properties, b"TAGS") or b"")
+        # The copy is as old as the first one, whatever its producer's clock says.
+        again = record._replace(born_timestamp=born_ms(record), prepared_transaction_offset=prepared_transaction_offset)
         try:
-            # The copy is as old as the first one, whatever its producer's clock says.
-            again = record._replace(born_timestamp=born_ms(record))
             return self._appender.append_again(again, queue, properties, code, record.reconsume_times)
         except RequestRefused as e:
             if e.code != ResponseCode.MESSAGE_ILLEGAL:
@@ -376,3 +307,12 @@ class TransactionCheck:
         )
         request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, encode_again(asked))
         return Question(fields.get(names.PRODUCER_GROUP, ""), topic, request)
+
+
+def _note_first(record: Record, fields: dict[str, str]) -> int:
+    """Where a half message was first stored; notes it in the properties of the copy that is made."""
+    first = first_half_offset(fields)
+    if first < 0:
+        first = record.queue_offset
+        fields[names.TRANSACTION_PREPARED_QUEUE_OFFSET] = str(first)
+    return first

@@ -21,8 +21,7 @@ from gantrymq.broker.transaction.check import TransactionCheck
 from gantrymq.broker.transaction.decisions import Decision, ended_before
 from gantrymq.broker.transaction.ended import EndedHalves
 from gantrymq.broker.transaction.half_batches import batch_properties
-from gantrymq.broker.transaction.half_messages import destination, half_queue
-from gantrymq.broker.transaction.next_step import first_half_offset
+from gantrymq.broker.transaction.half_messages import destination, first_half_offset, half_of, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.errors import GantryError, RecordError, RequestRefused, StoreBusy
 from gantrymq.logs import peer_log
@@ -31,7 +30,7 @@ from gantrymq.protocol.committed_copy import CommittedCopies
 from gantrymq.protocol.half_ranges import GANTRY_HALF
 from gantrymq.protocol.properties import decode_properties, find_property
 from gantrymq.protocol.record import HOST_SIZE_V4, Record
-from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK
+from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT
 from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC
 from gantrymq.store.consume_queue import UNIT
 from gantrymq.system.clock import monotonic
@@ -295,26 +294,12 @@ class Endings:
             ending.scan = None
 
     def _is_committed_by(self, decision: Decision, record: Record) -> bool:
-        """Whether it is the message of a half message that is decided about.
-
-        Its place alone doesn't tell: that of most records is 0, where the log's first half message may be. Nor does
-        the flag: a committed message that a consumer gives back keeps it, at place 0.
-        """
-        if record.sys_flag & TRANSACTION_MASK != TRANSACTION_COMMIT:
-            return False
-        try:
-            half = self._store.read_record(record.prepared_transaction_offset)
-        except GantryError:
-            return False
-        return (
-            half.topic == _HALF_TOPIC
-            and decision.ranges.has(half.queue_offset)
-            and half.body == record.body
-            and find_property(half.properties, b"UNIQ_KEY") == find_property(record.properties, b"UNIQ_KEY")
-        )
+        """Whether it is the message of a half message that is decided about."""
+        half = half_of(self._store, record)
+        return half is not None and decision.ranges.has(half.queue_offset)
 
     def _finish(self, ending: Ending) -> None:
-        self._ops.write(self._check.op_written)
+        self._check.write_ops()
         del self.open[ending.decision.op_offset]
         self._check.decision_done(ending.decision)
         ending.done.set()

@@ -6,10 +6,17 @@ They stand in queue 0 of RMQ_SYS_TRANS_HALF_TOPIC; their properties say where th
 
 from __future__ import annotations
 
-from gantrymq.errors import RequestRefused
+from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, decode_properties, encode_properties
+from gantrymq.protocol.properties import (
+    MAX_PROPERTIES_LENGTH,
+    decode_properties,
+    encode_properties,
+    find_property,
+)
+from gantrymq.protocol.record import Record
+from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC, may_be_sent_to
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
@@ -20,6 +27,8 @@ TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
 #: Left free in a half message's properties for those that questions about it add.
 HALF_ROOM = 128
 
+_HALF_TOPIC = TRANSACTION_HALF_TOPIC.encode()
+
 
 def half_queue(store: MessageStore) -> ConsumeQueue:
     """Where half messages wait."""
@@ -29,6 +38,9 @@ def half_queue(store: MessageStore) -> ConsumeQueue:
 def half_properties(properties: bytes, queue: ConsumeQueue) -> bytes:
     """The properties of a half message for `queue`. Raises RequestRefused when they become too long."""
     fields = decode_properties(properties)
+    # A message that came out of another transaction, and is sent on with all that it has.
+    fields.pop(names.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
+    fields.pop(names.TRANSACTION_CHECK_TIMES, None)
     if names.UNIQUE_KEY in fields:
         fields[names.TRANSACTION_ID] = fields[names.UNIQUE_KEY]
     fields[names.REAL_TOPIC] = queue.topic
@@ -48,3 +60,37 @@ def destination(fields: dict[str, str]) -> tuple[str, int] | None:
     topic, queue_id = fields.get(names.REAL_TOPIC), fields.get(names.REAL_QUEUE_ID, "")
     is_queue_id = queue_id.isdecimal() and len(queue_id) < 10
     return (topic, int(queue_id)) if topic and is_queue_id and may_be_sent_to(topic) else None
+
+
+def first_half_offset(fields: dict[str, str]) -> int:
+    """Where a half message was first, which its producer may name; -1: where it is now."""
+    return _offset(fields.get(names.TRANSACTION_PREPARED_QUEUE_OFFSET, ""))
+
+
+def first_half_offset_of(properties: bytes) -> int:
+    """As `first_half_offset`, without decoding all properties."""
+    return _offset((find_property(properties, b"TRAN_PREPARED_QUEUE_OFFSET") or b"").decode(errors="replace"))
+
+
+def _offset(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 20 else -1
+
+
+def half_of(store: MessageStore, record: Record) -> Record | None:
+    """The half message that a record is the committed message of; None for any other record.
+
+    Its place alone doesn't tell: that of most records is 0, where the log's first half message may be. Nor does the
+    flag: a committed message that a consumer gives back keeps it, at place 0.
+    """
+    if record.sys_flag & TRANSACTION_MASK != TRANSACTION_COMMIT:
+        return None
+    try:
+        half = store.read_record(record.prepared_transaction_offset)
+    except GantryError:
+        return None
+    is_its_own = (
+        half.topic == _HALF_TOPIC
+        and half.body == record.body
+        and find_property(half.properties, b"UNIQ_KEY") == find_property(record.properties, b"UNIQ_KEY")
+    )
+    return half if is_its_own else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-
 from gantrymq.broker.transaction.ended import EndedHalves
 from gantrymq.broker.transaction.op_messages import OpMessages
 
@@ -24,15 +22,14 @@ class KnownEnds:
         self._ended_late: dict[int, int] = {}
         #: Op message -> how many of its half offsets are in one of the two, the oldest first.
         self._waiting_for: dict[int, int] = {}
-        #: (queue offset, first queue offset) of half messages ahead that were stored again too young to be asked about:
-        #: their producer names the first. And how often each first one is in it.
-        self._renewed: deque[tuple[int, int]] = deque()
-        self._renewed_from: Counter[int] = Counter()
+        #: First queue offset of a half message that was stored again -> queue offset of its newest copy. The producer
+        #: may name either. A copy before `half_offset` is dealt with.
+        self._copies: dict[int, int] = {}
 
     def begin(self, half_offset: int, op_offset: int) -> None:
         """Nothing is known; op messages are to be read from this one on."""
         self._ended = EndedHalves()
-        for known in (self._ended_late, self._waiting_for, self._renewed, self._renewed_from):
+        for known in (self._ended_late, self._waiting_for, self._copies):
             known.clear()
         self.half_offset, self.op_read = half_offset, op_offset
 
@@ -89,8 +86,17 @@ class KnownEnds:
         is_ahead = half_offset >= self.half_offset
         op_offset = self._ended.pop(half_offset) if is_ahead else self._ended_late.pop(half_offset, None)
         if op_offset is not None:
-            self._release(op_offset, 1)
+            if is_ahead and half_offset in self._copies:
+                self._ended_late[half_offset] = op_offset
+            else:
+                self._release(op_offset, 1)
         return op_offset is not None
+
+    def _copied(self, start: int, end: int) -> list[int]:
+        """Those between two offsets that were stored again: their ends are those of the copies, too."""
+        if len(self._copies) < end - start:
+            return [first for first in self._copies if start <= first < end]
+        return [first for first in range(start, end) if first in self._copies]
 
     def step_over(self) -> bool:
         """Up to the first one that no op message names, or some of the way; whether there were any.
@@ -103,7 +109,10 @@ class KnownEnds:
             run = self._ended.pop_run(self.half_offset)
             if run is not None:
                 end, op_offset = run
-                self._release(op_offset, end - self.half_offset)
+                copied = self._copied(self.half_offset, end)
+                self._ended_late.update(dict.fromkeys(copied, op_offset))
+                if len(copied) < end - self.half_offset:
+                    self._release(op_offset, end - self.half_offset - len(copied))
                 self.half_offset = end
             elif self._take_written(self.half_offset):
                 self.half_offset += 1
@@ -117,22 +126,17 @@ class KnownEnds:
         self.half_offset = half_offset
         self._ended_late.update(self._ended.pop_between(start, half_offset))
 
-    def renewed(self, queue_offset: int, first: int) -> None:
-        """A half message was stored again there; its producer names the first place."""
-        self._renewed.append((queue_offset, first))
-        self._renewed_from[first] += 1
+    def copied(self, queue_offset: int, first: int) -> None:
+        """The half message that was first stored at `first` has a copy."""
+        self._copies[first] = max(self._copies.get(first, -1), queue_offset)
 
-    def forget_passed(self, *, loaded_end: int) -> None:
-        """Drops the ends of half messages that were passed before they ended, but for those of copies still ahead.
+    def is_passed(self, half_offset: int, first: int) -> bool:
+        """Whether a half message, first stored at `first`, is dealt with, and so are all its copies."""
+        return max(half_offset, self._copies.get(first, -1)) < self.half_offset
 
-        Before `loaded_end` it isn't known which are copies.
-        """
-        while self._renewed and self._renewed[0][0] < self.half_offset:
-            _, first = self._renewed.popleft()
-            self._renewed_from[first] -= 1
-            if not self._renewed_from[first]:
-                del self._renewed_from[first]
-        if self.half_offset < loaded_end:
-            return
-        for offset in [offset for offset in self._ended_late if offset not in self._renewed_from]:
+    def forget_passed(self) -> None:
+        """Drops the ends of half messages that were passed before they ended, unless a copy is still ahead."""
+        for first in [first for first, copy in self._copies.items() if copy < self.half_offset]:
+            del self._copies[first]
+        for offset in [offset for offset in self._ended_late if offset not in self._copies]:
             self.take(offset)

@@ -79,10 +79,5 @@ def born_ms(record: Record) -> int:
     return min(record.born_timestamp, record.store_timestamp)
 
 
-def first_half_offset(fields: dict[str, str]) -> int:
-    """Where a half message was first, which its producer may name; -1: where it is now."""
-    return number_of(fields.get(names.TRANSACTION_PREPARED_QUEUE_OFFSET), -1)
-
-
 def number_of(text: str | None, default: int) -> int:
     return int(text) if text and text.isdecimal() and len(text) < 20 else default

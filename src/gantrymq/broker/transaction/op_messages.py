@@ -2,6 +2,12 @@
 
 An op message's body lists queue offsets of the half queue, each with a comma behind it; its tag is "d". Many offsets
 share one message: they wait here until they are written to queue 0 of RMQ_SYS_TRANS_OP_HALF_TOPIC.
+
+After a crash, or a change of master, the messages that were committed since the last op message are found in the log
+(`committed`). The property GANTRY_MORE marks an op message that does not list everything that had ended by then.
+
+Queue 1 of the topic, which Java does not use, lists queue offsets of TRANS_CHECK_MAX_TIME_TOPIC: the half messages that
+the broker had given up and that have ended later (`given_up`).
 """
 
 from __future__ import annotations
@@ -26,6 +32,8 @@ log = peer_log(__name__)
 _REMOVE_TAG = b"d"
 REMOVE_CODE = tags_code(_REMOVE_TAG)
 _PROPERTIES = b"TAGS\x01%b\x02" % _REMOVE_TAG
+_MORE = b"GANTRY_MORE"
+_PROPERTIES_WITH_MORE = b"%b%b\x01true\x02" % (_PROPERTIES, _MORE)
 _LONGEST_OFFSET = len(str((1 << 63) - 1))
 
 
@@ -34,11 +42,12 @@ Written = Callable[[int, list[int]], None]
 
 
 class OpMessages:
-    """The half messages that are done with, but not yet said to be so in the store."""
+    """The half messages that are done with, but not yet said to be so in the store; `queue_id` as above."""
 
-    def __init__(self, config: BrokerConfig, appender: Appender) -> None:
+    def __init__(self, config: BrokerConfig, appender: Appender, queue_id: int = 0) -> None:
         self._config = config
         self._appender = appender
+        self._queue_id = queue_id
         self._offsets: dict[int, None] = {}
         self._size = 0
 
@@ -89,14 +98,14 @@ class OpMessages:
             taken += some
             body += f"{','.join(map(str, some))},"
         result = self._appender.append(
-            op_queue(self._appender.store),
+            op_queue(self._appender.store, self._queue_id),
             0,
             0,
             now_ms(),
             self._appender.store_host,
             0,
             body.encode(),
-            _PROPERTIES,
+            _PROPERTIES if len(taken) == len(self._offsets) else _PROPERTIES_WITH_MORE,
             REMOVE_CODE,
         )
         for offset in taken:
@@ -105,9 +114,14 @@ class OpMessages:
         return result.queue_offset, taken
 
 
-def op_queue(store: MessageStore) -> ConsumeQueue:
+def op_queue(store: MessageStore, queue_id: int = 0) -> ConsumeQueue:
     """Where op messages stand."""
-    return store.queue(TRANSACTION_OP_TOPIC, 0)
+    return store.queue(TRANSACTION_OP_TOPIC, queue_id)
+
+
+def lists_all(op_message: Record) -> bool:
+    """Whether no message was committed before this op message that neither it nor an earlier one lists."""
+    return find_property(op_message.properties, _MORE) is None
 
 
 def half_offsets(record: Record) -> list[int]:

@@ -73,11 +73,16 @@ class RangeEnds:
         self._flush_waits = flush_waits
         #: By id: (offset in the op queue, verdict).
         self._remembered: dict[str, tuple[int, int]] = {}
+        self._is_master = False
         self._is_ready = False
 
+    def start(self) -> None:
+        """The broker is a master; `found` follows."""
+        self._is_master = True
+
     def clear(self) -> None:
-        """What was decided is to be read anew."""
-        self._is_ready = False
+        """The broker is a slave: what is decided is read anew when it is a master again."""
+        self._is_master = self._is_ready = False
         self._remembered.clear()
 
     def found(self) -> None:
@@ -106,7 +111,13 @@ class RangeEnds:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "the broker has just started, and reads what has ended")
 
     def _decide(self, connection: Connection, request: RemotingCommand, decision: Decision) -> Steps:
-        self.check_ready()
+        while not self._is_ready:
+            if not self._is_master:
+                raise RequestRefused(ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave now")
+            if self._check.catch_up():
+                yield
+            else:
+                self.found()
         if decision.id not in self._remembered:
             yield from self._search(decision)
         if decision.id not in self._remembered:
@@ -198,7 +209,7 @@ class RangeEnds:
                 )
             try:
                 # What has ended by itself is said to have done so before the decision.
-                self._ops.write(self._check.op_written)
+                self._check.write_ops()
                 decision.write(self._appender)
             except StoreBusy:
                 self._room_waits.hold(connection, request, self.end)

@@ -23,8 +23,13 @@ from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.check import Question, TransactionCheck
 from gantrymq.broker.transaction.decisions import name_of_verdict
 from gantrymq.broker.transaction.endings import Endings
-from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, destination, half_queue
-from gantrymq.broker.transaction.next_step import first_half_offset
+from gantrymq.broker.transaction.half_messages import (
+    TRANSACTION_GROUP,
+    destination,
+    first_half_offset,
+    first_half_offset_of,
+    half_queue,
+)
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.broker.transaction.range_ends import RangeEnds
 from gantrymq.errors import GantryError, RemotingError, RequestRefused, StoreBusy
@@ -41,7 +46,7 @@ from gantrymq.protocol.record import Record
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_ROLLBACK
 from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.remoting.long_requests import LongRequests
+from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.queued_record import queued_record
 from gantrymq.system.clock import now_ms
@@ -86,6 +91,7 @@ class Transactions(Part):
         self._redirect = redirect
         self._may_send = may_send
         self._room_waits = room_waits
+        self._long_requests = long_requests
         self._ops = OpMessages(config, appender)
         self._check = TransactionCheck(config, appender, topics, offsets, self._ops)
         self._op_reading = jobs.repeating("read which transactions have ended", self._read_ops)
@@ -95,6 +101,8 @@ class Transactions(Part):
         )
         self._turn = 0
         self._saved = (-1, -1)
+        #: Groups with open transactions and no producer, which the log names.
+        self._absent: set[str] = set()
         self._is_master = False
         #: Its log is a copy of another's, which goes on with the transactions.
         self._follows = False
@@ -109,7 +117,7 @@ class Transactions(Part):
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
-            RequestCode.END_TRANSACTION: self._room_waits.holding(self.end),
+            RequestCode.END_TRANSACTION: self.end_when_ready,
             RequestCode.END_HALF_MESSAGES: self._range_ends.end,
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self._room_waits.holding(self.resume),
         }
@@ -127,6 +135,7 @@ class Transactions(Part):
         self._op_reading.start(0.0)
         self._op_writing.start()
         self._endings.start()
+        self._range_ends.start()
         self._checking.start()
 
     async def stand_in(self) -> None:
@@ -135,12 +144,13 @@ class Transactions(Part):
         self._checking.start(0.0)
 
     async def become_slave(self) -> None:
-        """What isn't written down yet the next master asks producers about again."""
+        """The next master finds in the log what was committed; about what was rolled back it may ask once more."""
         self._follows, self._is_master = True, False
         await self._end_work()
         self._ops.clear()
         self._endings.clear()
         self._range_ends.clear()
+        self._absent.clear()
 
     async def _end_work(self) -> None:
         self._op_reading.cancel()
@@ -149,18 +159,32 @@ class Transactions(Part):
         await self._checking.stop()
 
     async def stop(self) -> None:
-        """Writes down what ended and how far the rounds have got."""
+        """Writes which transactions have ended, and how far the rounds have got."""
         await self._end_work()
         if not self._is_master:
             return
         try:
-            with self._store.waiting():
-                self._ops.write(self._check.op_written)
+            if self._check.is_ready:
+                with self._store.waiting():
+                    self._check.write_ops()
             await self._save(self._check.progress)
         except GantryError as e:
             log.error("what has ended isn't all kept, producers will be asked again: %s", e)
 
     # -- requests -----------------------------------------------------------------------------------------------
+
+    def end_when_ready(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """As `end`, once it is known which transactions have ended."""
+        if self._check.is_ready:
+            return self._room_waits.holding(self.end)(connection, request)
+        return self._long_requests.run(connection, request, self._when_ready(connection, request))
+
+    def _when_ready(self, connection: Connection, request: RemotingCommand) -> Steps:
+        while self._check.catch_up():
+            yield
+        if not self._is_master:
+            raise RequestRefused(ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave now")
+        return self._room_waits.holding(self.end)(connection, request)
 
     def end(self, connection: Connection, request: RemotingCommand) -> Reply:
         """A producer commits or rolls back; one that doesn't know yet gets no answer, as in Java."""
@@ -195,15 +219,16 @@ class Transactions(Part):
         if verdict not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
         record = self._half_message(header)
-        if self._check.is_ended(record.queue_offset) and GANTRY_HALF.encode() in record.properties:
-            # Its driver asks again when an answer is lost, with the same verdict.
+        first = first_half_offset_of(record.properties)
+        if self._check.is_over(record.queue_offset, first):
+            # The first end counts. A producer repeats it when an answer is lost, or when it was asked twice.
             return RemotingCommand.response()
         if verdict == TRANSACTION_COMMIT:
             self._flush_waits.check()
             self._commit(record)
         counter = self.commits if verdict == TRANSACTION_COMMIT else self.rollbacks
         counter[(names.find_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")] += 1
-        self._ops_added(self._ops.add(record.queue_offset))
+        self._ops_added(self._check.ended(record.queue_offset, first))
         return RemotingCommand.response()
 
     def _ops_added(self, is_enough: bool) -> None:
@@ -253,6 +278,7 @@ class Transactions(Part):
         assert target is not None
         del fields[names.REAL_TOPIC], fields[names.REAL_QUEUE_ID]
         fields.pop(GANTRY_HALF, None)
+        fields.pop(names.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
         queue = self._store.queue(*target)
         code = tags_code(fields.get(names.TAGS, "").encode())
         if b"DELAY" in record.properties or b"TIMER_DELIVER_MS" in record.properties:
@@ -286,26 +312,36 @@ class Transactions(Part):
                 ResponseCode.SYSTEM_ERROR, f"{header.msg_id} is not in {TRANSACTION_CHECK_MAX_TIME_TOPIC}"
             )
         fields = decode_properties(record.properties)
+        first = first_half_offset(fields)
+        if first >= 0 and first not in self._check.given_up:
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, f"the transaction of {header.msg_id} has ended, or is checked again already"
+            )
         fields[names.TRANSACTION_CHECK_TIMES] = "0"
         code = tags_code(fields.get(names.TAGS, "").encode())
-        self._appender.append_again(
+        copy = self._appender.append_again(
             record, half_queue(self._store), encode_properties(fields), code, record.reconsume_times
         )
+        if first >= 0:
+            self._check.copied(copy.queue_offset, first)
+            self._check.given_up.end(first)
+            self._op_writing.wake()
         return RemotingCommand.response()
 
     # -- in the background --------------------------------------------------------------------------------------
 
     def _read_ops(self) -> float:
-        """Learns what ended before the start; of later ends `_write_ops` tells."""
-        if self._check.read_ops():
+        """Reads what ended before the start; `_write_ops` notes later ends."""
+        if self._check.catch_up():
             return 0.0
         self._range_ends.found()
+        self._op_writing.wake()
         return inf
 
     def _write_ops(self) -> float:
         try:
             with self._store.ahead_of_line():
-                self._ops.write(self._check.op_written)
+                self._check.write_ops()
         except StoreBusy:
             return ROOM_S
         return inf
@@ -313,13 +349,14 @@ class Transactions(Part):
     async def _ask_about_open(self) -> float:
         members: dict[str, list[Connection]] = {}
         absent: set[str] = set()
+        if not self.open_count():
+            self._absent.clear()
 
         def can_ask(group: str, topic: str) -> bool:
             if group not in members:
                 members[group] = list(self._members.producers.get(group, ()))
             is_there = any(self._may_be_asked(member, topic) for member in members[group][:_MOST_LOOKED_AT])
-            if not is_there:
-                absent.add(group)
+            (self._absent.discard if is_there else absent.add)(group)
             return is_there
 
         try:
@@ -330,8 +367,9 @@ class Transactions(Part):
                         await self._ask(producer, question)
                 await asyncio.sleep(ROOM_S if self._check.waits_for_room else 0)
         finally:
-            if absent:
-                log.warning("no producer to ask about open transactions of the groups %s", ", ".join(sorted(absent)))
+            if new := absent - self._absent:
+                log.warning("no producer to check the open transactions of the groups %s with", ", ".join(sorted(new)))
+                self._absent |= new
         await self._save(self._check.progress)
         return self._config.transaction_check_interval / 1000
 

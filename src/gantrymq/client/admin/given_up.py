@@ -1,6 +1,7 @@
 """Transactions that a broker has given up: their half messages lie in TRANS_CHECK_MAX_TIME_TOPIC, a queue on each one.
 
-They were asked about too often, or waited too long. They are decided here in the order in which they came.
+They were asked about too often, or waited too long. They are decided here in the order in which they came. Where the
+record names its half message, the broker ends the transaction: if its producer has done so, this end has no effect.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from gantrymq.client.admin.dead_letters import PRODUCER_GROUP, PUT_ON_THE_WAY
 from gantrymq.client.admin.places import AdminPlaces
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.routes import read_queues
-from gantrymq.errors import NoRouteInfo, ProtocolError
+from gantrymq.errors import BrokerError, NoRouteInfo, ProtocolError
 from gantrymq.protocol import properties as names
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
-from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC
+from gantrymq.protocol.message_id import decode_offset_message_id
+from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_HALF_TOPIC
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +42,9 @@ class AdminGivenUp(AdminPlaces):
         """Sends given-up half messages to their topics (`commit`), or leaves them for good; how many.
 
         Those that come first, at most `max_messages`. One that can't be read is logged and left. A message keeps its
-        body, keys, tags, properties and unique key. When this fails or is cancelled, those that were sent last may be
-        sent again the next time. Raises as `Producer.send` does.
+        body, keys, tags, properties and unique key. A transaction that its producer has ended meanwhile counts here,
+        but stays as it was ended. When this fails or is cancelled, those that were sent last may be sent again the next
+        time, unless their half messages are still there. Raises as `Producer.send` does, and BrokerError.
         """
         ended = 0
         async with Producer(
@@ -49,11 +55,42 @@ class AdminGivenUp(AdminPlaces):
                     async for half in self.messages_of_queue(queue, place.begin, place.end):
                         if ended == max_messages:
                             break
-                        if commit and (message := _committed(half)) is not None:
+                        message = _committed(half)
+                        if message is not None and not await self._end(half, commit=commit) and commit:
                             await producer.send(message, self.timeout_ms)
                         ended += 1
                         place.done = half.queue_offset + 1
         return ended
+
+    async def _end(self, given_up: MessageExt, *, commit: bool) -> bool:
+        """Has the broker end the transaction; False when it no longer has the half message. Raises BrokerError."""
+        offset = given_up.prepared_transaction_offset
+        if not offset:
+            # A Java broker doesn't say which half message it was.
+            return False
+        unique_key = given_up.properties.get(names.UNIQUE_KEY, "")
+        try:
+            half = await self.message_by_offset_id(f"{given_up.offset_msg_id[:-16]}{offset:016X}")
+        except BrokerError as e:
+            if e.code != ResponseCode.SYSTEM_ERROR:
+                raise
+            # It has been deleted, and its producer can't end it either.
+            return False
+        if half.topic != TRANSACTION_HALF_TOPIC or half.properties.get(names.UNIQUE_KEY, "") != unique_key:
+            return False
+        header = EndTransactionRequestHeader(
+            producer_group=half.properties.get(names.PRODUCER_GROUP, ""),
+            tran_state_table_offset=half.queue_offset,
+            commit_log_offset=offset,
+            commit_or_rollback=TRANSACTION_COMMIT if commit else TRANSACTION_ROLLBACK,
+            from_transaction_check=True,
+            msg_id=unique_key,
+            transaction_id=unique_key,
+            topic=half.properties.get(names.REAL_TOPIC),
+        )
+        address, _ = decode_offset_message_id(given_up.offset_msg_id)
+        await self._call(address, RequestCode.END_TRANSACTION, header)
+        return True
 
     async def _given_up_queues(self) -> list[MessageQueue]:
         try:

@@ -1,0 +1,73 @@
+"""Finds in the log which transactions were committed, as far as no op message says so yet.
+
+A commit stores the message; the op message follows up to `transactionOpBatchInterval` later. In between the broker may
+be killed, or another one become master. So the end of the log is read at each start and change of role: a message that
+was committed names the half message that it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gantrymq.broker.transaction.half_messages import half_of
+from gantrymq.broker.transaction.op_messages import REMOVE_CODE, lists_all, op_queue
+from gantrymq.errors import GantryError, RecordError
+from gantrymq.logs import peer_log
+from gantrymq.protocol.record import Record
+from gantrymq.store.consume_queue import UNIT
+from gantrymq.store.message_store import MessageStore
+
+log = peer_log(__name__)
+
+#: Each committed message has it: its half message had, else nobody could have ended it.
+_MARK = b"PGROUP\x01"
+#: Op messages that are looked at in one step.
+_OP_STEP = 64
+#: No more of the log's end is read, bytes: some seconds' work. Op messages are written much sooner, unless
+#: `transactionOpBatchInterval` is long.
+_MOST_BYTES = 2 * 1024**3
+
+
+def committed_halves(store: MessageStore, begin: int) -> Iterator[Record | None]:
+    """The half messages of what was committed since the last op message, and not before `begin`, a physical offset.
+
+    None after each step. Raises StoreError.
+    """
+    for last in _last_listing(store):
+        if last is None:
+            yield None
+        else:
+            begin = max(begin, last)
+    end, file_size = store.max_physical_offset, store.config.mapped_file_size_commit_log
+    # A record begins where a file does.
+    begin = max(begin, store.min_physical_offset, (end - _MOST_BYTES) // file_size * file_size)
+    try:
+        for record in store.look_for_records(_MARK, begin):
+            if record is None:
+                yield None
+            elif record.physical_offset >= end:
+                return
+            elif (half := half_of(store, record)) is not None:
+                yield half
+    except RecordError as e:
+        log.error("which transactions were committed last can't be read from the log, some may be checked again: %s", e)
+
+
+def _last_listing(store: MessageStore) -> Iterator[int | None]:
+    """The physical offset of the last op message before which nothing was committed that none lists; None as above."""
+    queue = op_queue(store)
+    offset = queue.max_offset
+    while offset > queue.min_offset:
+        start = max(offset - _OP_STEP, queue.min_offset)
+        for physical_offset, _, code in reversed(list(UNIT.iter_unpack(queue.units(start, offset - start)))):
+            if code != REMOVE_CODE:
+                continue
+            try:
+                record = store.read_record(physical_offset)
+            except GantryError:
+                continue
+            if record.topic == queue.topic_bytes and lists_all(record):
+                yield physical_offset
+                return
+        offset = start
+        yield None

@@ -1,0 +1,94 @@
+"""Half messages that the broker has given up, in TRANS_CHECK_MAX_TIME_TOPIC, and that haven't ended since.
+
+A producer may still end such a transaction, and so may an operator (`gantry admin givenUpTransactions`): the first end
+counts. Each record says with TRAN_PREPARED_QUEUE_OFFSET which half message it comes from; its field for prepared
+transactions has the physical offset of a copy of that. Queue 1 of the op messages lists those that have ended. Records
+of Java brokers say neither, and aren't among these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.transaction.half_messages import first_half_offset_of
+from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets
+from gantrymq.errors import GantryError
+from gantrymq.protocol.record import Record
+from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_OP_TOPIC
+from gantrymq.store.consume_queue import UNIT
+
+#: The queue of op messages that list offsets of TRANS_CHECK_MAX_TIME_TOPIC.
+_OP_QUEUE_ID = 1
+#: Records that are read in one step.
+_STEP = 32
+
+
+class GivenUp:
+    """Those of one broker: 100 bytes of memory each."""
+
+    def __init__(self, config: BrokerConfig, appender: Appender) -> None:
+        self._store = appender.store
+        self._ops = OpMessages(config, appender, _OP_QUEUE_ID)
+        #: First half offset -> offset in TRANS_CHECK_MAX_TIME_TOPIC.
+        self._open: dict[int, int] = {}
+
+    def clear(self) -> None:
+        """Forgets everything; `read` follows."""
+        self._open.clear()
+        self._ops.clear()
+
+    def read(self) -> Iterator[None]:
+        """Reads what the store has, in steps. Raises StoreError."""
+        self.clear()
+        ended = set[int]()
+        for op_message in self._records(TRANSACTION_OP_TOPIC, _OP_QUEUE_ID):
+            if op_message is None:
+                yield
+            else:
+                ended.update(half_offsets(op_message))
+        for record in self._records(TRANSACTION_CHECK_MAX_TIME_TOPIC, 0):
+            if record is None:
+                yield
+            elif record.queue_offset not in ended and (first := first_half_offset_of(record.properties)) >= 0:
+                self._open[first] = record.queue_offset
+
+    def _records(self, topic: str, queue_id: int) -> Iterator[Record | None]:
+        """All of a queue that can be read; None after each step."""
+        queue = self._store.find_queue(topic, queue_id)
+        offset = queue.min_offset if queue is not None else 0
+        while queue is not None and (units := queue.units(offset, _STEP)):
+            for physical_offset, _, _ in UNIT.iter_unpack(units):
+                try:
+                    record = self._store.read_record(physical_offset)
+                except GantryError:
+                    continue
+                if record.topic == queue.topic_bytes:
+                    yield record
+            offset += len(units) // UNIT.size
+            yield None
+
+    def __contains__(self, first: int) -> bool:
+        return first in self._open
+
+    @property
+    def begin(self) -> int | None:
+        """The physical offset of the oldest one; None when there is none."""
+        queue = self._store.find_queue(TRANSACTION_CHECK_MAX_TIME_TOPIC, 0)
+        unit = queue.unit(next(iter(self._open.values()))) if queue is not None and self._open else None
+        return None if unit is None else unit[0]
+
+    def add(self, first: int, offset: int) -> None:
+        """The half message that was first stored at `first` is given up."""
+        self._open[first] = offset
+
+    def end(self, first: int) -> None:
+        """Its transaction has ended, or its producer is asked again; `write` puts that into the store."""
+        offset = self._open.pop(first, None)
+        if offset is not None:
+            self._ops.add(offset)
+
+    def write(self) -> None:
+        """Raises GantryError: what can't be written stays for the next time."""
+        self._ops.write(lambda op_offset, offsets: None)

@@ -1,0 +1,200 @@
+"""Which transactions are open, and which have ended: read from the log after a start and after a change of role.
+
+Op messages say what has ended. What was committed since the last one is found in the log itself (`committed`), so that
+nobody is asked about it, and it is not stored once more. A half message that was stored again counts as one with its
+copies: its producer may name any of them, and the first end counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from gantrymq.broker.appender import Appender
+from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.queue_reader import QueueReader
+from gantrymq.broker.transaction.committed import committed_halves
+from gantrymq.broker.transaction.decisions import Decision, Decisions, is_decision
+from gantrymq.broker.transaction.given_up import GivenUp
+from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, first_half_offset_of, half_queue
+from gantrymq.broker.transaction.known_ends import KnownEnds
+from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
+from gantrymq.errors import GantryError
+from gantrymq.store.consume_queue import UNIT, ConsumeQueue
+
+#: Half messages and op messages that are read in one step. An op message may list some hundred half messages.
+_BATCH = 32
+_OP_BATCH = 8
+
+
+class TransactionStates:
+    """The transactions of one broker, after `load`. What ended just now is in `ops`.
+
+    Which transactions have ended is known once `catch_up` has read it.
+    """
+
+    def __init__(self, config: BrokerConfig, appender: Appender, offsets: ConsumerOffsets, ops: OpMessages) -> None:
+        self._appender = appender
+        self._store = appender.store
+        self._offsets = offsets
+        self._ops = ops
+        self._reader = QueueReader(appender.store, "transactions")
+        #: What is known of half messages that have ended, and up to where all are dealt with.
+        self._ends = KnownEnds(ops)
+        self.given_up = GivenUp(config, appender)
+        #: About many half messages at once.
+        self.decisions = Decisions()
+        #: What is left to be read; None when everything is.
+        self._reading: Iterator[None] | None = None
+
+    def load(self) -> None:
+        """Goes on where it stopped, or where its master did; the store is open, and consumer offsets are loaded."""
+        self.decisions = Decisions()
+        self._ends.begin(
+            self._start_of(half_queue(self._store), self._offsets), self._start_of(op_queue(self._store), self._offsets)
+        )
+        self._reading = self._read()
+
+    @staticmethod
+    def _start_of(queue: ConsumeQueue, offsets: ConsumerOffsets) -> int:
+        offset = offsets.query(TRANSACTION_GROUP, queue.topic, queue.queue_id)
+        # A power failure may have taken the queue's end, whose offsets come again.
+        return queue.min_offset if offset is None else min(offset, queue.max_offset)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """(half offset, op offset): all before them is done with."""
+        return self._ends.half_offset, self._ends.first_op_offset
+
+    @property
+    def open_count(self) -> int:
+        """How many half messages wait for their transaction's end, by what is known of the op messages."""
+        end = half_queue(self._store).max_offset
+        return end - self._ends.half_offset - self._ends.count_ahead()
+
+    @property
+    def skipped(self) -> int:
+        """How many half messages and op messages couldn't be read since the start."""
+        return self._reader.skipped
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is known which transactions have ended."""
+        return self._reading is None
+
+    def catch_up(self) -> bool:
+        """Reads some of what the log says about transactions; whether there is more. Raises StoreError."""
+        if self._reading is None:
+            return self.read_ops()
+        try:
+            next(self._reading)
+        except StopIteration:
+            self._reading = None
+        except GantryError:
+            self._reading = self._read()
+            raise
+        return self._reading is not None
+
+    def _read(self) -> Iterator[None]:
+        """In steps. It may begin anew: nothing is written before it has ended."""
+        while self.read_ops():
+            yield
+        yield from self._read_copies()
+        yield from self.given_up.read()
+        begin = self.given_up.begin
+        unit = half_queue(self._store).unit(self._ends.half_offset)
+        if unit is not None and (begin is None or unit[0] < begin):
+            begin = unit[0]
+        if begin is None:
+            # Every transaction has ended.
+            return
+        for half in committed_halves(self._store, begin):
+            if half is None:
+                yield
+            elif not self.decisions.has(half.queue_offset):
+                self.ended(half.queue_offset, first_half_offset_of(half.properties))
+
+    def _read_copies(self) -> Iterator[None]:
+        queue = half_queue(self._store)
+        offset, end = self._ends.half_offset, queue.max_offset
+        while offset < end:
+            units = queue.units(offset, min(_BATCH, end - offset))
+            if not units:
+                offset = queue.next_file_offset(offset)
+            for physical_offset, _, _ in UNIT.iter_unpack(units):
+                # A damaged one is counted when it is passed.
+                with suppress(GantryError):
+                    first = first_half_offset_of(self._store.read_record(physical_offset).properties)
+                    if first >= 0:
+                        self._ends.copied(offset, first)
+                offset += 1
+            yield
+
+    def read_ops(self) -> bool:
+        """Reads some op messages that it doesn't know yet; whether there were any. Raises StoreError."""
+        ends = self._ends
+        start = ends.op_read
+        for next_offset, record in self._reader.records(op_queue(self._store), start, _OP_BATCH):
+            if record is not None and is_decision(record):
+                if (decision := Decision.read(record)) is not None:
+                    self._decided(decision)
+            elif record is not None:
+                ends.note(record.queue_offset, half_offsets(record))
+            ends.op_read = next_offset
+        return ends.op_read != start
+
+    def write_ops(self) -> None:
+        """Writes which transactions have ended. Raises GantryError: what can't be written stays for the next time."""
+        # An op message says that all that was committed before it is written down.
+        self.given_up.write()
+        self._ops.write(self._op_written)
+
+    def _op_written(self, op_offset: int, offsets: list[int]) -> None:
+        """An op message was written: it needn't be read, if all before it are known."""
+        if op_offset == self._ends.op_read:
+            self._ends.note(op_offset, offsets)
+            self._ends.op_read += 1
+
+    def decision_written(self, decision: Decision) -> None:
+        """All op messages before it are known."""
+        self._ends.op_read = decision.op_offset + 1
+        self._decided(decision)
+
+    def decision_done(self, decision: Decision) -> None:
+        """Its half messages have ended."""
+        del self.decisions.open[decision.op_offset]
+        self._ends.let_go(decision.op_offset)
+
+    def _decided(self, decision: Decision) -> None:
+        self.decisions.open[decision.op_offset] = decision
+        # Until it is carried out it isn't left behind.
+        self._ends.keep(decision.op_offset)
+
+    def is_ended(self, half_offset: int) -> bool:
+        """Whether a half message is known to be done with."""
+        return self._ends.has(half_offset)
+
+    def is_over(self, half_offset: int, first: int) -> bool:
+        """Whether the transaction has ended of a half message that was first stored at `first`; -1: it is no copy."""
+        first = half_offset if first < 0 else first
+        if self._ends.has(first) or self._ends.has(half_offset):
+            return True
+        return self._ends.is_passed(half_offset, first) and first not in self.given_up
+
+    def ended(self, half_offset: int, first: int) -> bool:
+        """The transaction of a half message has ended; whether there are enough op messages to be written now."""
+        first = half_offset if first < 0 else first
+        self.given_up.end(first)
+        is_enough = False if self._ends.has(first) else self._ops.add(first)
+        if first != half_offset >= self._ends.half_offset and not self._ends.has(half_offset):
+            is_enough = self._ops.add(half_offset)
+        return is_enough
+
+    def copied(self, half_offset: int, first: int) -> None:
+        """A half message that was first stored at `first` is stored again."""
+        self._ends.copied(half_offset, first)
+
+    def step_over(self) -> None:
+        """Steps over some half messages that have ended: what is known of them needn't be kept until the next round."""
+        self._ends.step_over()
