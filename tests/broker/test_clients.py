@@ -167,6 +167,8 @@ async def test_offsets(peer: Peer, broker: Broker) -> None:
 
     assert await query() == (ResponseCode.SUCCESS, "0")
     assert await query(set_zero=False) == (ResponseCode.QUERY_NOT_FOUND, None)
+    # As in Java, an empty queue has no message that is still in memory.
+    assert await query(1) == (ResponseCode.QUERY_NOT_FOUND, None)
     header = UpdateConsumerOffsetRequestHeader(consumer_group="consumers", topic="orders", queue_id=0, commit_offset=1)
     answer = await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
     assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST

@@ -237,7 +237,10 @@ class Clients(Part):
         return RemotingCommand.response(body=encode_json(ConsumerList(group.client_ids())))
 
     def query_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """How far a group has got; a new group starts at 0 where the queue's whole content is still in memory."""
+        """How far a group has got; a new group starts at 0 while the queue's first message is still in memory.
+
+        As in Java, an empty queue has no such message: the client decides where it starts.
+        """
         header = request.read_header(QueryConsumerOffsetRequestHeader)
         offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
         may_be_zero = header.set_zero_if_not_found is not False
@@ -251,10 +254,8 @@ class Clients(Part):
 
     def _is_young(self, topic: str, queue_id: int) -> bool:
         queue = self._store.find_queue(topic, queue_id)
-        if queue is None or queue.max_offset == 0:
-            return True
-        stored = self._store.max_physical_offset - self._store.min_physical_offset
-        return queue.min_offset <= 0 and stored <= self._store.in_memory_bytes
+        first = queue.unit(0) if queue is not None and queue.min_offset <= 0 else None
+        return first is not None and self._store.max_physical_offset - first[0] <= self._store.in_memory_bytes
 
     def update_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
         """A group has consumed up to an offset."""

@@ -313,7 +313,11 @@ class AssignedQueues:
             return await self._client.api.search_offset(
                 address, topic, queue_id, self._options.consume_timestamp_ms, broker_name=broker_name
             )
-        return await self._client.api.max_offset(address, topic, queue_id, broker_name=broker_name)
+        end = await self._client.api.max_offset(address, topic, queue_id, broker_name=broker_name)
+        if end and not decides_itself(from_where):
+            # The queue may have got its first message since the broker answered that it knows no offset.
+            committed = await self.offset_store.read(queue, only_committed=False)
+        return end if committed is None else committed
 
     async def _commit(self, *process_queues: ProcessQueue) -> None:
         try:
