@@ -241,6 +241,8 @@ pub struct Place<'a> {
     pub physical_offsets: &'a [i64],
     pub queue_id: i32,
     pub queue_offset: i64,
+    /// The unique id of a single message, which the answer has as its transaction id; empty for a batch.
+    pub unique_id: &'a [u8],
 }
 
 impl Answers {
@@ -260,6 +262,11 @@ impl Answers {
         to[at + 4..at + FRAME_PREFIX].copy_from_slice(&(length | u32::from(encoding) << 24).to_be_bytes());
     }
 
+    /// Whether an answer to a request with this key can have this unique id: JSON would have to escape some bytes.
+    pub fn takes(key: &[u8], unique_id: &[u8]) -> bool {
+        key.first() == Some(&BINARY) || !unique_id.iter().any(|byte| matches!(byte, 0..0x20 | b'"' | b'\\'))
+    }
+
     fn add_binary(&self, to: &mut Vec<u8>, opaque: i32, place: &Place<'_>) {
         let [head, behind] = &self.binary;
         to.extend_from_slice(head);
@@ -270,6 +277,9 @@ impl Answers {
         add_field(to, b"\x00\x05msgId", |to| self.add_ids(to, place.physical_offsets));
         add_field(to, b"\x00\x07queueId", |to| write(to, format_args!("{}", place.queue_id)));
         add_field(to, b"\x00\x0BqueueOffset", |to| write(to, format_args!("{}", place.queue_offset)));
+        if !place.unique_id.is_empty() {
+            add_field(to, b"\x00\x0DtransactionId", |to| to.extend_from_slice(place.unique_id));
+        }
         to.extend_from_slice(behind);
         let length = (to.len() - ext_at) as u32;
         to[ext_at - 4..ext_at].copy_from_slice(&length.to_be_bytes());
@@ -283,6 +293,10 @@ impl Answers {
         write(to, format_args!("{}", place.queue_id));
         to.extend_from_slice(third);
         write(to, format_args!("{}", place.queue_offset));
+        if !place.unique_id.is_empty() {
+            to.extend_from_slice(br#"","transactionId":""#);
+            to.extend_from_slice(place.unique_id);
+        }
         to.extend_from_slice(fourth);
         write(to, format_args!("{opaque}"));
         to.extend_from_slice(last);

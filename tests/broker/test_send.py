@@ -12,6 +12,7 @@ from gantrymq.broker import room_waits
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import SerializeType
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message import MessageExt, decode_messages
@@ -58,6 +59,20 @@ async def test_properties_of_another_broker_are_replaced(peer: Peer, more: dict[
     [message] = await pulled(peer, "orders")
     added = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "DefaultCluster"}
     assert message.properties == more | {"UNIQ_KEY": "1", "a": "b"} | added
+
+
+@pytest.mark.parametrize("serialize_type", SerializeType)
+@pytest.mark.parametrize("unique_id", ["7F0000010000000000000000000000A1", 'a"\\b', "日本"])
+async def test_the_unique_id_is_the_transaction_id(peer: Peer, serialize_type: SerializeType, unique_id: str) -> None:
+    """As in Java's `SendMessageProcessor`, for the first send of a kind and for those that native code stores."""
+    peer.serialize_type = serialize_type
+    for number in range(20):
+        key = f"{unique_id}{number}"
+        response = await peer.send("orders", b"x", properties={"MY_UNIQ_KEY": "other", "UNIQ_KEY": key})
+        assert (response.serialize_type, response.ext_fields["transactionId"]) == (serialize_type, key)
+    delayed = await peer.send("orders", b"x", properties={"UNIQ_KEY": unique_id, "DELAY": "1"})
+    assert delayed.ext_fields["transactionId"] == unique_id
+    assert len((await peer.send("orders", b"x")).ext_fields["transactionId"]) == 32
 
 
 async def test_queue_offsets_count_up_per_queue(peer: Peer) -> None:

@@ -19,15 +19,25 @@ def received(frame: bytes) -> RemotingCommand:
     return response
 
 
-@given(serialize_type=st.sampled_from(SerializeType), physical=OFFSETS, queue=st.integers(0, 2**31 - 1), offset=OFFSETS)
-def test_says_what_a_typed_header_does(serialize_type: int, physical: int, queue: int, offset: int) -> None:
-    response = received(SendResponses(HOST, "moon", False).encode(serialize_type, 7, physical, queue, offset))
+@given(
+    serialize_type=st.sampled_from(SerializeType),
+    physical=OFFSETS,
+    queue=st.integers(0, 2**31 - 1),
+    offset=OFFSETS,
+    unique_id=st.sampled_from(["", "7F000001000000000000000000000001", 'a"\\b\n', "日本"]),
+)
+def test_says_what_a_typed_header_does(
+    serialize_type: int, physical: int, queue: int, offset: int, unique_id: str
+) -> None:
+    responses = SendResponses(HOST, "moon", False)
+    response = received(responses.encode(serialize_type, 7, physical, queue, offset, unique_id.encode()))
     header = response.read_header(SendMessageResponseHeader)
+    assert header.transaction_id == (unique_id or None)
     assert (header.queue_id, header.queue_offset) == (queue, offset)
     assert (header.msg_region, header.trace_on) == ("moon", "false")
     plain = decode_send_response(response, queue)
     if serialize_type == SerializeType.ROCKETMQ:
-        assert plain == (header.msg_id, offset, "moon", False)
+        assert plain == (header.msg_id, offset, unique_id or None, "moon", False)
     else:
         assert plain is None
 
@@ -36,9 +46,9 @@ def test_a_server_that_says_nothing_of_traces() -> None:
     response = RemotingCommand.response(fields={"msgId": "id", "queueId": "1", "queueOffset": "2"})
     response.serialize_type = SerializeType.ROCKETMQ
     answer = received(response.encode())
-    assert decode_send_response(answer, 1) == ("id", 2, "", True)
+    assert decode_send_response(answer, 1) == ("id", 2, None, "", True)
     response.ext_fields["msgId"] = ids = ",".join(["0" * 32] * 256)
-    assert decode_send_response(received(response.encode()), 1) == (ids, 2, "", True)
+    assert decode_send_response(received(response.encode()), 1) == (ids, 2, None, "", True)
     # Of another queue than the one that was asked for.
     assert decode_send_response(answer, 2) is None
     assert decode_send_response(answer, 11) is None
@@ -51,7 +61,8 @@ def test_a_server_that_says_nothing_of_traces() -> None:
         {"msgId": "id"},
         {"msgId": "id", "queueId": "1"},
         {"queueId": "1", "msgId": "id", "queueOffset": "2"},
-        {"msgId": "id", "queueId": "1", "queueOffset": "2", "transactionId": "x"},
+        {"msgId": "id", "queueId": "1", "queueOffset": "2", "transactionId": "x" * 256},
+        {"msgId": "id", "queueId": "1", "queueOffset": "2", "recallHandle": "x"},
         {"msgId": "id", "queueId": "one", "queueOffset": "2"},
         {"msgId": "id", "queueId": "1", "queueOffset": "-2"},
         {"msgId": "id", "queueId": "1" * 300, "queueOffset": "2"},

@@ -1,7 +1,9 @@
 //! Plain sends for Python: `gantrymq/broker/plain_sends.py`.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
+use memchr::memchr;
 use memchr::memmem::Finder;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -86,8 +88,13 @@ struct Finders {
 }
 
 impl Finders {
-    fn has_key(&self, properties: &[u8]) -> bool {
-        properties.starts_with(UNIQUE_KEY) || self.further_key.find(properties).is_some()
+    /// Where the unique id is in properties that end with a separator; None without one.
+    fn unique_id(&self, properties: &[u8]) -> Option<Range<usize>> {
+        let start = match properties.starts_with(UNIQUE_KEY) {
+            true => UNIQUE_KEY.len(),
+            false => self.further_key.find(properties)? + 1 + UNIQUE_KEY.len(),
+        };
+        Some(start..start + memchr(crate::properties::END, &properties[start..])?)
     }
 
     fn is_odd(&self, properties: &[u8]) -> bool {
@@ -250,9 +257,11 @@ impl PlainSends {
             if send.body.len() > self.most_body || self.finders.is_odd(properties) {
                 break;
             }
+            let mut unique_id = 0..0;
             if !target.is_batch {
-                if !self.finders.has_key(properties) {
-                    break;
+                match self.finders.unique_id(properties) {
+                    Some(found) if Answers::takes(&self.parts.key, &properties[found.clone()]) => unique_id = found,
+                    _ => break,
                 }
                 properties.extend_from_slice(&self.own_properties);
             }
@@ -314,6 +323,7 @@ impl PlainSends {
                 physical_offsets: &placed.offsets,
                 queue_id: target.queue_id,
                 queue_offset: queue.max_offset,
+                unique_id: &self.parts.properties[unique_id],
             };
             self.answers.add(&mut answers, &self.parts.key, send.opaque, &place);
             queue.position += placed.units.len();

@@ -158,9 +158,10 @@ class BrokerApi:
                 raise BrokerError(response.code, response.remark, address)
             plain = decode_send_response(response, queue.queue_id)
             if plain is not None:
-                offset_msg_id, queue_offset, region_id, trace_on = plain
+                offset_msg_id, queue_offset, transaction_id, region_id, trace_on = plain
                 return _new(
-                    SendResult, (status, msg_id, queue, queue_offset, offset_msg_id, None, None, region_id, trace_on)
+                    SendResult,
+                    (status, msg_id, queue, queue_offset, offset_msg_id, transaction_id, None, region_id, trace_on),
                 )
             answer = response.read_header(SendMessageResponseHeader)
             if answer.queue_id != queue.queue_id:

@@ -1,6 +1,6 @@
 """The answer to a stored message, written straight to bytes: the hot path's exit.
 
-Only msgId, queueId, queueOffset and the opaque number differ between answers, so the rest is a template:
+Only msgId, queueId, queueOffset, transactionId and the opaque number differ between answers, so the rest is a template:
 0.6 us instead of the 4 us of a typed header, a dictionary and an encoder. What the broker says of traces is at the end.
 """
 
@@ -24,11 +24,15 @@ _BINARY = int(SerializeType.ROCKETMQ)
 _BINARY_ENCODING = _BINARY << 24
 _PYTHON = int(LanguageCode.PYTHON)
 _FRAME_PREFIX = Struct(">ii")
-_LENGTHS = [n.to_bytes(4, "big") for n in range(24)]
+_LENGTHS = [n.to_bytes(4, "big") for n in range(64)]
+#: Fields of a binary answer; without a transaction id its length and the id itself, which is empty, take no bytes.
+_WITH_ID = b"%b%016X\x00\x07queueId%b%b\x00\x0bqueueOffset%b%b\x00\x0dtransactionId%b%b%b"
+_WITHOUT_ID = _WITH_ID.replace(b"\x00\x0dtransactionId%b", b"%.0b")
 #: Names in a binary answer, each followed by the first two or three bytes of its value's length.
 _MSG_ID = b"\x00\x05msgId\x00\x00"
 _QUEUE_ID = b"\x00\x07queueId\x00\x00\x00"
 _QUEUE_OFFSET = b"\x00\x0bqueueOffset\x00\x00\x00"
+_TRANSACTION_ID = b"\x00\x0dtransactionId\x00\x00\x00"
 #: What is said of traces has no more bytes.
 _LONGEST_TAIL = 512
 #: A NamedTuple's own constructor costs twice as much.
@@ -66,18 +70,32 @@ class SendResponses:
         binary = pack(">hBh", 0, _PYTHON, PROTOCOL_VERSION), self._binary_tail
         return self._host, binary, (first, second, third, b'"' + self._json_tail + fourth, last)
 
-    def encode(self, serialize_type: int, opaque: int, physical_offset: int, queue_id: int, queue_offset: int) -> bytes:
-        """The frame that says SUCCESS, in the request's header encoding."""
+    def encode(
+        self,
+        serialize_type: int,
+        opaque: int,
+        physical_offset: int,
+        queue_id: int,
+        queue_offset: int,
+        unique_id: bytes = b"",
+    ) -> bytes:
+        """The frame that says SUCCESS, in the request's header encoding.
+
+        The message's unique id is the answer's transaction id (`SendMessageProcessor.handlePutMessageResult`).
+        """
         if serialize_type == SerializeType.ROCKETMQ:
             queue = b"%d" % queue_id
             offset = b"%d" % queue_offset
-            ext = b"%b%016X\x00\x07queueId%b%b\x00\x0bqueueOffset%b%b%b" % (
+            size = len(unique_id)
+            ext = (_WITH_ID if unique_id else _WITHOUT_ID) % (
                 self._prefix,
                 physical_offset,
                 _LENGTHS[len(queue)],
                 queue,
                 _LENGTHS[len(offset)],
                 offset,
+                _LENGTHS[size] if size < len(_LENGTHS) else size.to_bytes(4, "big"),
+                unique_id,
                 self._binary_tail,
             )
             length = _BINARY_HEADER_SIZE + len(ext)
@@ -95,7 +113,13 @@ class SendResponses:
                 )
                 + ext
             )
-        header = _JSON % (self._host, physical_offset, queue_id, queue_offset, self._json_tail, opaque)
+        tail = self._json_tail
+        if unique_id:
+            tail = b",%b%b" % (
+                json_header.encode_fields({"transactionId": unique_id.decode(errors="replace")})[1:-1],
+                tail,
+            )
+        header = _JSON % (self._host, physical_offset, queue_id, queue_offset, tail, opaque)
         return _FRAME_PREFIX.pack(4 + len(header), len(header)) + header
 
 
@@ -104,6 +128,7 @@ class SendAnswer(NamedTuple):
 
     msg_id: str
     queue_offset: int
+    transaction_id: str | None
     region_id: str
     trace_on: bool
 
@@ -133,11 +158,18 @@ def decode_send_response(response: RemotingCommand, queue_id: int) -> SendAnswer
     except IndexError:
         return None
     offset = ext[start:end]
+    transaction_id = None
+    # A message's unique id is shorter than 256 bytes.
+    if ext.startswith(_TRANSACTION_ID, end):
+        id_start = end + len(_TRANSACTION_ID) + 1
+        end = id_start + ext[id_start - 1] if id_start <= len(ext) else len(ext) + 1
+        transaction_id = ext[id_start:end].decode("utf-8", "replace")
     trace = _trace(ext[end:]) if 0 <= len(ext) - end <= _LONGEST_TAIL else None
     if trace is None or ext[id_end:length_at] != between or not offset.isdigit():
         return None
     region_id, trace_on = trace
-    return _new(SendAnswer, (ext[11:id_end].decode("ascii", "replace"), int(offset), region_id, trace_on))
+    msg_id = ext[11:id_end].decode("ascii", "replace")
+    return _new(SendAnswer, (msg_id, int(offset), transaction_id, region_id, trace_on))
 
 
 @lru_cache(maxsize=64)
