@@ -17,6 +17,7 @@ GantryError
 ├── BrokerError             a server answered with another code than SUCCESS
 ├── ClientError             the client can't do what was asked
 │   ├── NoRouteInfo         no NameServer knows the topic
+│   │   └── RouteNotReady   a NameServer has just started: also a BrokerUnavailable
 │   ├── IllegalMessage      topic, group, size or properties that a broker would refuse
 │   ├── ClientClosed        used before start() or after close()
 │   ├── PartialFailure      some of several servers did what was asked, others failed
@@ -36,7 +37,7 @@ GantryError
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 #: ResponseCode.REQUEST_CODE_NOT_SUPPORTED.
 _NOT_SUPPORTED = 3
@@ -199,6 +200,28 @@ class NoRouteInfo(ClientError):
         super().__init__(_no_route(topic, ", ".join(name_servers) or "no NameServer", ";".join(name_servers), found))
         self.topic = topic
         self.name_servers = name_servers
+
+
+class RouteNotReady(NoRouteInfo, BrokerUnavailable):
+    """A NameServer has just started, and doesn't have the topic's complete route yet.
+
+    `brokers` have queues of the topic and haven't registered again. It is empty for a NameServer with
+    needWaitForService, which answers with no route in its first seconds.
+
+    Remedy: try again. The route is complete when all brokers have registered, which takes 30 s.
+    """
+
+    def __init__(self, topic: str, name_servers: list[str], brokers: Collection[str] = ()) -> None:
+        asked = ", ".join(name_servers)
+        if brokers:
+            names = ", ".join(sorted(brokers))
+            text = f"{names}, with queues of topic {topic!r}, has not registered since {asked} started"
+        else:
+            text = f"{asked} has just started and waits for brokers before it serves the route of topic {topic!r}"
+        GantryError.__init__(self, text)
+        self.topic = topic
+        self.name_servers = name_servers
+        self.brokers = frozenset(brokers)
 
 
 _EITHER = "the topic doesn't exist and no broker makes it (autoCreateTopicEnable), or no broker has registered there"

@@ -214,7 +214,10 @@ async def test_an_index_that_was_off_at_the_start(tmp_path: Path, remoting: Remo
 
 async def test_other_name_servers(tmp_path: Path, remoting: RemotingClient) -> None:
     """The broker leaves the old ones and goes to the new ones."""
-    servers = [NameServer(NamesrvConfig(listen_port=0, bind_address="127.0.0.1")) for _ in range(3)]
+    servers = [
+        NameServer(NamesrvConfig(listen_port=0, bind_address="127.0.0.1", kv_config_path=tmp_path / f"{number}.json"))
+        for number in range(3)
+    ]
     for server in servers:
         await server.start()
     first, second, third = (server.address for server in servers)

@@ -65,15 +65,23 @@ class MortalCluster:
         self.stop_name_server()
         self._loop.stop()
 
-    def start_name_server(self) -> None:
-        """On the port of the one before, and it knows nothing."""
+    def start_name_server(self, *, remembers: bool = False, wait_s: int = 0) -> None:
+        """On the port of the one before; it `remembers` the brokers of that one, or is as new.
+
+        It answers with routes after `wait_s`.
+        """
         root = self._directory / "namesrv"
         config = NamesrvConfig(
             bind_address=HOST,
             listen_port=self._port,
             kv_config_path=root / "kvConfig.json",
             config_store_path=root / "namesrv.properties",
+            need_wait_for_service=wait_s > 0,
+            wait_seconds_for_service=wait_s,
         )
+
+        if not remembers:
+            config.known_brokers_path.unlink(missing_ok=True)
 
         async def start() -> NameServer:
             name_server = NameServer(config)

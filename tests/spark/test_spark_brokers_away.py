@@ -16,7 +16,7 @@ from mortal_cluster import MortalCluster
 from waiting import wait_until
 
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.errors import ConfigError, NoRouteInfo
+from gantrymq.errors import ConfigError, NoRouteInfo, RouteNotReady
 from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.cluster import BrokersAway, Cluster, NoBrokers, run
 from gantrymq.spark.filters import PushedFilters
@@ -345,3 +345,66 @@ def test_a_running_stream_stays_where_it_is(cluster: MortalCluster, topic: str) 
             cluster.start_broker(name)
         assert stream.latestOffset(end, ALL) == end
         stream.stop()
+
+
+# -- a NameServer that has restarted -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half(cluster: MortalCluster, topic: str) -> str:
+    """A topic of which the NameServer, which starts again, has the queues of broker-a alone."""
+    cluster.stop_name_server()
+    cluster.start_name_server(remembers=True)
+    cluster.stop_broker("broker-a")
+    cluster.start_broker("broker-a")
+    return topic
+
+
+def test_no_batch_has_half_of_a_topic_after_a_restart(
+    cluster: MortalCluster, half: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for naming in ({}, {"subscribepattern": f"{half}|other"}):
+        with pytest.raises(BrokersAway, match=f"broker-b is away, which has queues of topic {half}") as caught:
+            numbers(options_for(cluster, half, **naming))
+        assert "deleteKvConfig -s LOST_BROKERS" in str(caught.value)
+    assert len(numbers(options_for(cluster, half, failondataloss="false"))) == 100
+    cluster.stop_broker("broker-b")
+    starting = threading.Timer(0.3, cluster.start_broker, ("broker-b",))
+    starting.start()
+    try:
+        assert numbers(options_for(cluster, half, retrytimeoutms="30000")) == list(range(200))
+    finally:
+        starting.join()
+
+
+def test_no_stream_begins_with_half_of_a_topic_after_a_restart(cluster: MortalCluster, half: str) -> None:
+    stream = RocketMQStreamReader(options_for(cluster, half), BODY)
+    with pytest.raises(BrokersAway, match="broker-b is away"):
+        stream.initialOffset()
+    stream.stop()
+
+
+def test_no_write_goes_to_half_of_a_topic_after_a_restart(cluster: MortalCluster, half: str) -> None:
+    """A sharding key would go to another queue than it does otherwise."""
+    options = options_for(cluster, half)
+    for question in (
+        lambda brokers: brokers.write_queues(half),
+        lambda brokers: brokers.all_write_queues(half),
+    ):
+        with pytest.raises(RouteNotReady, match="broker-b, with queues of topic"):
+            ask(options, question)
+    cluster.stop_broker("broker-b")
+    cluster.start_broker("broker-b")
+    assert len(ask(options, lambda brokers: brokers.write_queues(half))) == 4
+    assert len(ask(options, lambda brokers: brokers.all_write_queues(half))) == 4
+
+
+def test_a_name_server_that_waits_for_brokers_is_asked_again(cluster: MortalCluster, topic: str) -> None:
+    cluster.stop_name_server()
+    cluster.start_name_server(remembers=True, wait_s=3)
+    with pytest.raises(RouteNotReady, match="waits for brokers"):
+        numbers(options_for(cluster, topic, retrytimeoutms="100", failondataloss="false"))
+    for name in ("broker-a", "broker-b"):
+        cluster.stop_broker(name)
+        cluster.start_broker(name)
+    assert numbers(options_for(cluster, topic, retrytimeoutms="30000")) == list(range(200))

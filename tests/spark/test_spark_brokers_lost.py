@@ -215,9 +215,11 @@ async def test_no_answer_does_not_say_that_no_broker_is_lost(cluster: Killable, 
             assert (await both.lost_brokers(topics)).get(topic, set()) == set()
 
 
-async def test_a_static_topics_table_names_its_brokers() -> None:
+async def test_a_static_topics_table_names_its_brokers(tmp_path: Path) -> None:
     """Also those that unregistered, and also at Apache's NameServers."""
-    server = NameServer(NamesrvConfig(bind_address="127.0.0.1", listen_port=0))
+    server = NameServer(
+        NamesrvConfig(bind_address="127.0.0.1", listen_port=0, kv_config_path=tmp_path / "kvConfig.json")
+    )
     await server.start()
     brokers = RemotingClient()
     for number, name in enumerate(("broker-a", "broker-b", "broker-c")):

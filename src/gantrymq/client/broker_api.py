@@ -10,14 +10,17 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
+from gantrymq.client.route_answers import RouteAnswer
 from gantrymq.errors import (
     BrokerError,
     ConnectionLost,
     NoRouteInfo,
     ProtocolError,
     RequestTimeout,
+    RouteNotReady,
     SendOutcomeUnknown,
 )
+from gantrymq.protocol.awaited_brokers import awaited_brokers, is_not_ready
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL, ConsumerList, HeartbeatData
 from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
 from gantrymq.protocol.bodies.queue_map import QueueObject
@@ -124,12 +127,22 @@ class BrokerApi:
 
     async def route(self, name_server: str, topic: str, timeout_ms: int = TIMEOUT_MS) -> TopicRouteData:
         """Where `topic` is. Raises NoRouteInfo when the NameServer doesn't know it."""
+        route = (await self.route_answer(name_server, topic, timeout_ms)).route
+        if route is None:
+            raise NoRouteInfo(topic, [name_server])
+        return route
+
+    async def route_answer(self, name_server: str, topic: str, timeout_ms: int = TIMEOUT_MS) -> RouteAnswer:
+        """What the NameServer knows of `topic`. Raises RouteNotReady if it waits for brokers after its start."""
         header = GetRouteInfoRequestHeader(topic=topic, accept_standard_json_only=True)
         request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         response = await self.remoting.invoke(name_server, request, timeout_ms)
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
-            raise NoRouteInfo(topic, [name_server])
-        return decode_json(_checked(response, name_server).body, TopicRouteData)
+            return RouteAnswer(None, awaited_brokers(response))
+        if is_not_ready(response):
+            raise RouteNotReady(topic, [name_server])
+        route = decode_json(_checked(response, name_server).body, TopicRouteData)
+        return RouteAnswer(route, awaited_brokers(response))
 
     async def cluster_info(self, name_server: str, timeout_ms: int = TIMEOUT_MS) -> ClusterInfo:
         """All brokers that have registered, and the clusters that they make."""

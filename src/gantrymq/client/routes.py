@@ -13,8 +13,18 @@ from math import inf
 from gantrymq.background.shared import result_of
 from gantrymq.client.broker_api import TIMEOUT_MS, BrokerApi
 from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
+from gantrymq.client.route_answers import RouteAnswer, joined
 from gantrymq.client.troubles import Troubles
-from gantrymq.errors import BodyError, BrokerError, ClientError, GantryError, NoRouteInfo, ProtocolError, RemotingError
+from gantrymq.errors import (
+    BodyError,
+    BrokerError,
+    ClientError,
+    GantryError,
+    NoRouteInfo,
+    ProtocolError,
+    RemotingError,
+    RouteNotReady,
+)
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import MASTER_ID, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
@@ -79,13 +89,12 @@ def read_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
     )
 
 
-def _sane(topic: str, route: TopicRouteData) -> TopicRouteData:
+def _check_queues(topic: str, route: TopicRouteData) -> None:
     """Raises BodyError for a route with an impossible number of queues."""
     of_one = max((max(data.read_queue_nums, data.write_queue_nums) for data in route.queue_datas), default=0)
     of_all = sum(max(data.read_queue_nums, data.write_queue_nums, 0) for data in route.queue_datas)
     if of_one > MAX_QUEUES_OF_BROKER or of_all > MAX_QUEUES:
         raise BodyError(f"the route of topic {topic} has {of_all} queues, {of_one} on one broker: that can't be")
-    return route
 
 
 class Routes:
@@ -93,6 +102,9 @@ class Routes:
 
     One NameServer (host:port) is used as long as it answers, then the next; the first is picked at random.
     With `discover` the NameServers are those that it returns, asked when the first is needed and by `rediscover`.
+
+    If a NameServer has just started, its route can lack brokers that haven't registered again. Then the other
+    NameServers are asked as well, and the awaited brokers stay as they are in the route that is kept.
     """
 
     def __init__(
@@ -117,6 +129,8 @@ class Routes:
         self._changed: dict[str, float] = {}
         #: Topics that aren't there yet, whose routes are those of the brokers that will make them.
         self._expected: set[str] = set()
+        #: Brokers that the kept route of a topic lacks, because no NameServer has run for a registration period.
+        self._awaited: dict[str, frozenset[str]] = {}
         self._looked: dict[str, float] = {}
         #: The names of these brokers, and when they were asked for.
         self._makers: tuple[float, set[str]] = (-inf, set())
@@ -161,9 +175,16 @@ class Routes:
     async def refresh(self, topic: str) -> TopicRouteData:
         """Asks for the topic's route, kept or not. Raises as `get`; what was kept stays then."""
         try:
-            return self._keep(topic, await self._ask(topic))
+            return self._keep(topic, *await self._ask(topic))
+        except RouteNotReady:
+            raise
         except NoRouteInfo:
             raise await self._no_route(topic) from None
+
+    def awaited(self, topic: str) -> frozenset[str]:
+        """Brokers that have queues of the topic and are missing in its kept route, because the NameServers have just
+        started."""
+        return self._awaited.get(topic, frozenset())
 
     async def refresh_all(self) -> None:
         """Asks for every kept route. Failures are logged: what was known stays."""
@@ -175,13 +196,14 @@ class Routes:
 
     async def look_again(self) -> float:
         """Asks for those routes that lack brokers which make topics; seconds until the next time, inf for none."""
+        awaited_pause_s = YOUNG_INTERVAL_S if await self._refresh_awaited() else inf
         topics = [topic for topic in self._routes if topic not in self._expected and topic != AUTO_CREATE_TOPIC]
         try:
             makers = await self._topic_makers() if topics else set()
         except GantryError as e:
             self._troubles.tell("can't find the brokers that make topics", e)
-            return NARROW_INTERVAL_S
-        pause_s = inf
+            return min(awaited_pause_s, NARROW_INTERVAL_S)
+        pause_s = awaited_pause_s
         for topic in topics:
             route, now = self._routes.get(topic), monotonic()
             if route is None or not makers - {broker.broker_name for broker in route.broker_datas}:
@@ -199,11 +221,24 @@ class Routes:
                     self._troubles.tell(f"can't refresh the route of topic {topic}", e)
         return pause_s
 
+    async def _refresh_awaited(self) -> bool:
+        """Refreshes the routes that lack awaited brokers. Returns whether some still do."""
+        for topic in list(self._awaited):
+            try:
+                await self.refresh(topic)
+            except GantryError as e:
+                self._troubles.tell(f"can't refresh the route of topic {topic}", e)
+                if isinstance(e, NoRouteInfo) and not isinstance(e, RouteNotReady):
+                    # The topic is gone, and no broker of it is awaited.
+                    self._awaited.pop(topic, None)
+        return bool(self._awaited)
+
     async def _topic_makers(self) -> set[str]:
         asked, names = self._makers
         if monotonic() - asked >= REFRESH_INTERVAL_S:
             try:
-                names = {broker.broker_name for broker in (await self._ask(AUTO_CREATE_TOPIC)).broker_datas}
+                route, _ = await self._ask(AUTO_CREATE_TOPIC)
+                names = {broker.broker_name for broker in route.broker_datas}
             except NoRouteInfo:
                 names = set()
             self._makers = monotonic(), names
@@ -213,7 +248,11 @@ class Routes:
         return write_queues(topic, await self.get(topic))
 
     async def read_queues(self, topic: str) -> list[MessageQueue]:
-        return read_queues(topic, await self.get(topic))
+        """All queues that can be read. Raises as `get`, and RouteNotReady while the kept route lacks brokers."""
+        route = await self.get(topic)
+        if topic in self._awaited:
+            raise RouteNotReady(topic, self.name_servers, self._awaited[topic])
+        return read_queues(topic, route)
 
     def master_address(self, broker_name: str) -> str | None:
         """host:port of a broker's master; None when no kept route names one."""
@@ -252,17 +291,22 @@ class Routes:
 
     async def _find(self, topic: str, default_queue_nums: int | None) -> TopicRouteData:
         try:
-            return self._keep(topic, await self._ask(topic))
+            return self._keep(topic, *await self._ask(topic))
+        except RouteNotReady:
+            # The topic exists: it must not be created on the brokers that are there.
+            raise
         except NoRouteInfo:
             if default_queue_nums is None:
                 raise await self._no_route(topic) from None
             try:
-                route = await self._ask(AUTO_CREATE_TOPIC)
+                route, _ = await self._ask(AUTO_CREATE_TOPIC)
+            except RouteNotReady:
+                raise
             except NoRouteInfo:
                 raise await self._no_route(topic) from None
         for queues in route.queue_datas:
             queues.read_queue_nums = queues.write_queue_nums = min(default_queue_nums, queues.read_queue_nums)
-        kept = self._keep(topic, route)
+        kept = self._keep(topic, route, frozenset())
         self._expected.add(topic)
         return kept
 
@@ -272,7 +316,7 @@ class Routes:
         if monotonic() - asked >= NARROW_INTERVAL_S:
             try:
                 found = await self._ask_what_is_there()
-            except (RemotingError, BrokerError, ProtocolError):
+            except (RemotingError, BrokerError, ProtocolError, RouteNotReady):
                 found = None
             self._found_instead = monotonic(), found
         return NoRouteInfo(topic, self.name_servers, found)
@@ -289,28 +333,43 @@ class Routes:
             return f"{there} yet: it is made when its first message comes, or by AdminClient.ensure_topic"
         return f"{there}, and none of them makes topics by itself (autoCreateTopicEnable=false): create it"
 
-    async def _ask(self, topic: str) -> TopicRouteData:
-        error: RemotingError | ProtocolError | None = None
+    async def _ask(self, topic: str) -> tuple[TopicRouteData, frozenset[str]]:
+        """The route of the first NameServer that has a complete one, or what all have, with the brokers that it lacks.
+
+        Raises NoRouteInfo, RouteNotReady, or the error of the last NameServer if none answers.
+        """
+        error: RemotingError | ProtocolError | RouteNotReady | None = None
+        answers: list[RouteAnswer] = []
         if not self.name_servers:
             await self.rediscover()
         tried: set[str] = set()
         while (name_server := self._next(tried)) is not None:
             tried.add(name_server)
             try:
-                route = _sane(topic, await self._api.route(name_server, topic, TIMEOUT_MS))
+                answer = await self._api.route_answer(name_server, topic, TIMEOUT_MS)
+                if answer.route is not None:
+                    _check_queues(topic, answer.route)
                 self._troubles.over(name_server)
-                return route
-            except NoRouteInfo:
-                self._troubles.over(name_server)
-                raise NoRouteInfo(topic, self.name_servers) from None
-            except (RemotingError, ProtocolError) as e:
+                if answer.route is not None and not answer.awaited:
+                    return answer.route, answer.awaited
+                answers.append(answer)
+                if not any(answer.awaited for answer in answers):
+                    break
+            except (RemotingError, ProtocolError, RouteNotReady) as e:
                 self._troubles.tell(f"NameServer {name_server}", e)
                 error = e
                 # Unless another look-up has gone on already.
                 if self._next(set()) == name_server:
                     self._current += 1
-        assert error is not None
-        raise error
+        if not answers:
+            assert error is not None
+            raise error
+        route, awaited = joined(answers, None if topic in self._expected else self._routes.get(topic))
+        if route is not None:
+            return route, awaited
+        if awaited:
+            raise RouteNotReady(topic, self.name_servers, awaited)
+        raise NoRouteInfo(topic, self.name_servers)
 
     def _next(self, tried: set[str]) -> str | None:
         """The NameServer in use, or the next one after it that wasn't tried; the list may be another one by now."""
@@ -318,9 +377,15 @@ class Routes:
         in_turn = (self.name_servers[(self._current + n) % count] for n in range(count))
         return next((name_server for name_server in in_turn if name_server not in tried), None)
 
-    def _keep(self, topic: str, route: TopicRouteData) -> TopicRouteData:
+    def _keep(self, topic: str, route: TopicRouteData, awaited: frozenset[str]) -> TopicRouteData:
         known = self._routes.get(topic)
         self._expected.discard(topic)
+        if awaited:
+            self._awaited[topic] = awaited
+            if self.on_new is not None:
+                self.on_new()
+        else:
+            self._awaited.pop(topic, None)
         if known == route:
             return known
         self._changed[topic] = monotonic()

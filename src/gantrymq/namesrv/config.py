@@ -13,7 +13,7 @@ MAX_INT = 2**31 - 1
 
 #: May never be changed over the network, whatever configBlackList says (DefaultRequestProcessor.initConfigBlackList);
 #: in Java those of TLS are no part of the configuration.
-FIXED_KEYS = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"}) | {
+FIXED_KEYS = frozenset({"configBlackList", "configStorePath", "knownBrokersPath", "kvConfigPath", "rocketmqHome"}) | {
     property_key(field) for field in fields(TlsConfig)
 }
 
@@ -31,6 +31,8 @@ class NamesrvConfig(TlsConfig):
     server_channel_max_idle_time_seconds: int = field(default=120, metadata={"minimum": 1, "maximum": MAX_INT})
     #: KV configuration as JSON, written at each change.
     kv_config_path: Path = field(default_factory=lambda: Path.home() / "namesrv" / "kvConfig.json")
+    #: The brokers and their topics as JSON (`known_brokers`); empty for a file beside that of the KV configuration.
+    known_brokers_path: Path = field(default=Path())
     #: Where UPDATE_NAMESRV_CONFIG writes the configuration.
     config_store_path: Path = field(default_factory=lambda: Path.home() / "namesrv" / "namesrv.properties")
     #: Keys that requests may not change, besides those that none ever may.
@@ -55,3 +57,7 @@ class NamesrvConfig(TlsConfig):
     wait_seconds_for_service: int = field(default=45, metadata={"minimum": 0, "maximum": MAX_INT})
     #: Whether a topic that a registration no longer lists is taken from the broker.
     delete_topic_with_broker_registration: bool = False
+
+    def __post_init__(self) -> None:
+        if self.known_brokers_path == Path():
+            self.known_brokers_path = self.kv_config_path.parent / f"{self.kv_config_path.stem}.brokers.json"

@@ -22,7 +22,7 @@ from gantrymq.namesrv.registration import check_queues, read_registration
 from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.protocol.bodies.route import KVTable, TopicList, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import DataVersion
-from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers.namesrv import (
@@ -44,6 +44,7 @@ from gantrymq.protocol.headers.topic import (
     GetTopicsByClusterRequestHeader,
     TopicRequestHeader,
 )
+from gantrymq.protocol.private_fields import AWAITED_BROKERS_FIELD, UPTIME_FIELD
 from gantrymq.remoting.configuration import Configuration
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.file_changes import FileChanges
@@ -128,6 +129,8 @@ class RequestHandlers:
         config = self._config
         if config.need_wait_for_service and monotonic() - self._started < config.wait_seconds_for_service:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "name server not ready")
+        # Clients of other languages get what Java's NameServer answers.
+        fields = self._private_fields(topic) if request.language == LanguageCode.PYTHON else None
         zone_name = None
         if _ZONE_MODE_BYTES in request.raw_ext and request.ext_fields.get(ZONE_MODE_FIELD, "").lower() == "true":
             zone_name = request.ext_fields.get(ZONE_NAME_FIELD, "").strip()
@@ -141,11 +144,19 @@ class RequestHandlers:
             # Not worth a line in the log: clients ask for their topics until these are there.
             return _response(
                 ResponseCode.TOPIC_NOT_EXIST,
-                f"No topic route info in name server for the topic: {topic}. Create it, or let a broker with "
+                fields=fields,
+                remark=f"No topic route info in name server for the topic: {topic}. Create it, or let a broker with "
                 f"autoCreateTopicEnable=true do so at the first message; `gantry doctor {topic}` says what is missing, "
                 "docs/faq.md more.",
             )
-        return _response(body=body)
+        return _response(body=body, fields=fields)
+
+    def _private_fields(self, topic: str) -> dict[str, str]:
+        fields = {UPTIME_FIELD: str(int((monotonic() - self._started) * 1000))}
+        awaited = self._table.lost.awaited(topic)
+        if awaited is not None:
+            fields[AWAITED_BROKERS_FIELD] = awaited
+        return fields
 
     def _get_cluster_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         return _response(body=encode_body(self._table.cluster_info()))

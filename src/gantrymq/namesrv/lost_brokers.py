@@ -9,15 +9,19 @@ a part of it is missing. A NameServer shows this as a namespace of its KV config
 
 A broker that unregisters is lost as one that dies is: it may be restarted, and a read meanwhile would have half of its
 topics. One that is back isn't, for the topics that it has registered since: the others' routes still lack it.
+
+All brokers of a NameServer that has started are lost until they register (`known_brokers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from gantrymq.logs import peer_log
+from gantrymq.protocol.awaited_brokers import REGISTRATION_PERIOD_MS
 from gantrymq.protocol.fastjson import encode_json
 
 log = peer_log(__name__)
@@ -34,6 +38,19 @@ MAX_TOPICS = 200_000
 _STEP = 1_000
 
 
+class LostBroker(NamedTuple):
+    """`since_ms` is when the broker was lost; None for a moment ago.
+
+    `is_away` is False for one that is awaited or that registers its topics again.
+    """
+
+    broker_name: str
+    cluster_name: str
+    topics: frozenset[str]
+    since_ms: int | None
+    is_away: bool
+
+
 @dataclass(slots=True)
 class _Lost:
     cluster_name: str
@@ -41,6 +58,8 @@ class _Lost:
     #: Of the first look for old ones.
     since_ms: int | None = None
     is_back: bool = False
+    #: It has not registered since the NameServer started, which was less than a registration period ago.
+    is_awaited: bool = False
 
 
 class LostBrokers:
@@ -49,17 +68,28 @@ class LostBrokers:
     def __init__(self) -> None:
         self._lost: dict[str, _Lost] = {}
         self._topic_count = 0
+        #: Grows with every change.
+        self.revision = 0
 
     def lose(self, broker_name: str, cluster_name: str, topics: set[str]) -> None:
-        """The broker is gone with these topics. Those that were lost first make room."""
+        """Adds a broker that is away, and the topics that it had. Those that were lost first make room."""
+        self._add(broker_name, _Lost(cluster_name, topics))
+
+    def recall(self, broker: LostBroker, *, is_awaited: bool) -> None:
+        """Adds a broker of the NameServer that this one follows; awaited if it was not away then."""
+        lost = _Lost(broker.cluster_name, set(broker.topics), broker.since_ms, is_awaited=is_awaited)
+        self._add(broker.broker_name, lost)
+
+    def _add(self, broker_name: str, lost: _Lost) -> None:
         if broker_name in self._lost:
             # It was back, and hadn't registered these yet.
-            topics = topics | self._lost[broker_name].topics
+            lost.topics |= self._lost[broker_name].topics
         self.forget(broker_name)
-        if not topics:
+        if not lost.topics:
             return
-        self._lost[broker_name] = _Lost(cluster_name, topics)
-        self._topic_count += len(topics)
+        self._lost[broker_name] = lost
+        self._topic_count += len(lost.topics)
+        self.revision += 1
         while self._topic_count > MAX_TOPICS or len(self._lost) > MAX_BROKERS:
             first = next(iter(self._lost))
             log.warning("too many brokers and topics are lost: forgetting which topics %s had", first)
@@ -75,6 +105,7 @@ class LostBrokers:
         before = len(lost.topics)
         lost.topics.difference_update(topics)
         self._topic_count -= before - len(lost.topics)
+        self.revision += 1
         if not lost.topics:
             self.forget(broker_name)
 
@@ -83,6 +114,7 @@ class LostBrokers:
         lost = self._lost.pop(broker_name, None)
         if lost is not None:
             self._topic_count -= len(lost.topics)
+            self.revision += 1
 
     def forget_topic(self, topic: str, cluster_name: str | None) -> None:
         """The topic was deleted, in one cluster or everywhere."""
@@ -90,18 +122,34 @@ class LostBrokers:
             if topic in lost.topics and (not cluster_name or lost.cluster_name == cluster_name):
                 lost.topics.remove(topic)
                 self._topic_count -= 1
+                self.revision += 1
 
     def forget_old(self, now_ms: int) -> None:
         """To be called now and then."""
         for broker_name, lost in list(self._lost.items()):
             if lost.since_ms is None:
                 lost.since_ms = now_ms
+                self.revision += 1
+            elif lost.is_awaited and now_ms - lost.since_ms >= REGISTRATION_PERIOD_MS:
+                lost.is_awaited = False
+                self.revision += 1
             elif now_ms - lost.since_ms >= (PARTS_MS if lost.is_back else KEPT_MS):
                 self.forget(broker_name)
+
+    def __iter__(self) -> Iterator[LostBroker]:
+        """Each broker with a copy of its topics."""
+        for name, lost in self._lost.items():
+            is_away = not (lost.is_back or lost.is_awaited)
+            yield LostBroker(name, lost.cluster_name, frozenset(lost.topics), lost.since_ms, is_away)
 
     def of(self, topic: str) -> str | None:
         """The lost brokers that had the topic, as the KV configuration shows them; None for none."""
         return ";".join(sorted(name for name, lost in self._lost.items() if topic in lost.topics)) or None
+
+    def awaited(self, topic: str) -> str | None:
+        """As `of`, but only brokers whose registration is to be expected: this NameServer has just started."""
+        names = (name for name, lost in self._lost.items() if lost.is_awaited and topic in lost.topics)
+        return ";".join(sorted(names)) or None
 
     def encode_in_steps(self) -> Generator[None, None, bytes]:
         """`of` for every topic that has some, as a KVTable: at once it would take 0.2 s for as many as there may be."""

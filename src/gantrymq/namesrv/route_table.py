@@ -414,6 +414,19 @@ class RouteTable:
         return dict(broker.broker_addrs) if broker is not None else {}
 
     @property
+    def revision(self) -> int:
+        """Grows whenever the topics of a broker change, or the brokers that are away."""
+        return self._topics.revision + self.lost.revision
+
+    def topic_entries(self) -> list[tuple[str, TopicQueues]]:
+        """Each topic with its queues, which never change: they can be read in another thread."""
+        return self._topics.entries()
+
+    def clusters_of_brokers(self) -> dict[str, str]:
+        """{broker name: cluster name} of the brokers that are registered."""
+        return {name: broker.cluster for name, broker in self._brokers.items()}
+
+    @property
     def topic_count(self) -> int:
         return len(self._topics)
 

@@ -13,6 +13,7 @@ from gantrymq.logs import log_text
 from gantrymq.metrics import Metric, MetricsServer
 from gantrymq.namesrv.config import FIXED_KEYS, NamesrvConfig
 from gantrymq.namesrv.handlers import RequestHandlers
+from gantrymq.namesrv.known_brokers import KnownBrokersFile
 from gantrymq.namesrv.kv_config import KVConfigManager
 from gantrymq.namesrv.metrics import collect
 from gantrymq.namesrv.notifications import Notifications
@@ -52,6 +53,7 @@ class NameServer:
         self._configuration = Configuration(config, file_keys or {}, FIXED_KEYS)
         self._changes = FileChanges(self.jobs)
         self._kv_config = KVConfigManager(config.kv_config_path, self._changes)
+        self._known_brokers = KnownBrokersFile(config.known_brokers_path, self.table, self.jobs)
         self._long_requests = LongRequests(self.jobs)
         client = RemotingClient(ssl_context=client_context(config))
         self._notifications = Notifications(client)
@@ -100,6 +102,7 @@ class NameServer:
         async with self._running.pop_all() as stack:
             await self._server.bind()
             self._kv_config.load()
+            self._known_brokers.load()
             # Before the connections are closed: nobody is told what follows from that for the brokers.
             stack.push_async_callback(self._notifications.stop)
             self._taking_away.start()
@@ -113,6 +116,9 @@ class NameServer:
             if self._answered is not None:
                 stack.push_async_callback(self._metrics.stop)
                 await self._metrics.start()
+            self._known_brokers.start()
+            # While the connections are open: brokers that are there when this server stops are not lost.
+            stack.push_async_callback(self._known_brokers.stop)
             self._scanning.start()
             stack.callback(self._scanning.cancel)
             self._logging.start(KV_LOG_DELAY_S)

@@ -43,12 +43,18 @@ class TopicTable:
         self._shared: WeakValueDictionary[tuple[BrokerQueues, ...], TopicQueues] = WeakValueDictionary()
         #: The queues of the topic, or None.
         self.get = self._topics.get
+        #: Grows with every change of a topic's queues.
+        self.revision = 0
 
     def __len__(self) -> int:
         return len(self._topics)
 
     def names(self) -> list[str]:
         return list(self._topics)
+
+    def entries(self) -> list[tuple[str, TopicQueues]]:
+        """Each topic with its queues."""
+        return list(self._topics.items())
 
     def names_of(self, broker_names: Collection[str]) -> list[str]:
         """The topics that any of the brokers has."""
@@ -98,7 +104,9 @@ class TopicTable:
             if queues is None:
                 others = [q for q in known.queues if q.broker_name != added.broker_name] if known is not None else []
                 queues = merged[known, added] = self._share(tuple(sorted([*others, added])))
-            self._topics[topic] = queues
+            if queues is not known:
+                self._topics[topic] = queues
+                self.revision += 1
 
     def take(self, topics: Iterable[str], broker_names: Iterable[str]) -> list[str]:
         """Takes the brokers' queues of these topics away. Returns the topics that are gone with their last queues."""
@@ -118,6 +126,7 @@ class TopicTable:
     def remove(self, topic: str) -> None:
         """Forgets a topic; an unknown one is ignored."""
         self._topics.pop(topic, None)
+        self.revision += 1
 
     def forget_encoded_routes(self) -> None:
         for queues in self._shared.values():
@@ -129,6 +138,7 @@ class TopicTable:
         changed: dict[TopicQueues, TopicQueues | None] = {}
         gone = []
         for topic in topics:
+            self.revision += 1
             before = self._topics[topic]
             if before not in changed:
                 queues = change(before.queues)

@@ -12,3 +12,6 @@ TIMEOUT_FIELD = "gantryTimeoutMs"
 UNCONFIRMED_FIELD = "gantryUnconfirmed"
 #: In the NameServer's response to GET_ROUTEINFO_BY_TOPIC: for how long it has been running, in ms.
 UPTIME_FIELD = "gantryUptimeMs"
+#: In the same response, also when the topic has no route: the brokers of the topic that the NameServer had when it was
+#: stopped and that haven't registered since its start, with `;` between them. Omitted for none.
+AWAITED_BROKERS_FIELD = "gantryAwaitedBrokers"

@@ -13,7 +13,15 @@ from typing import Any, Self, TypeVar
 from gantrymq.background.event_loop import new_event_loop
 from gantrymq.client.broker_api import PullResult, PullStatus, SendResult, SendStatus
 from gantrymq.client.routes import read_queues, write_queues
-from gantrymq.errors import BrokerError, ClientError, ConnectFailed, GantryError, NoRouteInfo, RemotingError
+from gantrymq.errors import (
+    BrokerError,
+    ClientError,
+    ConnectFailed,
+    GantryError,
+    NoRouteInfo,
+    RemotingError,
+    RouteNotReady,
+)
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicList, TopicRouteData
 from gantrymq.protocol.bodies.stats import QueryConsumeQueueResponseBody
@@ -149,20 +157,36 @@ class Cluster(NameServers):
     async def write_queues(self, topic: str) -> list[MessageQueue]:
         """The writable queues; a topic that brokers would make on the first message is made of theirs.
 
-        Raises NoRouteInfo, or ClientError for a topic without any.
+        Raises NoRouteInfo, also for a NameServer that awaits brokers, or ClientError for a topic without any.
         """
-        return _writable(topic, await self.until(partial(self._routes.get_or_default, topic)))
+
+        async def attempt() -> list[MessageQueue]:
+            if self._routes.awaited(topic):
+                await self._routes.refresh(topic)
+            return _writable(topic, self._complete(topic, await self._routes.get_or_default(topic)))
+
+        return await self.until(attempt)
 
     async def all_write_queues(self, topic: str) -> list[MessageQueue]:
         """The writable queues of a topic that is there, on all of its brokers.
 
         Raises NoRouteInfo, BrokersAway while a master is away, or ClientError for a topic without any.
         """
-        route = await self.until(partial(self._routes.refresh, topic))
+
+        async def attempt() -> TopicRouteData:
+            return self._complete(topic, await self._routes.refresh(topic))
+
+        route = await self.until(attempt)
         for data in route.queue_datas:
             if data.perm & PERM_WRITE and self._routes.master_address(data.broker_name) is None:
                 raise BrokersAway(f"the master of broker {data.broker_name}, which topic {topic} is on, is away")
         return _writable(topic, route)
+
+    def _complete(self, topic: str, route: TopicRouteData) -> TopicRouteData:
+        """`route` of the topic. Raises RouteNotReady if it lacks brokers that NameServers await."""
+        if awaited := self.awaited_brokers(topic):
+            raise RouteNotReady(topic, self._routes.name_servers, awaited)
+        return route
 
     async def min_offset(self, queue: MessageQueue) -> int:
         return await self.ask(queue, lambda to: self._api.min_offset(to, queue.topic, queue.queue_id))

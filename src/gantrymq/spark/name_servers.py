@@ -94,6 +94,10 @@ class NameServers:
                 raise
             return None
 
+    def awaited_brokers(self, topic: str) -> frozenset[str]:
+        """Brokers that the last route of the topic lacks, because the NameServers have just started."""
+        return self._routes.awaited(topic)
+
     async def brokers_elsewhere(self, topic: str) -> dict[str, str]:
         """Brokers that the topic can be read from: {name: what says so}, a NameServer or its table of queues.
 

@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from gantrymq.errors import ConfigError, NoRouteInfo
+from gantrymq.errors import ConfigError, NoRouteInfo, RouteNotReady
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
 from gantrymq.spark.cluster import BrokersAway, Cluster
@@ -52,7 +52,9 @@ async def find_queues(
         try:
             queues += await cluster.read_queues(topic, wait=topic not in may_be_away)
         except NoRouteInfo as e:
-            if topic not in may_be_away:
+            # A NameServer that waits for brokers says nothing of the topic.
+            is_unanswered = known is None and isinstance(e, RouteNotReady) and not e.brokers
+            if topic not in may_be_away or is_unanswered:
                 raise
             log.warning("%s; going on without it for now", e)
     return queues if options.assigned is None else [queue for queue in queues if queue in options.assigned]
@@ -76,18 +78,20 @@ async def complete_queues(
         queues = await find_queues(cluster, options, lost=() if begins_stream else lost.keys())
         # Brokers that were there all the time, and not one that has just come or gone.
         away = await _named_away(cluster, options, queues, by_source, before & await cluster.brokers())
-        unnamed = await _unnamed_away(cluster, options, queues, lost)
+        awaited = _awaited(cluster, options, queues)
+        unnamed = await _unnamed_away(cluster, options, queues, lost) | awaited
         # A slave may be behind, and only the master knows where a queue ends.
         behind = {
             (queue.topic, queue.broker_name): "its slave, whose master is away"
             for queue in queues
             if not cluster.has_master(queue)
         }
-        fatal = away if begins_stream else unnamed | away | behind
+        fatal = away | awaited if begins_stream else unnamed | away | behind
         if fatal and options.fail_on_data_loss:
             raise BrokersAway(
                 f"{'; '.join(_in_words(fatal))}. A part of the messages would be missing; "
-                'option("failOnDataLoss", "false") reads what is there'
+                'option("failOnDataLoss", "false") reads what is there. If a broker is gone for good: '
+                "gantry admin deleteKvConfig -s LOST_BROKERS -k BROKER"
             )
         reason = "as a stream that begins" if begins_stream else "as failOnDataLoss is false"
         for missing in _in_words(unnamed | away):
@@ -96,7 +100,7 @@ async def complete_queues(
             log.warning("%s; going on with what that has, %s", missing, reason)
         return queues
 
-    return await cluster.until(attempt, passing=(BrokersAway,))
+    return await cluster.until(attempt, passing=(BrokersAway, RouteNotReady))
 
 
 #: (topic, broker): what says that the topic is on that broker, which is away.
@@ -116,6 +120,14 @@ async def _lost_brokers(cluster: Cluster, options: ReadOptions) -> dict[str, set
         return {}
     lost = await cluster.until(lambda: cluster.lost_brokers(None if options.pattern is not None else options.topics))
     return {topic: names for topic, names in lost.items() if options.pattern is None or matches(options.pattern, topic)}
+
+
+def _awaited(cluster: Cluster, options: ReadOptions, queues: list[MessageQueue]) -> _Away:
+    """What the routes of `queues` lack because the NameServers have just started."""
+    if options.assigned is not None:
+        return {}
+    source = "a NameServer, which has just started"
+    return {(topic, name): source for topic in {q.topic for q in queues} for name in cluster.awaited_brokers(topic)}
 
 
 async def _unnamed_away(

@@ -13,7 +13,9 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.part import Part
 from gantrymq.broker.pop.message_request_mode import MessageRequestModes
-from gantrymq.errors import BrokerError, GantryError
+from gantrymq.errors import BrokerError, GantryError, RouteNotReady
+from gantrymq.logs import peer_log
+from gantrymq.protocol.awaited_brokers import awaited_brokers
 from gantrymq.protocol.bodies.heartbeat import BROADCASTING
 from gantrymq.protocol.bodies.pop import (
     MODE_POP,
@@ -32,6 +34,8 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.tls import client_context
+
+log = peer_log(__name__)
 
 #: loadBalancePollNameServerInterval and the patience with a NameServer.
 _ROUTE_AGE_S = 30.0
@@ -67,7 +71,11 @@ class Assignments(Part):
         return None
 
     async def _ask(self, body: QueryAssignmentRequestBody) -> RemotingCommand:
-        queues = await self._queues(body.topic)
+        try:
+            queues = await self._queues(body.topic)
+        except RouteNotReady as e:
+            log.info("group %s keeps its queues of topic %s for now: %s", body.consumer_group, body.topic, e)
+            queues = None
         if queues is not None:
             if len(self._routes) >= _MAX_ROUTES:
                 self._routes.clear()
@@ -75,7 +83,10 @@ class Assignments(Part):
         return self._answer(body, queues)
 
     async def _queues(self, topic: str) -> list[MessageQueue] | None:
-        """The queues of a topic by the first NameServer that answers; None when it knows none. Raises GantryError."""
+        """The queues of a topic by the first NameServer that has all of them; None if it doesn't know the topic.
+
+        Raises GantryError, and RouteNotReady while every NameServer awaits brokers of the topic.
+        """
         problem: GantryError | None = None
         for address in self._config.namesrv_addr:
             request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields={"topic": topic})
@@ -88,6 +99,9 @@ class Assignments(Part):
             except GantryError as e:
                 problem = e
             else:
+                if awaited_brokers(response):
+                    problem = RouteNotReady(topic, [address], awaited_brokers(response))
+                    continue
                 route = decode_json(response.body, TopicRouteData)
                 return [
                     MessageQueue(topic, data.broker_name, queue_id)

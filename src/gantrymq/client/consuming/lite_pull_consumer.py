@@ -182,7 +182,10 @@ class LitePullConsumer(PullingConsumer):
     # -- queues -------------------------------------------------------------------------------------------------
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The topic's readable queues. Raises NoRouteInfo."""
+        """The topic's readable queues.
+
+        Raises NoRouteInfo, and RouteNotReady while a NameServer that has just started awaits brokers of the topic.
+        """
         queues = await self._started().client.routes.read_queues(self._wire_topic(topic))
         return [self._user_queue(queue) for queue in queues]
 

@@ -19,6 +19,7 @@ from gantrymq.client.consuming.introduction import introduce
 from gantrymq.client.consuming.large_bodies import make_ready
 from gantrymq.client.consuming.short_polls import ShortPolls
 from gantrymq.client.popping.pop_api import PopApi
+from gantrymq.client.routes import read_queues
 from gantrymq.errors import (
     BrokerError,
     ClientError,
@@ -201,7 +202,9 @@ class SimpleConsumer(GroupConsumer):
         missing: NoRouteInfo | None = None
         for topic in list(self._subscriptions):
             try:
-                targets += sorted({(topic, queue.broker_name) for queue in await client.routes.read_queues(topic)})
+                # A broker that the route lacks only has its messages popped later.
+                queues = read_queues(topic, await client.routes.get(topic))
+                targets += sorted({(topic, queue.broker_name) for queue in queues})
             except NoRouteInfo as e:
                 missing = e
         if not targets:

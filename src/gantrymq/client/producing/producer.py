@@ -40,6 +40,7 @@ from gantrymq.errors import (
     IllegalMessage,
     NoRouteInfo,
     RequestTimeout,
+    RouteNotReady,
 )
 from gantrymq.protocol.bodies.heartbeat import ProducerData
 from gantrymq.protocol.codes import RequestCode
@@ -374,7 +375,10 @@ class Producer(Lifecycle):
             ) from None
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The queues that a message of `topic` can go to. Raises NoRouteInfo."""
+        """The queues that a message of `topic` can go to.
+
+        Raises NoRouteInfo, and RouteNotReady while a NameServer that has just started awaits brokers of the topic.
+        """
         return await self._queues(topic, TIMEOUT_MS)
 
     # -- what subclasses use ------------------------------------------------------------------------------------
@@ -450,7 +454,11 @@ class Producer(Lifecycle):
         return queue._replace(topic=wrap_namespace(self.namespace, queue.topic))
 
     async def _queues(self, topic: str, timeout_ms: int) -> Sequence[MessageQueue]:
-        queues = (await self.sender.publish_info(wrap_namespace(self.namespace, topic), timeout_ms)).queues
+        wire_topic = wrap_namespace(self.namespace, topic)
+        queues = (await self.sender.publish_info(wire_topic, timeout_ms)).queues
+        # A selector would map keys to other queues than it does when all brokers have registered.
+        if awaited := self.client.routes.awaited(wire_topic):
+            raise RouteNotReady(topic, self.client.routes.name_servers, awaited)
         return [queue._replace(topic=topic) for queue in queues] if self.namespace else queues
 
     def _set_encoder(self, unique_keys: UniqueKeys) -> None:

@@ -1,0 +1,191 @@
+"""KnownBrokersFile: the brokers of a NameServer and their topics, so that a restart forgets none of them.
+
+Brokers register every 30 s. For so long, the routes of a NameServer that has started lack the brokers that haven't
+registered again. The file says which these are: `load` adds each broker in it to `LOST_BROKERS`, where it stays until
+it registers. Java's NameServer has no such file.
+
+    {"brokers": {"broker-a": {"clusterName": "DefaultCluster"},
+                 "broker-b": {"clusterName": "DefaultCluster", "lostTime": 1700000000000}},
+     "topics": [{"brokerNames": ["broker-a", "broker-b"], "names": ["orders", "payments"]}]}
+
+`lostTime` (ms since the epoch) is when a broker that is away was lost. Topics on the same brokers share entries. If the
+file can't be read, the NameServer logs a warning and starts without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.config import replace_file
+from gantrymq.errors import BodyError, ConfigError
+from gantrymq.logs import peer_log
+from gantrymq.namesrv.lost_brokers import KEPT_MS, LostBroker
+from gantrymq.namesrv.route_table import RouteTable
+from gantrymq.namesrv.topic_table import TopicQueues
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.system import files
+from gantrymq.system.clock import monotonic, now_ms
+
+log = peer_log(__name__)
+
+#: Time between two looks for a change, s.
+INTERVAL_S = 1.0
+#: After a write that took long, the next one waits for so many times as long.
+_PAUSE_FACTOR = 20
+#: Size limit of the file. 500,000 topics with names of 50 characters need 27 MB.
+MAX_FILE_BYTES = 32 * 1024 * 1024
+#: An entry is encoded in one step, for which the event loop's thread waits.
+_TOPICS_OF_ENTRY = 10_000
+
+
+class _Broker(msgspec.Struct, rename="camel", omit_defaults=True):
+    cluster_name: str
+    lost_time: int | None = None
+
+
+class _Topics(msgspec.Struct, rename="camel"):
+    broker_names: list[str]
+    names: list[str]
+
+
+class _Content(msgspec.Struct):
+    brokers: dict[str, _Broker] = {}
+    topics: list[_Topics] = []
+
+
+class _Snapshot(NamedTuple):
+    """A copy of what the file has, for the thread that writes it."""
+
+    clusters: dict[str, str]
+    topics: list[tuple[str, TopicQueues]]
+    lost: list[LostBroker]
+    #: The time of `LostBroker.since_ms`, which is of the monotonic clock, and what to add for a time since the epoch.
+    now_ms: int
+    epoch_ms: int
+
+
+class KnownBrokersFile:
+    """Keeps the file at `path` the same as `table`, within `INTERVAL_S`."""
+
+    def __init__(self, path: Path, table: RouteTable, jobs: Jobs) -> None:
+        self._path = path
+        self._table = table
+        self._written_revision = table.revision
+        self._writing: asyncio.Future[None] | None = None
+        self._job = jobs.repeating("write the known brokers", self._write_changes, INTERVAL_S)
+
+    def load(self) -> None:
+        """Adds the brokers in the file to those that are away."""
+        try:
+            data = files.read_bytes(self._path, MAX_FILE_BYTES + 1)
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            self._warn(f"can't be read: {e.strerror or e}")
+            return
+        if len(data) > MAX_FILE_BYTES:
+            self._warn(f"has more than {MAX_FILE_BYTES} bytes")
+            return
+        try:
+            content = decode_json(data, _Content)
+        except BodyError as e:
+            self._warn(f"is damaged: {e}")
+            return
+        topics_of: defaultdict[str, set[str]] = defaultdict(set)
+        for group in content.topics:
+            for name in group.broker_names:
+                topics_of[name].update(group.names)
+        started_ms, epoch_ms = int(monotonic() * 1000), now_ms()
+        # The limits of LostBrokers remove those that were lost first.
+        for name, broker in sorted(content.brokers.items(), key=lambda item: item[1].lost_time or epoch_ms):
+            away_ms = 0 if broker.lost_time is None else max(0, epoch_ms - broker.lost_time)
+            if away_ms < KEPT_MS:
+                lost = LostBroker(name, broker.cluster_name, frozenset(topics_of[name]), started_ms - away_ms, True)
+                self._table.lost.recall(lost, is_awaited=broker.lost_time is None)
+        self._written_revision = self._table.revision
+
+    def _warn(self, problem: str) -> None:
+        log.warning(
+            "the file of known brokers %s %s. The NameServer starts without it: until all brokers have registered, "
+            "its routes can lack some of them",
+            self._path,
+            problem,
+        )
+
+    def start(self) -> None:
+        """Starts to write changes."""
+        self._job.start()
+
+    async def stop(self) -> None:
+        """Writes the last changes."""
+        await self._job.stop()
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+        try:
+            await self._write_changes()
+        except ConfigError as e:
+            log.warning("the last changes of the known brokers are not on the disk: %s", e)
+
+    async def _write_changes(self) -> float | None:
+        revision = self._table.revision
+        if revision == self._written_revision:
+            return None
+        began = monotonic()
+        snapshot = _Snapshot(
+            self._table.clusters_of_brokers(),
+            self._table.topic_entries(),
+            list(self._table.lost),
+            int(began * 1000),
+            now_ms() - int(began * 1000),
+        )
+        self._writing = asyncio.get_running_loop().run_in_executor(None, self._write, snapshot)
+        # A cancelled run doesn't end the thread, for which `stop` waits.
+        await asyncio.shield(self._writing)
+        self._written_revision = revision
+        return max(INTERVAL_S, (monotonic() - began) * _PAUSE_FACTOR)
+
+    def _write(self, snapshot: _Snapshot) -> None:
+        replace_file(self._path, _encode(snapshot))
+
+
+def _encode(snapshot: _Snapshot) -> bytes:
+    lost_of: defaultdict[str, set[str]] = defaultdict(set)
+    for lost in snapshot.lost:
+        for topic in lost.topics:
+            lost_of[topic].add(lost.broker_name)
+    groups: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    # Topics with the same queues share one object.
+    names_of: dict[TopicQueues, tuple[str, ...]] = {}
+    for topic, queues in snapshot.topics:
+        names = names_of.get(queues)
+        if names is None:
+            names = names_of[queues] = tuple(broker_queues.broker_name for broker_queues in queues.queues)
+        if topic in lost_of:
+            names = tuple(sorted({*names, *lost_of.pop(topic)}))
+        groups[names].append(topic)
+    for topic, lost_names in lost_of.items():
+        groups[tuple(sorted(lost_names))].append(topic)
+    brokers = {name: _Broker(cluster) for name, cluster in snapshot.clusters.items()}
+    for lost in snapshot.lost:
+        if lost.is_away:
+            since_ms = snapshot.now_ms if lost.since_ms is None else lost.since_ms
+            brokers[lost.broker_name] = _Broker(lost.cluster_name, since_ms + snapshot.epoch_ms)
+        else:
+            brokers.setdefault(lost.broker_name, _Broker(lost.cluster_name))
+    head = encode_json(brokers)
+    pieces, size = list[bytes](), len(head)
+    for names, topics in groups.items():
+        for start in range(0, len(topics), _TOPICS_OF_ENTRY):
+            piece = encode_json(_Topics(list(names), topics[start : start + _TOPICS_OF_ENTRY]))
+            size += len(piece) + 1
+            if size > MAX_FILE_BYTES - 100:
+                log.warning("the file of known brokers reached its limit of %d bytes: it lacks topics", MAX_FILE_BYTES)
+                break
+            pieces.append(piece)
+    return b'{"brokers":%b,"topics":[%b]}' % (head, b",".join(pieces))

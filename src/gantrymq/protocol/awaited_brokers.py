@@ -1,0 +1,32 @@
+"""Awaited brokers: brokers of a topic that a NameServer had before its restart, and that haven't registered again.
+
+Brokers register every 30 s. A route from a NameServer that has been running for less can lack some of them, and isn't
+complete unless it names every awaited broker. GantryMQ's NameServer says in its response to GET_ROUTEINFO_BY_TOPIC
+which brokers it awaits; Java's doesn't.
+"""
+
+from __future__ import annotations
+
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.private_fields import AWAITED_BROKERS_FIELD, UPTIME_FIELD
+
+#: registerNameServerPeriod.
+REGISTRATION_PERIOD_MS = 30_000
+#: With needWaitForService, the remark of a NameServer in its first waitSecondsForService; the code has other reasons.
+_NOT_READY = "name server not ready"
+
+
+def awaited_brokers(response: RemotingCommand) -> frozenset[str]:
+    """The brokers that the sender of this response to GET_ROUTEINFO_BY_TOPIC awaits."""
+    awaited = response.ext_fields.get(AWAITED_BROKERS_FIELD)
+    if not awaited:
+        return frozenset()
+    uptime = response.ext_fields.get(UPTIME_FIELD, "")
+    is_young = uptime.isascii() and uptime.isdigit() and int(uptime[:20]) < REGISTRATION_PERIOD_MS
+    return frozenset(filter(None, awaited.split(";"))) if is_young else frozenset()
+
+
+def is_not_ready(response: RemotingCommand) -> bool:
+    """Whether the NameServer waits for brokers before it answers with routes."""
+    return response.code == ResponseCode.SYSTEM_ERROR and response.remark == _NOT_READY
