@@ -109,6 +109,15 @@ def test_two_brokers_do_not_share_a_store(broker_config: Path) -> None:
             assert err.splitlines()[-1].startswith("gantry: ")
 
 
+def test_a_store_that_is_not_supported_is_refused(broker_config: Path) -> None:
+    broker_config.write_text(broker_config.read_text() + "storeType=defaultRocksDB\n")
+    with server("broker", broker_config) as process:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "gantry: storeType=defaultRocksDB is not supported by this broker" in err
+        assert "Traceback" not in err
+
+
 def test_keys_that_are_not_used_are_named(namesrv_config: Path) -> None:
     namesrv_config.write_text(namesrv_config.read_text() + "listenPrt=1\n")
     with server("namesrv", namesrv_config) as process:

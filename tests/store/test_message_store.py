@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -499,6 +500,25 @@ def test_one_store_per_directory(tmp_path):
     open_store(tmp_path).close()
 
 
+def test_one_store_per_log(tmp_path):
+    """Both wrote to it, and at the next start what one of them had acknowledged was dropped."""
+    shared = tmp_path / "shared"
+    for of_first, of_second in (
+        ({"store_path_commit_log": shared}, {"store_path_commit_log": shared}),
+        ({}, {"store_path_commit_log": tmp_path / "a" / "commitlog"}),
+        ({}, {"store_path_commit_log": tmp_path / "a"}),
+    ):
+        store = open_store(tmp_path / "a", **of_first)
+        queue = store.queue("T", 0)
+        count = queue.max_offset
+        with pytest.raises(StoreLocked, match="in use by another broker: stop it, or use another storePathCommitLog"):
+            open_store(tmp_path / "b", **of_second)
+        assert put(store, queue, b"x").queue_offset == count
+        store.close()
+        shutil.rmtree(tmp_path / "a")
+    open_store(tmp_path / "b", store_path_commit_log=shared).close()
+
+
 def test_a_deleted_lock_keeps_the_store_locked(tmp_path, monkeypatch, caplog):
     """The directory is locked, too. Where directories have no locks, the file does what it can."""
     script = (
@@ -523,7 +543,7 @@ def test_a_deleted_lock_keeps_the_store_locked(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr("fcntl.flock", none)
     store = open_store(tmp_path)
-    assert "only its file `lock` is" in caplog.text
+    assert "only the file `lock` in storePathRootDir is" in caplog.text
     with pytest.raises(StoreLocked):
         open_store(tmp_path)
     store.close()

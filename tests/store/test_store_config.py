@@ -9,7 +9,7 @@ import pytest
 from gantrymq.config import from_properties
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.record import decode_record, encode_host, encode_record
-from gantrymq.store.config import StoreConfig
+from gantrymq.store.config import StoreConfig, check_supported
 from gantrymq.store.delay_level import parse_delay_levels, tags_code_of
 
 
@@ -17,6 +17,45 @@ def test_directories():
     config = StoreConfig(Path("/data"))
     assert config.commit_log_directory == Path("/data/commitlog")
     assert StoreConfig(Path("/data"), Path("/fast/log")).commit_log_directory == Path("/fast/log")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("storePathCommitLog", "/a,/b"),
+        ("storePathCommitLog", "/a,"),
+        ("readOnlyCommitLogStorePaths", "/old"),
+        ("storeType", "defaultRocksDB"),
+        ("storeType", "DEFAULTROCKSDB"),
+        ("enableDLegerCommitLog", " true "),
+        ("configManagerVersion", "v2"),
+        ("timerRocksDBEnable", "true"),
+        ("transRocksDBEnable", "TRUE"),
+    ],
+)
+def test_a_store_that_is_elsewhere_is_refused_by_name(key, value):
+    with pytest.raises(ConfigError, match=f"{key}={value.strip()} is not supported by this broker"):
+        check_supported({key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("storePathCommitLog", "/a"),
+        ("readOnlyCommitLogStorePaths", ""),
+        ("storeType", "default"),
+        ("enableDLegerCommitLog", "false"),
+        ("configManagerVersion", "v1"),
+        ("timerRocksDBEnable", "false"),
+    ],
+)
+def test_javas_defaults_of_these_are_taken(key, value):
+    check_supported({key: value})
+
+
+def test_several_directories_of_the_log_are_refused():
+    with pytest.raises(ConfigError, match="storePathCommitLog=/a,/b is not supported"):
+        StoreConfig(Path("/data"), Path("/a,/b"))
 
 
 def test_javas_keys():

@@ -15,7 +15,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_support import LOG_FILE, UNITS_PER_FILE, crash, log_files, open_store, put, queue_files, read_all
+from store_support import (
+    LOG_FILE,
+    UNITS_PER_FILE,
+    crash,
+    log_files,
+    open_store,
+    put,
+    queue_files,
+    read_all,
+    small_config,
+)
 
 from gantrymq.errors import RecordError, StoreError
 from gantrymq.kernels import native
@@ -26,6 +36,7 @@ from gantrymq.store import log_reader
 from gantrymq.store.checkpoint import Checkpoint, save_checkpoint
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.message_store import MessageStore
+from gantrymq.store.rebuild import rebuild
 
 TIMEOUT_S = 30
 
@@ -396,6 +407,45 @@ def test_lost_log_drops_units(tmp_path):
     shutil.rmtree(new / "commitlog")
     shutil.copytree(old / "commitlog", new / "commitlog")
     assert reopened(new) == expected
+
+
+@pytest.mark.parametrize("where", ["gone", "empty", "elsewhere"])
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_log_that_is_missing_as_a_whole_cuts_no_queue(tmp_path, where, aborted):
+    """A disk that isn't mounted, or a wrong storePathCommitLog: every unit pointed to no record."""
+    expected = fill(tmp_path)
+    if aborted:
+        (tmp_path / "abort").touch()
+    before = snapshot(tmp_path)
+    options = {}
+    if where == "elsewhere":
+        options["store_path_commit_log"] = tmp_path / "other"
+    else:
+        (tmp_path / "commitlog").rename(tmp_path / "moved")
+    if where == "empty":
+        (tmp_path / "commitlog").mkdir()
+    with pytest.raises(StoreError, match=r"has no file of the log, but the queues in .*consumequeue have messages"):
+        open_store(tmp_path, **options)
+    assert snapshot(tmp_path) == before
+    assert not (tmp_path / "other").exists()
+    with pytest.raises(StoreError):
+        rebuild(small_config(tmp_path, **options), cut=True)
+    assert snapshot(tmp_path) == before
+    if where != "elsewhere":
+        if where == "empty":
+            (tmp_path / "commitlog").rmdir()
+        (tmp_path / "moved").rename(tmp_path / "commitlog")
+    assert reopened(tmp_path) == expected
+
+
+def test_a_store_whose_log_is_gone_begins_anew_without_its_queues(tmp_path):
+    """What the error says."""
+    fill(tmp_path)
+    for name in ("commitlog", "consumequeue", "index"):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+    store = open_store(tmp_path)
+    assert put(store, store.queue("Fruit", 0), b"first").queue_offset == 0
+    store.close()
 
 
 def test_wrong_file_sizes_are_refused(tmp_path):

@@ -132,8 +132,9 @@ def _broker(properties: dict[str, str], source: str) -> Prepared:
     from gantrymq.broker.broker import Broker
     from gantrymq.broker.config import BrokerConfig
     from gantrymq.replication.config import ReplicationConfig
-    from gantrymq.store.config import StoreConfig
+    from gantrymq.store.config import StoreConfig, check_supported
 
+    check_supported(properties)
     from_broker = {key: value for key, value in properties.items() if key not in _PROXY_KEYS}
     _warn_of_unknown([BrokerConfig, StoreConfig, ReplicationConfig, AuthConfig], from_broker, source)
     store = from_properties(StoreConfig, {"storePathRootDir": str(Path.home() / "store")} | properties, source=source)

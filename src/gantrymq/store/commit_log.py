@@ -73,6 +73,11 @@ class CommitLog:
 
     # -- opening ------------------------------------------------------------------------------------------------
 
+    @property
+    def was_missing(self) -> bool:
+        """Whether `load` found no file."""
+        return self._files.was_missing
+
     def load(self, checkpoint: Checkpoint, *, was_aborted: bool) -> None:
         """Finds the files; see `LogFiles.load`. Recovery finds out how far the records go."""
         self.position = self._files.load(checkpoint, was_aborted=was_aborted)

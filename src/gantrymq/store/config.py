@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +17,17 @@ SYNC_FLUSH = "SYNC_FLUSH"
 
 #: Bytes of one unit of a consume queue (`ConsumeQueue.CQ_STORE_UNIT_SIZE`).
 UNIT_SIZE = 20
+#: Settings with which a Java broker has messages or tables in other files than this broker reads. The values are
+#: regular expressions, matched in any case. A comma separates directories of the log (MixAll.MULTI_PATH_SPLITTER).
+_UNSUPPORTED = {
+    "storePathCommitLog": ".*,.*",
+    "readOnlyCommitLogStorePaths": r"\s*\S.*",
+    "storeType": "defaultRocksDB",
+    "enableDLegerCommitLog": "true",
+    "configManagerVersion": "v2",
+    "timerRocksDBEnable": "true",
+    "transRocksDBEnable": "true",
+}
 #: No pull gets more bytes (`DefaultMessageStore.MAX_PULL_MSG_SIZE`).
 MAX_PULL_BYTES = 128 * 1024 * 1024
 
@@ -90,6 +103,7 @@ class StoreConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        check_supported({"storePathCommitLog": str(self.store_path_commit_log or "")})
         if self.flush_disk_type not in (ASYNC_FLUSH, SYNC_FLUSH):
             raise ConfigError(f"flushDiskType={self.flush_disk_type}: {ASYNC_FLUSH} or {SYNC_FLUSH}")
         parse_delay_levels(self.message_delay_level)
@@ -119,6 +133,14 @@ class StoreConfig:
     def config_directory(self) -> Path:
         """Where topics.json and the like are."""
         return self.store_path_root_dir / "config"
+
+
+def check_supported(properties: Mapping[str, str]) -> None:
+    """Raises ConfigError for a setting of a store that this broker can't read: it would take the store as empty."""
+    for key, pattern in _UNSUPPORTED.items():
+        value = properties.get(key, "").strip()
+        if re.fullmatch(pattern, value, re.IGNORECASE | re.DOTALL):
+            raise ConfigError(f"{key}={value[:200]} is not supported by this broker: it can't use a store with it")
 
 
 def delete_hours(delete_when: str) -> frozenset[int]:

@@ -1,8 +1,10 @@
-"""Who has a store directory, and how its last user left it: the files `lock` and `abort`.
+"""Which process uses a store directory, and how its last user left it: the files `lock` and `abort`.
 
 Two locks: of the file `lock`, which Java's broker takes, too; and of the directory itself, which holds when somebody
 has deleted that file. The alternative that lost, to look now and then whether it is still the same file, leaves a
 moment in which there are two brokers.
+
+The directory of the log has a lock of its own (`LogFiles`): it may be elsewhere, in another broker's store even.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class StoreDirectory:
                 files.make_lasting_directory(self.root)
                 directory = open_directory(self.root)
                 stack.callback(files.close, directory)
-                if not lock_directory(directory):
+                if not lock_directory(directory, self.root):
                     raise self._locked()
                 file = files.open(self.root / "lock", files.O_RDWR | files.O_CREAT | files.O_CLOEXEC, 0o644)
                 stack.callback(files.close, file)
@@ -74,15 +76,15 @@ class StoreDirectory:
         return pid if pid.isdigit() else ""
 
 
-def lock_directory(fd: int) -> bool:
-    """Takes the lock of a directory, until the descriptor is closed; whether nobody else has it.
+def lock_directory(fd: int, path: Path) -> bool:
+    """Locks the directory `path` until the descriptor is closed. Returns False if another process holds the lock.
 
-    Also True where directories have no locks, as on NFS: there the one of the file must do.
+    Returns True as well if directories can't be locked, as on NFS.
     """
     try:
         files.lock_whole(fd)
     except BlockingIOError:
         return False
     except OSError as e:
-        log.warning("the store's directory can't be locked, only its file `lock` is: %s", e)
+        log.warning("%s can't be locked as a directory, only the file `lock` in storePathRootDir is: %s", path, e)
     return True

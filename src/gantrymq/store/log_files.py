@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from gantrymq.errors import StoreError
+from gantrymq.errors import StoreError, StoreLocked
 from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, store_timestamp_at
 from gantrymq.store.checkpoint import Checkpoint
+from gantrymq.store.directory import lock_directory
 from gantrymq.store.mapped_file import MappedFile, list_files, open_directory, sync_directory, sync_entries
 from gantrymq.store.trash import Trash
 from gantrymq.system import files, threads
@@ -39,7 +40,10 @@ class LogFiles:
         self._new: deque[MappedFile] = deque()
         #: What a power failure has left of the log behind a file that is missing.
         self._behind_gap: list[MappedFile] = []
+        #: Holds the lock of the directory.
         self._directory_fd: int | None = None
+        #: There was no file to load.
+        self.was_missing = False
 
     def __contains__(self, base: int) -> bool:
         return base in self._table
@@ -59,12 +63,17 @@ class LogFiles:
     # -- opening ------------------------------------------------------------------------------------------------
 
     def load(self, checkpoint: Checkpoint, *, was_aborted: bool) -> int:
-        """Finds the files; returns where the last one ends. Raises StoreError when they can't be those of one log.
+        """Locks the directory if it exists, and finds the files; returns where the last one ends.
+
+        Raises StoreLocked, and StoreError when the files can't be those of one log.
 
         Where a file is missing the log ends, if a power failure may have taken it: by the checkpoint nothing from there
         on was surely on the disk.
         """
+        if files.is_directory(self.directory):
+            self._lock_directory()
         lengths = list_files(self.directory)
+        self.was_missing = not lengths
         self._drop_unused(lengths, was_aborted=was_aborted)
         self.min_offset = expected = min(lengths, default=0)
         for base, length in lengths.items():
@@ -114,7 +123,10 @@ class LogFiles:
         return files.read_bytes(MappedFile(self.directory, base, 0).path, FIXED_SIZE_V4)
 
     def end_at(self, end: int) -> None:
-        """Deletes the files after the one that the physical offset is in. Raises StoreError, OSError."""
+        """Deletes the files after the one that the physical offset is in. The directory is made if it is missing.
+
+        Raises StoreError, OSError.
+        """
         after = [self._table.pop(base) for base in sorted(self._table) if base > end]
         # From the last on: what a power failure leaves must be without gaps.
         for file in reversed(after + self._behind_gap):
@@ -122,9 +134,9 @@ class LogFiles:
             file.delete()
             sync_directory(self.directory)
         self._behind_gap.clear()
-        files.make_lasting_directory(self.directory)
-        self._close_directory()
-        self._directory_fd = open_directory(self.directory)
+        if self._directory_fd is None:
+            files.make_lasting_directory(self.directory)
+            self._lock_directory()
         self._new = deque(file for file in self._new if file.base in self._table)
 
     def drop_all(self, trash: Trash, begin: int) -> None:
@@ -132,6 +144,7 @@ class LogFiles:
         for file in self._table.values():
             file.close()
         self._table.clear()
+        self._close_directory()
         trash.add_directory(self.directory, ())
         self.min_offset = begin
 
@@ -183,6 +196,16 @@ class LogFiles:
             for file in self._table.values():
                 stack.callback(file.close)
             stack.callback(self._close_directory)
+
+    def _lock_directory(self) -> None:
+        """Opens and locks the directory: two brokers that write to one log destroy it."""
+        fd = open_directory(self.directory)
+        if not lock_directory(fd, self.directory):
+            files.close(fd)
+            raise StoreLocked(
+                f"{self.directory} is in use by another broker: stop it, or use another storePathCommitLog"
+            )
+        self._directory_fd = fd
 
     def _close_directory(self) -> None:
         fd, self._directory_fd = self._directory_fd, None

@@ -110,6 +110,7 @@ class MessageStore:
                 checkpoint = load_checkpoint(checkpoint_path)
                 self._log.load(checkpoint, was_aborted=directory.was_aborted)
                 self._queues.load()
+                self._check_log_is_there()
                 self._trash.load()
                 delays_ms = parse_delay_levels(config.message_delay_level)
                 recovery = Recovery(self._log, self._queues, delays_ms, config.force_verify_prop_crc, progress)
@@ -128,6 +129,16 @@ class MessageStore:
             self._threads = threads
             self._open = stack.pop_all()
         self._drop_torn()
+
+    def _check_log_is_there(self) -> None:
+        """Raises StoreError if queues have messages and the log has no file: recovery would cut all of them."""
+        if self._log.was_missing and any(queue.max_offset for queue in self._queues):
+            config = self.config
+            raise StoreError(
+                f"{config.commit_log_directory} has no file of the log, but the queues in "
+                f"{config.consume_queue_directory} have messages: mount or restore it, or correct storePathCommitLog. "
+                f"To begin anew without these messages, move the queues and {config.index_directory} away"
+            )
 
     def config_changed(self) -> None:
         """The configuration has another content: what was taken from it when the store was opened is taken again."""

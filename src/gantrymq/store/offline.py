@@ -46,7 +46,7 @@ def _is_directory_locked(root: Path) -> bool:
     except OSError:
         return False
     try:
-        return not lock_directory(fd)
+        return not lock_directory(fd, root)
     finally:
         files.close(fd)
 

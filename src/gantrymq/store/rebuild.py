@@ -37,6 +37,8 @@ def rebuild(config: StoreConfig, *, cut: bool, progress: Progress = lambda what,
     directory.lock()
     try:
         offline = OfflineLog(config.commit_log_directory)
+        if not offline.files:
+            raise StoreError(f"{config.commit_log_directory} has no file of the log: there is nothing to rebuild from")
         if not cut:
             _check(offline, progress)
         file_sizes = _file_sizes(config, offline)
