@@ -120,6 +120,33 @@ def test_a_new_month_begins_at_zero() -> None:
     assert 0 <= after < 3 * 86_400_000
 
 
+DAY_NS = 86_400_000_000_000
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [(0,) * 4, (0, -DAY_NS // 24), (40 * DAY_NS, -40 * DAY_NS), (-40 * DAY_NS, 40 * DAY_NS), (31 * DAY_NS,) * 12],
+    ids=["it stands still", "an hour back", "a month forward and back", "a month back and forward", "month by month"],
+)
+def test_unique_keys_do_not_repeat_whatever_the_clock_does(steps: tuple[int, ...]) -> None:
+    """Of 200,000 keys 134,464 repeated when the clock was in a later month at the start: their time stayed 0."""
+    now_ns = 1704067200_000_000_000 + 15 * DAY_NS
+    keys = UniqueKeys()
+    made: list[str] = []
+    with patch("gantrymq.system.clock.time_ns", lambda: now_ns):
+        for step_ns in (0, *steps):
+            now_ns += step_ns
+            made += [keys.next() for _ in range(40_000)]
+            head, first = keys.some(40_000)
+            made += [f"{head}{first + number & 0xFFFF:04X}" for number in range(40_000)]
+            now_ns -= 1_000_000
+            made.append(keys.next())
+            since_ms = int(made[-1][20:28], 16)
+            # The 15th or so of a month: the time is that of the clock.
+            assert 0 < since_ms < 31 * 86_400_000
+    assert len(set(made)) == len(made)
+
+
 # -- names ----------------------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,8 @@ from gantrymq.protocol.record import decode_host
 from gantrymq.system import clock, network, randomness
 
 _I64 = Struct(">q")
+#: Values of the counter in a unique key.
+_COUNTS = 1 << 16
 
 
 def encode_offset_message_id(store_host: bytes, physical_offset: int) -> str:
@@ -44,35 +46,53 @@ def decode_offset_message_id(message_id: str) -> tuple[str, int]:
 
 
 class UniqueKeys:
-    """Makes the unique keys of one producer process; `ip` is 4 or 16 address bytes."""
+    """Makes the unique keys of one producer process; `ip` is 4 or 16 address bytes.
+
+    A key never repeats. The clock can go back, each month begins at 0, and the counter has 65,536 values: whenever one
+    of these could repeat a key, the instance number changes. The time in a key is that of the clock.
+    """
 
     def __init__(self, ip: bytes = b"\x7f\x00\x00\x01") -> None:
-        instance = randomness.getrandbits(32)
-        self._prefix = (
-            (ip + (network.process_id() & 0xFFFF).to_bytes(2, "big") + instance.to_bytes(4, "big")).hex().upper()
-        )
+        self._process = (ip + (network.process_id() & 0xFFFF).to_bytes(2, "big")).hex().upper()
+        self._instance = randomness.getrandbits(32)
         self._count = itertools.count()
         self._month_start_ms = 0
         self._month_end_ms = 0
         self._last_ms = -1
         self._head = ""
+        #: From this number on, the counter repeats what it had with `_head`.
+        self._end = _COUNTS
 
     def next(self) -> str:
-        """A key that no other message of this process has for the next 65,536 in its millisecond."""
+        """A key that no other message has."""
+        number = next(self._count)
         now_ms = clock.now_ms()
-        if now_ms != self._last_ms:
-            if now_ms >= self._month_end_ms:
-                self._set_month(now_ms)
-            since = max(0, now_ms - self._month_start_ms)
-            self._last_ms, self._head = now_ms, f"{self._prefix}{since & 0xFFFFFFFF:08X}"
-        return f"{self._head}{next(self._count) & 0xFFFF:04X}"
+        if now_ms != self._last_ms or number >= self._end:
+            self._set_head(now_ms, number)
+        return f"{self._head}{number & 0xFFFF:04X}"
 
     def some(self, count: int) -> tuple[str, int]:
-        """What so many keys begin with, and the number in the first one's last four digits."""
-        head = self.next()[:-4]
+        """The common beginning of up to 65,536 keys, and the number in the last four digits of the first one."""
         # In C: no other thread gets a number between them.
         last = deque(itertools.islice(self._count, count), maxlen=1).pop()
-        return head, last - count + 1 & 0xFFFF
+        first = last - count + 1
+        now_ms = clock.now_ms()
+        if now_ms != self._last_ms or last >= self._end:
+            self._set_head(now_ms, first)
+        return self._head, first & 0xFFFF
+
+    def _set_head(self, now_ms: int, first: int) -> None:
+        """Begins keys of the time `now_ms`, with numbers from `first` on."""
+        is_new_month = not self._month_start_ms <= now_ms < self._month_end_ms
+        if is_new_month:
+            self._set_month(now_ms)
+        if is_new_month or now_ms <= self._last_ms:
+            self._instance = (self._instance + 1) & 0xFFFFFFFF
+        since = now_ms - self._month_start_ms
+        self._head = f"{self._process}{self._instance:08X}{since & 0xFFFFFFFF:08X}"
+        self._end = first + _COUNTS
+        # At last: another thread that sees it has the new beginning, too.
+        self._last_ms = now_ms
 
     def _set_month(self, now_ms: int) -> None:
         now = clock.localtime(now_ms / 1000)
