@@ -75,12 +75,17 @@ async def test_name_server_that_comes_later_is_told(tmp_path: Path, remoting: Re
 
 async def test_topics_made_and_deleted_from_outside(peer: Peer, broker: Broker) -> None:
     header = CreateTopicRequestHeader(
-        topic="made", default_topic="TBW102", read_queue_nums=3, write_queue_nums=2, perm=6, attributes="+a.b=c"
+        topic="made",
+        default_topic="TBW102",
+        read_queue_nums=3,
+        write_queue_nums=2,
+        perm=6,
+        attributes="+message.type=FIFO",
     )
     assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
     listed = decode_json((await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).body, TopicConfigTable)
     made = listed.topic_config_table["made"]
-    assert (made.read_queue_nums, made.write_queue_nums, made.attributes) == (3, 2, {"a.b": "c"})
+    assert (made.read_queue_nums, made.write_queue_nums, made.attributes) == (3, 2, {"message.type": "FIFO"})
     await peer.send("made", b"x")
     assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic="made"))).code == 0
     assert broker.topics.get("made") is None

@@ -32,7 +32,7 @@ from gantrymq.protocol.headers.topic import TopicRequestHeader
 
 #: As mqadmin updateSubGroup writes it.
 JAVA_GROUP = (
-    b'{"attributes":{"+priority":"high"},"brokerId":0,"consumeBroadcastEnable":false,"consumeEnable":true,'
+    b'{"attributes":{},"brokerId":0,"consumeBroadcastEnable":false,"consumeEnable":true,'
     b'"consumeFromMinEnable":false,"consumeMessageOrderly":false,"consumeTimeoutMinute":15,"groupName":"javas",'
     b'"groupRetryPolicy":{"type":"CUSTOMIZED"},"groupSysFlag":0,"notifyConsumerIdsChangedEnable":true,'
     b'"retryMaxTimes":7,"retryQueueNums":3,"whichBrokerWhenConsumeSlowly":1}'
@@ -48,12 +48,11 @@ async def test_life_of_a_group(peer: Peer, broker: Broker) -> None:
     assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=JAVA_GROUP)).code == 0
     group = decode_json((await get(peer, "javas")).body, SubscriptionGroupConfig)
     assert (group.retry_max_times, group.retry_queue_nums) == (7, 3)
-    assert group.attributes == {"priority": "high"}
-    changed = JAVA_GROUP.replace(b'{"+priority":"high"}', b'{"-priority":""}')
+    changed = JAVA_GROUP.replace(b'"retryMaxTimes":7', b'"retryMaxTimes":8')
     assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=changed)).code == 0
     response = await peer.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     table = decode_json(response.body, SubscriptionGroupWrapper)
-    assert table.subscription_group_table["javas"].attributes == {}
+    assert table.subscription_group_table["javas"].retry_max_times == 8
     assert table.data_version.counter == 2
     await send(peer, 1)
     await commit(peer, 1, group="javas")
@@ -87,7 +86,6 @@ async def test_list_of_groups(peer: Peer, broker: Broker) -> None:
         {"group_name": "x" * 1000},
         {"retry_queue_nums": 10**9},
         {"retry_queue_nums": -1},
-        {"attributes": {"+": "x"}},
     ],
 )
 async def test_bad_group(peer: Peer, broker: Broker, changes: dict[str, object]) -> None:
@@ -95,6 +93,18 @@ async def test_bad_group(peer: Peer, broker: Broker, changes: dict[str, object])
     response = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
     assert response.code == ResponseCode.INVALID_PARAMETER
     assert response.remark
+    assert not broker.groups.table.subscription_group_table
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("+", "sets an attribute"), ("+a", "unknown, must be none"), ("+priority.factor", "not supported by this broker")],
+)
+async def test_a_group_has_no_attributes(peer: Peer, broker: Broker, name: str, why: str) -> None:
+    body = encode_json(SubscriptionGroupConfig("good", attributes={name: "1"}))
+    response = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+    assert response.code == ResponseCode.SYSTEM_ERROR
+    assert why in (response.remark or "")
     assert not broker.groups.table.subscription_group_table
 
 

@@ -48,8 +48,6 @@ async def test_list_of_topics_is_made_and_each_is_shown(peer: Peer, broker: Brok
         {"topicName": "two", "perm": 77},
         {"topicName": "two", "topicSysFlag": 10**30},
         {"topicName": "two", "topicFilterType": "NONE"},
-        {"topicName": "two", "attributes": {"no.sign": "x"}},
-        {"topicName": "two", "attributes": {"+long": "x" * 5000}},
     ],
 )
 async def test_one_bad_topic_in_a_list_makes_none(peer: Peer, broker: Broker, bad: dict[str, object]) -> None:
@@ -67,8 +65,55 @@ async def test_attributes_are_set_and_taken_away(peer: Peer, broker: Broker) -> 
         assert topic is not None
         return topic.attributes
 
-    assert await change("+a=1, +b=2") == {"a": "1", "b": "2"}
-    assert await change("-a,+b=3") == {"b": "3"}
+    made = {"message.type": "FIFO", "reserve.time": "2", "queue.type": "SimpleCQ"}
+    assert await change("+message.type=FIFO, +reserve.time=2,+queue.type=SimpleCQ") == made
+    assert await change("-reserve.time,+message.type=NORMAL") == {"message.type": "NORMAL", "queue.type": "SimpleCQ"}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "why"),
+    [
+        ("+message.type=FIF0", "must be UNSPECIFIED or NORMAL"),
+        ("+message.type=fifo", "must be"),
+        ("+message.type=", "must be"),
+        ("+message.typ=FIFO", "unknown, must be cleanup.policy or message.type"),
+        ("message.type=FIFO", "sets an attribute"),
+        ("+=FIFO", "sets an attribute"),
+        ("+message-type=FIFO", "sets an attribute"),
+        ("+reserve.time=-2", "must be a number from -1"),
+        ("+reserve.time=9223372036854775808", "must be a number"),
+        ("+reserve.time=1h", "must be a number"),
+        ("+message.type=FIFO,+message.type=NORMAL", "given twice"),
+        ("+message.type=FIFO,-message.type", "given twice"),
+        ("-message.type", "it is not set"),
+        ("+queue.type=BatchCQ", "not supported by this broker"),
+        ("+cleanup.policy=COMPACTION", "not supported by this broker"),
+        ("+message.type=LITE", "not supported by this broker"),
+        ("+message.type=PRIORITY", "not supported by this broker"),
+        ("+lite.topic.expiration=5", "not supported by this broker"),
+    ],
+)
+async def test_attributes_that_java_refuses_and_those_without_effect(
+    peer: Peer, broker: Broker, attributes: str, why: str
+) -> None:
+    header = CreateTopicRequestHeader(
+        topic="one", default_topic="TBW102", read_queue_nums=1, write_queue_nums=1, perm=6, attributes=attributes
+    )
+    response = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+    assert response.code == ResponseCode.SYSTEM_ERROR
+    assert why in (response.remark or "")
+    assert broker.topics.get("one") is None
+    listed = dict(part.partition("=")[::2] for part in attributes.split(","))
+    if len(listed) == len(attributes.split(",")):
+        assert await make(peer, {"topicName": "two"}, {"topicName": "one", "attributes": listed}) == 1
+        assert broker.topics.get("two") is None
+
+
+async def test_an_attribute_that_only_a_new_topic_takes(peer: Peer, broker: Broker) -> None:
+    assert await make(peer, {"topicName": "one"}) == ResponseCode.SUCCESS
+    for name, value in (("queue.type", "SimpleCQ"), ("cleanup.policy", "DELETE")):
+        change = {"topicName": "one", "attributes": {f"+{name}": value}}
+        assert await make(peer, change) == ResponseCode.SYSTEM_ERROR
 
 
 async def test_system_topics(peer: Peer) -> None:

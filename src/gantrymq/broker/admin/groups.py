@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gantrymq.broker.attributes import altered
+from gantrymq.broker.attributes import GROUP_ATTRIBUTES, altered
 from gantrymq.broker.config import MAX_QUEUE_NUMS
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
@@ -158,5 +158,6 @@ class GroupAdmin(Part):
         if problem is not None:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, problem)
         existing = self._groups.find(config.group_name)
-        config.attributes = altered({} if existing is None else existing.attributes, config.attributes)
+        current = None if existing is None else existing.attributes
+        config.attributes = altered(GROUP_ATTRIBUTES, current, config.attributes)
         return config

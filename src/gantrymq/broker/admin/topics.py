@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gantrymq.broker.attributes import altered, parse_changes
+from gantrymq.broker.attributes import TOPIC_ATTRIBUTES, altered, parse_changes
 from gantrymq.broker.config import MAX_QUEUE_NUMS
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.part import Part
@@ -29,8 +29,6 @@ log = peer_log(__name__)
 #: `PermName`: priority, read, write and inherit.
 _ALL_PERMISSIONS = 15
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
-#: Attributes of one topic, in characters: those that Java knows have some hundred. A NameServer takes no large topic.
-_MOST_ATTRIBUTES = 4096
 #: Topics that are looked at in one step of a request: 1 ms, but for what deleting takes.
 _CHECKED_AT_ONCE = 200
 _CLEANED_AT_ONCE = 10
@@ -162,12 +160,8 @@ class TopicAdmin(Part):
                 f"{' or '.join(_FILTER_TYPES)}, and a number of 31 bits",
             )
         existing = self._topics.get(topic.topic_name)
-        topic.attributes = altered({} if existing is None else existing.attributes, topic.attributes)
-        if sum(len(name) + len(value) for name, value in topic.attributes.items()) > _MOST_ATTRIBUTES:
-            raise RequestRefused(
-                ResponseCode.INVALID_PARAMETER,
-                f"the attributes of topic {topic.topic_name} have more than {_MOST_ATTRIBUTES} characters",
-            )
+        current = None if existing is None else existing.attributes
+        topic.attributes = altered(TOPIC_ATTRIBUTES, current, topic.attributes)
         return topic
 
     def _check_name(self, topic: str) -> None:
