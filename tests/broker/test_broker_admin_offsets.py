@@ -94,6 +94,9 @@ async def test_offset_beyond_the_end_breaks_no_stats(peer: Peer) -> None:
     stats = ConsumeStats.decode((await peer.ask(RequestCode.GET_CONSUME_STATS, header)).body)
     first = stats.offset_table[queue("orders", 0)]
     assert (first.consumer_offset, first.last_timestamp) == (2**63 - 1, 0)
+    assert (first.lag, first.inflight, stats.total_diff) == (0, 0, 0)
+    everything = await peer.ask(RequestCode.GET_BROKER_CONSUME_STATS, GetConsumeStatsInBrokerHeader())
+    assert b'"totalDiff":0,' in everything.body
 
 
 async def test_consume_stats_of_all_groups(peer: Peer, broker: Broker) -> None:

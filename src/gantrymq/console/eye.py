@@ -202,9 +202,8 @@ class Eye:
                         progress = known.get(queue.topic)
                         if progress is None:
                             progress = known[queue.topic] = TopicProgress()
-                        behind = offsets.broker_offset - offsets.consumer_offset
-                        if behind > 0:
-                            progress.behind += behind
+                        if offsets.lag:
+                            progress.behind += offsets.lag
                             if offsets.last_timestamp and not 0 < progress.oldest_ms <= offsets.last_timestamp:
                                 progress.oldest_ms = offsets.last_timestamp
                     if of_topic.offset_table:

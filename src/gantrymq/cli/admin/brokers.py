@@ -165,13 +165,13 @@ async def broker_consume_stats(
             "queueId": queue.queue_id,
             "brokerOffset": progress.broker_offset,
             "consumerOffset": progress.consumer_offset,
-            "diff": progress.broker_offset - progress.consumer_offset,
+            "diff": progress.lag,
             "lastTimestamp": progress.last_timestamp,
         }
         for group, of_topics in sorted(stats.by_group.items())
         for one in of_topics
         for queue, progress in sorted(one.offset_table.items())
-        if progress.broker_offset - progress.consumer_offset >= level
+        if progress.lag >= level
     ]
     total = sum(one.total_diff for of_topics in stats.by_group.values() for one in of_topics)
     shown = table(

@@ -48,8 +48,8 @@ async def consumer_progress(
             "brokerOffset": progress.broker_offset,
             "consumerOffset": progress.consumer_offset,
             "clientIP": readers.get(queue),
-            "diff": progress.broker_offset - progress.consumer_offset,
-            "inflight": progress.pull_offset - progress.consumer_offset,
+            "diff": progress.lag,
+            "inflight": progress.inflight,
             "lastTimestamp": progress.last_timestamp,
         }
         for queue, progress in sorted(stats.offset_table.items())

@@ -54,9 +54,8 @@ class GroupSeen:
 
     def add_queue(self, queue: MessageQueue, offsets: OffsetWrapper) -> None:
         lag = self.lags[queue.topic]
-        behind = max(0, offsets.broker_offset - offsets.consumer_offset)
-        lag.behind += behind
-        if behind:
+        lag.behind += offsets.lag
+        if offsets.lag:
             lag.last_ms = min(offsets.last_timestamp, lag.last_ms or offsets.last_timestamp)
 
 

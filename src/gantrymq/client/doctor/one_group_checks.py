@@ -164,7 +164,7 @@ def _check_queues(group: OneGroup) -> Iterator[Finding]:
 
 def _behind(group: OneGroup, queue: MessageQueue) -> int:
     offsets = group.progress.get(queue)
-    return 0 if offsets is None else max(0, offsets.broker_offset - offsets.consumer_offset)
+    return 0 if offsets is None else offsets.lag
 
 
 def _places(queues: list[MessageQueue]) -> str:

@@ -195,7 +195,7 @@ async def group(eye: Eye, arguments: GroupArguments) -> GroupPage:
             queue.queue_id,
             offsets.broker_offset,
             offsets.consumer_offset,
-            max(offsets.broker_offset - offsets.consumer_offset, 0),
+            offsets.lag,
             max(now - since, 0) / 1000 if (since := waiting.get(queue)) else None,
             owners.get(queue, ""),
         )
@@ -284,7 +284,7 @@ async def _waiting_since(eye: Eye, progress: dict[MessageQueue, OffsetWrapper]) 
 
     The last consumed one alone would say an hour of a queue that was idle for so long and has got a message just now.
     """
-    behind = {queue: offsets for queue, offsets in progress.items() if offsets.broker_offset > offsets.consumer_offset}
+    behind = {queue: offsets for queue, offsets in progress.items() if offsets.lag}
     found = {queue: offsets.last_timestamp for queue, offsets in behind.items() if offsets.last_timestamp}
     info = (await servers_of(eye)).info.broker_addr_table
     asked = {str(n): queue for n, queue in enumerate(list(behind)[:MAX_QUEUES_LOOKED_INTO])}

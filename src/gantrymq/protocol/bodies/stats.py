@@ -26,6 +26,16 @@ class OffsetWrapper(msgspec.Struct, rename="camel"):
     pull_offset: int = 0
     last_timestamp: int = 0
 
+    @property
+    def lag(self) -> int:
+        """Messages that the group has yet to consume; 0 if its offset is beyond the end of the queue."""
+        return max(self.broker_offset - self.consumer_offset, 0)
+
+    @property
+    def inflight(self) -> int:
+        """Messages that the group has been given and has not acknowledged."""
+        return max(self.pull_offset - self.consumer_offset, 0)
+
 
 class TopicOffset(msgspec.Struct, rename="camel"):
     """What a queue holds; `last_update_timestamp` is when its last message was stored, 0 for an empty queue."""
@@ -55,12 +65,12 @@ class ConsumeStats:
     @property
     def total_diff(self) -> int:
         """How many messages the group has yet to consume."""
-        return sum(offsets.broker_offset - offsets.consumer_offset for offsets in self.offset_table.values())
+        return sum(offsets.lag for offsets in self.offset_table.values())
 
     @property
     def inflight_total_diff(self) -> int:
         """How many messages the group has been given and hasn't acknowledged."""
-        return sum(offsets.pull_offset - offsets.consumer_offset for offsets in self.offset_table.values())
+        return sum(offsets.inflight for offsets in self.offset_table.values())
 
     def encode(self) -> bytes:
         return finish(self.encode_in_steps())
