@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 from administration import create_group
 from broker_support import Peer, config
 from waiting import until
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.clients import Clients
+from gantrymq.broker.consumer_offsets import ConsumerOffsets, OffsetTable
+from gantrymq.broker.saving import Saving
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -22,6 +26,7 @@ from gantrymq.protocol.headers.offset import (
     SearchOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from gantrymq.protocol.headers.pop import PopMessageRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 
@@ -202,6 +207,54 @@ async def test_offsets_survive_a_restart(tmp_path, remoting: RemotingClient) -> 
         await broker.stop()
     saved = msgspec.json.decode((tmp_path / "store/config/consumerOffset.json").read_bytes())
     assert saved["offsetTable"]["orders@consumers"] == {"0": 5}
+
+
+async def test_a_negative_offset_in_the_file_means_never_consumed(tmp_path: Path, remoting: RemotingClient) -> None:
+    """A Java broker's consumerOffset.json has -1 for queues that a group has not consumed."""
+    path = tmp_path / "store/config/consumerOffset.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"offsetTable":{"orders@consumers":{0:-1,1:-7,2:3}}}')
+    broker = Broker(config(tmp_path / "store"))
+    await broker.start()
+    try:
+        peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+        await peer.send("orders", b"x")
+
+        async def query(queue_id: int, set_zero: bool | None) -> tuple[int, str | None]:
+            header = QueryConsumerOffsetRequestHeader(
+                consumer_group="consumers", topic="orders", queue_id=queue_id, set_zero_if_not_found=set_zero
+            )
+            response = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
+            return response.code, response.ext_fields.get("offset")
+
+        assert await query(0, None) == (ResponseCode.SUCCESS, "0")
+        for queue_id in (0, 1):
+            assert await query(queue_id, False) == (ResponseCode.QUERY_NOT_FOUND, None)
+        assert await query(2, False) == (ResponseCode.SUCCESS, "3")
+        await create_group(peer)
+        header = PopMessageRequestHeader(
+            consumer_group="consumers",
+            topic="orders",
+            queue_id=0,
+            max_msg_nums=1,
+            invisible_time=60_000,
+            poll_time=0,
+            born_time=0,
+            init_mode=0,
+        )
+        assert (await peer.ask(RequestCode.POP_MESSAGE, header)).code == ResponseCode.SUCCESS
+        assert broker.offsets.queues("consumers", "orders") == {0: 0, 2: 3}
+    finally:
+        await broker.stop()
+
+
+def test_negative_offsets_of_another_broker_are_left_out(tmp_path: Path) -> None:
+    """A slave copies its master's table, and a master takes that of a slave that stood in for it."""
+    offsets = ConsumerOffsets(tmp_path / "consumerOffset.json", saving=Saving(config(tmp_path), Jobs()))
+    other = OffsetTable({"orders@consumers": {0: -1, 1: 5}})
+    for take in (offsets.copy, offsets.advance):
+        take(other)
+        assert offsets.queues("consumers", "orders") == {1: 5}
 
 
 async def test_queue_offsets(peer: Peer) -> None:

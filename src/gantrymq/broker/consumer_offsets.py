@@ -1,4 +1,8 @@
-"""How far each group has consumed each queue, and consumerOffset.json (`ConsumerOffsetManager`)."""
+"""How far each group has consumed each queue, and consumerOffset.json (`ConsumerOffsetManager`).
+
+Tables of Java brokers contain negative offsets. Such an offset means that the group has never consumed the queue, so it
+is left out of this table.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,7 @@ class ConsumerOffsets(Part):
 
     def load(self) -> None:
         self._table = self._file.load(OffsetTable) or self._table
+        self._table.offset_table = _without_negative(self._table.offset_table)
         for key in self._table.offset_table:
             topic, _, group = key.partition(_SEPARATOR)
             self._added(topic, group)
@@ -79,7 +84,7 @@ class ConsumerOffsets(Part):
     def copy(self, master: OffsetTable) -> None:
         """Takes the offsets of the master's table. What it doesn't know stays: it was away when that was committed."""
         table, is_changed = self._table.offset_table, False
-        for key, queues in master.offset_table.items():
+        for key, queues in _without_negative(master.offset_table).items():
             if table.get(key) != queues:
                 table[key] = queues
                 topic, _, group = key.partition(_SEPARATOR)
@@ -90,7 +95,7 @@ class ConsumerOffsets(Part):
 
     def advance(self, other: OffsetTable) -> None:
         """Takes the offsets of another's table that are further: it stood in for this broker."""
-        for key, queues in other.offset_table.items():
+        for key, queues in _without_negative(other.offset_table).items():
             topic, _, group = key.partition(_SEPARATOR)
             for queue_id, offset in queues.items():
                 own = self.query(group, topic, queue_id)
@@ -127,3 +132,7 @@ class ConsumerOffsets(Part):
     def _encode_file(self) -> Iterator[bytes]:
         self._table.data_version.advance()
         return in_pieces(self._table)
+
+
+def _without_negative(table: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
+    return {key: {id_: offset for id_, offset in queues.items() if offset >= 0} for key, queues in table.items()}

@@ -287,7 +287,7 @@ class BrokerApi:
         broker_name: str | None = None,
         only_committed: bool = False,
     ) -> int | None:
-        """The queue offset where `group` goes on; None when it has never committed one.
+        """The queue offset where `group` goes on; None if it has never committed one, or a negative one.
 
         Unless `only_committed` a broker answers 0 while the queue's first message is still there and in memory.
         """
@@ -302,7 +302,8 @@ class BrokerApi:
         response = await self.remoting.invoke(address, request, timeout_ms)
         if response.code == ResponseCode.QUERY_NOT_FOUND:
             return None
-        return _checked(response, address).read_header(OffsetResponseHeader).offset
+        offset = _checked(response, address).read_header(OffsetResponseHeader).offset
+        return offset if offset >= 0 else None
 
     async def update_offset(
         self,

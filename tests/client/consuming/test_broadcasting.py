@@ -101,6 +101,14 @@ async def test_the_file_is_javas(tmp_path: Path) -> None:
     assert await LocalOffsetStore(tmp_path, "10.0.0.1@DEFAULT", "group").read(QUEUE) == 6
 
 
+@pytest.mark.parametrize("offset", [-1, -7])
+async def test_a_negative_offset_means_never_consumed(tmp_path: Path, offset: int) -> None:
+    path = tmp_path / "client" / "group" / "offsets.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(JAVA_FILE.replace("}:5", f"}}:{offset}"))
+    assert await LocalOffsetStore(tmp_path, "client", "group").read(QUEUE) is None
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", json.dumps({"offsetTable": {"x": 1}}).encode()])
 async def test_a_damaged_file_is_replaced_by_the_one_before(tmp_path: Path, damage: bytes) -> None:
     store = LocalOffsetStore(tmp_path, "client", "group")

@@ -86,7 +86,8 @@ class AdminOffsets(AdminGroups):
             if e.code == ResponseCode.QUERY_NOT_FOUND:
                 return None
             raise
-        return response.read_header(OffsetResponseHeader).offset
+        offset = response.read_header(OffsetResponseHeader).offset
+        return offset if offset >= 0 else None
 
     async def clone_offsets(self, source_group: str, target_group: str, topic: str) -> dict[MessageQueue, int]:
         """Lets `target_group` go on in the topic where `source_group` stands; returns the offsets.

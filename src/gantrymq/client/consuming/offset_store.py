@@ -125,7 +125,9 @@ class LocalOffsetStore:
             try:
                 # Java leaves an empty file behind when it is stopped while it writes.
                 if data := files.read_bytes(path):
-                    return ResetOffsetBody.decode(data).offset_table
+                    offsets = ResetOffsetBody.decode(data).offset_table
+                    # Java's clients write -1 for a queue that they have not read.
+                    return {queue: offset for queue, offset in offsets.items() if offset >= 0}
             except FileNotFoundError:
                 pass
             except (OSError, BodyError) as e:
