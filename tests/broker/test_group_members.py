@@ -193,10 +193,8 @@ def test_what_is_kept_is_counted_until_it_is_gone(
             members.expire(now - 5.0)
         expected = sum(
             len(group.clients) * MEMBER_BYTES
-            + size_of(
-                ConsumerData(group.name, group.consume_type, group.message_model, group.consume_from_where),
-                group.subscriptions.values(),
-            )
+            + size_of(ConsumerData(group.name, group.consume_type, group.message_model, group.consume_from_where))
+            + group.of_members.size
             for group in members.consumers.values()
         )
         expected += sum(len(clients) * (MEMBER_BYTES + len(name)) for name, clients in members.producers.items())
@@ -204,3 +202,64 @@ def test_what_is_kept_is_counted_until_it_is_gone(
     for member in connections:
         members.drop(member)
     assert members.kept.size == 0
+
+
+def subscribe(members: GroupMembers[Member], member: Member, expression: str, version: int) -> None:
+    subscription = SubscriptionData("orders", expression, sub_version=version)
+    members.heartbeat(
+        HeartbeatData("client", [], [ConsumerData("g", subscription_data_set=[subscription])]), member, 0, 0, 0.0
+    )
+
+
+def in_force(members: GroupMembers[Member]) -> str:
+    found = members.subscription("g", "orders")
+    assert found is not None
+    return found.sub_string
+
+
+def test_the_subscription_of_a_new_connection_counts_whatever_its_version() -> None:
+    """Its host's clock may be behind those of the other members."""
+    members: GroupMembers[Member] = GroupMembers()
+    old, new = Member(), Member()
+    subscribe(members, old, "a", 100)
+    subscribe(members, new, "b", 50)
+    assert in_force(members) == "b"
+    # Both repeat what they said: the last change stays, and pulls with either version are taken.
+    for _ in range(2):
+        subscribe(members, old, "a", 100)
+        subscribe(members, new, "b", 50)
+        found = members.subscription("g", "orders")
+        assert found is not None
+        assert (found.sub_string, found.sub_version) == ("b", 100)
+    subscribe(members, new, "c", 60)
+    assert in_force(members) == "c"
+    # An old heartbeat of the same connection.
+    subscribe(members, new, "b", 50)
+    assert in_force(members) == "c"
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_the_subscription_of_who_stays_counts_as_soon_as_the_other_is_gone(repeats: bool) -> None:
+    members: GroupMembers[Member] = GroupMembers()
+    first, second, third = Member(), Member(), Member()
+    subscribe(members, first, "a", 100)
+    subscribe(members, second, "b", 50)
+    subscribe(members, third, "c", 70)
+    if repeats:
+        for member, expression, version in ((first, "a", 100), (second, "b", 50)):
+            subscribe(members, member, expression, version)
+    members.drop(third)
+    assert in_force(members) == "b"
+    members.drop(second)
+    assert in_force(members) == "a"
+
+
+def test_a_restarted_group_begins_with_its_own_versions() -> None:
+    members: GroupMembers[Member] = GroupMembers()
+    old, new = Member(), Member()
+    subscribe(members, old, "a", 100)
+    members.drop(old)
+    subscribe(members, new, "b", 50)
+    found = members.subscription("g", "orders")
+    assert found is not None
+    assert (found.sub_string, found.sub_version) == ("b", 50)

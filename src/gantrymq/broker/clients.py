@@ -149,7 +149,7 @@ class Clients(Part):
                 )
             if self._members.join(consumer, client):
                 changed.add(consumer.group_name)
-            self._consumer_filters.register(consumer.group_name, consumer.subscription_data_set, now_ms)
+            self._register_filters(consumer.group_name, now_ms)
         changed |= self._members.leave_stale(client, now - self._config.channel_expired_timeout / 1000)
         self.notify(changed)
         return RemotingCommand.response()
@@ -172,12 +172,17 @@ class Clients(Part):
 
     def notify(self, group_names: Iterable[str]) -> None:
         """Tells every member of these groups, soon, to look again who shares the queues."""
+        now_ms = clock.now_ms()
         for name in group_names:
-            if name not in self._members.consumers:
-                self._consumer_filters.unregister(name, clock.now_ms())
+            self._register_filters(name, now_ms)
             self._changed[name] = None
         if self._changed:
             self._telling.wake(max(self._tell_at - self._loop.time(), 0.0))
+
+    def _register_filters(self, group_name: str, now_ms: int) -> None:
+        """Makes the SQL92 filters of a group those of its subscriptions in force."""
+        group = self._members.consumers.get(group_name)
+        self._consumer_filters.register(group_name, () if group is None else group.subscriptions.values(), now_ms)
 
     def _tell(self) -> float | None:
         """Tells members for some milliseconds; returns when the rest is to be told.

@@ -1,13 +1,14 @@
 """What consumer groups filter by, and consumerFilter.json (`ConsumerFilterManager`, `ConsumerFilterData`).
 
-A group's heartbeat brings an expression for each topic, a pull that carries none of its own is filtered by it. The
-expression is compiled when the first pull asks for it. Java keeps the places of a Bloom filter beside each expression;
+A group's heartbeat brings an expression for each topic, a pull that carries none of its own is filtered by it. Which
+member's expression is in force is decided in `group_subscriptions`, not by versions, as in Java. The expression is
+compiled when the first pull asks for it. Java keeps the places of a Bloom filter beside each expression;
 here they are kept as they came, and a new expression has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,8 @@ class ConsumerFilters(Part):
         """What `find` found as a function of a message's properties. Raises ClientError."""
         return compile_sql(found.expression)
 
-    def register(self, group: str, subscriptions: Sequence[SubscriptionData], now_ms: int) -> None:
-        """Takes in what a heartbeat says of a group; the expressions for topics that it doesn't name any more die."""
+    def register(self, group: str, subscriptions: Collection[SubscriptionData], now_ms: int) -> None:
+        """Takes the subscriptions of a group that are in force; expressions for other topics die."""
         for subscription in subscriptions:
             if (
                 subscription.expression_type == EXPRESSION_SQL92
@@ -111,7 +112,7 @@ class ConsumerFilters(Part):
         topic = subscription.topic
         old = self.find(topic, group)
         version = subscription.sub_version
-        if old is None or (version > old.client_version and old.expression != subscription.sub_string):
+        if old is None or old.expression != subscription.sub_string:
             if not self._has_room(len(subscription.sub_string) - (len(old.expression) if old else 0), old is None):
                 log.warning(
                     "there are %d filters: that of group %s for topic %s isn't taken", self._count, group, topic
@@ -128,7 +129,7 @@ class ConsumerFilters(Part):
             )
             self._put(group, topic, each)
             self._file.changed()
-        elif version > old.client_version or (version == old.client_version and old.is_dead):
+        elif version != old.client_version or old.is_dead:
             old.client_version = version
             old.dead_time = 0
             self._file.changed()
@@ -164,10 +165,6 @@ class ConsumerFilters(Part):
         self._count -= 1
         self._characters -= len(each.expression)
         self._file.changed()
-
-    def unregister(self, group: str, now_ms: int) -> None:
-        """The last member of a group is gone."""
-        self.register(group, (), now_ms)
 
     def forget_dead(self, now_ms: int) -> None:
         """Forgets what is dead for too long."""

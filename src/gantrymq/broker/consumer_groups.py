@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from gantrymq.broker.group_subscriptions import GroupSubscriptions
 from gantrymq.broker.kept_bytes import MEMBER_BYTES, KeptBytes, size_of
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
@@ -41,9 +42,14 @@ class ConsumerGroup(Generic[M]):
     message_model: str
     consume_from_where: str
     clients: dict[M, Client[M]] = field(default_factory=dict)
-    subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
-    #: What it takes without its members, bytes.
+    of_members: GroupSubscriptions[M] = field(default_factory=GroupSubscriptions)
+    #: What it takes without its members and subscriptions, bytes.
     size: int = 0
+
+    @property
+    def subscriptions(self) -> dict[str, SubscriptionData]:
+        """The subscriptions in force, by topic."""
+        return self.of_members.in_force
 
     def client_ids(self) -> list[str]:
         return [client.client_id for client in self.clients.values()]
@@ -127,26 +133,22 @@ class GroupMembers(Generic[M]):
         if group is None:
             group = ConsumerGroup(data.group_name, data.consume_type, data.message_model, data.consume_from_where)
         known = group.clients.get(client.member)
-        subscriptions: dict[str, SubscriptionData] = {}
-        for subscription in data.subscription_data_set:
-            topic = subscription.topic
-            old = subscriptions.get(topic) or group.subscriptions.get(topic)
-            subscriptions[topic] = subscription if old is None or subscription.sub_version > old.sub_version else old
+        update = group.of_members.update(client.member, data.subscription_data_set)
         mine = self._memberships_of(client)
-        size = size_of(data, subscriptions.values())
-        more = size - group.size
+        size = size_of(data)
+        more = size - group.size + update.growth
         if known is None:
             self.check_room(client, data.group_name)
             more += MEMBER_BYTES
-        self.kept.change(more, max(size, (mine.count + 1) * MEMBER_BYTES))
+        self.kept.change(more, max(size + group.of_members.size + update.growth, (mine.count + 1) * MEMBER_BYTES))
 
         changed = known is None or known.client_id != client.client_id
-        changed |= subscriptions.keys() != group.subscriptions.keys()
+        changed |= update.in_force.keys() != group.subscriptions.keys()
         self.consumers[data.group_name] = group
         group.consume_type = data.consume_type
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
-        group.subscriptions = subscriptions
+        group.of_members.apply(client.member, update)
         group.size = size
         group.clients[client.member] = client
         mine.consumers[data.group_name] = client
@@ -251,8 +253,10 @@ class GroupMembers(Generic[M]):
         group = self.consumers.get(group_name)
         if group is None or group.clients.pop(member, None) is None:
             return set()
-        self.kept.change(-MEMBER_BYTES, 0)
+        before = group.of_members.size
+        group.of_members.leave(member)
+        self.kept.change(group.of_members.size - before - MEMBER_BYTES, 0)
         if not group.clients:
-            self.kept.change(-group.size, 0)
+            self.kept.change(-group.size - group.of_members.size, 0)
             del self.consumers[group_name]
         return {group_name}

@@ -1,0 +1,142 @@
+"""What the members of a consumer group subscribe to, and which subscription of each topic is in force.
+
+All members of a group should have the same subscriptions. While they differ, for example during a rolling update, the
+last change wins: a new connection's subscription, or one with a newer version than the same connection sent before.
+Versions of different connections are not compared, because they come from the clocks of different hosts. When the last
+member with the subscription in force leaves, that of another member takes effect at once.
+
+Java compares versions of all members (`ConsumerGroupInfo.updateSubscription`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from msgspec.structs import replace
+
+from gantrymq.broker.kept_bytes import subscription_size
+from gantrymq.protocol.bodies.heartbeat import SubscriptionData
+
+M = TypeVar("M")
+
+#: Memory that a subscription that is not in force takes beside its own size, bytes.
+_ENTRY_BYTES = 100
+
+
+@dataclass(slots=True)
+class Update(Generic[M]):
+    """What a heartbeat changes: the subscriptions in force then, and those of members that are not in force."""
+
+    in_force: dict[str, SubscriptionData]
+    version: int
+    #: (topic, member, its subscription, or None if it has the one in force)
+    others: list[tuple[str, M, SubscriptionData | None]]
+    #: How many bytes all subscriptions take more, or less.
+    growth: int = 0
+
+
+class GroupSubscriptions(Generic[M]):
+    """Of one group. `size` counts the bytes of all subscriptions, those in force and the others."""
+
+    def __init__(self) -> None:
+        self.in_force: dict[str, SubscriptionData] = {}
+        self.size = 0
+        #: Member -> its newest version.
+        self._versions: dict[M, int] = {}
+        #: Topic -> member -> its subscription, where that differs from the one in force; the last change comes last.
+        self._others: dict[str, dict[M, SubscriptionData]] = {}
+
+    def update(self, member: M, subscriptions: Iterable[SubscriptionData]) -> Update[M]:
+        """Computes what a member's heartbeat changes; `apply` changes it. Topics that it does not name are left out."""
+        newest: dict[str, SubscriptionData] = {}
+        for each in subscriptions:
+            if each.topic not in newest or each.sub_version > newest[each.topic].sub_version:
+                newest[each.topic] = each
+        known = self._versions.get(member)
+        version = max([each.sub_version for each in newest.values()], default=0)
+        update: Update[M] = Update({}, version if known is None else max(version, known), [])
+        for topic, each in newest.items():
+            before = self.in_force.get(topic)
+            if before is None:
+                update.in_force[topic] = each
+            elif _is_same(each, before):
+                update.in_force[topic] = _with_version(each, before)
+                self._change(update, topic, member, None)
+            elif known is None or each.sub_version > known:
+                update.in_force[topic] = _with_version(each, before)
+                self._change(update, topic, member, None)
+                others = self._others.get(topic, {})
+                for other in self._versions:
+                    if other is not member and other not in others:
+                        self._change(update, topic, other, before)
+            else:
+                # A repeated subscription, or an old heartbeat of this connection.
+                update.in_force[topic] = before
+                self._change(update, topic, member, each)
+        for topic in self._others.keys() - newest.keys():
+            for other in self._others[topic]:
+                self._change(update, topic, other, None)
+        update.growth += _bytes_in_force(update.in_force) - _bytes_in_force(self.in_force)
+        return update
+
+    def apply(self, member: M, update: Update[M]) -> None:
+        self.in_force = update.in_force
+        self._versions[member] = update.version
+        self.size += update.growth
+        for topic, other, subscription in update.others:
+            self._put(topic, other, subscription)
+
+    def leave(self, member: M) -> None:
+        """A member is gone, and its subscriptions with it."""
+        self._versions.pop(member, None)
+        for topic in list(self._others):
+            self._drop(topic, member)
+            others = self._others.get(topic)
+            if others and len(others) >= len(self._versions):
+                last, before = next(reversed(others.values())), self.in_force[topic]
+                self.in_force[topic] = _with_version(last, before)
+                self.size += subscription_size(last) - subscription_size(before)
+                for other in [other for other, each in others.items() if _is_same(each, last)]:
+                    self._drop(topic, other)
+
+    def _change(self, update: Update[M], topic: str, member: M, subscription: SubscriptionData | None) -> None:
+        before = self._others.get(topic, {}).get(member)
+        if before is not None or subscription is not None:
+            update.others.append((topic, member, subscription))
+            update.growth += _bytes_of(subscription) - _bytes_of(before)
+
+    def _drop(self, topic: str, member: M) -> None:
+        self.size -= _bytes_of(self._others[topic].get(member))
+        self._put(topic, member, None)
+
+    def _put(self, topic: str, member: M, subscription: SubscriptionData | None) -> None:
+        others = self._others.setdefault(topic, {})
+        before = others.get(member)
+        if subscription is None or before is None or not _is_same(before, subscription):
+            # A changed subscription moves to the end.
+            others.pop(member, None)
+        if subscription is not None:
+            others[member] = subscription
+        if not others:
+            del self._others[topic]
+
+
+def _is_same(one: SubscriptionData, other: SubscriptionData) -> bool:
+    return (one.sub_string, one.expression_type) == (other.sub_string, other.expression_type)
+
+
+def _with_version(subscription: SubscriptionData, before: SubscriptionData) -> SubscriptionData:
+    """The version in force never falls, because a pull with a newer version than it is refused."""
+    if subscription.sub_version >= before.sub_version:
+        return subscription
+    return replace(subscription, sub_version=before.sub_version)
+
+
+def _bytes_in_force(subscriptions: dict[str, SubscriptionData]) -> int:
+    return sum(map(subscription_size, subscriptions.values()))
+
+
+def _bytes_of(subscription: SubscriptionData | None) -> int:
+    return 0 if subscription is None else _ENTRY_BYTES + subscription_size(subscription)
