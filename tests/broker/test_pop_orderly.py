@@ -222,7 +222,7 @@ def test_what_is_gone_or_old_is_forgotten(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "consumerOrderInfo.json"
     pops, saving = table(path, "gone")
     for topic in ("kept", "gone"):
-        pops.popped(topic, "g", 0, 0, [0], None, 1000, 1000)
-    pops.popped("old", "g", 0, 0, [0], None, 1000, -(10**9))
+        pops.popped(topic, "g", 0, 0, [0], None, 1000, 1000, 0)
+    pops.popped("old", "g", 0, 0, [0], None, 1000, -(10**9), 0)
     saving.save()
     assert list(json.loads(path.read_bytes())["table"]) == ["kept@g"]

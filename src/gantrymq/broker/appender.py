@@ -41,7 +41,16 @@ def is_passing(error: BaseException) -> bool:
 class Appender:
     """Appends to the store of one broker; `store_host` as in a record."""
 
-    def __init__(self, store: MessageStore, store_host: bytes, polling: LongPolling) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        store_host: bytes,
+        polling: LongPolling,
+        *,
+        is_of_deleted: Callable[[str, int], bool] = lambda topic, log_offset: False,
+    ) -> None:
+        """`is_of_deleted(topic, physical offset)`: whether a record is of a topic that was deleted since."""
+        self.is_of_deleted = is_of_deleted
         self.store = store
         self.store_host = store_host
         self._polling = polling

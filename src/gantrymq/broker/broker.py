@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -73,6 +73,7 @@ from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.remoting.tls import client_context
+from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.delay_level import parse_delay_levels
 from gantrymq.store.message_store import MessageStore
 
@@ -138,7 +139,7 @@ class Broker:
         self.polling = self._pulling.polling
         self.replicating = replicating = Replicating(config, self.address, self.port, store, topics, self.polling, jobs)
         self._pulling.has_master = lambda: replicating.has_master
-        self.appender = appender = Appender(store, store_host, self.polling)
+        self.appender = appender = Appender(store, store_host, self.polling, is_of_deleted=offsets.is_of_deleted)
         delays_ms = parse_delay_levels(config.store.message_delay_level)
         self._schedule = Schedule(directory / "delayOffset.json", delays_ms, appender, jobs, saving=saving)
         self._timer = Timer(config.store, appender, jobs)
@@ -295,7 +296,7 @@ class Broker:
             Replies(config, self.address, appender, topics, members, flush_waits),
             self._clients,
             QueueOffsets(store, topics),
-            TopicAdmin(store, topics, offsets, long_requests=long_requests),
+            TopicAdmin(store, topics, offsets, long_requests=long_requests, deleted=self._topics_deleted),
             TopicStats(config, store, topics, members, offsets, self.runtime, long_requests=long_requests),
             GroupAdmin(self.address, groups, members, offsets, long_requests=long_requests),
             ConsumeProgress(
@@ -319,7 +320,7 @@ class Broker:
                 self._schedule,
                 relay,
                 long_requests=long_requests,
-                offset_set=self._pulling.offset_set,
+                offsets_reset=self._offsets_reset,
             ),
             Connections(members),
             MessageAdmin(store),
@@ -395,6 +396,16 @@ class Broker:
     def _topics_changed(self, names: Collection[str]) -> None:
         self._sending.topics_changed(names)
         self._registration.topics_changed(names)
+
+    def _topics_deleted(self, names: Collection[str], queues: Collection[ConsumeQueue]) -> None:
+        self.pops.topics_deleted(names)
+        self.deliveries.topics_deleted(names)
+        self._pulling.queues_deleted(queues)
+
+    def _offsets_reset(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+        self._pulling.offsets_reset(topic, group, offsets)
+        self.deliveries.forget_positions(topic, group, offsets)
+        self.pops.offsets_reset(topic, group, offsets.keys())
 
     def _config_changed(self) -> None:
         self.groups.auto_create = self.config.auto_create_subscription_group

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from gantrymq.broker.discards import Discards
 from gantrymq.broker.part import Part
 from gantrymq.broker.saving import Saving, in_pieces
 from gantrymq.protocol.bodies.topic_config import DataVersion
@@ -24,6 +25,7 @@ class OffsetTable(msgspec.Struct, rename="camel"):
     #: "topic@group" -> queue id -> next queue offset to consume.
     offset_table: dict[str, dict[int, int]] = {}
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    discards: Discards = msgspec.field(name="gantryDiscards", default_factory=Discards)
 
 
 class ConsumerOffsets(Part):
@@ -61,6 +63,29 @@ class ConsumerOffsets(Part):
         queues[queue_id] = offset
         self._file.changed()
 
+    def reset(self, group: str, topic: str, queue_id: int, offset: int, log_end: int) -> None:
+        """Sets an offset from outside. What the group has popped in this queue before is discarded."""
+        self.commit(group, topic, queue_id, offset)
+        self._table.discards.resets.setdefault(f"{topic}{_SEPARATOR}{group}", {})[queue_id] = log_end
+
+    def is_of_deleted(self, topic: str, log_offset: int) -> bool:
+        """Whether a record at this physical offset is of a topic that was deleted since, and perhaps created again."""
+        return self._table.discards.is_of_deleted(topic, log_offset)
+
+    def topic_begin(self, topic: str) -> int:
+        """A physical offset before all records of this topic; it is larger each time the topic is deleted."""
+        return self._table.discards.deleted_topics.get(topic, 0)
+
+    def is_old_pop(self, group: str, topic: str, queue_id: int, log_offset: int) -> bool:
+        """Whether a pop was made before a reset, or in a topic that was deleted since. See `Discards`."""
+        return self._table.discards.is_old_pop(f"{topic}{_SEPARATOR}{group}", topic, queue_id, log_offset)
+
+    def log_is_from(self, begin: int, end: int) -> dict[str, int]:
+        """To be called when the broker becomes master: its log may have lost its end. Returns the deleted topics."""
+        if self._table.discards.log_is_from(begin, end):
+            self._file.changed()
+        return self._table.discards.deleted_topics
+
     def queues(self, group: str, topic: str) -> dict[int, int]:
         """The group's offsets in a topic by queue id."""
         return dict(self._table.offset_table.get(f"{topic}{_SEPARATOR}{group}", {}))
@@ -82,8 +107,15 @@ class ConsumerOffsets(Part):
             self._file.changed()
 
     def copy(self, master: OffsetTable) -> None:
-        """Takes the offsets of the master's table. What it doesn't know stays: it was away when that was committed."""
-        table, is_changed = self._table.offset_table, False
+        """Takes the offsets of the master's table. What it doesn't know stays: it was away when that was committed.
+
+        Offsets in topics that were deleted on the master since the last copy do not stay.
+        """
+        own, discards = self._table.discards, master.discards
+        deleted = {topic for topic, at in discards.deleted_topics.items() if at > own.deleted_topics.get(topic, 0)}
+        self._remove_all(deleted)
+        table, is_changed = self._table.offset_table, own != discards
+        self._table.discards = discards
         for key, queues in _without_negative(master.offset_table).items():
             if table.get(key) != queues:
                 table[key] = queues
@@ -94,9 +126,15 @@ class ConsumerOffsets(Part):
             self._file.changed()
 
     def advance(self, other: OffsetTable) -> None:
-        """Takes the offsets of another's table that are further: it stood in for this broker."""
+        """Takes the offsets of another's table that are further: it stood in for this broker.
+
+        Offsets in a topic whose deletion it has not copied are those of the old topic.
+        """
+        deleted = self._table.discards.deleted_topics
         for key, queues in _without_negative(other.offset_table).items():
             topic, _, group = key.partition(_SEPARATOR)
+            if other.discards.deleted_topics.get(topic, 0) < deleted.get(topic, 0):
+                continue
             for queue_id, offset in queues.items():
                 own = self.query(group, topic, queue_id)
                 if own is None or offset > own:
@@ -107,8 +145,17 @@ class ConsumerOffsets(Part):
         for topic in self.topics_of(group):
             self._remove(topic, group)
 
-    def remove_topics(self, topics: Set[str]) -> None:
-        """Forgets every group's offsets of these topics."""
+    def topics_deleted(self, topics: Set[str], log_end: int) -> None:
+        """Forgets every group's offsets of these topics. What the log has of them up to its end is discarded."""
+        self._remove_all(topics)
+        self._table.discards.deleted_topics.update(dict.fromkeys(topics, log_end))
+        self._file.changed()
+
+    def remove_topic(self, topic: str) -> None:
+        """Forgets every group's offsets of a topic that does not exist."""
+        self._remove_all({topic})
+
+    def _remove_all(self, topics: Set[str]) -> None:
         for topic in topics:
             for group in self.groups_of(topic):
                 self._remove(topic, group)
@@ -119,6 +166,7 @@ class ConsumerOffsets(Part):
 
     def _remove(self, topic: str, group: str) -> None:
         del self._table.offset_table[f"{topic}{_SEPARATOR}{group}"]
+        self._table.discards.resets.pop(f"{topic}{_SEPARATOR}{group}", None)
         for names, key, name in ((self._groups, topic, group), (self._topics, group, topic)):
             names[key].discard(name)
             if not names[key]:

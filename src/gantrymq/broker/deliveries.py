@@ -5,7 +5,7 @@ As `BrokerStatsManager.incGroupGetNums` and `ConsumerOffsetManager.commitPullOff
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gantrymq.store.consume_queue import ConsumeQueue
@@ -36,6 +36,19 @@ class Deliveries:
         delivery.messages += result.message_count
         delivery.size += result.size
         delivery.read_to[queue.queue_id] = result.next_begin_offset
+
+    def forget_positions(self, topic: str, group: str, queue_ids: Iterable[int]) -> None:
+        """The group goes on elsewhere: how far it had read says nothing of it any more."""
+        delivery = self.table.get((topic, group))
+        if delivery is not None:
+            for queue_id in queue_ids:
+                delivery.read_to.pop(queue_id, None)
+
+    def topics_deleted(self, topics: Collection[str]) -> None:
+        """Nobody has read anything of topics of these names that are created again."""
+        for (topic, _), delivery in self.table.items():
+            if topic in topics:
+                delivery.read_to.clear()
 
     def totals(self) -> Iterator[tuple[str, int]]:
         """("topic@group", messages) of all."""

@@ -33,7 +33,7 @@ V = TypeVar("V")
 
 @dataclass(slots=True, eq=False)
 class WaitingPull:
-    """A pull request on hold until `deadline` (loop time, s)."""
+    """A pull request on hold until `deadline` (loop time, s); `topic_begin` of its topic as it was then."""
 
     connection: Connection
     request: RemotingCommand
@@ -41,6 +41,7 @@ class WaitingPull:
     queue: ConsumeQueue
     wanted: MessageFilter
     deadline: float
+    topic_begin: int
 
 
 #: Called once per turn of the loop in which a queue got messages.

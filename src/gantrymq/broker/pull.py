@@ -6,7 +6,7 @@ A found pull is answered with slices of the mapped log: nothing is decoded and n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
@@ -100,10 +100,17 @@ class Pulling(Part):
         self._reused = None
         self._slave = SlaveReads(self._config.broker_id, self.has_master)
 
-    def offset_set(self, queue: ConsumeQueue, group: str, offset: int) -> None:
-        """An administrator has a group go on there."""
-        if self._reused is not None:
-            self._reused.answered(queue, group, offset)
+    def offsets_reset(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+        """An administrator has set the group's offsets in these queues."""
+        for queue_id, offset in offsets.items():
+            queue = self._store.find_queue(topic, queue_id)
+            if self._reused is not None and queue is not None:
+                self._reused.answered(queue, group, offset)
+
+    def queues_deleted(self, queues: Iterable[ConsumeQueue]) -> None:
+        """Has the pulls and pops answered that wait for messages in them."""
+        for queue in queues:
+            self.polling.message_arrived(queue)
 
     def is_of_lost(self, queue: ConsumeQueue, group: str, offset: int) -> bool:
         """A group has got so far only in what the queue had before it lost its end: not to be committed."""
@@ -126,7 +133,8 @@ class Pulling(Part):
         result = self._get(queue, header, wanted)
         if result.status is GetStatus.FOUND:
             # The hot path.
-            return self._answer(request, ResponseCode.SUCCESS, result, group)
+            begin = self._offsets.topic_begin(header.topic)
+            return self._answer(request, ResponseCode.SUCCESS, result, group, begin)
         return self._answer_or_hold(connection, request, header, queue, wanted, result, group)
 
     def _sql_of(self, header: PullMessageRequestHeader) -> str | None:
@@ -174,6 +182,7 @@ class Pulling(Part):
         group: SubscriptionGroupConfig,
     ) -> Reply:
         code = self._code(result, header)
+        begin = self._offsets.topic_begin(header.topic)
         if code == ResponseCode.PULL_NOT_FOUND and header.sys_flag & PULL_SUSPEND and self._config.long_polling_enable:
             if self.polling.count_of(connection) >= MAX_HELD_OF_ONE or len(self.polling) >= MAX_HELD:
                 raise RequestRefused(
@@ -184,9 +193,9 @@ class Pulling(Part):
             request = request.without_content()
             # `wanted` is what it has become, and equal ones share that.
             header.subscription = header.expression_type = None
-            self.polling.hold(WaitingPull(connection, request, header, queue, wanted, deadline))
+            self.polling.hold(WaitingPull(connection, request, header, queue, wanted, deadline, begin))
             return None
-        return self._answer(request, code, result, group)
+        return self._answer(request, code, result, group, begin)
 
     def _retry(self, pull: WaitingPull, expired: bool) -> None:
         """Called by `LongPolling`: messages came, or the time is up."""
@@ -198,7 +207,10 @@ class Pulling(Part):
             pull.connection.reply(pull.request, reply)
 
     def _retry_in_steps(self, pull: WaitingPull, expired: bool) -> Steps:
-        if pull.connection.is_full:
+        if self._store.find_queue(pull.header.topic, pull.header.queue_id) is not pull.queue:
+            # Deleted. The consumer pulls again, and learns by `topic_begin` that it is another queue.
+            result, expired = _nothing(pull.queue, pull.header), True
+        elif pull.connection.is_full:
             # Its peer may wait with any number of pulls; what it doesn't take isn't gathered for it.
             result = _nothing(pull.queue, pull.header)
         elif pull.wanted.matches is None:
@@ -219,7 +231,7 @@ class Pulling(Part):
             header.queue_offset = result.next_begin_offset
             self.polling.hold(pull)
             return None
-        return self._answer(pull.request, code, result, self._groups.get(header.consumer_group))
+        return self._answer(pull.request, code, result, self._groups.get(header.consumer_group), pull.topic_begin)
 
     def _get(
         self, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter, end: int | None = None
@@ -239,11 +251,18 @@ class Pulling(Part):
             bulk=header.bulk_msg_nums is not None,
             end=end,
         )
+        if result.status is GetStatus.OFFSET_OVERFLOW_BADLY and queue.recovered_end is None:
+            self._go_to_begin_of_new_topic(result, header.topic)
         if result.next_begin_offset != header.queue_offset:
             self._deliveries.add(queue, header.consumer_group, result)
         if self._reused is not None:
             self._reused.answered(queue, header.consumer_group, result.next_begin_offset)
         return result
+
+    def _go_to_begin_of_new_topic(self, result: GetResult, topic: str) -> None:
+        """A consumer is beyond the end of a queue. If the topic was created again, its offset is of the old topic."""
+        if self._offsets.topic_begin(topic):
+            result.next_begin_offset = result.min_offset
 
     def _ahead(self, queue: ConsumeQueue, header: PullMessageRequestHeader) -> GetResult | None:
         """The answer to a group that has had what the queue has lost."""
@@ -280,7 +299,12 @@ class Pulling(Part):
         return code if self._slave is None else self._slave.code(code, result, header.queue_offset)
 
     def _answer(
-        self, request: RemotingCommand, code: int, result: GetResult, group: SubscriptionGroupConfig | None
+        self,
+        request: RemotingCommand,
+        code: int,
+        result: GetResult,
+        group: SubscriptionGroupConfig | None,
+        topic_begin: int,
     ) -> list[bytes | memoryview]:
         broker_id = MASTER_ID
         if self._config.slave_read_enable and group is not None:
@@ -298,6 +322,7 @@ class Pulling(Part):
             result.min_offset,
             result.max_offset,
             result.size,
+            topic_begin,
         )
         return [head, *result.buffers]
 

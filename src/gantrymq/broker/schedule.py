@@ -195,8 +195,11 @@ class Schedule(Part):
             if record is None or record.store_timestamp > stored_by_ms:
                 # What can't be read is dealt with in its turn.
                 return
+            fields = decode_properties(record.properties)
+            if self._appender.is_of_deleted(fields.get(names.REAL_TOPIC, ""), record.physical_offset):
+                return
             try:
-                target = real_queue(self._appender.store, decode_properties(record.properties))
+                target = real_queue(self._appender.store, fields)
                 begin(record, target, record.properties, record.reconsume_times)
             except IllegalMessage:
                 return
@@ -204,7 +207,10 @@ class Schedule(Part):
 
     def _deliver(self, queue: ConsumeQueue, record: Record) -> None:
         try:
-            target = real_queue(self._appender.store, decode_properties(record.properties))
+            fields = decode_properties(record.properties)
+            if self._appender.is_of_deleted(fields.get(names.REAL_TOPIC, ""), record.physical_offset):
+                return
+            target = real_queue(self._appender.store, fields)
             code = tags_code(find_property(record.properties, b"TAGS") or b"")
             self._appender.append_again(record, target, record.properties, code, record.reconsume_times)
         except Exception as e:

@@ -95,6 +95,7 @@ class PullResult(NamedTuple):
     """`body` holds the records (`protocol.message.decode_messages`); go on at `next_begin_offset` in any case.
 
     `remark` is the name of what the broker's store has said: MESSAGE_WAS_REMOVING, too, is NO_MATCHED_MESSAGE here.
+    `topic_begin` is `private_fields.TOPIC_BEGIN_FIELD`, 0 without it.
     """
 
     status: PullStatus
@@ -104,6 +105,7 @@ class PullResult(NamedTuple):
     suggest_which_broker_id: int
     body: bytes
     remark: str | None
+    topic_begin: int = 0
 
 
 _SEND_STATUS: dict[int, SendStatus] = {status.value: status for status in SendStatus}
@@ -231,6 +233,7 @@ class BrokerApi:
             answer.suggest_which_broker_id,
             response.body,
             response.remark,
+            answer.gantry_topic_begin or 0,
         )
 
     async def pull_at_once(

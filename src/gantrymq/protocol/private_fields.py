@@ -10,6 +10,9 @@ TIMEOUT_FIELD = "gantryTimeoutMs"
 #: In a send response with another status than SEND_OK: "true" if the broker has a controller and the in-sync set has
 #: not confirmed the message. A new master may not have it.
 UNCONFIRMED_FIELD = "gantryUnconfirmed"
+#: In the response to a pull: where the commit log ended when a topic of this name was deleted last. It grows with each
+#: deletion, so a consumer sees that the topic was created again. Absent if none was deleted.
+TOPIC_BEGIN_FIELD = "gantryTopicBegin"
 #: In the NameServer's response to GET_ROUTEINFO_BY_TOPIC: for how long it has been running, in ms.
 UPTIME_FIELD = "gantryUptimeMs"
 #: In the same response, also when the topic has no route: the brokers of the topic that the NameServer had when it was

@@ -229,6 +229,18 @@ class MessageStore:
             # Then a recovery won't meet the topic's records again.
             self._threads.queue_flusher.flush_soon()
 
+    def delete_queues_before(self, topic: str, physical_offset: int) -> None:
+        """Deletes the queues of a topic whose last message is before this offset. Raises StoreError."""
+        self._queues.delete(
+            [
+                queue
+                for queue_id in self._queues.queue_ids(topic)
+                if (queue := self.queue(topic, queue_id)).count_before(physical_offset) == queue.max_offset > 0
+            ]
+        )
+        if self._threads is not None:
+            self._threads.queue_flusher.flush_soon()
+
     # -- writing ------------------------------------------------------------------------------------------------
 
     @contextmanager

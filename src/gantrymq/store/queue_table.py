@@ -77,6 +77,10 @@ class QueueTable:
         }
         return {topic: ids for topic, ids in found.items() if ids}
 
+    def queue_ids(self, topic: str) -> list[int]:
+        """The queues of a topic, those without files too."""
+        return list(self._table.get(topic, ()))
+
     def mark_dirty(self, queue: ConsumeQueue) -> None:
         if not queue.dirty:
             queue.dirty = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gantrymq.broker.admin.client_relay import ClientRelay
 from gantrymq.broker.config import BrokerConfig
@@ -28,7 +28,6 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests, Steps
-from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 
 log = peer_log(__name__)
@@ -42,7 +41,10 @@ _NO_OFFSET = (None, -1)
 
 
 class OffsetAdmin(Part):
-    """Requests about how far groups have got; `offset_set` is told of what is set by them."""
+    """Requests about how far groups have got.
+
+    `offsets_reset` is called with topic, group and the offsets by queue id that a request has set.
+    """
 
     def __init__(
         self,
@@ -56,10 +58,10 @@ class OffsetAdmin(Part):
         relay: ClientRelay,
         *,
         long_requests: LongRequests,
-        offset_set: Callable[[ConsumeQueue, str, int], None],
+        offsets_reset: Callable[[str, str, Mapping[int, int]], None],
     ) -> None:
         self._long_requests = long_requests
-        self._offset_set = offset_set
+        self._offsets_reset = offsets_reset
         self._broker_name = config.broker_name
         self._store = store
         self._topics = topics
@@ -106,16 +108,20 @@ class OffsetAdmin(Part):
         queue_ids = range(topic.read_queue_nums) if header.queue_id < 0 else [header.queue_id]
         targets = {queue_id: self._target(header, queue_id) for queue_id in queue_ids}
         body = ResetOffsetBody()
+        self._reset(header.group, header.topic, targets)
         for queue_id, offset in targets.items():
-            self._offsets.commit(header.group, header.topic, queue_id, offset)
-            if (queue := self._store.find_queue(header.topic, queue_id)) is not None:
-                self._offset_set(queue, header.group, offset)
             body.offset_table[MessageQueue(header.topic, self._broker_name, queue_id)] = offset
         log.info("%s reset group %s in topic %s to %s", connection.address, header.group, header.topic, targets)
         self._relay.push_reset(header.group, header.topic, header.timestamp, body)
         answer = RemotingCommand.response(body=body.encode())
         connection.respond_with(request, answer_after(self._offsets.written(), answer))
         return None
+
+    def _reset(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        log_end = self._store.max_physical_offset
+        for queue_id, offset in offsets.items():
+            self._offsets.reset(group, topic, queue_id, offset, log_end)
+        self._offsets_reset(topic, group, offsets)
 
     def _target(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
         queue = self._store.find_queue(header.topic, queue_id)
@@ -145,6 +151,7 @@ class OffsetAdmin(Part):
                 continue
             if header.offline or not self._members.has_left(header.src_group, topic):
                 self._offsets.clone(header.src_group, header.dest_group, topic)
+                self._reset(header.dest_group, topic, self._offsets.queues(header.dest_group, topic))
         connection.respond_with(request, answer_after(self._offsets.written()))
         return None
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Collection
+
 import msgspec
 
 from gantrymq.broker.attributes import TOPIC_ATTRIBUTES, altered, parse_changes
@@ -22,6 +25,7 @@ from gantrymq.protocol.receipt_handle import pop_retry_topic
 from gantrymq.protocol.topic_name import SYSTEM_TOPICS, is_system_topic, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests, Steps
+from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 
 log = peer_log(__name__)
@@ -39,11 +43,18 @@ class _CreateTopicList(msgspec.Struct, rename="camel"):
 
 
 class TopicAdmin(Part):
-    """Requests about the topic table."""
+    """Requests about the topic table; `deleted` is called with the names and the queues of topics that are deleted."""
 
     def __init__(
-        self, store: MessageStore, topics: BrokerTopics, offsets: ConsumerOffsets, *, long_requests: LongRequests
+        self,
+        store: MessageStore,
+        topics: BrokerTopics,
+        offsets: ConsumerOffsets,
+        *,
+        long_requests: LongRequests,
+        deleted: Callable[[Collection[str], Collection[ConsumeQueue]], None],
     ) -> None:
+        self._deleted = deleted
         self._store = store
         self._topics = topics
         self._offsets = offsets
@@ -102,13 +113,27 @@ class TopicAdmin(Part):
         retry_topics = {
             pop_retry_topic(topic, group, v2=v2) for group in self._offsets.groups_of(topic) for v2 in (False, True)
         }
-        names = {name for name in (topic, *retry_topics) if name == topic or self._topics.get(name) is not None}
-        self._offsets.remove_topics(names)
-        for name in names:
+        known = {name: config for name in (topic, *retry_topics) if (config := self._topics.get(name)) is not None}
+        queues = [queue for config in known.values() for queue in self._queues_of(config)]
+        self._offsets.remove_topic(topic)
+        self._offsets.topics_deleted(known.keys(), self._store.max_physical_offset)
+        for name in {topic, *known}:
             self._topics.remove(name)
             self._store.delete_topic(name)
-        connection.respond_with(request, answer_after(self._topics.written()))
+        self._deleted(known, queues)
+        connection.respond_with(request, answer_after(self._written()))
         return None
+
+    async def _written(self) -> None:
+        """Else a broker that is killed has the topic no more, but what was delayed for it comes back."""
+        await asyncio.gather(self._offsets.written(), self._topics.written())
+
+    def _queues_of(self, topic: TopicConfig) -> list[ConsumeQueue]:
+        found = [
+            self._store.find_queue(topic.topic_name, queue_id)
+            for queue_id in range(max(topic.read_queue_nums, topic.write_queue_nums))
+        ]
+        return [queue for queue in found if queue is not None]
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
         table = self._topics.table
@@ -136,7 +161,7 @@ class TopicAdmin(Part):
         for n, topic in enumerate(self._store.topics(), 1):
             if self._topics.get(topic) is None and not is_system_topic(topic):
                 log.info("%s has the queues of topic %s deleted, which does not exist", address, topic)
-                self._offsets.remove_topics({topic})
+                self._offsets.remove_topic(topic)
                 self._store.delete_topic(topic)
             if not n % _CLEANED_AT_ONCE:
                 yield

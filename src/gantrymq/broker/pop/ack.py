@@ -130,7 +130,8 @@ class PopAcks:
 
     def _ack_orderly(self, queue: ConsumeQueue, group: str, offset: int, pop_time: int) -> None:
         committed = self._offsets.query(group, queue.topic, queue.queue_id)
-        if committed is not None and offset < committed:
+        # A pop in order commits an offset. If there is none, the topic of the pop was deleted, and this is another one.
+        if committed is None or offset < committed:
             return
         outcome = self._orderly.ack(queue.topic, group, queue.queue_id, offset, pop_time)
         if outcome is Outcome.ILLEGAL:
@@ -169,6 +170,7 @@ class PopAcks:
             diffs=[0],
             broker_name=handle.broker_name,
             suspend=bool(header.suspend),
+            log_end=self._log.end,
         )
         ack = _ack_of(header, handle)
         if not self._buffer.keeps_all:

@@ -5,8 +5,8 @@ stays here first and costs no record in the log. It goes to the revive log, with
 map, when it has been here for `stay_ms`, when it is about to come back, or when the broker stops.
 
 A group's offset moves only over checkpoints that are acknowledged whole or are in the log. So after a crash what was
-here is popped again from the queue: at least once, as everywhere. Another's commit (a reset of the group) wins: the
-checkpoints that were to move the offset no longer do.
+here is popped again from the queue: at least once, as everywhere. If another commit moves the group's offset, these
+checkpoints do not move it any more. A reset, or the deletion of their topic, discards them.
 
 While a slave stands in for its master, whose log it can't write, checkpoints stay here until their messages come back,
 and hold the offset back for so long.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -135,6 +135,22 @@ class PopBuffer:
         self._by_key.clear()
         self._queues.clear()
         self._leaving.clear()
+
+    def discard(self, queues: Collection[QueueKey]) -> None:
+        """Forgets the pops in these queues: they neither come back nor hold an offset back."""
+        for queue in queues:
+            self._queues.pop(queue, None)
+        self._forget(lambda key: key[:3] in queues)
+
+    def discard_topics(self, topics: Collection[str]) -> None:
+        """Forgets the pops of all groups in these topics."""
+        for queue in [queue for queue in self._queues if queue[0] in topics]:
+            del self._queues[queue]
+        self._forget(lambda key: key[0] in topics)
+
+    def _forget(self, is_discarded: Callable[[PopKey], bool]) -> None:
+        for key in [key for key in self._by_key if is_discarded(key)]:
+            del self._by_key[key]
 
     def _is_full(self, checkpoint: Checkpoint) -> bool:
         return len(self._by_key) >= self._max_size or checkpoint.key in self._by_key

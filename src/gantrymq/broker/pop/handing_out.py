@@ -215,6 +215,7 @@ class HandingOut:
                 header.attempt_id,
                 header.invisible_time,
                 batch.pop_time,
+                self._store.max_physical_offset,
             )
             self._offsets.commit(group, queue.topic, queue.queue_id, start)
             batch.order_counts.append(
@@ -231,6 +232,7 @@ class HandingOut:
                 group=group,
                 diffs=[offset - start for offset in offsets],
                 broker_name=self._config.broker_name,
+                log_end=self._store.max_physical_offset,
             )
             self._buffer.add(checkpoint, batch.revive_queue_id, found.next_begin_offset, batch.pop_time)
         batch.start_offsets.append(start_offset_entry(queue.topic, queue.queue_id, start))
@@ -254,8 +256,11 @@ class HandingOut:
 
     def _is_blocked(self, header: PopMessageRequestHeader, queue: ConsumeQueue, offset: int) -> bool:
         group = header.consumer_group
-        if self._orderly.was_moved(queue.topic, group, queue.queue_id, offset):
-            self._orderly.clear(queue.topic, group, queue.queue_id)
+        batch = self._orderly.find(queue.topic, group, queue.queue_id)
+        # Another master may have reset the group since this broker was master.
+        is_old = batch is not None and self._offsets.is_old_pop(group, queue.topic, queue.queue_id, batch.log_end)
+        if is_old or self._orderly.was_moved(queue.topic, group, queue.queue_id, offset):
+            self._orderly.discard(queue.topic, group, queue.queue_id)
         return self._orderly.is_blocked(
             queue.topic, group, queue.queue_id, header.attempt_id, header.invisible_time, clock.now_ms()
         )

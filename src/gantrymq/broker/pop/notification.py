@@ -52,12 +52,14 @@ class PopNotifications:
 
         def attempt(expired: bool) -> bool:
             tried_ms = clock.now_ms()
-            has_message = not connection.is_closed and self._has_message(header, topic)
-            if has_message or expired:
+            is_current = self._queues.is_current(topic)
+            has_message = is_current and not connection.is_closed and self._has_message(header, topic)
+            is_over = has_message or expired or not is_current
+            if is_over:
                 connection.reply(request, _answer(has_message=has_message))
             else:
                 self._wake_when_free(header, topic, tried_ms)
-            return has_message or expired or connection.is_closed
+            return is_over or connection.is_closed
 
         left_ms = min((header.born_time or now_ms) + header.poll_time - now_ms, header.poll_time, MAX_SUSPEND_MS)
         if left_ms <= 0 or self._waiting.is_stopped:

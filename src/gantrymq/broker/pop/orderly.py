@@ -7,7 +7,7 @@ ms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 
@@ -26,6 +26,7 @@ class OrderInfo(msgspec.Struct):
 
     `offsets` are the first queue offset and the others' distances from it, `acked` has a bit for each of them;
     `visible_at` are times other than the batch's own, `consumed_counts` how often a message was handed out before.
+    `log_end` is the end of the commit log at the pop, -1 if unknown; Java's brokers ignore it.
     """
 
     pop_time: Int64 = msgspec.field(name="popTime")
@@ -36,6 +37,7 @@ class OrderInfo(msgspec.Struct):
     last_consume_timestamp: Int64 = msgspec.field(name="l", default=0)
     acked: Int64 = msgspec.field(name="cm", default=0)
     attempt_id: str | None = msgspec.field(name="a", default=None)
+    log_end: Int64 = msgspec.field(name="gantryLogEnd", default=-1)
 
     def queue_offsets(self) -> list[int]:
         return [offset if place == 0 else self.offsets[0] + offset for place, offset in enumerate(self.offsets)]
@@ -123,6 +125,7 @@ class OrderlyPops:
         attempt_id: str | None,
         invisible_time: int,
         now_ms: int,
+        log_end: int,
     ) -> OrderInfo:
         """A batch from `start` on is handed out; returns its entry."""
         queues = self._table.setdefault(f"{topic}@{group}", {})
@@ -142,6 +145,7 @@ class OrderlyPops:
             consumed_counts=counts,
             last_consume_timestamp=now_ms,
             attempt_id=attempt_id,
+            log_end=log_end,
         )
         queues[queue_id] = info
         self._left_at[topic, group, queue_id] = start
@@ -178,8 +182,19 @@ class OrderlyPops:
         """Whether somebody else has set the group's offset to this one; after a restart nobody knows."""
         return self._left_at.get((topic, group, queue_id), offset) != offset
 
-    def clear(self, topic: str, group: str, queue_id: int) -> None:
-        """Whatever was handed out before, the queue isn't blocked."""
+    def discard(self, topic: str, group: str, queue_id: int) -> None:
+        """Discards what was popped: the queue isn't blocked, and acknowledgements of it move no offset."""
         self._left_at.pop((topic, group, queue_id), None)
-        if self._table.get(f"{topic}@{group}", {}).pop(queue_id, None) is not None:
+        # A batch without messages. The pop time of an acknowledgement is never its own. Another master may have popped
+        # what is acknowledged here, so there need not be a batch before.
+        nothing = OrderInfo(pop_time=0, last_consume_timestamp=clock.now_ms())
+        self._table.setdefault(f"{topic}@{group}", {})[queue_id] = nothing
+        self._file.changed()
+
+    def discard_topics(self, topics: Collection[str]) -> None:
+        """Discards all batches of topics that were deleted."""
+        for key in [key for key in self._table if key.partition("@")[0] in topics]:
+            del self._table[key]
             self._file.changed()
+        for queue in [queue for queue in self._left_at if queue[0] in topics]:
+            del self._left_at[queue]

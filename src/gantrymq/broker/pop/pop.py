@@ -166,11 +166,12 @@ class Popping:
             tried_ms = clock.now_ms()
             # A peer that doesn't take what is sent to it may wait with any number of pops: no more is gathered for it.
             is_full = connection.is_full
+            ends = is_full or not self._queues.is_current(topic)
             try:
-                reply = None if is_full or self._waiting.is_stopped else self._attempt(header, topic, wanted, request)
+                reply = None if ends or self._waiting.is_stopped else self._attempt(header, topic, wanted, request)
             except Exception as e:
                 reply = error_response(e, request, connection.address)
-            if reply is None and (expired or is_full):
+            if reply is None and (expired or ends):
                 reply = _nothing(request, header, ResponseCode.POLLING_TIMEOUT)
             if reply is None:
                 self._wake_when_free(header, topic, tried_ms)

@@ -58,6 +58,10 @@ class PopQueues:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}")
         return config
 
+    def is_current(self, topic: TopicConfig) -> bool:
+        """Whether a topic is still as `readable` has returned it: not deleted, created again or changed."""
+        return self._topics.get(topic.topic_name) is topic
+
     def check_invisible_time(self, invisible_time: int) -> None:
         """Raises RequestRefused for more than a timer message may wait, and where there are no timers."""
         store = self._config.store

@@ -237,14 +237,17 @@ class PopRevive:
         """As `_revive`, for one message that is left."""
         checkpoint = waiting.checkpoint
         topic = normal_topic(checkpoint.topic, checkpoint.group)
-        if self._topics.get(topic) is None or self._groups.find(checkpoint.group) is None:
+        place, offset = left
+        if self._offsets.is_old_pop(checkpoint.group, checkpoint.topic, checkpoint.queue_id, checkpoint.log_end):
+            # All of it: the group was reset, or reads another topic of this name.
+            waiting.acked = -1
+        elif self._topics.get(topic) is None or self._groups.find(checkpoint.group) is None:
             if self._gone != (topic, checkpoint.group):
                 self._gone = topic, checkpoint.group
                 log.warning("topic %r or group %r is gone: its messages don't come back", topic, checkpoint.group)
             # All of it.
             waiting.acked = -1
         else:
-            place, offset = left
             source = self._store.find_queue(checkpoint.topic, checkpoint.queue_id)
             record = None if source is None else next(self._reader.records(source, offset, 1), (0, None))[1]
             if source is not None and record is not None:

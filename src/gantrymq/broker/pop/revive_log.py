@@ -46,6 +46,11 @@ class ReviveLog:
         #: Who keeps acknowledgements while a slave stands in for its master, and can't write the log.
         self.keeper: Callable[[Ack], None] | None = None
 
+    @property
+    def end(self) -> int:
+        """The end of the commit log, which a checkpoint says."""
+        return self._appender.store.max_physical_offset
+
     def check_room(self) -> None:
         """To be called before a pop: what is noted of it is to be stored without a wait for a file.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 from gantrymq.background.jobs import Jobs
@@ -179,6 +180,21 @@ class PopService(Part):
         self.buffer.forget()
         self.buffer.keeps_all = False
         self._log.keeper = None
+
+    def offsets_reset(self, topic: str, group: str, queue_ids: Collection[int]) -> None:
+        """The group goes on at offsets that were set from outside: what it has popped there is discarded.
+
+        Checkpoints in the revive log are discarded when they are read, see `ConsumerOffsets.is_old_pop`.
+        """
+        self.buffer.discard({(topic, group, queue_id) for queue_id in queue_ids})
+        for queue_id in queue_ids:
+            self._orderly.discard(topic, group, queue_id)
+            self._order_changed(topic, group, queue_id)
+
+    def topics_deleted(self, topics: Collection[str]) -> None:
+        """What is popped in them is discarded. Waiting pops are answered, since messages come in other queues."""
+        self.buffer.discard_topics(topics)
+        self._orderly.discard_topics(topics)
 
     def connection_closed(self, connection: Connection) -> None:
         self.waiting.connection_closed(connection)

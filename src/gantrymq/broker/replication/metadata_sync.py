@@ -115,6 +115,10 @@ class MetadataSync(Part):
         self._taking.cancel()
         await self._take()
         self._held.clear()
+        deleted = self._offsets.log_is_from(self._store.min_physical_offset, self._store.max_physical_offset)
+        for topic, log_end in deleted.items():
+            # A slave keeps the queues of a deleted topic until the new topic's messages come.
+            self._store.delete_queues_before(topic, log_end)
         if self._topics_known_to is not None:
             self._make_missing_topics(self._topics_known_to)
 

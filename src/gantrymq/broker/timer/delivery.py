@@ -284,7 +284,12 @@ class TimerDelivery:
         return True
 
     def _put(self, record: Record, fields: dict[str, str], enqueue_ms: int, *, rolled: bool = False) -> bool:
-        """Stores a message again, in its real queue, or rolled in the timer's; False: not now. A bad one is skipped."""
+        """Stores a message again, in its real queue, or rolled in the timer's; False: not now. A bad one is skipped.
+
+        One whose topic was deleted since is dropped.
+        """
+        if self._appender.is_of_deleted(fields.get(names.REAL_TOPIC, ""), record.physical_offset):
+            return True
         try:
             queue = self.queue() if rolled else real_queue(self._store, fields)
         except IllegalMessage as e:

@@ -29,6 +29,7 @@ class FlowLimits:
 class ProcessQueue:
     """A queue's state in one consumer (client/impl/consumer/ProcessQueue).
 
+    `topic_begin` is the largest one of all pulls, None before the first (`private_fields.TOPIC_BEGIN_FIELD`).
     `next_offset` is where the next pull begins. `dropped` says that the queue is no longer this consumer's: what is
     left of it is neither handled nor committed. `on_room` is called once when the queue is no longer full. `last_pull`
     and `last_consume` are seconds since the epoch.
@@ -41,6 +42,7 @@ class ProcessQueue:
         self.next_offset = next_offset
         #: Where the queue ended when it was pulled last.
         self.max_offset = next_offset
+        self.topic_begin: int | None = None
         self.dropped = False
         self.on_room: Callable[[], None] | None = None
         self.counters = counters or TopicCounters()

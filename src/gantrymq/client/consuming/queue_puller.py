@@ -84,6 +84,9 @@ class QueuePuller:
         self._lite = lite
         self._tags = set(subscription.tags_set) if subscription.expression_type == EXPRESSION_TAG else set()
         self._broker_id = MASTER_ID
+        #: The topic may have been deleted and created again since the last pull: the next one is answered at once, and
+        #: commits no offset of the old topic.
+        self._is_unsure = False
         # Whatever a pull raises, there is another.
         self._job = Repeating(f"pulling {process_queue.queue}", self._next, after_error_s=RETRY_DELAY_S)
         self._job.start(0.0)
@@ -112,6 +115,14 @@ class QueuePuller:
         result = await self._client.api.pull(address, header, TIMEOUT_MS)
         self._client.troubles.over(address)
         process_queue.last_error = None
+        # So a broker answers held pulls of a queue that is deleted.
+        self._is_unsure = (
+            result.status is PullStatus.NO_MATCHED_MESSAGE and result.next_begin_offset == process_queue.next_offset
+        )
+        if self._is_created_again(result):
+            log.warning("the topic of %s was deleted and created again: going on at its begin", process_queue.queue)
+            self._moved(process_queue, result.min_offset)
+            return inf
         self._refuse_nonsense(result)
         self._broker_id = result.suggest_which_broker_id
         process_queue.max_offset = result.max_offset
@@ -139,6 +150,16 @@ class QueuePuller:
             case _:
                 offset, process_queue.next_offset = process_queue.next_offset, result.next_begin_offset
                 return self._short_polls.pause(result.next_begin_offset > offset, clock.time() - started)
+
+    def _is_created_again(self, result: PullResult) -> bool:
+        """Whether the topic was deleted and created again since the first pull, so that offsets have another meaning.
+
+        A broker that has become master since may not have copied that a topic was deleted long ago.
+        """
+        process_queue, begin = self._process_queue, result.topic_begin
+        is_created_again = process_queue.topic_begin is not None and begin > process_queue.topic_begin
+        process_queue.topic_begin = max(begin, process_queue.topic_begin or 0)
+        return is_created_again
 
     def _refuse_nonsense(self, result: PullResult) -> None:
         """Raises HeaderError for an answer that would be committed, and is none: it is asked for again."""
@@ -189,11 +210,11 @@ class QueuePuller:
         address = routes.broker_address(broker_name, self._broker_id)
         if address is None:
             raise ConnectFailed(f"no route names broker {broker_name}", broker_name)
-        sys_flag = PULL_SUSPEND
+        sys_flag = 0 if self._is_unsure else PULL_SUSPEND
         commit_offset = 0
         if self._lite:
             sys_flag |= PULL_LITE | PULL_SUBSCRIPTION
-        if self._commits() and address == routes.master_address(broker_name):
+        if not self._is_unsure and self._commits() and address == routes.master_address(broker_name):
             commit_offset = process_queue.commit_offset
             if commit_offset > 0:
                 sys_flag |= PULL_COMMIT_OFFSET
@@ -218,6 +239,7 @@ class QueuePuller:
         """What to do about a failed pull; returns how long to wait then, in seconds."""
         queue = self._process_queue.queue
         self._process_queue.last_error = error
+        self._is_unsure = True
         self._client.troubles.tell(f"can't pull {queue} for group {self._group}", error)
         if isinstance(error, BrokerError):
             if error.code == ResponseCode.FLOW_CONTROL:

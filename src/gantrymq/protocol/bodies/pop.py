@@ -36,7 +36,8 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
     """What one pop took from one queue: the messages at `start_offset + diffs`. Times in ms.
 
     Bit i of `bit_map` says that the i-th of them is acknowledged. `reput_times` counts how often it was written again
-    because the messages could not be brought back; `suspend`: coming back doesn't count as an attempt.
+    because the messages could not be brought back; `suspend`: coming back doesn't count as an attempt. `log_end` is the
+    end of the commit log at the pop, -1 if unknown; Java's brokers ignore it.
     """
 
     start_offset: Int64 = msgspec.field(name="so")
@@ -51,6 +52,7 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
     broker_name: str = msgspec.field(name="bn", default="")
     reput_times: str | None = msgspec.field(name="rp", default=None)
     suspend: bool = msgspec.field(name="sp", default=False)
+    log_end: Int64 = msgspec.field(name="gantryLogEnd", default=-1)
 
     @property
     def revive_time(self) -> int:

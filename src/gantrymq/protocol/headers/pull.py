@@ -34,7 +34,10 @@ class PullMessageRequestHeader(Header):
 
 
 class PullMessageResponseHeader(Header):
-    """Answer to a pull; the body is the found records, one after the other."""
+    """Answer to a pull; the body is the found records, one after the other.
+
+    `gantry_topic_begin` is `private_fields.TOPIC_BEGIN_FIELD`.
+    """
 
     suggest_which_broker_id: Int64
     next_begin_offset: Int64
@@ -44,3 +47,4 @@ class PullMessageResponseHeader(Header):
     topic_sys_flag: Int32 | None = None
     group_sys_flag: Int32 | None = None
     forbidden_type: Int32 | None = None
+    gantry_topic_begin: Int64 | None = None

@@ -1,0 +1,204 @@
+"""A topic that is deleted and created again has nothing of the old one: delayed messages, offsets, queues."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from administration import commit, create_group
+from broker_support import Peer, config
+from replicated_brokers import Replicas
+from waiting import until
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import BrokerRole
+from gantrymq.broker.consumer_offsets import ConsumerOffsets, OffsetTable
+from gantrymq.broker.discards import Discards
+from gantrymq.broker.saving import Saving
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.private_fields import TOPIC_BEGIN_FIELD
+from gantrymq.remoting.client import RemotingClient
+
+TOPIC = "orders"
+
+
+@asynccontextmanager
+async def started(directory: Path, **changed: object) -> AsyncIterator[tuple[Broker, Peer]]:
+    broker, client = Broker(config(directory, **changed)), RemotingClient()
+    await broker.start()
+    try:
+        yield broker, Peer(await client.connection(f"127.0.0.1:{broker.port}"))
+    finally:
+        await client.close()
+        await broker.stop()
+
+
+async def delete(peer: Peer) -> None:
+    response = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, fields={"topic": TOPIC})
+    assert response.code == ResponseCode.SUCCESS, response.remark
+
+
+async def create(broker: Broker) -> None:
+    broker.topics.put(TopicConfig(TOPIC, 2, 2))
+    await broker.topics.written()
+
+
+def delay(kind: str) -> dict[str, str]:
+    """Two seconds, or a little more."""
+    return {"DELAY": "1"} if kind == "level" else {"TIMER_DELIVER_MS": str(time.time_ns() // 1_000_000 + 2000)}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("kind", ["level", "timer"])
+async def test_delayed_messages_go_with_their_topic(tmp_path: Path, kind: str, restarts: bool) -> None:
+    async with started(tmp_path, message_delay_level="2s") as (broker, peer):
+        await create(broker)
+        await peer.send(TOPIC, b"old", properties=delay(kind))
+        await delete(peer)
+        await create(broker)
+        if not restarts:
+            await only_new_is_delivered(broker, peer, kind)
+    if restarts:
+        async with started(tmp_path, message_delay_level="2s") as (broker, peer):
+            await only_new_is_delivered(broker, peer, kind)
+
+
+async def only_new_is_delivered(broker: Broker, peer: Peer, kind: str) -> None:
+    await peer.send(TOPIC, b"new", properties=delay(kind))
+    queue = await until(lambda: broker.store.find_queue(TOPIC, 0))
+    await until(lambda: queue.max_offset)
+    assert [message.body for message in decode_messages((await peer.pull(TOPIC)).body)] == [b"new"]
+
+
+async def test_a_held_pull_of_a_deleted_topic_is_answered(peer: Peer, broker: Broker) -> None:
+    await create(broker)
+    await peer.send(TOPIC, b"old")
+    await peer.pull(TOPIC, 0)
+    waiting = asyncio.create_task(peer.pull(TOPIC, 1, suspend_ms=15_000))
+    await until(lambda: len(broker.polling))
+    await delete(peer)
+    async with asyncio.timeout(5):
+        response = await waiting
+    # The answer is of the old topic.
+    assert (response.code, response.ext_fields.get(TOPIC_BEGIN_FIELD)) == (ResponseCode.PULL_RETRY_IMMEDIATELY, None)
+    assert (await peer.pull(TOPIC, 1)).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_pulls_say_that_a_topic_was_created_again(peer: Peer, broker: Broker) -> None:
+    begins = [0]
+    for n in range(3):
+        await create(broker)
+        for _ in range(n + 1):
+            await peer.send(TOPIC, b"%d" % n)
+        response = await peer.pull(TOPIC)
+        assert [message.body for message in decode_messages(response.body)] == [b"%d" % n] * (n + 1)
+        begins.append(int(response.ext_fields.get(TOPIC_BEGIN_FIELD, "0")))
+        await delete(peer)
+    assert begins[1] == 0 < begins[2] < begins[3]
+
+
+async def test_an_offset_beyond_the_end_of_a_new_topic_is_of_the_old_one(peer: Peer, broker: Broker) -> None:
+    """So Apache's clients, which do not know `TOPIC_BEGIN_FIELD`, go on at the beginning, too."""
+    for expected in ("1", "0"):
+        await create(broker)
+        await peer.send(TOPIC, b"x")
+        response = await peer.pull(TOPIC, 5)
+        assert (response.code, response.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, expected)
+        await delete(peer)
+
+
+async def test_a_slave_has_nothing_of_it_when_it_becomes_master(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 1, role=BrokerRole.ASYNC_MASTER) as replicas:
+        peer = await replicas.peer()
+        await create(replicas.master)
+        await create_group(peer)
+        for n in range(3):
+            await peer.send(TOPIC, b"%d" % n)
+        await commit(peer, 2)
+        await replicas.caught_up()
+        await until(lambda: replicas.slave.offsets.query("consumers", TOPIC, 0) == 2)
+        await delete(peer)
+        begin = replicas.master.offsets.topic_begin(TOPIC)
+        await until(lambda: replicas.slave.offsets.topic_begin(TOPIC) == begin)
+        assert replicas.slave.offsets.query("consumers", TOPIC, 0) is None
+        await until(lambda: replicas.slave.topics.get(TOPIC) is None)
+        await replicas.stop(1)
+    async with started(tmp_path / "1") as (broker, peer):
+        assert broker.store.find_queue(TOPIC, 0) is None
+        assert broker.offsets.topic_begin(TOPIC) == begin
+        await create(broker)
+        await peer.send(TOPIC, b"new")
+        assert [message.body for message in decode_messages((await peer.pull(TOPIC)).body)] == [b"new"]
+
+
+# -- the tables -----------------------------------------------------------------------------------------------------
+
+
+def offsets_in(directory: Path) -> tuple[ConsumerOffsets, Saving]:
+    saving = Saving(config(directory), Jobs())
+    offsets = ConsumerOffsets(directory / "consumerOffset.json", saving=saving)
+    offsets.load()
+    return offsets, saving
+
+
+def test_deletions_and_resets_are_kept_in_the_file(tmp_path: Path) -> None:
+    offsets, saving = offsets_in(tmp_path)
+    offsets.reset("g", "t", 0, 7, log_end=500)
+    offsets.commit("g", "gone", 0, 3)
+    offsets.topics_deleted({"gone"}, log_end=600)
+    saving.save()
+    offsets, _ = offsets_in(tmp_path)
+    assert (offsets.query("g", "t", 0), offsets.query("g", "gone", 0)) == (7, None)
+    assert [offsets.is_old_pop("g", "t", 0, at) for at in (-1, 499, 500)] == [False, True, False]
+    assert not offsets.is_old_pop("g", "t", 1, 499)
+    assert [offsets.is_of_deleted("gone", at) for at in (599, 600)] == [True, False]
+    assert offsets.is_old_pop("g", "gone", 0, 599)
+
+
+def test_a_java_brokers_file_has_neither(tmp_path: Path) -> None:
+    (tmp_path / "consumerOffset.json").write_text('{"offsetTable":{"t@g":{0:5}}}')
+    offsets, saving = offsets_in(tmp_path)
+    assert offsets.topic_begin("t") == 0
+    offsets.commit("g", "t", 0, 6)
+    saving.save()
+    saved = msgspec.json.decode((tmp_path / "consumerOffset.json").read_bytes())
+    assert (saved["offsetTable"], saved["gantryDiscards"]) == ({"t@g": {"0": 6}}, {})
+
+
+def test_a_log_that_lost_its_end_discards_no_new_record() -> None:
+    discards = Discards({"a": 100, "b": 900}, {"t@g": {0: 900}})
+    assert discards.log_is_from(100, 800)
+    assert discards == Discards({"b": 800}, {"t@g": {0: 800}})
+    assert not discards.is_of_deleted("b", 800)
+    assert not discards.log_is_from(100, 1000)
+
+
+def test_a_slave_takes_its_masters_deletions(tmp_path: Path) -> None:
+    """Offsets that the master does not have stay, unless they are of a topic that was deleted there."""
+    offsets, _ = offsets_in(tmp_path)
+    for topic in ("kept", "gone", "again"):
+        offsets.commit("g", topic, 0, 5)
+    master = OffsetTable({"again@g": {0: 1}}, discards=Discards({"gone": 100, "again": 100}))
+    offsets.copy(master)
+    assert [offsets.query("g", topic, 0) for topic in ("kept", "gone", "again")] == [5, None, 1]
+    # What was committed since stays at the next copy.
+    offsets.commit("g", "gone", 0, 2)
+    offsets.copy(master)
+    assert offsets.query("g", "gone", 0) == 2
+
+
+def test_offsets_of_a_slave_that_missed_a_deletion_are_those_of_the_old_topic(tmp_path: Path) -> None:
+    offsets, _ = offsets_in(tmp_path)
+    offsets.topics_deleted({"t"}, log_end=100)
+    offsets.advance(OffsetTable({"t@g": {0: 5}, "other@g": {0: 5}}))
+    assert [offsets.query("g", topic, 0) for topic in ("t", "other")] == [None, 5]
+    offsets.advance(OffsetTable({"t@g": {0: 5}}, discards=Discards({"t": 100})))
+    assert offsets.query("g", "t", 0) == 5
