@@ -23,6 +23,7 @@ from gantrymq.broker.discards import Discards
 from gantrymq.broker.saving import Saving
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.headers.offset import ResetOffsetRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.private_fields import TOPIC_BEGIN_FIELD
 from gantrymq.remoting.client import RemotingClient
@@ -115,7 +116,7 @@ async def test_an_offset_beyond_the_end_of_a_new_topic_is_of_the_old_one(peer: P
         await delete(peer)
 
 
-async def test_a_slave_has_nothing_of_it_when_it_becomes_master(tmp_path: Path) -> None:
+async def test_a_slave_copies_deletions_and_resets(tmp_path: Path) -> None:
     async with Replicas(tmp_path, 1, role=BrokerRole.ASYNC_MASTER) as replicas:
         peer = await replicas.peer()
         await create(replicas.master)
@@ -129,14 +130,13 @@ async def test_a_slave_has_nothing_of_it_when_it_becomes_master(tmp_path: Path) 
         begin = replicas.master.offsets.topic_begin(TOPIC)
         await until(lambda: replicas.slave.offsets.topic_begin(TOPIC) == begin)
         assert replicas.slave.offsets.query("consumers", TOPIC, 0) is None
-        await until(lambda: replicas.slave.topics.get(TOPIC) is None)
-        await replicas.stop(1)
-    async with started(tmp_path / "1") as (broker, peer):
-        assert broker.store.find_queue(TOPIC, 0) is None
-        assert broker.offsets.topic_begin(TOPIC) == begin
-        await create(broker)
+        await create(replicas.master)
         await peer.send(TOPIC, b"new")
-        assert [message.body for message in decode_messages((await peer.pull(TOPIC)).body)] == [b"new"]
+        header = ResetOffsetRequestHeader(topic=TOPIC, group="consumers", timestamp=0, offset=-1, is_force=True)
+        assert (await peer.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)).code == ResponseCode.SUCCESS
+        old = begin + 1
+        assert replicas.master.offsets.is_old_pop("consumers", TOPIC, 0, old)
+        await until(lambda: replicas.slave.offsets.is_old_pop("consumers", TOPIC, 0, old))
 
 
 # -- the tables -----------------------------------------------------------------------------------------------------

@@ -79,5 +79,16 @@ async def test_a_topic_that_was_deleted_stays_so(tmp_path: Path) -> None:
         await until(lambda: topics.get("others") is not None)
         assert topics.get("orders") is None
         assert "orders" in replicas.brokers[2].store.topics()
+        begin = replicas.brokers[1].offsets.topic_begin("orders")
+        await until(lambda: replicas.brokers[2].offsets.topic_begin("orders") == begin)
         await elect(replicas, 2)
         assert topics.get("orders") is None
+        # One that is created again has nothing of the old one.
+        peer = await replicas.peer(2)
+
+        async def is_sent() -> bool:
+            """Refused until the other one follows again."""
+            return (await peer.send("orders", b"new")).code == ResponseCode.SUCCESS
+
+        await until(is_sent)
+        assert await shown(peer, "orders") == [b"new"]

@@ -8,7 +8,7 @@ taken once the slave's own is as long (`held_tables`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 
 from gantrymq.auth.user_table import UsersFile
@@ -116,10 +116,8 @@ class MetadataSync(Part):
         await self._take()
         self._held.clear()
         deleted = self._offsets.log_is_from(self._store.min_physical_offset, self._store.max_physical_offset)
-        for topic, log_end in deleted.items():
-            # A slave keeps the queues of a deleted topic until the new topic's messages come.
-            self._store.delete_queues_before(topic, log_end)
         if self._topics_known_to is not None:
+            self._delete_old_queues(deleted)
             self._make_missing_topics(self._topics_known_to)
 
     async def stand_in(self) -> None:
@@ -235,6 +233,15 @@ class MetadataSync(Part):
         log_end = self._replicating.log_end
         self._topics.copy(decode_json(await self._ask(master, RequestCode.GET_ALL_TOPIC_CONFIG), TopicConfigTable))
         self._topics_known_to = log_end
+
+    def _delete_old_queues(self, deleted: Mapping[str, int]) -> None:
+        """A slave keeps the queues of a deleted topic until messages of a new one come."""
+        for topic, log_end in deleted.items():
+            try:
+                self._store.delete_queues_before(topic, log_end)
+            except StoreError as e:
+                # Others must not be without a master for it.
+                log.warning("topic %s was deleted, and the queues that this broker has of it can't be: %s", topic, e)
 
     def _make_missing_topics(self, known_to: int) -> None:
         """The former master made them, and was gone before it told of them: nobody could read what it acknowledged."""
