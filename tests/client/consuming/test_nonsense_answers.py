@@ -148,7 +148,6 @@ class OddOffsets(ScriptedGroupBroker):
 @pytest.mark.parametrize(
     ("code", "consume_from_where"),
     [
-        (RequestCode.QUERY_CONSUMER_OFFSET, CONSUME_FROM_FIRST_OFFSET),
         (RequestCode.GET_MAX_OFFSET, CONSUME_FROM_LAST_OFFSET),
         (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, CONSUME_FROM_TIMESTAMP),
     ],
@@ -164,6 +163,13 @@ async def test_a_negative_offset_is_asked_for_again(
     assert broker.asked == 3
     assert all(offset == 3 for offset in broker.committed.values())
     assert "-5" in caplog.text
+
+
+async def test_a_negative_committed_offset_means_never_consumed() -> None:
+    broker = OddOffsets(RequestCode.QUERY_CONSUMER_OFFSET)
+    async with consuming(broker, CONSUME_FROM_FIRST_OFFSET):
+        await until(lambda: broker.pulls)
+    assert (broker.pulls[0].queue_offset, broker.asked) == (0, 1)
 
 
 async def test_an_operators_negative_offset_is_refused(caplog: pytest.LogCaptureFixture) -> None:
