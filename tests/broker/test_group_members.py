@@ -254,6 +254,19 @@ def test_the_subscription_of_who_stays_counts_as_soon_as_the_other_is_gone(repea
     assert in_force(members) == "a"
 
 
+def test_who_says_the_same_as_who_leaves_keeps_it_in_force() -> None:
+    members: GroupMembers[Member] = GroupMembers()
+    first, second, third = Member(), Member(), Member()
+    subscribe(members, first, "a", 1)
+    subscribe(members, second, "b", 1)
+    subscribe(members, third, "a", 1)
+    assert in_force(members) == "a"
+    members.drop(third)
+    assert in_force(members) == "a"
+    members.drop(first)
+    assert in_force(members) == "b"
+
+
 def test_a_restarted_group_begins_with_its_own_versions() -> None:
     members: GroupMembers[Member] = GroupMembers()
     old, new = Member(), Member()

@@ -69,8 +69,9 @@ class GroupSubscriptions(Generic[M]):
                 self._change(update, topic, member, None)
                 others = self._others.get(topic, {})
                 for other in self._versions:
-                    if other is not member and other not in others:
-                        self._change(update, topic, other, before)
+                    if other is not member:
+                        stated = others.get(other, before)
+                        self._change(update, topic, other, None if _is_same(stated, each) else stated)
             else:
                 # A repeated subscription, or an old heartbeat of this connection.
                 update.in_force[topic] = before
