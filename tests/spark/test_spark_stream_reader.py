@@ -77,6 +77,24 @@ def test_new_queues_are_read_from_their_first_message(cluster: EmbeddedCluster, 
     assert stream.latestOffset(start, ReadMaxRows(400)) == start
 
 
+def test_a_small_queue_has_its_turn_also_after_restarts(cluster: EmbeddedCluster) -> None:
+    topic = "skewed"
+    create_topic(cluster, topic, 4, brokers=[0])
+    for queue_id in range(3):
+        for number in range(4):
+            send_to(cluster, MessageQueue(topic, "broker-a", queue_id), number)
+    send_to(cluster, MessageQueue(topic, "broker-a", 3), 99)
+    stream = reader(cluster, topic, startingoffsets="earliest")
+    start, found = stream.initialOffset(), list[int]()
+    for _ in range(2):
+        end = stream.latestOffset(start, ReadMaxRows(2))
+        found += numbers(stream, start, end)
+        stream.stop()
+        stream, start = reader(cluster, topic), from_checkpoint(end)
+    stream.stop()
+    assert sorted(found) == [0, 0, 0, 99]
+
+
 def test_available_now_ends_at_what_was_there(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
     topic = new_topic(1)
     send_numbers(cluster, topic, range(100))

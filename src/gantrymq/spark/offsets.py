@@ -197,27 +197,50 @@ def parse_queues(option: str, text: str) -> list[MessageQueue]:
         raise ConfigError(f"option {option}: {e}") from e
 
 
-def limit_rows(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], max_rows: int) -> Offsets:
-    """`end`, brought nearer to `start` so that about `max_rows` offsets lie between and never more.
+def in_turn(queues: Iterable[MessageQueue], after: MessageQueue | None) -> list[MessageQueue]:
+    """The queues in order, beginning behind `after`, which comes last."""
+    return sorted(queues, key=lambda queue: (after is not None and queue <= after, queue))
 
-    Each queue gets a share by what it has; one that has anything gets at least one while there is room. Every queue of
-    `end` must be in `start`.
+
+def limit_rows(
+    start: Mapping[MessageQueue, int],
+    end: Mapping[MessageQueue, int],
+    max_rows: int,
+    after: MessageQueue | None = None,
+) -> Offsets:
+    """`end`, brought nearer to `start` so that `max_rows` offsets lie between, or all if there are fewer.
+
+    Each queue with offsets gets one, and a share of the rest by the number of its offsets. If there are more queues
+    than rows, the queues that follow `after` get one row each; the caller passes the last of them the next time, so
+    that every queue has its turn. Every queue of `end` must be in `start`.
     """
-    waiting = {queue: max(0, end[queue] - start[queue]) for queue in end}
+    waiting = {queue: end[queue] - start[queue] for queue in end if end[queue] > start[queue]}
     total = sum(waiting.values())
     if total <= max_rows:
         return dict(end)
-    shares = {queue: count * max_rows // total for queue, count in waiting.items()}
-    left = max_rows - sum(shares.values())
-    # Those without a share come first, so that a queue with little isn't passed over for ever; then those that the
-    # rounding took most from.
-    for queue in sorted(waiting, key=lambda queue: (shares[queue] > 0, -(waiting[queue] * max_rows % total), queue)):
-        if not left:
-            break
-        if shares[queue] < waiting[queue]:
+    if max_rows <= len(waiting):
+        shares = dict.fromkeys(in_turn(waiting, after)[:max_rows], 1)
+    else:
+        rest, of_all = max_rows - len(waiting), total - len(waiting)
+        shares = {queue: 1 + (count - 1) * rest // of_all for queue, count in waiting.items()}
+        # The queues that the rounding took most from get what it left.
+        rounded = sorted(waiting, key=lambda queue: (-((waiting[queue] - 1) * rest % of_all), queue))
+        for queue in rounded[: max_rows - sum(shares.values())]:
             shares[queue] += 1
-            left -= 1
-    return {queue: start[queue] + shares[queue] for queue in end}
+    return {queue: start[queue] + shares.get(queue, 0) for queue in end}
+
+
+def last_in_turn(
+    start: Mapping[MessageQueue, int],
+    end: Mapping[MessageQueue, int],
+    limited: Mapping[MessageQueue, int],
+    after: MessageQueue | None,
+) -> MessageQueue | None:
+    """What to pass to `limit_rows` as `after` the next time; None if every queue with offsets got some."""
+    served = [queue for queue, offset in limited.items() if offset > start[queue]]
+    if len(served) == sum(offset > start[queue] for queue, offset in end.items()):
+        return None
+    return in_turn(served, after)[-1]
 
 
 def plan_ranges(

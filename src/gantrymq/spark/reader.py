@@ -18,10 +18,11 @@ from gantrymq.background.loop_thread import LoopThread
 from gantrymq.errors import ClientError
 from gantrymq.filter.sql import MAX_LENGTH
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
+from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.filters import PushedFilters
-from gantrymq.spark.offsets import OffsetRange, Offsets, limit_rows, to_json
+from gantrymq.spark.offsets import OffsetRange, Offsets, last_in_turn, limit_rows, to_json
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.partitions import SAMPLED_ROWS, MessageSizes, message_sizes, plan_partitions
 from gantrymq.spark.planning import plan_batch
@@ -171,10 +172,12 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if queue in starts
             }
         starts = place.ends | new
+        limited = ends
         if isinstance(limit, ReadMaxRows):
-            ends = limit_rows(starts, ends, limit.max_rows)
+            limited = limit_rows(starts, ends, limit.max_rows, place.turn)
         if not isinstance(limit, ReadAllAvailable):
-            ends = self._limit_bytes(starts, ends)
+            limited = self._limit_bytes(starts, limited, place.turn)
+        turn, ends = last_in_turn(starts, ends, limited, place.turn), limited
         if ends == place.ends and not new:
             return start
         firsts = {queue: first for queue, first in progress.firsts.items() if queue in ends}
@@ -182,7 +185,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lasts = {queue: time_ms for queue, time_ms in place.lasts.items() if queue in ends.keys() - moved.keys()}
         lasts |= self._ask(lambda cluster: last_times(cluster, self._options, moved))
         new_starts = starts if start == self._initial else new
-        self._planned = StreamPlace(ends, new_starts, firsts, place.began, lasts).to_json()
+        self._planned = StreamPlace(ends, new_starts, firsts, place.began, lasts, turn).to_json()
         return self._planned
 
     def _whole_target(self, target: Offsets, known: Offsets) -> Offsets:
@@ -230,7 +233,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._connections.close()
             self._connections = None
 
-    def _limit_bytes(self, starts: Offsets, ends: Offsets) -> Offsets:
+    def _limit_bytes(self, starts: Offsets, ends: Offsets, after: MessageQueue | None) -> Offsets:
         most, group = self._options.max_bytes_per_trigger, self._options.pull_group
         if most is None:
             return ends
@@ -239,7 +242,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             async def size(ranges: Sequence[OffsetRange]) -> float:
                 return sum(await estimate_sizes(cluster, group, ranges))
 
-            return await limit_bytes(starts, ends, most, size)
+            return await limit_bytes(starts, ends, most, size, after)
 
         return self._ask(limited)
 
