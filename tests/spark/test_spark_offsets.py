@@ -76,8 +76,12 @@ def test_boundaries() -> None:
     starting = parse_boundary("startingOffsets", '{"t": {"broker-a:0": 5, "broker-a:1": -1}}')
     assert [starting.number_of(queue) for queue in (A0, A1, B0)] == [5, LATEST_NUMBER, EARLIEST_NUMBER]
     assert parse_boundary("endingOffsets", '{"t": {"broker-a:0": 5}}').number_of(B0) == LATEST_NUMBER
-    with pytest.raises(ConfigError, match="startingOffsets"):
-        parse_boundary("startingOffsets", "newest")
+    of_topics = parse_boundary("startingOffsets", '{"u": "Latest", "t": {"broker-a:0": 5}}')
+    numbers = [of_topics.named_number_of(queue) for queue in (A0, A1, A0._replace(topic="u"))]
+    assert numbers == [5, None, LATEST_NUMBER]
+    for wrong in ("newest", "{}", '{"t": {}}', '{"t": "newest"}'):
+        with pytest.raises(ConfigError, match="startingOffsets"):
+            parse_boundary("startingOffsets", wrong)
     with pytest.raises(ConfigError, match="brackets"):
         parse_boundary("startingOffsets", "[" * 100_000)
 

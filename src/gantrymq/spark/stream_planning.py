@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from gantrymq.errors import BrokerError, GantryError, RemotingError
+from gantrymq.errors import BrokerError, ConfigError, GantryError, RemotingError
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.cluster import BrokersAway, Cluster
 from gantrymq.spark.name_servers import BUSY
 from gantrymq.spark.of_each import of_each
-from gantrymq.spark.offsets import EARLIEST_NUMBER, LATEST_NUMBER, FirstMessage, Offsets
+from gantrymq.spark.offsets import EARLIEST_NUMBER, LATEST_NUMBER, Boundary, FirstMessage, Offsets
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.planning import CLOCK_MARGIN_MS, bounds_of, check_future, resolve
 from gantrymq.spark.pull import data_lost
@@ -27,11 +27,12 @@ log = logging.getLogger(__name__)
 async def initial_place(cluster: Cluster, options: ReadOptions) -> StreamPlace:
     """Where a new stream starts. Raises as `plan_batch` does."""
     starting = options.starting_or_default(streaming=True)
-    check_topics(options, {"startingOffsetsByTimestamp": starting.named_topics()})
+    check_topics(options, {f"starting{starting.naming_option}": starting.named_topics()})
     since_ms = starting.timestamp_ms
-    if since_ms is None and starting.number == LATEST_NUMBER:
+    if since_ms is None and LATEST_NUMBER in (starting.number, *starting.by_topic.values()):
         since_ms = now_ms() - CLOCK_MARGIN_MS
     queues = await complete_queues(cluster, options, {"startingOffsets": starting.named()}, begins_stream=True)
+    _check_all_named(starting, queues)
     check_future(options, starting, queues)
     brokers = await cluster.brokers() | {queue.broker_name for queue in queues}
     bounds = await bounds_of(cluster, queues)
@@ -40,6 +41,19 @@ async def initial_place(cluster: Cluster, options: ReadOptions) -> StreamPlace:
     firsts = {queue: first for queue, first in zip(queues, oldest, strict=True) if first is not None}
     lasts = await last_times(cluster, options, ends)
     return StreamPlace(ends, firsts=firsts, began=Began(frozenset(brokers), since_ms), lasts=lasts)
+
+
+def _check_all_named(starting: Boundary, queues: Iterable[MessageQueue]) -> None:
+    """Raises ConfigError for JSON offsets that leave out a queue, as Spark's Kafka source does: a stream that goes on
+    from noted offsets would read the messages of that queue from the first one on."""
+    if not (starting.by_queue or starting.by_topic):
+        return
+    if unnamed := [name_of(queue) for queue in queues if starting.named_number_of(queue) is None]:
+        topic = unnamed[0].partition(" ")[0]
+        raise ConfigError(
+            f"option startingOffsets has no offset of {', '.join(unnamed)}: a stream needs one of each queue. "
+            f'-1 is latest, -2 is earliest; {{"{topic}": "latest"}} is one for all queues of a topic'
+        )
 
 
 async def last_times(cluster: Cluster, options: ReadOptions, ends: Offsets) -> Offsets:
@@ -265,7 +279,7 @@ async def _start_of_new(cluster: Cluster, options: ReadOptions, place: StreamPla
     if began is None or queue.broker_name in began.brokers:
         return await cluster.min_offset(queue)
     # Its broker was away.
-    number = starting.by_queue.get(queue)
+    number = starting.named_number_of(queue)
     if time_ms is None and number in (None, LATEST_NUMBER):
         time_ms = began.since_ms
     (bounds,) = (await bounds_of(cluster, [queue])).values()
