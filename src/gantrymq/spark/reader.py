@@ -21,6 +21,7 @@ from gantrymq.protocol.bodies.heartbeat import SubscriptionData
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.spark.cluster import Cluster, run
+from gantrymq.spark.columns import with_names
 from gantrymq.spark.filters import PushedFilters
 from gantrymq.spark.offsets import OffsetRange, Offsets, last_in_turn, limit_rows, to_json
 from gantrymq.spark.options import ReadOptions
@@ -67,9 +68,11 @@ class RangesPartition(InputPartition):
 class RocketMQBatchReader(DataSourceReader):
     """One read of what there is."""
 
-    def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
+    def __init__(self, options: ReadOptions, columns: pa.Schema, names: Sequence[str] | None = None) -> None:
+        """`names` are those that the rows' columns get, if not the proper ones."""
         self._options = options
         self._columns = columns
+        self._names = names or columns.names
         self._filters = PushedFilters()
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -81,7 +84,7 @@ class RocketMQBatchReader(DataSourceReader):
             return await plan_batch(cluster, options, self._filters)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(partition, self._options, self._columns)
+        return read_partition(partition, self._options, self._columns, self._names)
 
 
 class RocketMQPushdownReader(RocketMQBatchReader):
@@ -118,9 +121,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     The driver's connections are kept from one micro-batch to the next, until `stop`.
     """
 
-    def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
+    def __init__(self, options: ReadOptions, columns: pa.Schema, names: Sequence[str] | None = None) -> None:
+        """`names` are those that the rows' columns get, if not the proper ones."""
         self._options = options
         self._columns = columns
+        self._names = names or columns.names
         self._initial: dict[str, Any] | None = None
         #: What Trigger.AvailableNow reads up to.
         self._target: Offsets | None = None
@@ -223,7 +228,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [RangesPartition(ranges) for ranges in plan_partitions(starts, ends, self._options, sizes)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(partition, self._options, self._columns)
+        return read_partition(partition, self._options, self._columns, self._names)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._commit(StreamPlace.from_json(end).ends)
@@ -282,8 +287,11 @@ class _Connections:
         self._stack.close()
 
 
-def read_partition(partition: InputPartition, options: ReadOptions, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_partition(
+    partition: InputPartition, options: ReadOptions, columns: pa.Schema, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     """The rows of a partition."""
     # Spark makes a partition of its own when there is none.
     if isinstance(partition, RangesPartition):
-        yield from read_ranges(partition.ranges, options, columns)
+        for rows in read_ranges(partition.ranges, options, columns):
+            yield with_names(rows, names)
