@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -242,9 +243,16 @@ def test_the_write_waits_for_expected_brokers(cluster: EmbeddedCluster, new_topi
 
 def test_the_topic_must_be_there(cluster: EmbeddedCluster) -> None:
     """One that is made by the first row is on its broker only: a driver that starts again would have fewer queues."""
+    began = time.monotonic()
     with pytest.raises(NoRouteInfo, match="made-by-a-row") as raised:
-        RocketMQBatchWriter(options_for(cluster, "made-by-a-row", retry_timeout_ms=1))
+        RocketMQBatchWriter(options_for(cluster, "made-by-a-row", retry_timeout_ms=60_000))
     assert "gantry admin updateTopic" in raised.value.__notes__[-1]
+    assert time.monotonic() - began < 30
+    # It may be on a broker that is away.
+    options = options_for(cluster, "made-by-a-row", retry_timeout_ms=1, expected_brokers=frozenset({"far"}))
+    with pytest.raises(NoRouteInfo) as raised:
+        RocketMQBatchWriter(options)
+    assert any("tried again" in note for note in raised.value.__notes__)
 
 
 def test_a_broker_is_killed_and_comes_back(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ a broker is away its rows wait for it: elsewhere they could be there twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from gantrymq.client.producing.send_command import send_command
-from gantrymq.errors import ClientError, NoRouteInfo
+from gantrymq.errors import BrokerUnavailable, ClientError, NoRouteInfo
 from gantrymq.logs import peer_log
 from gantrymq.protocol import binary_header
 from gantrymq.protocol.batch import decode_batch, encode_batch
@@ -34,8 +34,8 @@ ROWS_IN_A_ROW = 1000
 async def queues_to_write(cluster: Cluster, options: WriteOptions) -> list[MessageQueue]:
     """The topic's queues, when all of its brokers are there.
 
-    Raises BrokersAway for those that expectedBrokers names or NameServers remember to have lost, NoRouteInfo or
-    ClientError.
+    Raises BrokersAway for those that expectedBrokers names or NameServers remember to have lost, NoRouteInfo at once
+    for a topic that doesn't exist, or ClientError.
     """
     topic = options.topic
     assert topic is not None, "exactlyOnce needs it"
@@ -51,6 +51,7 @@ async def queues_to_write(cluster: Cluster, options: WriteOptions) -> list[Messa
         return queues
 
     try:
+        await _check_exists(cluster, topic, options.expected_brokers)
         return await cluster.until(attempt, topic, passing=(BrokersAway,))
     except NoRouteInfo as e:
         e.add_note(
@@ -58,6 +59,22 @@ async def queues_to_write(cluster: Cluster, options: WriteOptions) -> list[Messa
             f"-n {';'.join(options.name_servers)} -c CLUSTER -t {topic}"
         )
         raise
+
+
+async def _check_exists(cluster: Cluster, topic: str, expected_brokers: Collection[str]) -> None:
+    """Raises NoRouteInfo for a topic that is on no broker, unless it may be on one that is away."""
+    try:
+        await cluster.read_queues(topic, wait=False)
+    except NoRouteInfo as e:
+        registered = await cluster.brokers()
+        if isinstance(e, BrokerUnavailable) or not registered or not registered.issuperset(expected_brokers):
+            return
+        if (await cluster.until(lambda: cluster.lost_brokers([topic]))).get(topic):
+            return
+        raise
+    except ClientError:
+        # It exists, and can't be read.
+        return
 
 
 class IdempotentSender:
