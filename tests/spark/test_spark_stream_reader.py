@@ -119,6 +119,23 @@ def test_a_broker_that_is_away_holds_up_its_own_queues_only(cluster: EmbeddedClu
     assert numbers(stream, start, end) == list(range(200))
 
 
+def test_a_checkpoint_of_brokers_with_other_names(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(200))
+    start = {topic: {"old-a:0": 7, "old-b:0": 9}}
+    message = rf"^topic {topic} is on broker-a, broker-b; the checkpoint has its queues on old-a, old-b, and no NameS"
+    for limit in (False, True):
+        stream = reader(cluster, topic)
+        if limit:
+            stream.prepareForTriggerAvailableNow()
+        with pytest.raises(DataLost, match=message):
+            stream.latestOffset(start, ALL)
+        stream.stop()
+    lenient = reader(cluster, topic, failondataloss="false")
+    assert numbers(lenient, start, lenient.latestOffset(start, ALL)) == list(range(200))
+    lenient.stop()
+
+
 def test_a_restarted_stream_commits_what_its_checkpoint_says(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
     topic = new_topic(2)
     send_numbers(cluster, topic, range(400))

@@ -204,7 +204,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         if away:
             # Asked once: what isn't there then isn't waited for in the next micro-batch.
-            now = self._ask(lambda cluster: latest_offsets(cluster, self._options, away))
+            now = self._ask(lambda cluster: latest_offsets(cluster, self._options, known))
             self._target = target = target | {queue: now.get(queue, offset) for queue, offset in away.items()}
         return target
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
 from gantrymq.errors import BrokerError, ConfigError, GantryError, RemotingError
@@ -74,9 +75,11 @@ async def last_times(cluster: Cluster, options: ReadOptions, ends: Offsets) -> O
 async def latest_offsets(cluster: Cluster, options: ReadOptions, known: Iterable[MessageQueue] = ()) -> Offsets:
     """The ends of all queues, every one of them; tries again while a broker is away that has some of `known`.
 
-    Raises NoRouteInfo or BrokersAway.
+    Raises NoRouteInfo, BrokersAway, and DataLost for brokers with other names.
     """
     wanted = [queue for queue in known if is_wanted(options, queue)]
+    if wanted:
+        await _check_broker_names(cluster, options, wanted, await find_queues(cluster, options, wanted))
     queues = await complete_queues(cluster, options, {CHECKPOINT: wanted})
     return dict(zip(queues, await of_each(queues, cluster.max_offset), strict=True))
 
@@ -106,6 +109,8 @@ async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace, *,
     if check_all:
         missing = sorted(queue for queue in place.ends.keys() - set(queues) if is_wanted(options, queue))
         has = {(queue.topic, queue.broker_name) for queue in queues}
+        if missing:
+            await _check_broker_names(cluster, options, place.ends, queues)
         await _tell_of_brokers_away(
             cluster, [queue for queue in missing if (queue.topic, queue.broker_name) not in has]
         )
@@ -178,6 +183,34 @@ async def advance_towards(cluster: Cluster, options: ReadOptions, place: StreamP
         return progress
 
     return await cluster.until(attempt, passing=(BrokersAway,))
+
+
+async def _check_broker_names(
+    cluster: Cluster, options: ReadOptions, known: Iterable[MessageQueue], queues: Iterable[MessageQueue]
+) -> None:
+    """Raises DataLost for a topic whose brokers all have other names than in the checkpoint, which no NameServer knows:
+    every queue would be a new one, and be read from its first message."""
+    before, now = (
+        {topic: {queue.broker_name for queue in of_topic} for topic, of_topic in groupby(sorted(each), key=_topic_of)}
+        for each in ([queue for queue in known if is_wanted(options, queue)], queues)
+    )
+    for topic in before.keys() & now.keys():
+        if not before[topic].isdisjoint(now[topic]):
+            continue
+        lost = await cluster.until(partial(cluster.lost_brokers, [topic]))
+        elsewhere = await cluster.brokers_elsewhere(topic)
+        if before[topic].isdisjoint({*await cluster.brokers(), *lost.get(topic, ()), *elsewhere}):
+            data_lost(
+                options,
+                f"topic {topic} is on {', '.join(sorted(now[topic]))}; the checkpoint has its queues on "
+                f"{', '.join(sorted(before[topic]))}, and no NameServer knows a broker of that name",
+                "All queues would be read from their first message. If the brokers have other names now, take another "
+                "checkpoint, and startingOffsets with the offsets of this one",
+            )
+
+
+def _topic_of(queue: MessageQueue) -> str:
+    return queue.topic
 
 
 async def _tell_of_brokers_away(cluster: Cluster, missing: list[MessageQueue]) -> None:
