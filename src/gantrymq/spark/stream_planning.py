@@ -117,21 +117,21 @@ async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace, *,
         await _check_removed(cluster, options, place, [q for q in missing if (q.topic, q.broker_name) in has])
 
     silent: set[str] = set()
+    ends_of = await _ends_by_broker(cluster, queues, silent)
 
     async def look(queue: MessageQueue) -> _Look | None:
         # The others needn't wait until such a broker hasn't answered for each of its queues.
         if queue.broker_name in silent:
             return None
         try:
-            return await _look(cluster, options, place, queue, check_all)
+            last = ends_of.get((queue.topic, queue.broker_name), {}).get(queue.queue_id)
+            return await _look(cluster, options, place, queue, last, check_all)
         except BrokerError as e:
             if e.code != ResponseCode.TOPIC_NOT_EXIST and e.code not in BUSY:
                 raise
             log.warning("%s stays where it is for now: %s", name_of(queue), e)
         except RemotingError as e:
-            if queue.broker_name not in silent:
-                silent.add(queue.broker_name)
-                log.warning("the queues of broker %s stay where they are for now: %s", queue.broker_name, e)
+            _falls_silent(queue.broker_name, e, silent)
         return None
 
     looks = await of_each(queues, look)
@@ -147,6 +147,35 @@ async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace, *,
             firsts[queue] = found.first
     answered = {queue for queue, found in zip(queues, looks, strict=True) if found and cluster.has_master(queue)}
     return Progress(starts, ends, firsts, {queue for queue in ends if queue not in answered})
+
+
+async def _ends_by_broker(
+    cluster: Cluster, queues: Iterable[MessageQueue], silent: set[str]
+) -> dict[tuple[str, str], dict[int, int]]:
+    """{(topic, broker): {queue id: end}} where one request says so; brokers that don't answer become `silent`.
+
+    A stream polls every few milliseconds while there is nothing to read.
+    """
+    of_broker: dict[tuple[str, str], list[MessageQueue]] = {}
+    for queue in queues:
+        of_broker.setdefault((queue.topic, queue.broker_name), []).append(queue)
+    asked = {key: of_one[0] for key, of_one in of_broker.items() if len(of_one) > 1}
+
+    async def ask(queue: MessageQueue) -> dict[int, int]:
+        if queue.broker_name not in silent:
+            try:
+                return await cluster.max_offsets_once(queue)
+            except RemotingError as e:
+                _falls_silent(queue.broker_name, e, silent)
+        return {}
+
+    return dict(zip(asked, await of_each(asked.values(), ask), strict=True))
+
+
+def _falls_silent(broker: str, error: RemotingError, silent: set[str]) -> None:
+    if broker not in silent:
+        silent.add(broker)
+        log.warning("the queues of broker %s stay where they are for now: %s", broker, error)
 
 
 async def advance_towards(cluster: Cluster, options: ReadOptions, place: StreamPlace, target: Offsets) -> Progress:
@@ -258,9 +287,16 @@ class _Look(NamedTuple):
 
 
 async def _look(
-    cluster: Cluster, options: ReadOptions, place: StreamPlace, queue: MessageQueue, check_all: bool
+    cluster: Cluster,
+    options: ReadOptions,
+    place: StreamPlace,
+    queue: MessageQueue,
+    last: int | None,
+    check_all: bool,
 ) -> _Look:
-    last = await cluster.max_offset_once(queue)
+    """`last` is the queue's end if it is known."""
+    if last is None:
+        last = await cluster.max_offset_once(queue)
     known = place.ends.get(queue)
     if known is None:
         start = await _start_of_new(cluster, options, place, queue)
