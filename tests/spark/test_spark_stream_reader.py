@@ -60,6 +60,28 @@ def test_a_first_batch_that_failed_begins_where_it_began(cluster: EmbeddedCluste
     assert restarted.latestOffset(following, ALL) == following
 
 
+@pytest.mark.parametrize("other", [{"minpartitions": "7"}, {"maxpartitions": "1"}, {"deduplicate": "true"}])
+def test_a_micro_batch_that_is_run_again_has_its_partitions(
+    cluster: EmbeddedCluster, new_topic: NewTopic, other: dict[str, str]
+) -> None:
+    """Rows of exactlyOnce are known by partition and number."""
+    topic = new_topic(2)
+    send_numbers(cluster, topic, range(1000))
+    first = reader(cluster, topic, startingoffsets="earliest", minpartitions="9")
+    start = first.initialOffset()
+    end = first.latestOffset(start, ALL)
+    planned = [partition.ranges for partition in first.partitions(start, end)]
+    assert len(planned) >= 9
+    first.stop()
+    again = reader(cluster, topic, startingoffsets="earliest", **other)
+    assert [p.ranges for p in again.partitions(from_checkpoint(start), from_checkpoint(end))] == planned
+    send_numbers(cluster, topic, range(1000, 1400))
+    following = again.latestOffset(from_checkpoint(end), ALL)
+    assert len(again.partitions(end, following)) != len(planned)
+    assert numbers(again, end, following) == list(range(1000, 1400))
+    again.stop()
+
+
 def test_new_queues_are_read_from_their_first_message(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
     topic = new_topic(1)
     stream = reader(cluster, topic)

@@ -5,6 +5,7 @@ A reader plans on the driver and is pickled to the tasks, whose `read` uses noth
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -25,7 +26,14 @@ from gantrymq.spark.columns import with_names
 from gantrymq.spark.filters import PushedFilters
 from gantrymq.spark.offsets import OffsetRange, Offsets, last_in_turn, limit_rows, to_json
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.partitions import SAMPLED_ROWS, MessageSizes, message_sizes, plan_partitions
+from gantrymq.spark.partitions import (
+    SAMPLED_ROWS,
+    MessageSizes,
+    message_sizes,
+    plan_partitions,
+    record_plan,
+    recorded_partitions,
+)
 from gantrymq.spark.planning import plan_batch
 from gantrymq.spark.queues import is_wanted
 from gantrymq.spark.rows import read_ranges
@@ -50,6 +58,8 @@ from gantrymq.spark.versions import (
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
+
+log = logging.getLogger(__name__)
 
 #: How often a stream looks whether queues without anything new are still the ones that it has read.
 CHECK_INTERVAL_S = 10.0
@@ -190,8 +200,15 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lasts = {queue: time_ms for queue, time_ms in place.lasts.items() if queue in ends.keys() - moved.keys()}
         lasts |= self._ask(lambda cluster: last_times(cluster, self._options, moved))
         new_starts = starts if start == self._initial else new
-        self._planned = StreamPlace(ends, new_starts, firsts, place.began, lasts, turn).to_json()
+        plan = record_plan(self._plan(starts, ends))
+        self._planned = StreamPlace(ends, new_starts, firsts, place.began, lasts, turn, plan).to_json()
         return self._planned
+
+    def _plan(self, starts: Offsets, ends: Offsets) -> list[list[OffsetRange]]:
+        sizes: MessageSizes = {}
+        if any(end - starts[queue] >= SAMPLED_ROWS for queue, end in ends.items()):
+            sizes = self._ask(lambda cluster: message_sizes(cluster, self._options, starts, ends))
+        return plan_partitions(starts, ends, self._options, sizes)
 
     def _whole_target(self, target: Offsets, known: Offsets) -> Offsets:
         """With the queues of the stream whose brokers were away when the target was set: a run that ends has read all
@@ -222,10 +239,16 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end != self._planned and read:
             left = self._ask(lambda cluster: ends_left(cluster, self._options, place, read))
             ends = ends | {queue: max(starts[queue], end) for queue, end in left.items()}
-        sizes: MessageSizes = {}
-        if any(end - starts[queue] >= SAMPLED_ROWS for queue, end in ends.items()):
-            sizes = self._ask(lambda cluster: message_sizes(cluster, self._options, starts, ends))
-        return [RangesPartition(ranges) for ranges in plan_partitions(starts, ends, self._options, sizes)]
+        if place.plan is not None:
+            planned = recorded_partitions(place.plan, starts, ends)
+        else:
+            if read:
+                log.warning(
+                    "the checkpoint is of an earlier version, and has no partitions of this micro-batch: they follow "
+                    "from the options. With exactlyOnce restart with the options that the micro-batch began with"
+                )
+            planned = self._plan(starts, ends)
+        return [RangesPartition(ranges) for ranges in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._options, self._columns, self._names)
