@@ -17,7 +17,7 @@ from exactly_once_support import driver, numbers
 from killable_cluster import Killable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from spark_support import WAIT_S
+from spark_support import WAIT_S, create_topic
 from waiting import wait_until
 
 from gantrymq.client.admin.client import AdminClient
@@ -26,7 +26,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark import batch_bodies
 from gantrymq.spark.cluster import BrokersAway, Cluster, run
 from gantrymq.spark.datasource import RocketMQDataSource
-from gantrymq.spark.idempotent_sender import IdempotentSender, queues_to_write
+from gantrymq.spark.idempotent_sender import IdempotentSender, queues_of_attempts, queues_to_write
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.spark.writer import RocketMQBatchWriter, RowsSent
@@ -204,6 +204,49 @@ def test_rows_that_were_read_from_such_a_topic(
 
     run(send())
     assert numbers(cluster.name_server, target) == list(range(2_000))
+
+
+@pytest.mark.parametrize("keyed", [3, 0])
+def test_attempts_send_to_the_same_queues(cluster: EmbeddedCluster, keyed: int, tmp_path: Path) -> None:
+    """The topic has more queues when the driver starts again."""
+    topic, given = f"grows-{keyed}", rows(9_000, keyed=keyed)
+    create_topic(cluster, topic, 2)
+    options = options_for(cluster, topic)
+
+    async def write(first_rows: Rows) -> Sequence[MessageQueue]:
+        async with Cluster(options.name_servers, 5000) as brokers:
+            found = await queues_to_write(brokers, options)
+            queues = await queues_of_attempts(brokers, found, "w-0", 5)
+            (await attempt(brokers, options, list(queues), first_rows, 1_000)).finish()
+            return queues
+
+    first = run(write(given[:3_500]))
+    create_topic(cluster, topic, 4)
+    wait_until(lambda: len(run(found_queues(options))) == 8)
+    assert run(write(given)) == first
+    assert numbers(cluster.name_server, topic) == list(range(9_000))
+
+
+async def found_queues(options: WriteOptions) -> list[MessageQueue]:
+    async with Cluster(options.name_servers, 5000) as brokers:
+        return await queues_to_write(brokers, options)
+
+
+def test_an_attempt_that_goes_to_other_queues_is_refused(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    """Of a driver that is still there, and has asked before the first row was stored."""
+    options = options_for(cluster, new_topic(2))
+    given = rows(3_000)
+
+    async def write() -> None:
+        async with Cluster(options.name_servers, 5000) as brokers:
+            queues = await queues_to_write(brokers, options)
+            await attempt(brokers, options, queues, given, 1_000)
+            await attempt(brokers, options, queues[:3], given, 1_000)
+
+    with pytest.raises(
+        BrokerError, match=r"goes to the queues broker-a:2;broker-b:1, and went to broker-a:2;broker-b:2"
+    ):
+        run(write())
 
 
 def test_fewer_rows_the_second_time(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:

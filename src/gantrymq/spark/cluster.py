@@ -23,6 +23,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.namesrv import GetKVConfigResponseHeader, KVConfigRequestHeader
 from gantrymq.protocol.headers.query import QueryConsumeQueueRequestHeader
+from gantrymq.protocol.headers.send import GetWriterQueuesRequestHeader, GetWriterQueuesResponseHeader
 from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import MessageQueue
@@ -322,6 +323,22 @@ class Cluster(NameServers):
             return None if last_row is None else int(last_row)
 
         return await self.until(attempt, queue.topic)
+
+    async def writer_queues(self, queue: MessageQueue, writer: str, batch: int) -> str | None:
+        """The queues that the rows of a writer's batch go to (`row_ids.QUEUES_FIELD`), if the broker of `queue` knows.
+
+        Brokers of Java don't.
+        """
+        if self._routes.cached(queue.topic) is None:
+            await self.until(partial(self._routes.get_or_default, queue.topic))
+        header = GetWriterQueuesRequestHeader(topic=queue.topic, writer=writer, batch=batch)
+        try:
+            response = await self.ask_master(queue, RemotingCommand.request(RequestCode.GET_WRITER_QUEUES, header))
+        except BrokerError as e:
+            if e.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+            return None
+        return response.read_header(GetWriterQueuesResponseHeader).queues
 
     async def end_transaction(self, queue: MessageQueue, header: EndTransactionRequestHeader) -> None:
         """Commits or rolls back a half message of `queue`, and waits for the broker's answer.
