@@ -119,8 +119,10 @@ class Writers(Part):
             self._all_read.clear()
             self._table, self._start = table, start
             for key in table.ranges:
-                topic, queue_id, _ = key.split("@", 2)
-                self._has_queue(topic, int(queue_id))
+                topic, _, rest = key.partition("@")
+                queue_id = rest.partition("@")[0]
+                if queue_id.isdecimal():
+                    self._has_queue(topic, int(queue_id))
         else:
             self._begin_anew()
             log.warning(
