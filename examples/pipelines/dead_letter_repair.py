@@ -6,20 +6,33 @@ The group's dead letters are in the topic %DLQ%group; those that came from `--to
 it makes good values of the bodies that it can. These go to their topic again, where every consumer group gets them; the
 others go to the topic `GROUP-parked`, which must be there, as they are, with the reason as the property `reason`. Each
 goes once (exactlyOnce), also when the program is killed and started again with the same checkpoint. Without --once it
-waits for more.
+waits for more, also for the first one.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.spark import register, session_builder
 
 ORDER = "id STRING NOT NULL, customer STRING NOT NULL, cents BIGINT, euros DECIMAL(18, 2)"
+
+
+async def has_dead_letters(name_server: str, group: str, *, once: bool, poll_s: float = 5.0) -> bool:
+    """Whether the group has a dead-letter queue. Unless `once`, waits until it has: brokers create it with the group's
+    first dead-letter message."""
+    async with AdminClient(name_server) as admin:
+        while f"%DLQ%{group}" not in await admin.topic_list():
+            if once:
+                return False
+            await asyncio.sleep(poll_s)
+    return True
 
 
 def read(spark: SparkSession, name_server: str, group: str, topic: str) -> DataFrame:
@@ -75,6 +88,9 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True, help="where the queries keep their places")
     parser.add_argument("--once", action="store_true", help="end when all there was has been read")
     given = parser.parse_args()
+    if not asyncio.run(has_dead_letters(given.name_server, given.group, once=given.once)):
+        print(f"group {given.group} has no dead-letter messages")
+        return
     spark = session_builder("dead-letter-repair").config("spark.sql.session.timeZone", "UTC").getOrCreate()
     register(spark)
     letters = repaired(read(spark, given.name_server, given.group, given.topic))

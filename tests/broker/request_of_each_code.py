@@ -70,6 +70,7 @@ def every_request(topic: str, group: str, places: Places) -> dict[int, Asked]:
             {"producerGroup": "producers", "topics": topic, "commitOrRollback": "8"},
             encode_half_ranges([HalfRange(places.half_queue_offset, places.half[0], 1)]),
         ),
+        code.GET_WRITER_QUEUES: Asked({"topic": topic, "writer": "write-0", "batch": "0"}),
         code.HEART_BEAT: Asked({}, encode_json(HeartbeatData("c", [ProducerData("producers")], [consumer]))),
         code.UNREGISTER_CLIENT: Asked({"clientID": "c", "consumerGroup": group}),
         code.CHECK_CLIENT_CONFIG: Asked({}, encode_json(CheckClientRequestBody("c", group, SubscriptionData(topic)))),

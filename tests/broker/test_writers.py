@@ -23,6 +23,8 @@ from gantrymq.errors import IllegalMessage
 from gantrymq.protocol import binary_header
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.send import GetWriterQueuesRequestHeader, GetWriterQueuesResponseHeader
 from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
@@ -32,6 +34,7 @@ from gantrymq.protocol.row_ids import (
     BEGINNING,
     GANTRY_ID,
     GANTRY_SEQ,
+    MAX_QUEUES_LENGTH,
     Place,
     decode_place,
     decode_row_id,
@@ -124,6 +127,39 @@ async def test_rows_that_are_sent_again(broker: Broker, remoting: RemotingClient
     assert (await again.send(numbered(8))).ext_fields["queueOffset"] == "5"
     assert (await first.send(numbered(8))).ext_fields["queueOffset"] == "5"
     assert await stored(remoting, broker.port) == [b"0", b"1", b"2", b"6", b"7", b"8"]
+
+
+async def queues_of(remoting: RemotingClient, port: int, writer: str = "w-7", batch: int = 0) -> str | None:
+    header = GetWriterQueuesRequestHeader(topic=TOPIC, writer=writer, batch=batch)
+    response = await remoting.call(
+        f"127.0.0.1:{port}", RemotingCommand.request(RequestCode.GET_WRITER_QUEUES, header), 20_000
+    )
+    return response.read_header(GetWriterQueuesResponseHeader).queues
+
+
+async def test_the_queues_of_a_batch(tmp_path: Path, remoting: RemotingClient) -> None:
+    listed = "broker-a:2;broker-b:2"
+    broker = Broker(config(tmp_path))
+    await broker.start()
+    assert await queues_of(remoting, broker.port) is None
+    writer = Writer(remoting, broker.port, queue_id=1, queues=listed)
+    await writer.send(numbered(0, 1))
+    await writer.send(numbered(5))
+    await Writer(remoting, broker.port, writer="w-8").send(numbered(0))
+    assert await queues_of(remoting, broker.port) == listed
+    # Another batch may go elsewhere, and a writer without a list says nothing.
+    assert await queues_of(remoting, broker.port, batch=1) is None
+    assert await queues_of(remoting, broker.port, writer="w-8") is None
+    other = Writer(remoting, broker.port, queue_id=1, queues="broker-a:2")
+    assert (await other.send(numbered(0, 1))).code == ResponseCode.ILLEGAL_OPERATION
+    await broker.stop()
+    broker = Broker(config(tmp_path))
+    await broker.start()
+    assert await queues_of(remoting, broker.port) == listed
+    long = Writer(remoting, broker.port, writer="w-9", queues="b" * (MAX_QUEUES_LENGTH + 1))
+    assert (await long.send(numbered(0))).code == ResponseCode.SUCCESS
+    assert await queues_of(remoting, broker.port, writer="w-9") is None
+    await broker.stop()
 
 
 async def test_a_request_with_some_known_rows(broker: Broker, remoting: RemotingClient) -> None:

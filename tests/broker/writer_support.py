@@ -10,7 +10,16 @@ from gantrymq.protocol import binary_header
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.row_ids import AFTER_FIELD, BEGINNING, GANTRY_ID, GANTRY_SEQ, Place, next_chain, target_of
+from gantrymq.protocol.row_ids import (
+    AFTER_FIELD,
+    BEGINNING,
+    GANTRY_ID,
+    GANTRY_SEQ,
+    QUEUES_FIELD,
+    Place,
+    next_chain,
+    target_of,
+)
 from gantrymq.remoting.client import RemotingClient
 
 TOPIC = "rows"
@@ -20,7 +29,14 @@ class Writer:
     """One attempt of a writer: `bodies` of numbered rows go to one queue, in order."""
 
     def __init__(
-        self, remoting: RemotingClient, port: int, *, writer: str = "w-7", batch: int = 0, queue_id: int = 0
+        self,
+        remoting: RemotingClient,
+        port: int,
+        *,
+        writer: str = "w-7",
+        batch: int = 0,
+        queue_id: int = 0,
+        queues: str = "",
     ) -> None:
         self.remoting = remoting
         self.address = f"127.0.0.1:{port}"
@@ -28,6 +44,7 @@ class Writer:
         self.write, _, self.partition = writer.rpartition("-")
         self.batch = batch
         self.after = BEGINNING
+        self.queues = queues
 
     def command(self, rows: Sequence[tuple[int, bytes]]) -> RemotingCommand:
         target, (_, chain) = target_of(TOPIC, self.queue.queue_id), self.after
@@ -39,6 +56,8 @@ class Writer:
             messages.append((0, body, properties + target + b"%08x\x02" % chain))
         command = send_command("g", self.queue, encode_batch(messages), b"", 1, batch=True)
         command.raw_ext += binary_header.encode_fields({AFTER_FIELD: str(self.after)})
+        if self.queues:
+            command.raw_ext += binary_header.encode_fields({QUEUES_FIELD: self.queues})
         self.after = Place(rows[-1][0], chain)
         return command
 

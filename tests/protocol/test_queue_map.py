@@ -20,6 +20,7 @@ from gantrymq.protocol.bodies.stats import (
     OffsetWrapper,
     TopicOffset,
     TopicStatsTable,
+    max_offsets,
 )
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.steps import finish
@@ -75,6 +76,21 @@ def test_bodies_of_statistics_come_back(table: dict[MessageQueue, OffsetWrapper]
     assert ConsumeStatsList.decode(encoder.end()) == every
     topic = TopicStatsTable({queue: TopicOffset(o.broker_offset) for queue, o in table.items()}, 2.5)
     assert TopicStatsTable.decode(topic.encode()) == topic
+
+
+@given(texts, texts, st.dictionaries(st.integers(0, 2**31 - 1), numbers, max_size=5))
+def test_max_offsets_of_one_broker(topic: str, broker: str, table: dict[int, int]) -> None:
+    queues = {MessageQueue(topic, broker, queue_id): TopicOffset(3, end, 5) for queue_id, end in table.items()}
+    assert max_offsets(TopicStatsTable(queues).encode()) == table
+
+
+def test_max_offsets_as_java_writes_them() -> None:
+    body = (
+        b'{"offsetTable":{{"brokerName":"a","queueId":1,"topic":"t"}:{"lastUpdateTimestamp":9,"maxOffset":7,"minOffset":2}'
+        b',{"brokerName":"a","queueId":0,"topic":"t"}:{"lastUpdateTimestamp":0,"maxOffset":0,"minOffset":0}}}'
+    )
+    assert max_offsets(body) == {1: 7, 0: 0}
+    assert max_offsets(b'{"offsetTable":{}}') == {}
 
 
 def test_as_java_writes_it() -> None:

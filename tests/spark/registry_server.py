@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -26,6 +26,9 @@ class Registry:
     open: set[Any] = field(default_factory=set)
     fails: list[tuple[int, bytes]] = field(default_factory=list)
     authorization: str | None = None
+    #: Bytes that the next answer begins with, and whether more of the last one follow, without end, each after this
+    #: pause in s.
+    endless: tuple[bytes, float] | None = None
 
     def add(self, subject: str, text: str, kind: str = "AVRO", references: Any = ()) -> int:
         schema = {"schema": text, "schemaType": kind, "references": list(references)}
@@ -85,6 +88,7 @@ class Registry:
 @contextmanager
 def running_registry() -> Iterator[Registry]:
     registry = Registry()
+    is_over = Event()
 
     class Handler(BaseHTTPRequestHandler):
         # As registries do: connections are kept.
@@ -102,6 +106,14 @@ def running_registry() -> Iterator[Registry]:
         def _do(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             registry.requests.append(f"{self.command} {self.path}")
+            if registry.endless is not None:
+                begin, pause_s = registry.endless
+                self.close_connection = True
+                with suppress(OSError):
+                    self.wfile.write(begin)
+                    while not is_over.wait(pause_s):
+                        self.wfile.write(begin[-1:] * (1 if pause_s else 65536))
+                return
             if registry.fails:
                 status, answer = registry.fails.pop(0)
             elif registry.authorization not in (None, self.headers.get("authorization")):
@@ -128,6 +140,7 @@ def running_registry() -> Iterator[Registry]:
     try:
         yield registry
     finally:
+        is_over.set()
         server.shutdown()
         thread.join()
         server.server_close()

@@ -11,6 +11,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -472,6 +473,27 @@ def test_a_registry_that_is_away_makes_no_body_a_bad_one(registry: Registry) -> 
     with pytest.raises(ClientError, match="doesn't answer"):
         decoded(options, avro(ORDER, number, {"id": 1}))
     assert decoded(options, avro(ORDER, number, {"id": 1})) == ([{"id": 1}], {})
+
+
+def test_answers_that_come_slowly(registry: Registry) -> None:
+    """In their headers, or in their body: each read has some bytes."""
+
+    def ask(slow: Registry) -> str:
+        with pytest.raises(ClientError) as caught:
+            options_of(slow, bodyformat="avro")
+        return str(caught.value)
+
+    with running_registry() as other, ThreadPoolExecutor(2) as threads:
+        registry.endless = b"HTTP/1.1 200 OK\r\nx: y", 0.5
+        other.endless = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n{", 0.5
+        for problem in threads.map(ask, [registry, other]):
+            assert "no complete answer within 10 s" in problem
+
+
+def test_an_answer_without_end(registry: Registry) -> None:
+    registry.endless = b"HTTP/1.1 200 OK\r\n\r\n ", 0.0
+    with pytest.raises(ConfigError, match="its answer has more than 16777216 bytes"):
+        options_of(registry, bodyformat="avro")
 
 
 def test_who_asks(registry: Registry) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +17,7 @@ from exactly_once_support import driver, numbers
 from killable_cluster import Killable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from spark_support import WAIT_S
+from spark_support import WAIT_S, create_topic
 from waiting import wait_until
 
 from gantrymq.client.admin.client import AdminClient
@@ -25,7 +26,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark import batch_bodies
 from gantrymq.spark.cluster import BrokersAway, Cluster, run
 from gantrymq.spark.datasource import RocketMQDataSource
-from gantrymq.spark.idempotent_sender import IdempotentSender, queues_to_write
+from gantrymq.spark.idempotent_sender import IdempotentSender, queues_of_attempts, queues_to_write
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.spark.writer import RocketMQBatchWriter, RowsSent
@@ -205,6 +206,49 @@ def test_rows_that_were_read_from_such_a_topic(
     assert numbers(cluster.name_server, target) == list(range(2_000))
 
 
+@pytest.mark.parametrize("keyed", [3, 0])
+def test_attempts_send_to_the_same_queues(cluster: EmbeddedCluster, keyed: int, tmp_path: Path) -> None:
+    """The topic has more queues when the driver starts again."""
+    topic, given = f"grows-{keyed}", rows(9_000, keyed=keyed)
+    create_topic(cluster, topic, 2)
+    options = options_for(cluster, topic)
+
+    async def write(first_rows: Rows) -> Sequence[MessageQueue]:
+        async with Cluster(options.name_servers, 5000) as brokers:
+            found = await queues_to_write(brokers, options)
+            queues = await queues_of_attempts(brokers, found, "w-0", 5)
+            (await attempt(brokers, options, list(queues), first_rows, 1_000)).finish()
+            return queues
+
+    first = run(write(given[:3_500]))
+    create_topic(cluster, topic, 4)
+    wait_until(lambda: len(run(found_queues(options))) == 8)
+    assert run(write(given)) == first
+    assert numbers(cluster.name_server, topic) == list(range(9_000))
+
+
+async def found_queues(options: WriteOptions) -> list[MessageQueue]:
+    async with Cluster(options.name_servers, 5000) as brokers:
+        return await queues_to_write(brokers, options)
+
+
+def test_an_attempt_that_goes_to_other_queues_is_refused(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    """Of a driver that is still there, and has asked before the first row was stored."""
+    options = options_for(cluster, new_topic(2))
+    given = rows(3_000)
+
+    async def write() -> None:
+        async with Cluster(options.name_servers, 5000) as brokers:
+            queues = await queues_to_write(brokers, options)
+            await attempt(brokers, options, queues, given, 1_000)
+            await attempt(brokers, options, queues[:3], given, 1_000)
+
+    with pytest.raises(
+        BrokerError, match=r"goes to the queues broker-a:2;broker-b:1, and went to broker-a:2;broker-b:2"
+    ):
+        run(write())
+
+
 def test_fewer_rows_the_second_time(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
     given = rows(3_000)
     complete, short = attempts(options_for(cluster, new_topic(2)), (given, 1_000), (given[:2_900], 1_000))
@@ -242,9 +286,16 @@ def test_the_write_waits_for_expected_brokers(cluster: EmbeddedCluster, new_topi
 
 def test_the_topic_must_be_there(cluster: EmbeddedCluster) -> None:
     """One that is made by the first row is on its broker only: a driver that starts again would have fewer queues."""
+    began = time.monotonic()
     with pytest.raises(NoRouteInfo, match="made-by-a-row") as raised:
-        RocketMQBatchWriter(options_for(cluster, "made-by-a-row", retry_timeout_ms=1))
+        RocketMQBatchWriter(options_for(cluster, "made-by-a-row", retry_timeout_ms=60_000))
     assert "gantry admin updateTopic" in raised.value.__notes__[-1]
+    assert time.monotonic() - began < 30
+    # It may be on a broker that is away.
+    options = options_for(cluster, "made-by-a-row", retry_timeout_ms=1, expected_brokers=frozenset({"far"}))
+    with pytest.raises(NoRouteInfo) as raised:
+        RocketMQBatchWriter(options)
+    assert any("tried again" in note for note in raised.value.__notes__)
 
 
 def test_a_broker_is_killed_and_comes_back(tmp_path: Path) -> None:

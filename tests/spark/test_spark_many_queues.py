@@ -128,6 +128,13 @@ def test_a_stream(cluster: MortalCluster, monkeypatch: pytest.MonkeyPatch) -> No
     again = stream.latestOffset(end, ReadAllAvailable())
     assert max(busiest.most.values()) <= AT_ONCE
     assert again == end
+    # While nothing comes: the route, its static queues, and one request to each broker. Every ten seconds more.
+    polls = []
+    for _ in range(3):
+        before = busiest.requests
+        assert stream.latestOffset(end, ReadAllAvailable()) == end
+        polls.append(busiest.requests - before)
+    assert min(polls) <= 4, polls
     assert bodies([p.ranges for p in stream.partitions(start, end)], options) == everything()
     stream.stop()
 

@@ -15,6 +15,7 @@ from gantrymq.spark.offsets import (
     OffsetRange,
     bundle,
     from_json,
+    last_in_turn,
     limit_rows,
     parse_boundary,
     parse_times,
@@ -75,8 +76,12 @@ def test_boundaries() -> None:
     starting = parse_boundary("startingOffsets", '{"t": {"broker-a:0": 5, "broker-a:1": -1}}')
     assert [starting.number_of(queue) for queue in (A0, A1, B0)] == [5, LATEST_NUMBER, EARLIEST_NUMBER]
     assert parse_boundary("endingOffsets", '{"t": {"broker-a:0": 5}}').number_of(B0) == LATEST_NUMBER
-    with pytest.raises(ConfigError, match="startingOffsets"):
-        parse_boundary("startingOffsets", "newest")
+    of_topics = parse_boundary("startingOffsets", '{"u": "Latest", "t": {"broker-a:0": 5}}')
+    numbers = [of_topics.named_number_of(queue) for queue in (A0, A1, A0._replace(topic="u"))]
+    assert numbers == [5, None, LATEST_NUMBER]
+    for wrong in ("newest", "{}", '{"t": {}}', '{"t": "newest"}'):
+        with pytest.raises(ConfigError, match="startingOffsets"):
+            parse_boundary("startingOffsets", wrong)
     with pytest.raises(ConfigError, match="brackets"):
         parse_boundary("startingOffsets", "[" * 100_000)
 
@@ -115,6 +120,30 @@ def test_a_limit_is_kept_and_used_up(ranges: dict[MessageQueue, tuple[int, int]]
 
 def test_a_nearly_empty_queue_is_not_passed_over() -> None:
     assert limit_rows({A0: 0, A1: 0}, {A0: 1_000_000, A1: 1}, 100) == {A0: 99, A1: 1}
+
+
+@given(RANGES, st.integers(1, 2000))
+def test_each_queue_has_a_row_where_there_are_as_many(
+    ranges: dict[MessageQueue, tuple[int, int]], max_rows: int
+) -> None:
+    start = {queue: first for queue, (first, _) in ranges.items()}
+    end = {queue: first + count for queue, (first, count) in ranges.items()}
+    served = {queue for queue, offset in limit_rows(start, end, max_rows).items() if offset > start[queue]}
+    busy = {queue for queue in end if end[queue] > start[queue]}
+    assert len(served) == min(len(busy), max_rows)
+
+
+@given(st.integers(1, 5), st.lists(st.sets(st.integers(0, 9)), min_size=1, max_size=30))
+def test_queues_take_turns_when_there_are_fewer_rows(max_rows: int, busy: list[set[int]]) -> None:
+    """Queue 5 waits for as many batches as it takes to serve the nine others, whichever of those have messages."""
+    queues = [MessageQueue("t", "broker-a", n) for n in range(10)]
+    waiting, start, after = queues[5], dict.fromkeys(queues, 0), None
+    most = -(-len(queues) // max_rows)
+    for batch in range(most):
+        end = start | {queues[n]: start[queues[n]] + 100 for n in busy[batch % len(busy)]} | {waiting: 1}
+        limited = limit_rows(start, end, max_rows, after)
+        after, start = last_in_turn(start, end, limited, after), limited
+    assert start[waiting] == 1
 
 
 @given(RANGES, st.integers(1, 600))

@@ -169,6 +169,16 @@ def test_times_of_topics_and_queues() -> None:
             parse(startingoffsetsbytimestamp=bad)
 
 
+@pytest.mark.parametrize("value", ["1_0", "\u0661\u0660", "1e3", "0x10", "1" * 5000])
+def test_what_is_no_whole_number(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"option maxPartitions: .* is no whole number"):
+        parse(maxpartitions=value)
+
+
+def test_names_in_any_case() -> None:
+    assert ReadOptions.parse({"NAMESERVER": "a:1", "SubScribe": "orders", "MAXPARTITIONS": "3"}).max_partitions == 3
+
+
 def test_keys_stay_secret() -> None:
     options = parse(accesskey="me", secretkey="hush", securitytoken="psst")
     assert options.security.secret_key == "hush"

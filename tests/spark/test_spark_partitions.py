@@ -19,7 +19,7 @@ from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.filters import PushedFilters
 from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.partitions import plan_partitions
+from gantrymq.spark.partitions import plan_partitions, record_plan, recorded_partitions
 from gantrymq.spark.planning import plan_batch
 from gantrymq.spark.rows import read_ranges
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -74,6 +74,46 @@ def test_each_offset_is_in_one_partition(ends: list[int], sizes: dict[int, float
         of_queue = [part for part in pieces if part.queue == queue]
         assert [part.start for part in of_queue] == [0, *(part.end for part in of_queue)][: len(of_queue)]
         assert (of_queue[-1].end if of_queue else 0) == end
+
+
+@given(
+    st.dictionaries(
+        st.builds(MessageQueue, st.sampled_from("tu"), st.sampled_from(["a", "b"]), st.integers(0, 2)),
+        st.tuples(st.integers(0, 9), st.integers(0, 30_000)),
+        max_size=6,
+    ),
+    st.sampled_from(
+        [
+            {},
+            {"minpartitions": "7"},
+            {"maxpartitions": "3"},
+            {"maxpartitionbytes": "2000000"},
+            {"deduplicate": "true"},
+            {"maxbytespersecondperbroker": "9"},
+        ]
+    ),
+)
+def test_a_plan_is_recorded(queues: dict[MessageQueue, tuple[int, int]], more: dict[str, str]) -> None:
+    options = ReadOptions.parse({"nameserver": "a:1", "subscribe": "t"} | more)
+    starts = {queue: start for queue, (start, _) in queues.items()}
+    ends = {queue: start + count for queue, (start, count) in queues.items()}
+    planned = plan_partitions(starts, ends, options, dict.fromkeys(queues, 300.0))
+    plan = record_plan(planned)
+    assert recorded_partitions(plan, starts, ends) == planned
+    # Half of each queue is lost.
+    nearer = {queue: start + count // 2 for queue, (start, count) in queues.items()}
+    left = recorded_partitions(plan, starts, nearer)
+    assert len(left) == len(planned)
+    assert sum(part.end - part.start for parts in left for part in parts) == sum(
+        nearer[queue] - starts[queue] for queue in queues
+    )
+
+
+@pytest.mark.parametrize("of_queue", [[], [0, 5], [0, 7, 1, 6, 2], [0, 4, 1]])
+def test_a_plan_of_other_offsets_is_refused(of_queue: list[int]) -> None:
+    queue = MessageQueue("t", "a", 0)
+    with pytest.raises(ConfigError, match="the checkpoint's plan"):
+        recorded_partitions({queue: of_queue}, {queue: 5}, {queue: 10})
 
 
 def test_a_skewed_topic(

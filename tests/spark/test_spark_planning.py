@@ -98,6 +98,27 @@ def test_times_of_topics_that_are_not_read_are_refused(cluster: EmbeddedCluster,
         ask(stream, lambda brokers: initial_place(brokers, stream))
 
 
+def test_a_stream_needs_an_offset_of_each_queue(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
+    topic, other = new_topic(1), new_topic(1)
+    send_numbers(cluster, topic, range(10))
+
+    def begun(offsets: object) -> dict[str, int]:
+        options = options_for(cluster, subscribe=f"{topic},{other}", startingoffsets=json.dumps(offsets))
+        place = ask(options, lambda brokers: initial_place(brokers, options))
+        return {
+            f"{queue.broker_name}:{queue.queue_id}": end for queue, end in place.ends.items() if queue.topic == topic
+        }
+
+    with pytest.raises(ConfigError, match=rf"no offset of {topic} broker-b:0, {other} broker-a:0, {other} broker-b:0"):
+        begun({topic: {"broker-a:0": 1}})
+    with pytest.raises(ConfigError, match=rf"startingOffsets names topic {topic}x, which isn't read"):
+        begun({topic: "latest", other: "latest", f"{topic}x": "latest"})
+    latest = begun({topic: "latest", other: "earliest"})
+    assert sum(latest.values()) == 10
+    assert begun({topic: {"broker-a:0": 1, "broker-b:0": -1}, other: "earliest"}) == latest | {"broker-a:0": 1}
+    assert begun({topic: "earliest", other: "earliest"}) == dict.fromkeys(latest, 0)
+
+
 def test_brokers_expected_of_topics_that_are_not_read_are_refused(
     cluster: EmbeddedCluster, new_topic: Callable[..., str]
 ) -> None:

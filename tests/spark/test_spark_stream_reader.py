@@ -60,6 +60,28 @@ def test_a_first_batch_that_failed_begins_where_it_began(cluster: EmbeddedCluste
     assert restarted.latestOffset(following, ALL) == following
 
 
+@pytest.mark.parametrize("other", [{"minpartitions": "7"}, {"maxpartitions": "1"}, {"deduplicate": "true"}])
+def test_a_micro_batch_that_is_run_again_has_its_partitions(
+    cluster: EmbeddedCluster, new_topic: NewTopic, other: dict[str, str]
+) -> None:
+    """Rows of exactlyOnce are known by partition and number."""
+    topic = new_topic(2)
+    send_numbers(cluster, topic, range(1000))
+    first = reader(cluster, topic, startingoffsets="earliest", minpartitions="9")
+    start = first.initialOffset()
+    end = first.latestOffset(start, ALL)
+    planned = [partition.ranges for partition in first.partitions(start, end)]
+    assert len(planned) >= 9
+    first.stop()
+    again = reader(cluster, topic, startingoffsets="earliest", **other)
+    assert [p.ranges for p in again.partitions(from_checkpoint(start), from_checkpoint(end))] == planned
+    send_numbers(cluster, topic, range(1000, 1400))
+    following = again.latestOffset(from_checkpoint(end), ALL)
+    assert len(again.partitions(end, following)) != len(planned)
+    assert numbers(again, end, following) == list(range(1000, 1400))
+    again.stop()
+
+
 def test_new_queues_are_read_from_their_first_message(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
     topic = new_topic(1)
     stream = reader(cluster, topic)
@@ -75,6 +97,24 @@ def test_new_queues_are_read_from_their_first_message(cluster: EmbeddedCluster, 
         start = end
     assert sorted(seen) == list(range(1200))
     assert stream.latestOffset(start, ReadMaxRows(400)) == start
+
+
+def test_a_small_queue_has_its_turn_also_after_restarts(cluster: EmbeddedCluster) -> None:
+    topic = "skewed"
+    create_topic(cluster, topic, 4, brokers=[0])
+    for queue_id in range(3):
+        for number in range(4):
+            send_to(cluster, MessageQueue(topic, "broker-a", queue_id), number)
+    send_to(cluster, MessageQueue(topic, "broker-a", 3), 99)
+    stream = reader(cluster, topic, startingoffsets="earliest")
+    start, found = stream.initialOffset(), list[int]()
+    for _ in range(2):
+        end = stream.latestOffset(start, ReadMaxRows(2))
+        found += numbers(stream, start, end)
+        stream.stop()
+        stream, start = reader(cluster, topic), from_checkpoint(end)
+    stream.stop()
+    assert sorted(found) == [0, 0, 0, 99]
 
 
 def test_available_now_ends_at_what_was_there(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
@@ -99,6 +139,23 @@ def test_a_broker_that_is_away_holds_up_its_own_queues_only(cluster: EmbeddedClu
     end = stream.latestOffset(start, ALL)
     assert end[topic]["broker-z:0"] == 7
     assert numbers(stream, start, end) == list(range(200))
+
+
+def test_a_checkpoint_of_brokers_with_other_names(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
+    topic = new_topic(1)
+    send_numbers(cluster, topic, range(200))
+    start = {topic: {"old-a:0": 7, "old-b:0": 9}}
+    message = rf"^topic {topic} is on broker-a, broker-b; the checkpoint has its queues on old-a, old-b, and no NameS"
+    for limit in (False, True):
+        stream = reader(cluster, topic)
+        if limit:
+            stream.prepareForTriggerAvailableNow()
+        with pytest.raises(DataLost, match=message):
+            stream.latestOffset(start, ALL)
+        stream.stop()
+    lenient = reader(cluster, topic, failondataloss="false")
+    assert numbers(lenient, start, lenient.latestOffset(start, ALL)) == list(range(200))
+    lenient.stop()
 
 
 def test_a_restarted_stream_commits_what_its_checkpoint_says(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:

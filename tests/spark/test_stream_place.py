@@ -16,7 +16,9 @@ QUEUE = MessageQueue("t", "broker-a", 0)
 
 def test_there_and_back() -> None:
     first, began = FirstMessage(1, 1767225600000), Began(frozenset("ab"), None)
-    place = StreamPlace({QUEUE: 7}, {QUEUE: 3}, {QUEUE: first}, began, {QUEUE: 1767225700000})
+    place = StreamPlace(
+        {QUEUE: 7}, {QUEUE: 3}, {QUEUE: first}, began, {QUEUE: 1767225700000}, QUEUE, {QUEUE: [0, 5, 1]}
+    )
     assert StreamPlace.from_json(json.loads(json.dumps(place.to_json()))) == place
 
 
@@ -50,6 +52,9 @@ def test_a_checkpoint_of_a_later_version_is_refused() -> None:
         '{"t": {"broker-a:0": 7}, "$last": {"t": {"broker-a:0": "x"}}}',
         '{"t": {"broker-a:0": 7}, "$began": {"brokers": ["broker-a"], "since": "x"}}',
         '{"t": {"broker-a:0": 7}, "$began": {"brokers": ["broker-a"]}}',
+        '{"t": {"broker-a:0": 7}, "$turn": {"t": 0}}',
+        '{"t": {"broker-a:0": 7}, "$plan": {"t": {"broker-a:0": 0}}}',
+        '{"t": {"broker-a:0": 7}, "$plan": {"t": {"broker-a:0": ["x"]}}}',
         '{"t": {"broker-a:0": 9223372036854775808}}',
     ],
 )

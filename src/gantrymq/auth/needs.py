@@ -30,6 +30,7 @@ RULES: dict[int, rules.Rule] = {
     RequestCode.RECALL_MESSAGE: rules.sending("topic"),
     RequestCode.END_TRANSACTION: rules.ending_transaction,  # +
     RequestCode.END_HALF_MESSAGES: rules.ending_half_messages,  # +
+    RequestCode.GET_WRITER_QUEUES: rules.sending("topic"),  # +
     # Consumers.
     RequestCode.HEART_BEAT: rules.heartbeat,
     RequestCode.UNREGISTER_CLIENT: rules.leaving,

@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     """The rows of one request: `new` are those that the queue hasn't got yet, `total` is how many there are in all.
 
     `last_row` is what the queue has when `new` is stored. `first_offset` is the queue offset of the first row when none
-    is new, as far as it is known, else -1.
+    is new, as far as it is known, else -1. `queues` as in `Written`.
     """
 
     key: str
@@ -43,6 +43,7 @@ class Rows(NamedTuple):
     new: RecordBatch | None
     last_row: int
     first_offset: int = -1
+    queues: str = ""
 
 
 def count_known(written: Written, first: RowId, last: RowId, after: Place, batch: RecordBatch) -> int:
@@ -111,6 +112,14 @@ def lost_rows(row: RowId, after: Place, had: Place) -> RequestRefused:
         ResponseCode.ILLEGAL_OPERATION,
         f"batch {row.batch} of the writer {row.writer} goes on after row {after.row}, and the queue has its rows up to "
         f"{had.row}: the broker has lost some, they must be sent again",
+    )
+
+
+def other_queues(row: RowId, queues: str, written: Written) -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.ILLEGAL_OPERATION,
+        f"batch {row.batch} of the writer {row.writer} goes to the queues {queues}, and went to {written.queues} when "
+        "it was sent first: rows would be stored twice. Run the task again, which then sends to those queues",
     )
 
 

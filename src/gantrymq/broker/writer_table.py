@@ -8,13 +8,17 @@ import msgspec
 
 
 class Written(NamedTuple):
-    """What a writer wrote last into a queue: `queue_offset` is its last row's, `at_ms` when it was stored."""
+    """What a writer wrote last into a queue: `queue_offset` is its last row's, `at_ms` when it was stored.
+
+    `queues` are those that the rows of the batch go to (`row_ids.QUEUES_FIELD`), "" where that isn't known.
+    """
 
     batch: int
     row: int
     chain: int
     queue_offset: int
     at_ms: int
+    queues: str = ""
 
 
 class WriterTable(msgspec.Struct):

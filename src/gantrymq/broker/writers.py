@@ -14,7 +14,8 @@ writer and queue.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gantrymq.background.jobs import Jobs
@@ -28,6 +29,7 @@ from gantrymq.broker.writer_rows import (
     Rows,
     count_known,
     lost_rows,
+    other_queues,
     other_rows,
     row_of,
     sent_row,
@@ -36,19 +38,23 @@ from gantrymq.broker.writer_rows import (
 from gantrymq.broker.writer_table import WriterTable, Written, key_of
 from gantrymq.errors import IllegalMessage, RecordError, RequestRefused, StoreError
 from gantrymq.logs import peer_log
-from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.send import GetWriterQueuesRequestHeader, GetWriterQueuesResponseHeader
 from gantrymq.protocol.properties import find_property
 from gantrymq.protocol.record import Record
 from gantrymq.protocol.row_ids import (
     AFTER_FIELD,
     BEGINNING,
+    MAX_QUEUES_LENGTH,
+    QUEUES_FIELD,
     RowId,
     decode_place,
     decode_row_id,
     decode_sequence,
     target_of,
 )
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.record_batch import RecordBatch
 from gantrymq.system import files
@@ -81,6 +87,8 @@ class Writers(Part):
         self._has_file = False
         #: The queues that rows were sent to, as they were then.
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        #: By topic the largest id of a queue in the table.
+        self._last_queues: dict[str, int] = {}
         #: What is still to be read of the log, and from where on.
         self._records: Iterator[Record | None] | None = None
         self._start = 0
@@ -93,6 +101,9 @@ class Writers(Part):
 
     def __len__(self) -> int:
         return len(self._table.ranges)
+
+    def handlers(self) -> Mapping[int, RequestHandler]:
+        return {RequestCode.GET_WRITER_QUEUES: self._get_queues}
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -107,6 +118,11 @@ class Writers(Part):
         if table is not None and start is not None:
             self._all_read.clear()
             self._table, self._start = table, start
+            for key in table.ranges:
+                topic, _, rest = key.partition("@")
+                queue_id = rest.partition("@")[0]
+                if queue_id.isdecimal():
+                    self._has_queue(topic, int(queue_id))
         else:
             self._begin_anew()
             log.warning(
@@ -202,8 +218,10 @@ class Writers(Part):
         key = key_of(topic, queue_id, row.writer)
         before = self._table.ranges.get(key)
         if before is None or before[:2] < (row.batch, row.row):
-            written = Written(row.batch, row.row, chain, record.queue_offset, record.store_timestamp)
+            queues = before.queues if before is not None and before.batch == row.batch else ""
+            written = Written(row.batch, row.row, chain, record.queue_offset, record.store_timestamp, queues)
             self._table.put(key, written, self._config.idempotent_writer_max_num)
+            self._has_queue(topic, queue_id)
 
     def _encode(self) -> Iterator[bytes]:
         if self.is_read:
@@ -241,8 +259,13 @@ class Writers(Part):
         if written is None and after != BEGINNING and len(self._table.ranges) < self._config.idempotent_writer_max_num:
             # None had to make room for others: it would be known.
             raise lost_rows(last, after, BEGINNING)
+        queues = _listed_queues(request)
+        if written is not None and written.batch == last.batch:
+            if queues and written.queues and queues != written.queues:
+                raise other_queues(last, queues, written)
+            queues = queues or written.queues
         known = 0 if written is None else count_known(written, first, last, after, batch)
-        rows = Rows(key, batch.queue, last, chain, len(batch), batch, last.row)
+        rows = Rows(key, batch.queue, last, chain, len(batch), batch, last.row, queues=queues)
         if written is None or not known:
             return rows
         if last.row == written.row and chain != written.chain:
@@ -265,11 +288,7 @@ class Writers(Part):
             async with asyncio.timeout(_WAIT_S):
                 await self._all_read.wait()
         except TimeoutError:
-            raise RequestRefused(
-                ResponseCode.SYSTEM_BUSY,
-                "[OVERLOAD]system busy: the broker still reads in its log what idempotent writers have written before "
-                "it started, try again later",
-            ) from None
+            raise _still_reading() from None
 
     @property
     def is_begun(self) -> bool:
@@ -296,8 +315,9 @@ class Writers(Part):
         first_offset = rows.queue.max_offset
         offsets = self._appender.append_batch(rows.new)
         now = now_ms()
-        written = Written(rows.last.batch, rows.last.row, rows.chain, rows.queue.max_offset - 1, now)
+        written = Written(rows.last.batch, rows.last.row, rows.chain, rows.queue.max_offset - 1, now, rows.queues)
         dropped = self._table.put(rows.key, written, self._config.idempotent_writer_max_num)
+        self._has_queue(rows.queue.topic, rows.queue.queue_id)
         self._file.changed()
         if dropped is not None and dropped.at_ms >= now - self._config.idempotent_writer_keep_time:
             log.warning(
@@ -307,6 +327,24 @@ class Writers(Part):
                 (now - dropped.at_ms) // 1000,
             )
         return (first_offset, offsets) if len(offsets) == rows.total else (-1, [])
+
+    def _get_queues(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """To which queues the rows of a writer's batch go, if the broker has some of them."""
+        header = request.read_header(GetWriterQueuesRequestHeader)
+        if not self.is_read:
+            self._reading.start(0.0)
+            raise _still_reading()
+        for queue_id in range(self._last_queues.get(header.topic, -1) + 1):
+            written = self._table.ranges.get(key_of(header.topic, queue_id, header.writer))
+            if written is None or written.batch != header.batch or not written.queues:
+                continue
+            queue = self._store.find_queue(header.topic, queue_id)
+            if queue is not None and self._is_there(queue, header.writer, written):
+                return RemotingCommand.response(header=GetWriterQueuesResponseHeader(queues=written.queues))
+        return RemotingCommand.response(header=GetWriterQueuesResponseHeader())
+
+    def _has_queue(self, topic: str, queue_id: int) -> None:
+        self._last_queues[topic] = max(queue_id, self._last_queues.get(topic, 0))
 
     def _look_at_queue(self, queue: ConsumeQueue) -> None:
         """Forgets all rows of a queue that was deleted and made anew."""
@@ -336,3 +374,17 @@ class Writers(Part):
             return row_of(self._store.record_bytes(unit[0]))[0]
         except (IllegalMessage, RecordError, StoreError):
             return None
+
+
+def _listed_queues(request: RemotingCommand) -> str:
+    text = request.ext_fields.get(QUEUES_FIELD, "")
+    # The entries of a batch share one text.
+    return sys.intern(text) if len(text) <= MAX_QUEUES_LENGTH else ""
+
+
+def _still_reading() -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.SYSTEM_BUSY,
+        "[OVERLOAD]system busy: the broker still reads in its log what idempotent writers have written before it "
+        "started, try again later",
+    )

@@ -154,6 +154,7 @@ class RequestCode(IntEnum):
     AUTH_LIST_ACL = 3010
     #: GantryMQ's own; Apache's have none from here to 200050.
     END_HALF_MESSAGES = 31037
+    GET_WRITER_QUEUES = 31038
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

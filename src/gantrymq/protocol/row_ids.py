@@ -11,6 +11,9 @@ another order are found out.
 The request, a SEND_BATCH_MESSAGE with a binary header, has the field `gantryAfter`: the row and the checksum that it
 follows. Without it the properties mean nothing to a broker: whoever forwards messages copies theirs. The answer has
 the field `gantryLastRow`. Brokers of Java know neither.
+
+The field `gantryQueues` lists all queues that the writer's rows go to. A later attempt gets it from the brokers by
+GET_WRITER_QUEUES, and sends its rows to the same queues.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ GANTRY_SEQ = "GANTRY_SEQ"
 #: The field of the request, and of the answer the one that says which row the queue has now.
 AFTER_FIELD = "gantryAfter"
 LAST_ROW_FIELD = "gantryLastRow"
+#: `broker-a:4;broker-b:2`: the queues 0 to 3 of one broker and 0 to 1 of another one, in this order.
+QUEUES_FIELD = "gantryQueues"
+#: Brokers keep no longer list.
+MAX_QUEUES_LENGTH = 500
 #: A request whose header is binary has these bytes then.
 AFTER_MARK = b"\x00\x0bgantryAfter"
 #: So long an id is at most; a query's has 36 characters.

@@ -24,13 +24,15 @@ from gantrymq.errors import (
 )
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicList, TopicRouteData
-from gantrymq.protocol.bodies.stats import QueryConsumeQueueResponseBody
+from gantrymq.protocol.bodies.stats import QueryConsumeQueueResponseBody, max_offsets
 from gantrymq.protocol.bodies.topic_config import PERM_WRITE
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.namesrv import GetKVConfigResponseHeader, KVConfigRequestHeader
 from gantrymq.protocol.headers.query import QueryConsumeQueueRequestHeader
+from gantrymq.protocol.headers.send import GetWriterQueuesRequestHeader, GetWriterQueuesResponseHeader
+from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.record import unpacker
@@ -99,6 +101,8 @@ class Cluster(NameServers):
         self._from_slaves = from_slaves
         #: Slaves that didn't answer, or don't serve pulls.
         self._refusing: set[str] = set()
+        #: Brokers that refuse `max_offsets_once`.
+        self._without_stats: set[str] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -197,6 +201,24 @@ class Cluster(NameServers):
     async def max_offset_once(self, queue: MessageQueue) -> int:
         """Without a second try."""
         return await self._api.max_offset(self._address(queue), queue.topic, queue.queue_id)
+
+    async def max_offsets_once(self, queue: MessageQueue) -> dict[int, int]:
+        """{queue id: max offset} of all queues that the broker of `queue` has of its topic, without a second try.
+
+        Empty if only requests of single queues say: for a static topic, whose queues have parts on several brokers, and
+        where the access control allows no more.
+        """
+        route = self._routes.cached(queue.topic)
+        if route is None or route.topic_queue_mapping_by_broker or queue.broker_name in self._without_stats:
+            return {}
+        request = RemotingCommand.request(RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=queue.topic))
+        try:
+            response = await self._remoting.call(self._address(queue), request)
+        except BrokerError as e:
+            if e.code in (ResponseCode.NO_PERMISSION, ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
+                self._without_stats.add(queue.broker_name)
+            return {}
+        return max_offsets(response.body)
 
     async def kept_end(self, queue: MessageQueue, offset: int) -> int:
         """The end of a queue that its topic may have no more; 0 where the broker has none, or nothing from `offset` on.
@@ -325,6 +347,22 @@ class Cluster(NameServers):
             return None if last_row is None else int(last_row)
 
         return await self.until(attempt, queue.topic)
+
+    async def writer_queues(self, queue: MessageQueue, writer: str, batch: int) -> str | None:
+        """The queues that the rows of a writer's batch go to (`row_ids.QUEUES_FIELD`), if the broker of `queue` knows.
+
+        Brokers of Java don't.
+        """
+        if self._routes.cached(queue.topic) is None:
+            await self.until(partial(self._routes.get_or_default, queue.topic))
+        header = GetWriterQueuesRequestHeader(topic=queue.topic, writer=writer, batch=batch)
+        try:
+            response = await self.ask_master(queue, RemotingCommand.request(RequestCode.GET_WRITER_QUEUES, header))
+        except BrokerError as e:
+            if e.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise
+            return None
+        return response.read_header(GetWriterQueuesResponseHeader).queues
 
     async def end_transaction(self, queue: MessageQueue, header: EndTransactionRequestHeader) -> None:
         """Commits or rolls back a half message of `queue`, and waits for the broker's answer.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DataType,
     IntegerType,
@@ -39,6 +40,37 @@ COLUMNS: dict[str, DataType] = {
 }
 
 
+def proper_name(name: str, columns: Iterable[str] = (*COLUMNS, VALUE)) -> str:
+    """The name as `columns` have it: Spark resolves names in any case. A name that isn't among them stays as it is."""
+    return next((column for column in columns if column.lower() == name.lower()), name)
+
+
+def without_collation(kind: DataType) -> DataType:
+    """The type with plain strings: Arrow data of a collated one has the same form."""
+    match kind:
+        case StringType():
+            return StringType()
+        case ArrayType():
+            return ArrayType(without_collation(kind.elementType), kind.containsNull)
+        case MapType():
+            key, value = without_collation(kind.keyType), without_collation(kind.valueType)
+            return MapType(key, value, kind.valueContainsNull)
+        case StructType():
+            return StructType([plain_field(field, field.name) for field in kind.fields])
+        case _:
+            return kind
+
+
+def plain_field(field: StructField, name: str) -> StructField:
+    """The field with that name, and without collations."""
+    return StructField(name, without_collation(field.dataType), field.nullable)
+
+
+def with_names(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+    """The same rows with these names of columns."""
+    return rows if rows.schema.names == list(names) else pa.RecordBatch.from_arrays(rows.columns, names=list(names))
+
+
 def default_schema(
     *,
     include_properties: bool,
@@ -69,17 +101,20 @@ def default_schema(
 def arrow_schema(
     schema: StructType, property_columns: Iterable[str] = (), body: BodyOptions | None = None
 ) -> pa.Schema:
-    """`property_columns` are columns besides, of single properties, and so is the value of a `body`.
+    """The columns by their proper names; `schema` may have names in any case, and collated strings.
 
-    Raises ConfigError for a column that no read has, that comes twice, or is of another type.
+    `property_columns` are columns besides, of single properties, and so is the value of a `body`. Raises ConfigError
+    for a column that no read has, that comes twice, or is of another type.
     """
+    names = (*COLUMNS, VALUE, *property_columns)
+    fields = [plain_field(field, proper_name(field.name, names)) for field in schema.fields]
     kinds = COLUMNS | dict.fromkeys(property_columns, StringType())
     if body is not None:
         if VALUE in property_columns:
             raise ConfigError(f"option propertyColumns: {VALUE!r} is the column of bodies with bodyFormat")
-        kinds[VALUE] = body.type_of(next((field.dataType for field in schema.fields if field.name == VALUE), None))
+        kinds[VALUE] = body.type_of(next((field.dataType for field in fields if field.name == VALUE), None))
     seen: set[str] = set()
-    for field in schema.fields:
+    for field in fields:
         kind = kinds.get(field.name)
         if kind is None:
             raise ConfigError(
@@ -94,9 +129,9 @@ def arrow_schema(
         if not field.nullable or field.dataType != kind:
             # Spark takes the word for it: what isn't there would be read as an empty text, or end the query.
             raise ConfigError(f"column {field.name} is not null in the schema: leave that out, as messages may lack it")
-    if not schema.fields:
+    if not fields:
         raise ConfigError("a rocketmq read needs at least one column")
-    columns = to_arrow_schema(schema)
+    columns = to_arrow_schema(StructType(fields))
     if body is not None and VALUE in columns.names:
         # What its format has nothing for is refused here, before a task meets it.
         body.decoder(columns.field(VALUE).type)

@@ -44,12 +44,12 @@ class RocketMQDataSource(DataSource):
 
     def reader(self, schema: StructType) -> RocketMQBatchReader:
         options = ReadOptions.parse(self.options, streaming=False)
-        return RocketMQBatchReader(options, arrow_schema(schema, options.property_columns, options.body))
+        return RocketMQBatchReader(options, arrow_schema(schema, options.property_columns, options.body), schema.names)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         reader = RocketMQStreamReader if HAS_ADMISSION_CONTROL else OlderStreamReader
         options = ReadOptions.parse(self.options, streaming=True)
-        return reader(options, arrow_schema(schema, options.property_columns, options.body))
+        return reader(options, arrow_schema(schema, options.property_columns, options.body), schema.names)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         options = WriteOptions.parse(self.options, streaming=False)
@@ -67,7 +67,9 @@ class RocketMQPushdownDataSource(RocketMQDataSource):
 
     def reader(self, schema: StructType) -> RocketMQBatchReader:
         options = ReadOptions.parse(self.options, streaming=False)
-        return RocketMQPushdownReader(options, arrow_schema(schema, options.property_columns, options.body))
+        return RocketMQPushdownReader(
+            options, arrow_schema(schema, options.property_columns, options.body), schema.names
+        )
 
 
 def register(spark: SparkSession) -> None:

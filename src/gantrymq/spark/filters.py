@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.spark.columns import proper_name
 from gantrymq.spark.versions import HAS_FILTERS
 
 if TYPE_CHECKING or HAS_FILTERS:
@@ -44,7 +46,7 @@ class PushedFilters:
 
     def push(self, condition: Filter) -> bool:
         """True when the condition is taken care of here; else Spark must look at each row."""
-        match condition:
+        match _with_proper_name(condition):
             case IsNotNull((name,)):
                 return name in _NEVER_NULL
             case EqualTo((name,), value) if name in _QUEUE_COLUMNS and value is not None:
@@ -102,6 +104,14 @@ class PushedFilters:
         self._first_offset = max(self._first_offset, first)
         if end is not None:
             self._end_offset = end if self._end_offset is None else min(end, self._end_offset)
+
+
+def _with_proper_name(condition: Filter) -> Filter:
+    match getattr(condition, "attribute", None):
+        case (str() as name,) if proper_name(name) != name:
+            return replace(condition, attribute=(proper_name(name),))  # type: ignore[call-arg]
+        case _:
+            return condition
 
 
 def is_one_tag(tag: str) -> bool:

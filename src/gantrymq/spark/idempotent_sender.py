@@ -1,25 +1,38 @@
 """Sends the rows of a write with exactlyOnce, so that brokers can tell which of them they have (`protocol.row_ids`).
 
-Which queue a row goes to follows from its number, or its sharding key, and the queues that the driver has found; never
-from what brokers answer. To each queue rows go in order, one request after the other, and to all queues at once. Where
-a broker is away its rows wait for it: elsewhere they could be there twice.
+Which queue a row goes to follows from its number, or its sharding key, and the queues of the write: those of an earlier
+attempt, if brokers have rows of it, else those that the driver has found. To each queue rows go in order, one request
+after the other, and to all queues at once. Where a broker is away its rows wait for it: elsewhere they could be there
+twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 
 from gantrymq.client.producing.send_command import send_command
-from gantrymq.errors import ClientError, NoRouteInfo
+from gantrymq.client.routes import write_queues
+from gantrymq.errors import BrokerUnavailable, ClientError, NoRouteInfo
 from gantrymq.logs import peer_log
 from gantrymq.protocol import binary_header
 from gantrymq.protocol.batch import decode_batch, encode_batch
+from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.row_ids import AFTER_FIELD, BEGINNING, Place, next_chain, sequence_property, target_of
+from gantrymq.protocol.row_ids import (
+    AFTER_FIELD,
+    BEGINNING,
+    MAX_QUEUES_LENGTH,
+    QUEUES_FIELD,
+    Place,
+    next_chain,
+    sequence_property,
+    target_of,
+)
 from gantrymq.spark.batch_bodies import Encoded, PlainRows, SequencedBatch, requests_of
 from gantrymq.spark.cluster import BrokersAway, Cluster
-from gantrymq.spark.of_each import all_of
+from gantrymq.spark.of_each import all_of, of_each
 from gantrymq.spark.options import PRODUCER_GROUP, WriteOptions
 from gantrymq.spark.row_messages import NumberedRow, TopicMessages
 from gantrymq.spark.sender import naming_rows, queue_of
@@ -34,8 +47,8 @@ ROWS_IN_A_ROW = 1000
 async def queues_to_write(cluster: Cluster, options: WriteOptions) -> list[MessageQueue]:
     """The topic's queues, when all of its brokers are there.
 
-    Raises BrokersAway for those that expectedBrokers names or NameServers remember to have lost, NoRouteInfo or
-    ClientError.
+    Raises BrokersAway for those that expectedBrokers names or NameServers remember to have lost, NoRouteInfo at once
+    for a topic that doesn't exist, or ClientError.
     """
     topic = options.topic
     assert topic is not None, "exactlyOnce needs it"
@@ -51,6 +64,7 @@ async def queues_to_write(cluster: Cluster, options: WriteOptions) -> list[Messa
         return queues
 
     try:
+        await _check_exists(cluster, topic, options.expected_brokers)
         return await cluster.until(attempt, topic, passing=(BrokersAway,))
     except NoRouteInfo as e:
         e.add_note(
@@ -58,6 +72,57 @@ async def queues_to_write(cluster: Cluster, options: WriteOptions) -> list[Messa
             f"-n {';'.join(options.name_servers)} -c CLUSTER -t {topic}"
         )
         raise
+
+
+async def _check_exists(cluster: Cluster, topic: str, expected_brokers: Collection[str]) -> None:
+    """Raises NoRouteInfo for a topic that is on no broker, unless it may be on one that is away."""
+    try:
+        await cluster.read_queues(topic, wait=False)
+    except NoRouteInfo as e:
+        registered = await cluster.brokers()
+        if isinstance(e, BrokerUnavailable) or not registered or not registered.issuperset(expected_brokers):
+            return
+        if (await cluster.until(lambda: cluster.lost_brokers([topic]))).get(topic):
+            return
+        raise
+    except ClientError:
+        # It exists, and can't be read.
+        return
+
+
+async def queues_of_attempts(
+    cluster: Cluster, queues: Sequence[MessageQueue], write_id: str, partition: int
+) -> Sequence[MessageQueue]:
+    """The queues that an earlier attempt of the task has sent rows to, as far as brokers know; else `queues`.
+
+    Raises ClientError for attempts that sent to other queues each.
+    """
+    write, _, batch = write_id.rpartition("-")
+    brokers = {queue.broker_name: queue for queue in queues}
+    answers = await of_each(
+        brokers.values(), lambda queue: cluster.writer_queues(queue, f"{write}-{partition}", int(batch))
+    )
+    listed = {name: text for name, text in zip(brokers, answers, strict=True) if text}
+    if not listed:
+        return queues
+    if len(set(listed.values())) > 1:
+        raise ClientError(f"attempts of partition {partition} of write {write_id} have sent to other queues: {listed}")
+    # The form of an order topic's configuration.
+    found = write_queues(queues[0].topic, TopicRouteData(order_topic_conf=next(iter(listed.values()))))
+    if found != list(queues):
+        log.warning(
+            "partition %d of write %s goes to the queues of its first attempt, %s: the topic has %s by now",
+            partition,
+            write_id,
+            _list_queues(found),
+            _list_queues(queues),
+        )
+    return found
+
+
+def _list_queues(queues: Sequence[MessageQueue]) -> str:
+    counts = Counter(queue.broker_name for queue in queues)
+    return ";".join(f"{broker}:{count}" for broker, count in counts.items())
 
 
 class IdempotentSender:
@@ -74,6 +139,9 @@ class IdempotentSender:
         self._places: dict[MessageQueue, Place] = {}
         #: Queues that have more rows than this attempt has sent, and up to which one.
         self._ahead: dict[MessageQueue, int] = {}
+        #: Fields of each request that are the same.
+        listed = _list_queues(queues)
+        self._fields = {QUEUES_FIELD: listed} if len(listed) <= MAX_QUEUES_LENGTH else {}
 
     async def send(self, messages: dict[str, TopicMessages]) -> None:
         """Returns when all are stored. Raises what a send raises, BrokerError for other rows than another attempt's."""
@@ -148,7 +216,7 @@ class IdempotentSender:
 
     async def _send(self, queue: MessageQueue, body: bytes, after: Place) -> int | None:
         """Up to which row the queue has them then; None from a broker that doesn't say."""
-        field = binary_header.encode_fields({AFTER_FIELD: str(after)})
+        field = binary_header.encode_fields({AFTER_FIELD: str(after), **self._fields})
 
         def command(queue: MessageQueue) -> RemotingCommand:
             request = send_command(PRODUCER_GROUP, queue, body, b"", now_ms(), batch=True)

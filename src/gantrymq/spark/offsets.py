@@ -22,6 +22,7 @@ Offsets = dict[MessageQueue, int]
 #: What stands for "latest" and "earliest" in JSON offsets, as in Spark's Kafka connector.
 LATEST_NUMBER = -1
 EARLIEST_NUMBER = -2
+_NUMBERS = {"latest": LATEST_NUMBER, "earliest": EARLIEST_NUMBER}
 #: Brokers have offsets and times in 64 bits.
 LARGEST_NUMBER = 2**63 - 1
 
@@ -30,21 +31,33 @@ LARGEST_NUMBER = 2**63 - 1
 class Boundary:
     """Where reading starts or ends: a number for all queues, one for some of them, or times in ms.
 
-    Queues that neither `by_queue` nor `times` names get `number`; `times` may name a whole topic.
+    Queues that none of `by_queue`, `by_topic` and `times` names get `number`; `times` may name a whole topic.
     """
 
     number: int = EARLIEST_NUMBER
     by_queue: Offsets = field(default_factory=dict)
+    #: LATEST_NUMBER or EARLIEST_NUMBER.
+    by_topic: dict[str, int] = field(default_factory=dict)
     timestamp_ms: int | None = None
     times: dict[MessageQueue | str, int] = field(default_factory=dict)
 
     def number_of(self, queue: MessageQueue) -> int:
         """The queue's offset, or one of the two stand-ins."""
-        return self.by_queue.get(queue, self.number)
+        named = self.named_number_of(queue)
+        return self.number if named is None else named
+
+    def named_number_of(self, queue: MessageQueue) -> int | None:
+        """`number_of` for a queue that is named, by itself or with its topic; None for others."""
+        return self.by_queue.get(queue, self.by_topic.get(queue.topic))
 
     def time_of(self, queue: MessageQueue) -> int | None:
         """The time in ms that stands for the queue's offset, if one does."""
         return self.times.get(queue, self.times.get(queue.topic, self.timestamp_ms))
+
+    @property
+    def naming_option(self) -> str:
+        """The option that names queues or topics, without `starting` or `ending`."""
+        return "OffsetsByTimestamp" if self.times else "Offsets"
 
     def named(self) -> set[MessageQueue]:
         """The queues that it names."""
@@ -52,7 +65,7 @@ class Boundary:
 
     def named_topics(self) -> set[str]:
         """The topics that it names as a whole."""
-        return {name for name in self.times if isinstance(name, str)}
+        return {*self.by_topic, *(name for name in self.times if isinstance(name, str))}
 
 
 class FirstMessage(NamedTuple):
@@ -152,10 +165,18 @@ def parse_boundary(option: str, text: str) -> Boundary:
         case "latest":
             return LATEST
     try:
-        by_queue = from_json(load_json(text))
+        value = load_json(text)
+        by_topic = {}
+        if isinstance(value, dict):
+            words = {topic: word.lower() for topic, word in value.items() if isinstance(word, str)}
+            by_topic = {topic: _NUMBERS[word] for topic, word in words.items() if word in _NUMBERS}
+            value = {topic: queues for topic, queues in value.items() if topic not in by_topic}
+        by_queue = from_json(value)
+        if not (by_topic or by_queue):
+            raise ConfigError("it names no queue and no topic")
     except (ValueError, ConfigError) as e:
         raise ConfigError(f"option {option} is neither earliest nor latest nor JSON of offsets: {e}") from e
-    return Boundary(_whole(option), by_queue)
+    return Boundary(_whole(option), by_queue, by_topic)
 
 
 def parse_times(option: str, text: str) -> Boundary:
@@ -197,27 +218,50 @@ def parse_queues(option: str, text: str) -> list[MessageQueue]:
         raise ConfigError(f"option {option}: {e}") from e
 
 
-def limit_rows(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], max_rows: int) -> Offsets:
-    """`end`, brought nearer to `start` so that about `max_rows` offsets lie between and never more.
+def in_turn(queues: Iterable[MessageQueue], after: MessageQueue | None) -> list[MessageQueue]:
+    """The queues in order, beginning behind `after`, which comes last."""
+    return sorted(queues, key=lambda queue: (after is not None and queue <= after, queue))
 
-    Each queue gets a share by what it has; one that has anything gets at least one while there is room. Every queue of
-    `end` must be in `start`.
+
+def limit_rows(
+    start: Mapping[MessageQueue, int],
+    end: Mapping[MessageQueue, int],
+    max_rows: int,
+    after: MessageQueue | None = None,
+) -> Offsets:
+    """`end`, brought nearer to `start` so that `max_rows` offsets lie between, or all if there are fewer.
+
+    Each queue with offsets gets one, and a share of the rest by the number of its offsets. If there are more queues
+    than rows, the queues that follow `after` get one row each; the caller passes the last of them the next time, so
+    that every queue has its turn. Every queue of `end` must be in `start`.
     """
-    waiting = {queue: max(0, end[queue] - start[queue]) for queue in end}
+    waiting = {queue: end[queue] - start[queue] for queue in end if end[queue] > start[queue]}
     total = sum(waiting.values())
     if total <= max_rows:
         return dict(end)
-    shares = {queue: count * max_rows // total for queue, count in waiting.items()}
-    left = max_rows - sum(shares.values())
-    # Those without a share come first, so that a queue with little isn't passed over for ever; then those that the
-    # rounding took most from.
-    for queue in sorted(waiting, key=lambda queue: (shares[queue] > 0, -(waiting[queue] * max_rows % total), queue)):
-        if not left:
-            break
-        if shares[queue] < waiting[queue]:
+    if max_rows <= len(waiting):
+        shares = dict.fromkeys(in_turn(waiting, after)[:max_rows], 1)
+    else:
+        rest, of_all = max_rows - len(waiting), total - len(waiting)
+        shares = {queue: 1 + (count - 1) * rest // of_all for queue, count in waiting.items()}
+        # The queues that the rounding took most from get what it left.
+        rounded = sorted(waiting, key=lambda queue: (-((waiting[queue] - 1) * rest % of_all), queue))
+        for queue in rounded[: max_rows - sum(shares.values())]:
             shares[queue] += 1
-            left -= 1
-    return {queue: start[queue] + shares[queue] for queue in end}
+    return {queue: start[queue] + shares.get(queue, 0) for queue in end}
+
+
+def last_in_turn(
+    start: Mapping[MessageQueue, int],
+    end: Mapping[MessageQueue, int],
+    limited: Mapping[MessageQueue, int],
+    after: MessageQueue | None,
+) -> MessageQueue | None:
+    """What to pass to `limit_rows` as `after` the next time; None if every queue with offsets got some."""
+    served = [queue for queue, offset in limited.items() if offset > start[queue]]
+    if len(served) == sum(offset > start[queue] for queue, offset in end.items()):
+        return None
+    return in_turn(served, after)[-1]
 
 
 def plan_ranges(

@@ -38,8 +38,8 @@ class OlderStreamReader(DataSourceStreamReader):
     limit, and nothing tells a reader which trigger there is: the log says so whenever a query with a limit starts.
     """
 
-    def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
-        self._reader = RocketMQStreamReader(options, columns)
+    def __init__(self, options: ReadOptions, columns: pa.Schema, names: Sequence[str] | None = None) -> None:
+        self._reader = RocketMQStreamReader(options, columns, names)
         self._limit = self._reader.getDefaultReadLimit()
         self._initial: Offset | None = None
         #: Up to where Spark has planned.

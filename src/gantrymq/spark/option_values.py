@@ -25,6 +25,8 @@ from gantrymq.spark.security import Security
 _SPARKS_OWN = ("checkpointLocation", "queryName")
 _APP_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 _LAST_VERSION = 10**18 - 1
+#: `int` takes `1_0` and digits of other scripts, too.
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,100}")
 #: Access keys and TLS; the names of TLS are those of Apache's clients.
 SECURITY = (
     "accessKey",
@@ -157,10 +159,9 @@ class Values:
         text = self.get(name)
         if text is None:
             return default
-        try:
-            number = int(text)
-        except ValueError:
-            raise ConfigError(f"option {name}: {text!r} is no whole number") from None
+        if not _WHOLE_NUMBER.fullmatch(text):
+            raise ConfigError(f"option {name}: {text[:100]!r} is no whole number")
+        number = int(text)
         if number < least:
             raise ConfigError(f"option {name}: {number} is less than {least}")
         if number > LARGEST_NUMBER:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import ceil
 
+from gantrymq.errors import ConfigError
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.offsets import OffsetRange, bundle, plan_ranges, split
@@ -61,6 +62,41 @@ def plan_partitions(
     if options.max_partitions is None or len(partitions) <= options.max_partitions:
         return partitions
     return _shared_out(sorted(part for parts in partitions for part in parts), options.max_partitions, sizes)
+
+
+#: By queue the numbers of the partitions that read it, and between them the offsets where one follows the other:
+#: `[0, 50, 1]` is partition 0 up to offset 50 (excluded), then partition 1.
+RecordedPlan = dict[MessageQueue, list[int]]
+
+
+def record_plan(partitions: Sequence[Sequence[OffsetRange]]) -> RecordedPlan:
+    """What `recorded_partitions` makes the same partitions of, with the same starts and ends."""
+    plan: RecordedPlan = {}
+    pieces = sorted((part, number) for number, parts in enumerate(partitions) for part in parts)
+    for part, number in pieces:
+        of_queue = plan.setdefault(part.queue, [])
+        of_queue += [part.start, number] if of_queue else [number]
+    return plan
+
+
+def recorded_partitions(
+    plan: RecordedPlan, start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int]
+) -> list[list[OffsetRange]]:
+    """What each task reads by a recorded plan. An `end` may be nearer than it was: then tasks read less, or nothing.
+
+    Raises ConfigError for a plan of other queues or offsets.
+    """
+    partitions: dict[int, list[OffsetRange]] = {}
+    for queue in sorted(queue for queue, offset in end.items() if offset > start[queue]):
+        of_queue = plan.get(queue, [])
+        bounds = [start[queue], *of_queue[1::2]]
+        if len(of_queue) % 2 == 0 or bounds != sorted(set(bounds)):
+            raise ConfigError(f"the checkpoint's plan {of_queue} doesn't fit {queue} from offset {start[queue]} on")
+        for number, first, last in zip(of_queue[::2], bounds, [*bounds[1:], end[queue]], strict=True):
+            if (last := min(last, end[queue])) > first:
+                partitions.setdefault(number, []).append(OffsetRange(queue, first, last))
+    numbers = sorted({number for of_queue in plan.values() for number in of_queue[::2]})
+    return [partitions.get(number, []) for number in numbers]
 
 
 def _shared_out(pieces: Sequence[OffsetRange], count: int, sizes: MessageSizes) -> list[list[OffsetRange]]:

@@ -44,10 +44,8 @@ async def plan_batch(cluster: Cluster, options: ReadOptions, filters: PushedFilt
     stored since, and DataLost for offsets whose messages are not there.
     """
     starting, ending = options.starting_or_default(streaming=False), options.ending or LATEST
-    check_topics(
-        options,
-        {"startingOffsetsByTimestamp": starting.named_topics(), "endingOffsetsByTimestamp": ending.named_topics()},
-    )
+    check_topics(options, {f"starting{starting.naming_option}": starting.named_topics()})
+    check_topics(options, {f"ending{ending.naming_option}": ending.named_topics()})
     all_queues = await complete_queues(
         cluster, options, {"startingOffsets": starting.named(), "endingOffsets": ending.named()}
     )

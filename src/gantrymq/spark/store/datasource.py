@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from gantrymq.spark.columns import arrow_schema, default_schema
+from gantrymq.spark.columns import arrow_schema, default_schema, with_names
 from gantrymq.spark.record_batches import CorruptBodies
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.store.planning import LogRange, plan
@@ -30,9 +30,11 @@ class LogPartition(InputPartition):
 class RocketMQStoreReader(DataSourceReader):
     """One read of a store's commit log. Raises StoreError, ConfigError."""
 
-    def __init__(self, options: StoreOptions, columns: pa.Schema) -> None:
+    def __init__(self, options: StoreOptions, columns: pa.Schema, names: Sequence[str]) -> None:
+        """`names` are those that the rows' columns get."""
         self._options = options
         self._columns = columns
+        self._names = names
 
     def partitions(self) -> Sequence[InputPartition]:
         return [LogPartition(part) for part in plan(self._options)]
@@ -40,7 +42,8 @@ class RocketMQStoreReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark makes a partition of its own when there is none.
         if isinstance(partition, LogPartition):
-            yield from read_range(partition.part, self._options, self._columns)
+            for rows in read_range(partition.part, self._options, self._columns):
+                yield with_names(rows, self._names)
 
 
 class RocketMQStoreDataSource(DataSource):
@@ -64,4 +67,4 @@ class RocketMQStoreDataSource(DataSource):
 
     def reader(self, schema: StructType) -> RocketMQStoreReader:
         options = StoreOptions.parse(self.options)
-        return RocketMQStoreReader(options, arrow_schema(schema, options.property_columns, options.body))
+        return RocketMQStoreReader(options, arrow_schema(schema, options.property_columns, options.body), schema.names)
