@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.broker_api import SendStatus
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -16,15 +17,13 @@ from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from sim.cluster import Program, Servers
-from sim.history import History, Sent
-from sim.plan import Plan
-from sim.scene import AGAIN_S, Scene
-from sim.system import World
+from sim.history import Delay, History, Sent
+from sim.plan import QUEUES, TOPIC, Plan
+from sim.scene import AGAIN_S, Scene, has_wrong_clocks
+from sim.system import EPOCH_S, World
 from sim.watch import Watch
 from sim.workloads import EXTRAS
 
-TOPIC = "orders"
-QUEUES = 4
 KEYS = 4
 _HANDLER_S = 0.02
 
@@ -69,6 +68,8 @@ class Clients:
         self.is_set_up = asyncio.Event()
         #: When producers began, from where on faults count.
         self.sending_at = 0.0
+        #: When all were told to end.
+        self.ended_at = 0.0
         #: Producers that have sent all.
         self.done: set[str] = set()
         #: Numbers go on where a killed producer was.
@@ -116,6 +117,7 @@ class Clients:
 
     async def end(self) -> None:
         """Everybody ends, as told; the servers, too."""
+        self.ended_at = self._world.loop.time()
         self._watching.cancel()
         # These look into servers that run.
         self.problems = [problem for extra in self.extras for problem in extra.problems()]
@@ -168,14 +170,7 @@ class Clients:
         kind -= plan.ordered
         now = self._world.loop.time()
         if kind < plan.delayed:
-            delay_s = chance.choice((1.0, 3.0, 10.0))
-            self.scene.ask(Sent(name, TOPIC, asked_at=now, not_before=now + delay_s))
-            if chance.random() < 0.5:
-                message = Message(TOPIC, name.encode(), delay_level={1.0: 1, 3.0: 2, 10.0: 3}[delay_s])
-                self._history.sent[name].not_before = now + {1.0: 1, 3.0: 5, 10.0: 10}[delay_s]
-            else:
-                message = Message(TOPIC, name.encode(), delay_ms=int(delay_s * 1000))
-            self.scene.stored(name, await producer.send(message))
+            self.scene.stored(name, await producer.send(self._delayed(program, name, chance)))
             return
         kind -= plan.delayed
         if kind < plan.batches:
@@ -190,7 +185,8 @@ class Clients:
         if kind < plan.transactions:
             self.scene.ask(Sent(name, TOPIC, asked_at=now, is_void=chance.random() < 0.3))
             sent = await producer.send_in_transaction(Message(TOPIC, name.encode()))
-            if not self._history.sent[name].is_void:
+            # One that isn't safely stored is rolled back.
+            if not self._history.sent[name].is_void and sent.result.status is SendStatus.SEND_OK:
                 self.scene.stored(name, sent.result)
             return
         kind -= plan.transactions
@@ -204,6 +200,23 @@ class Clients:
         body = name.encode() + b" " * chance.choice((0, 0, 100, 3000))
         self.scene.lengths[name] = len(body)
         self.scene.stored(name, await producer.send(Message(TOPIC, body)), 0)
+
+    def _delayed(self, program: Program, name: str, chance: Random) -> Message:
+        now, delay_s = self._world.loop.time(), chance.choice((1.0, 3.0, 10.0))
+        sent = Sent(name, TOPIC, asked_at=now, not_before=now + delay_s)
+        if chance.random() < 0.5:
+            sent.delay, level = Delay.LEVEL, {1.0: 1, 3.0: 2, 10.0: 3}[delay_s]
+            sent.not_before = now + {1: 1, 2: 5, 3: 10}[level]
+            message = Message(TOPIC, name.encode(), delay_level=level)
+        elif name.endswith("3") and has_wrong_clocks(self._plan):
+            sent.delay, (sent.clock_error_s, _) = Delay.AT, program.host.clock_errors(now, now)
+            at_ms = int((EPOCH_S + now + sent.clock_error_s + delay_s) * 1000)
+            message = Message(TOPIC, name.encode(), deliver_at_ms=at_ms)
+        else:
+            sent.delay = Delay.AFTER
+            message = Message(TOPIC, name.encode(), delay_ms=int(delay_s * 1000))
+        self.scene.ask(sent)
+        return message
 
     async def _send_ordered(self, producer: TransactionProducer, program: Program, chance: Random) -> None:
         key = f"{program.name}-{chance.randrange(KEYS)}"

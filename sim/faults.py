@@ -17,19 +17,23 @@ from gantrymq.broker.broker import Broker
 from gantrymq.protocol.record import BODY_AT_V4, offset_of
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.message_store import MessageStore
-from sim.clients import QUEUES, TOPIC, Clients
+from sim.clients import Clients
 from sim.cluster import ETCD_ADDRESS, Program, Servers, store_config
 from sim.history import History
 from sim.machine import Host, State
-from sim.plan import Fault
+from sim.plan import QUEUES, TOPIC, Fault
 from sim.system import World
 
 #: What was acknowledged in so many seconds before may be lost with ASYNC_FLUSH, which syncs twice a second.
 _UNSYNCED_S = 3.0
 #: After these a broker reads its log as it finds it.
 _CRASHES = ("kill", "kill-all", "power", "power-at-sync", "sync-error")
+#: After these a broker does nothing again that it has done.
+_ORDERLY = ("end", "end-all", "hand-over", "handed", "relieved", "rot", "rot-unread", "clock", "far-clock", "drift")
 #: The power goes before one of so many syncs; a thread that syncs lets the loop of its process go round so often.
 _SYNCS, _TURNS = 20, 5
+#: The greatest error of a clock, s.
+_FAR_S = 3600.0
 
 
 class Site:
@@ -58,6 +62,12 @@ class Site:
         if host.process is not None:
             host.process.kill()
         host.start(work)
+
+
+def far_clock_s(strength: float) -> float:
+    """How far a clock is ahead, s: small errors are as frequent as large ones."""
+    share = 2 * strength - 1
+    return _FAR_S * share * abs(share)
 
 
 class Kind(Protocol):
@@ -155,6 +165,7 @@ class End:
             if not program.ending.is_set():
                 return
             # It takes its time to stop.
+            site.history.crashes.append((site.world.loop.time(), site.world.loop.time()))
             process.kill()
             site.world.disks[program.host.address].process_died()
         # However it ended.
@@ -224,6 +235,16 @@ class ClockJump:
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         program.host.clock_ahead_s = 20 * (strength - 0.5)
+
+    def end(self, site: Site, program: Program) -> None:
+        program.host.clock_ahead_s = 0.0
+
+
+class FarClock:
+    """Its wall clock is wrong by up to an hour, ahead or behind."""
+
+    def begin(self, site: Site, program: Program, strength: float) -> None:
+        program.host.clock_ahead_s = far_clock_s(strength)
 
     def end(self, site: Site, program: Program) -> None:
         program.host.clock_ahead_s = 0.0
@@ -432,6 +453,7 @@ KINDS: dict[str, Kind] = {
     "slow": Slow(),
     "reset": Reset(),
     "clock": ClockJump(),
+    "far-clock": FarClock(),
     "drift": ClockDrift(),
     "slow-disk": SlowDisk(),
     "io-errors": IoErrors(),
@@ -444,17 +466,23 @@ SCRIPTS: dict[str, Script] = {}
 
 
 async def happen(site: Site, fault: Fault) -> None:
-    """One fault, from its time on, for its time."""
-    await asyncio.sleep(fault.at)
+    """One fault, from its time on, for its time. One whose time is below 0 has begun before the programs (`run.py`)."""
+    await asyncio.sleep(max(fault.at, 0.0))
     site.history.note(site.world.loop.time(), f"fault {fault}")
     since = site.world.loop.time()
+    program = site.programs[fault.whom]
     if fault.kind in SCRIPTS:
         await SCRIPTS[fault.kind].play(site, fault)
         site.history.note(site.world.loop.time(), f"over {fault}")
     else:
-        kind, program = KINDS[fault.kind], site.programs[fault.whom]
+        kind = KINDS[fault.kind]
         kind.begin(site, program, fault.strength)
         await asyncio.sleep(fault.lasts)
         site.history.note(site.world.loop.time(), f"over {fault}")
         kind.end(site, program)
-    site.history.faults.append((since, site.world.loop.time()))
+    until = site.world.loop.time()
+    site.history.faults.append((since, until))
+    is_of_clients = fault.kind not in SCRIPTS and program in site.clients.all
+    if fault.kind not in _ORDERLY and not is_of_clients:
+        # A script takes a master away, and may have it come back.
+        site.history.crashes += [(since, until)] * (2 if fault.kind in SCRIPTS else 1)

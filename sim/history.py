@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Delay(Enum):
+    """How the time of a delayed message is given."""
+
+    NONE = "NONE"
+    #: A delay level, or a delay: added to the time of the broker that stores it.
+    LEVEL = "LEVEL"
+    AFTER = "AFTER"
+    #: A time, by the clock of its producer.
+    AT = "AT"
 
 
 @dataclass
@@ -18,6 +30,9 @@ class Sent:
     asked_at: float = 0.0
     #: Not to be delivered before, s.
     not_before: float = 0.0
+    delay: Delay = Delay.NONE
+    #: The error of the producer's clock when it was sent, s.
+    clock_error_s: float = 0.0
     #: Acknowledged at; None while nobody knows.
     stored_at: float | None = None
     #: Rolled back: never to be delivered.
@@ -64,6 +79,8 @@ class History:
     errors: list[str] = field(default_factory=list)
     #: From when to when each fault was, s.
     faults: list[tuple[float, float]] = field(default_factory=list)
+    #: From when to when something was wrong after which a broker may do again what it has done, s.
+    crashes: list[tuple[float, float]] = field(default_factory=list)
     #: Orderly handlers at work.
     handling: list[Handling] = field(default_factory=list)
 

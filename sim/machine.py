@@ -39,12 +39,15 @@ class Host:
     def __init__(self, loop: SimLoop, name: str, address: str) -> None:
         self.name = name
         self.address = address
-        #: The wall clock is so many seconds ahead of the simulated time, and goes so much faster (0.001: 1 ms in 1 s).
-        self.clock_ahead_s = 0.0
-        self.clock_drift = 0.0
+        self._clock_ahead_s = 0.0
+        self._clock_drift = 0.0
+        #: What these were, and from when on, s.
+        self._clock_settings = [(0.0, 0.0, 0.0)]
         #: What its threads do takes up to so much longer, s.
         self.thread_s = 0.0
         self.process: Process | None = None
+        #: When its process began, s.
+        self.started_at = 0.0
         #: What its process was, and from when on, s.
         self.states: list[tuple[float, State]] = []
         #: Those before it. Kept, or else Python would take their tasks apart, and run the `finally` of each.
@@ -52,10 +55,40 @@ class Host:
         self._loop = loop
         self._count = 0
 
+    @property
+    def clock_ahead_s(self) -> float:
+        """The wall clock is so many seconds ahead of the simulated time, apart from its drift."""
+        return self._clock_ahead_s
+
+    @clock_ahead_s.setter
+    def clock_ahead_s(self, ahead_s: float) -> None:
+        self._clock_ahead_s = ahead_s
+        self._clock_settings.append((self._loop.now, self._clock_ahead_s, self._clock_drift))
+
+    @property
+    def clock_drift(self) -> float:
+        """The wall clock runs faster by this factor (0.001: 1 ms in 1 s)."""
+        return self._clock_drift
+
+    @clock_drift.setter
+    def clock_drift(self, drift: float) -> None:
+        self._clock_drift = drift
+        self._clock_settings.append((self._loop.now, self._clock_ahead_s, self._clock_drift))
+
     def wall_s(self, epoch_s: float) -> float:
         """Seconds since 1970 by this host's clock; the simulation began at `epoch_s`."""
         now = self._loop.now
-        return epoch_s + now + self.clock_ahead_s + now * self.clock_drift
+        return epoch_s + now + self._clock_ahead_s + now * self._clock_drift
+
+    def clock_errors(self, since: float, until: float) -> tuple[float, float]:
+        """The least and the greatest error of the wall clock between two times, s; positive: it is ahead."""
+        errors: list[float] = []
+        for number, (begin, ahead_s, drift) in enumerate(self._clock_settings):
+            following = self._clock_settings[number + 1 :]
+            end = following[0][0] if following else until
+            if begin <= until and end >= since:
+                errors += [ahead_s + max(begin, since) * drift, ahead_s + min(end, until) * drift]
+        return min(errors), max(errors)
 
     def start(self, main: Callable[[], Coroutine[Any, Any, None]]) -> Process:
         """Begins a process whose main task is `main()`; the one before must be dead."""
@@ -65,6 +98,7 @@ class Host:
         self._count += 1
         self.process = Process(self._loop, self, self._count)
         self.states.append((self._loop.now, State.RUNNING))
+        self.started_at = self._loop.now
         self.process.main = self.process.spawn(main())
         return self.process
 

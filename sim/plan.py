@@ -8,12 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+#: The topic of every seed, and its queues on each broker.
+TOPIC, QUEUES = "orders", 4
 #: Faults happen within so many s of simulated time, from the first send on.
 FAULTS_S = 90.0
 #: The share of seeds with a clock that drifts, a disk that is slow, or reads and writes that fail.
 _SLOWER_SHARE = 0.2
 #: Of those that may have power failures the share with one before a sync.
 _AT_SYNC_SHARE = 0.125
+#: The share of seeds with clocks that are wrong by up to an hour, and of these clocks those that are so from the start.
+_FAR_CLOCKS_SHARE, _FROM_THE_START_SHARE = 0.15, 0.3
+#: Workloads whose checkers take the time of messages from their brokers' clocks.
+_TIMED_EXTRAS = {"offsets", "pop-resets", "recalls", "recreations", "retention"}
 #: The names of workloads.EXTRAS; those load the whole package, and a plan is a table.
 EXTRAS = (
     "broadcasts",
@@ -27,11 +33,17 @@ EXTRAS = (
     "slow-pops",
     "topics",
 )
+#: Those that are drawn by a chance of their own, and the share of seeds with one of them.
+LATER_EXTRAS = ("endings", "pop-resets", "recreations")
+_LATER_EXTRAS_SHARE, _CALM_SHARE = 0.12, 0.5
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind` of faults.py, whom it hits, from when and for how long, s since the first send; `strength` from 0 to 1."""
+    """`kind` of faults.py, whom it hits, from when and for how long, s since the first send; `strength` from 0 to 1.
+
+    One of a clock whose `at` is below 0 is there when the programs start.
+    """
 
     kind: str
     whom: str
@@ -195,8 +207,39 @@ def make_plan(seed: str) -> Plan:
         has_rotten = any(fault.kind in ("rot", "rot-unread") and fault.whom == whom for fault in plan.faults)
         if not has_rotten and not any(fault.kind == "slow-disk" for fault in plan.faults):
             plan.faults.append(Fault("power-at-sync", whom, at, lasts, round(at_sync.random(), 2)))
+    add_extra(plan)
+    add_far_clocks(plan)
     plan.faults.sort(key=lambda fault: fault.at)
     return plan
+
+
+def add_extra(plan: Plan) -> None:
+    """One more workload."""
+    chance = Random(f"{plan.seed} later extras")
+    if chance.random() < _LATER_EXTRAS_SHARE:
+        plan.extras += (chance.choice(LATER_EXTRAS),)
+        if chance.random() < _CALM_SHARE:
+            # They promise most where nothing is wrong with servers.
+            plan.faults = [fault for fault in plan.faults if fault.whom in plan.clients and fault.kind != "reset"]
+
+
+def add_far_clocks(plan: Plan) -> None:
+    """Clocks that are wrong by up to an hour, mostly of brokers; some programs are restarted meanwhile."""
+    chance = Random(f"{plan.seed} far clocks")
+    if chance.random() >= _FAR_CLOCKS_SHARE or _TIMED_EXTRAS & set(plan.extras):
+        return
+    for _ in range(chance.choice((1, 1, 2))):
+        whom = chance.choice(plan.broker_programs * 3 + plan.servers + plan.clients)
+        if chance.random() < _FROM_THE_START_SHARE:
+            at, lasts = -1.0, chance.uniform(5, 60)
+        else:
+            at, lasts = chance.uniform(0, FAULTS_S / 2), chance.uniform(0.5, 40)
+        plan.faults.append(Fault("far-clock", whom, round(at, 2), round(lasts, 2), round(chance.random(), 2)))
+        if chance.random() < 0.5:
+            restart, at = chance.choice(("kill", "end")), max(at, 0.0) + chance.uniform(-2, lasts + 5)
+            plan.faults.append(Fault(restart, whom, round(max(at, 0.0), 2), round(chance.uniform(0.5, 5), 2), 0.5))
+    # Or there may be nothing that a wrong clock has an effect on.
+    plan.delayed = max(plan.delayed, chance.choice((0.05, 0.2)))
 
 
 def _leave_out_what_waits(plan: Plan) -> None:

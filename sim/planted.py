@@ -247,6 +247,57 @@ BUGS = (
         "            self._copy_offsets,\n",
         "",
     ),
+    # Clocks, and what is done once.
+    Planted(
+        "a clock that was ahead blocks a delay level",
+        "broker/schedule.py",
+        "return now_ms if record.store_timestamp > now_ms else record.store_timestamp + delay_ms",
+        "return record.store_timestamp + delay_ms",
+        "never had",
+    ),
+    Planted(
+        "a new master delivers timed messages again",
+        "broker/timer/progress.py",
+        "        if last is not None:\n",
+        "        if False:\n",
+        "was delivered at",
+    ),
+    Planted(
+        "a new master delivers all delayed messages again",
+        "broker/delivery_journal.py",
+        "if unit is None or unit[0] < store.min_physical_offset:",
+        "if True:",
+        "was delivered at",
+    ),
+    Planted(
+        "a transaction can end twice",
+        "broker/transaction/transactions.py",
+        "        if self._check.is_over(record.queue_offset, first):\n",
+        "        if False:\n",
+        "which was rolled back",
+    ),
+    # Topics and groups that begin anew.
+    Planted(
+        "a reset leaves what was popped",
+        "broker/broker.py",
+        "        self.pops.offsets_reset(topic, group, offsets.keys())\n",
+        "",
+        "not once more",
+    ),
+    Planted(
+        "consumers go on behind a topic that was created again",
+        "broker/consumer_offsets.py",
+        "return self._table.discards.deleted_topics.get(topic, 0)",
+        "return 0",
+        "never had",
+    ),
+    Planted(
+        "a deleted topic's delayed messages come into the next one",
+        "broker/discards.py",
+        "return log_offset < self.deleted_topics.get(topic, 0)",
+        "return False",
+        "from the next one",
+    ),
     # Controller mode.
     Planted("who isn't in sync is elected", "controller/replicas.py", "        if unclean:\n", "        if True:\n"),
     Planted(

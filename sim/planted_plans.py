@@ -66,6 +66,13 @@ _AWAY = plan_with(
 )
 #: The power of a broker alone goes while its log is synced, before its consumers have what was sent last.
 _AT_SYNC = plan_with("power-at-sync", 3.0, 0.07, replicas=1, mode="", controllers=0, is_synced=True, ordered=0.6)
+#: Nothing goes wrong; a topic is created again, or groups are reset.
+_CALM = plan_with("reset", 0.1, 0.0, replicas=1, mode="", controllers=0, messages=10, faults=[])
+_CREATED_AGAIN = replace(_CALM, extras=("recreations",))
+#: A broker's clock is ahead by half an hour for some seconds.
+_AHEAD = plan_with("far-clock", 8.0, 0.85, replicas=1, mode="", controllers=0, delayed=0.4)
+#: The master changes four times as planned.
+_RELIEVED = plan_with("relieved", 24.0, 0.5, messages=120, pause_s=0.2, delayed=0.3, transactions=0.3)
 #: Messages come until all ends.
 _LONG = plan_with("stop", 3.0, 0.5, replicas=1, mode="", controllers=0, messages=400)
 
@@ -73,6 +80,13 @@ _LONG = plan_with("stop", 3.0, 0.5, replicas=1, mode="", controllers=0, messages
 PLANS = {
     "a flusher answers before it syncs": _AT_SYNC,
     "a consumer that ends commits nothing": _LONG,
+    "a clock that was ahead blocks a delay level": _AHEAD,
+    "a new master delivers timed messages again": _RELIEVED,
+    "a new master delivers all delayed messages again": _RELIEVED,
+    "a transaction can end twice": replace(_CALM, extras=("endings",)),
+    "a reset leaves what was popped": replace(_CALM, seed="5", extras=("pop-resets",)),
+    "consumers go on behind a topic that was created again": _CREATED_AGAIN,
+    "a deleted topic's delayed messages come into the next one": _CREATED_AGAIN,
     "a send doesn't wait for slaves": _TORN,
     "slaves that take too long count as having it": _TORN,
     "a slave acknowledges what isn't on its disk": _TWO_IN_SYNC,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from sim.plan import FAULTS_S, Fault, Plan
+from sim.plan import FAULTS_S, Fault, Plan, add_extra, add_far_clocks
 
 #: What a plan's `mode` may be.
 ASYNC_MASTER, SYNC_MASTER, CONTROLLED = "ASYNC_MASTER", "SYNC_MASTER", "CONTROLLED"
@@ -23,6 +23,12 @@ _ACTING_SHARE = 0.5
 _SYNC_ERROR_SHARE, _LYING_SHARE = 0.2, 0.15
 #: Of those with controllers the share in which only their state goes back.
 _GONE_BACK_SHARE = 0.08
+#: These take away what other faults count on.
+_ALONE = {"away", "gone-back", "lying"}
+#: Of those with controllers the share in which a master reaches none of them.
+_UNCONFIRMED_SHARE = 0.1
+#: Of those with controllers the share in which a master changes as planned, with much that waits for its time.
+_RELIEVED_SHARE = 0.15
 #: The workloads of workloads/ that such seeds may have.
 _EXTRAS = (
     "broadcasts",
@@ -39,10 +45,12 @@ _EXTRAS = (
 #: How long the scripts' steps last, s.
 _LASTS_S = {
     "isolated": (2, 25),
+    "unconfirmed": (8, 20),
     "torn": (1, 15),
     "ambush": (3, 10),
     "stalled": (5, 12),
     "handed": (5, 20),
+    "relieved": (15, 60),
     "filled": (2, 20),
     "disaster": (0.5, 8),
     "lying": (1, 20),
@@ -112,7 +120,17 @@ def with_replicas(plan: Plan) -> Plan | None:
         plan = _with_script(plan, alone, "lying")
     elif is_controlled and place < _GONE_BACK_SHARE:
         plan = _with_script(plan, alone, "gone-back")
+    elif is_controlled and Random(f"{plan.seed} relieved").random() < _RELIEVED_SHARE:
+        plan = _with_script(plan, alone, "relieved")
+        plan.delayed, plan.transactions = 0.3, 0.15
+    elif is_controlled:
+        unconfirmed = Random(f"{plan.seed} unconfirmed")
+        if unconfirmed.random() < _UNCONFIRMED_SHARE:
+            plan.faults.append(_script(unconfirmed, plan, "unconfirmed"))
     plan.extras = _extras(plan, Random(f"{plan.seed} extras of replicas"))
+    if not _ALONE & {fault.kind for fault in plan.faults}:
+        add_extra(plan)
+        add_far_clocks(plan)
     plan.faults.sort(key=lambda fault: fault.at)
     return plan
 
@@ -120,7 +138,7 @@ def with_replicas(plan: Plan) -> Plan | None:
 def _extras(plan: Plan, chance: Random) -> tuple[str, ...]:
     """Workloads beside the usual, but with scripts that are alone."""
     kinds = {fault.kind for fault in plan.faults}
-    if kinds & {"away", "gone-back", "lying"}:
+    if kinds & _ALONE:
         return ()
     # A broker's configuration is on no other's disk.
     names = [name for name in _EXTRAS if name != "configurations" or not kinds & {"disaster", "wreck"}]

@@ -13,8 +13,10 @@ from gantrymq.errors import GantryError
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.message_id import decode_offset_message_id
 from sim.cluster import Program, Servers
-from sim.history import Handling, History, Received, Sent
+from sim.copies import Copies
+from sim.history import Delay, Handling, History, Received, Sent
 from sim.plan import Plan, broker_name
+from sim.replicas_plan import CONTROLLED
 from sim.system import World
 
 T = TypeVar("T")
@@ -24,7 +26,15 @@ AGAIN_S = 0.5
 #: How long a consumer may believe in the lock of a broker that died, with what it takes to come back, s.
 _LOCK_LIFE_S = 90.0
 
+#: What is due has come within, s.
+_DUE_S = 10.0
+
 Queue = tuple[str, str, int]
+
+
+def has_wrong_clocks(plan: Plan) -> bool:
+    """Some clock of this plan is wrong for a time."""
+    return any(fault.kind in ("clock", "far-clock", "drift") for fault in plan.faults)
 
 
 class Scene:
@@ -56,12 +66,22 @@ class Scene:
         #: How long bodies are, where they are longer than a name; and those that came.
         self.lengths: dict[str, int] = {}
         self.received_lengths: dict[str, set[int]] = defaultdict(set)
+        #: How often the brokers' logs have each message of the usual topic in the end, by its name.
+        self.copies: dict[str, Copies] = {}
+        #: The message of each unique id.
+        self._ids: dict[str, str] = {}
         #: Groups that have messages more than once without a fault.
         self.rewound: set[str] = set()
         #: Those who may say that a message need not have come: whatever took it was meant to.
-        self.excuses: list[Callable[[Sent], bool]] = []
+        self.excuses: list[Callable[[Sent], bool]] = [self.is_put_off] if has_wrong_clocks(plan) else []
         #: When a broker of a name died last. Its locks die with it, here as in Java, and who had one believes in it.
         self._broker_died: dict[str, float] = {}
+
+    @property
+    def has_server_faults(self) -> bool:
+        """Something goes wrong with a server, or with everybody's connections."""
+        clients = set(self.plan.clients)
+        return any(fault.whom not in clients or fault.kind == "reset" for fault in self.plan.faults)
 
     def now(self) -> float:
         return self.world.loop.time()
@@ -89,12 +109,15 @@ class Scene:
         self.history.ask(message)
 
     def stored(self, name: str, result: SendResult | None = None, number: int | None = None) -> None:
-        """It was acknowledged; where there are replicas only SEND_OK is a promise.
+        """It was acknowledged: of brokers with slaves only by SEND_OK, with a controller by whatever `send` returned.
 
         `number` is that of the message among those of `result`; None when it goes into its queue later.
         """
         if result is not None:
-            if self.plan.mode and result.status is not SendStatus.SEND_OK:
+            if not number:
+                self._look_at_ids(name, result.msg_id.split(","))
+            is_kept = result.status is SendStatus.SEND_OK or self.plan.mode == CONTROLLED
+            if self.plan.mode and not is_kept:
                 self.history.note(self.now(), f"{name}: {result.status.name}")
                 return
             sent, ids = self.history.sent[name], result.offset_msg_id.split(",")
@@ -103,6 +126,13 @@ class Scene:
             if number is not None:
                 sent.place = sent.broker, result.queue.queue_id, result.queue_offset + number
         self.history.acknowledge(name, self.now())
+
+    def _look_at_ids(self, name: str, ids: list[str]) -> None:
+        """No two messages have the same unique id."""
+        for unique_id in ids:
+            other = self._ids.setdefault(unique_id, name)
+            if other != name:
+                self.history.problems.append(f"{other} and {name} have the same unique id {unique_id}")
 
     def receive(self, message: MessageExt, group: str, by: str) -> str:
         """Notes a delivery; the message's name."""
@@ -133,6 +163,29 @@ class Scene:
     def is_excused(self, sent: Sent) -> bool:
         """It need not come any more."""
         return any(excuse(sent) for excuse in self.excuses)
+
+    def is_put_off(self, sent: Sent) -> bool:
+        """It is timed by a clock that was ahead, and by that time not due yet."""
+        if sent.delay not in (Delay.AFTER, Delay.AT):
+            return False
+        if sent.delay is Delay.AT:
+            late_s = sent.clock_error_s
+        else:
+            stored_by = sent.stored_at if sent.stored_at is not None else sent.asked_at + _DUE_S
+            _, late_s = self.clock_errors(sent.broker, sent.asked_at, stored_by)
+        return late_s > 0 and self.now() < sent.not_before + late_s + _DUE_S
+
+    def clock_errors(self, broker: str, since: float, until: float) -> tuple[float, float]:
+        """The least and the greatest error of the clocks of a name's brokers between two times, s.
+
+        Of all brokers where others deliver what is due at a name.
+        """
+        errors = [
+            program.host.clock_errors(since, until)
+            for program in self.servers.brokers
+            if self.plan.acting or not broker or broker_name(program.name) == broker
+        ]
+        return min(least for least, _ in errors), max(most for _, most in errors)
 
     def is_settled(self, broker: str) -> bool:
         """Nobody believes any more in a lock that a broker gave before it died, or in queues shared out then."""

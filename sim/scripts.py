@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from math import inf
+from random import Random
 
 from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.errors import StoreError
@@ -27,6 +28,8 @@ _IN_SYNC_S = 30.0
 _OVER_S, _ASKED_S = 0.1, 2.0
 #: How often a master's place is handed over, and how long a turn of a busy loop takes, s.
 HANDOVERS, _BUSY_TURN_S = 5, 0.004
+#: How often it changes as planned.
+RELIEFS = 4
 #: Who comes back with less of its log stays away until no controller has it as in sync, s.
 _MISSED_S = 15.0
 #: How often an operator looks, and for how long, s.
@@ -48,6 +51,17 @@ class Isolated:
             others += [program.host.address for program in site.servers.name_servers]
         # That the slaves are gone it notices at once, or when nothing comes any more.
         with _apart(site, master, slaves, lost=fault.strength > 0.3), _apart(site, master, others):
+            await asyncio.sleep(fault.lasts)
+
+
+class Unconfirmed:
+    """The master reaches no controller, while its clients and slaves do reach it: another is elected."""
+
+    async def play(self, site: Site, fault: Fault) -> None:
+        master = _master(site, fault)
+        if master is None:
+            return
+        with _apart(site, master, [program.host.address for program in site.servers.controllers]):
             await asyncio.sleep(fault.lasts)
 
 
@@ -129,6 +143,26 @@ class Handed:
             HandOver().begin(site, others[0], 0.0)
             await asyncio.sleep(fault.lasts / HANDOVERS)
         loop.turn_s = TURN_S
+
+
+class Relieved:
+    """The master changes several times as planned: it hands its place over, or is ended and started again."""
+
+    async def play(self, site: Site, fault: Fault) -> None:
+        chance = Random(f"{site.world.seed} relieved {fault.strength}")
+        for _ in range(RELIEFS):
+            await asyncio.sleep(fault.lasts / RELIEFS)
+            master = _master(site, fault)
+            if master is None:
+                continue
+            if chance.random() < fault.strength:
+                End().begin(site, master, 0.0)
+                await site.clients.scene.until(lambda: not master.is_alive)  # noqa: B023
+                await asyncio.sleep(_AWAY_S)
+                End().end(site, master)
+            else:
+                others = [one for one in site.servers.replicas()[broker_name(fault.whom)] if one is not master]
+                HandOver().begin(site, chance.choice(others), 0.0)
 
 
 class Filled:
@@ -300,10 +334,12 @@ def _apart(site: Site, program: Program, others: Iterable[str], *, lost: bool = 
 
 SCRIPTS: dict[str, Script] = {
     "isolated": Isolated(),
+    "unconfirmed": Unconfirmed(),
     "torn": Torn(),
     "ambush": Ambush(),
     "stalled": Stalled(),
     "handed": Handed(),
+    "relieved": Relieved(),
     "filled": Filled(),
     "disaster": Disaster(),
     "lying": Lying(),

@@ -17,6 +17,7 @@ from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
 from sim.cluster import BROKER_PORT, REGISTER_MS, Program
 from sim.compare import compare
+from sim.copies import copies_of
 from sim.machine import State
 from sim.plan import broker_name
 from sim.replica_watch import ReplicaWatch
@@ -212,6 +213,7 @@ class Watch:
                     for what, count in _held(broker).items()
                     if count
                 ]
+        self._scene.copies = copies_of(servers)
         await self._end(servers.brokers)
         await self._end(servers.name_servers)
         for program in servers.all:

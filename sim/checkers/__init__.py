@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from sim.checkers import messages, offsets, programs, replicas
+from sim.checkers import copies, messages, offsets, programs, replicas
 
 if TYPE_CHECKING:
     from sim.run import Run
@@ -23,6 +23,8 @@ ALL: list[Callable[[Run], Iterator[str]]] = [
     messages.nothing_is_twice,
     messages.retries_are_few,
     messages.what_is_done_is_kept,
+    copies.delayed_are_delivered_once,
+    copies.transactions_are_committed_once,
     messages.workloads_are_content,
     messages.noted_at_once,
     offsets.handled_is_committed,

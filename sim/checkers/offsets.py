@@ -7,18 +7,27 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gantrymq.broker.config import BrokerRole
-from sim.clients import QUEUES, TOPIC
+from sim.plan import QUEUES, TOPIC
 
 if TYPE_CHECKING:
     from sim.run import Run
 
+#: Consumers find a broker that has started again within, s: routes are asked for each 30 s.
+_FOUND_S = 60.0
+
 
 def handled_is_committed(run: Run) -> Iterator[str]:
     """Each group has committed all of each queue, so nothing comes again to whoever is next."""
+    if any(run.clients.scene.is_put_off(sent) for sent in run.history.sent.values()):
+        # It may be due while consumers end.
+        return
     groups = [group for group in ("push", "orderly", "lite") if run.plan.consumers[group]]
     for program in run.servers.brokers:
         broker = run.servers.running.get(program.name)
         if broker is None or broker.config.broker_role is BrokerRole.SLAVE:
+            continue
+        if program.host.started_at > run.clients.ended_at - _FOUND_S:
+            # What was acknowledged has come, but consumers may not have found the broker again.
             continue
         for queue_id in range(QUEUES):
             end = program.look(partial(broker.store.queue, TOPIC, queue_id)).max_offset

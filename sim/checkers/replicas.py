@@ -9,6 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from sim.history import Sent
+from sim.plan import TOPIC
 from sim.replicas_plan import ASYNC_MASTER, CONTROLLED
 
 if TYPE_CHECKING:
@@ -47,19 +48,19 @@ def one_message_has_a_place(run: Run) -> Iterator[str]:
     """No two messages are acknowledged or shown at one offset of a queue."""
     if not _is_lasting(run):
         return
-    names: dict[tuple[str, int, int], str] = {}
+    names: dict[tuple[str, str, int, int], str] = {}
     for sent in run.history.sent.values():
         if sent.stored_at is not None and sent.place is not None:
-            other = names.setdefault(sent.place, sent.name)
+            other = names.setdefault((sent.topic, *sent.place), sent.name)
             if other != sent.name:
-                yield f"{other} and {sent.name} were acknowledged at one place: {sent.place}"
+                yield f"{other} and {sent.name} were acknowledged at one place of {sent.topic}: {sent.place}"
     if run.plan.mode != CONTROLLED or run.plan.failures or run.plan.extras:
         # Elsewhere a message is shown as soon as its master has it.
         return
     for one in run.history.received:
         # What is popped again is in another topic.
         if one.group != "pop":
-            other = names.setdefault((one.broker, one.queue, one.offset), one.name)
+            other = names.setdefault((TOPIC, one.broker, one.queue, one.offset), one.name)
             if other != one.name:
                 yield f"{one.group} had {one.name} at {(one.broker, one.queue, one.offset)}, where {other} was"
 

@@ -8,8 +8,11 @@ from sim.workloads.broadcasts import Broadcasts
 from sim.workloads.comings import Comings
 from sim.workloads.configurations import Configurations
 from sim.workloads.dead_letters import DeadLetters
+from sim.workloads.endings import Endings
 from sim.workloads.offsets import Offsets
+from sim.workloads.pop_resets import PopResets
 from sim.workloads.recalls import Recalls
+from sim.workloads.recreations import Recreations
 from sim.workloads.requests import Requests
 from sim.workloads.retention import Retention
 from sim.workloads.slow_pops import SlowPops
@@ -26,4 +29,7 @@ EXTRAS: dict[str, type[Workload]] = {
     "retention": Retention,
     "slow-pops": SlowPops,
     "topics": Topics,
+    "endings": Endings,
+    "pop-resets": PopResets,
+    "recreations": Recreations,
 }

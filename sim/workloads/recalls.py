@@ -9,7 +9,7 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError
 from gantrymq.protocol.message import Message
 from sim.cluster import Program
-from sim.history import Sent
+from sim.history import Delay, Sent
 from sim.scene import AGAIN_S, Scene
 from sim.workloads.base import Workload
 
@@ -58,7 +58,7 @@ class Recalls(Workload):
     async def _plan(self, producer: Producer, name: str) -> None:
         now = self.scene.now()
         delay_s = self.chance.uniform(2, 30)
-        self.scene.ask(Sent(name, _TOPIC, asked_at=now, not_before=now + delay_s))
+        self.scene.ask(Sent(name, _TOPIC, asked_at=now, not_before=now + delay_s, delay=Delay.AFTER))
         sent = await producer.send(Message(_TOPIC, name.encode(), delay_ms=int(delay_s * 1000)))
         self.scene.stored(name, sent)
         self._at[name] = sent.queue.broker_name

@@ -21,6 +21,8 @@ PLANS = {
     "a slave's syncs are lying": plan_with(
         "lying", 4.0, 0.8, is_synced=True, replicas=2, in_sync=2, mode=SYNC_MASTER, controllers=0
     ),
+    "unconfirmed": plan_with("unconfirmed", 16.0, 0.5),
+    "relieved": plan_with("relieved", 30.0, 0.5, delayed=0.3, transactions=0.15, messages=160, pause_s=0.3),
     "gone-back": plan_with("gone-back", 6.0, 0.2, replicas=2),
 }
 

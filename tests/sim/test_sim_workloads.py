@@ -14,10 +14,10 @@ _RUN = """
 import os, sys
 from sim import system
 system.install()
-from sim.plan import EXTRAS, Fault, make_plan
+from sim.plan import EXTRAS, LATER_EXTRAS, Fault, make_plan
 from sim.run import Run
 from sim.workloads import EXTRAS as WORKLOADS
-assert set(EXTRAS) == set(WORKLOADS)
+assert {*EXTRAS, *LATER_EXTRAS} == set(WORKLOADS)
 plan = make_plan("workloads")
 plan.messages, plan.brokers, plan.failures = 20, 2, 0.0
 plan.extras = tuple(sys.argv[1].split(","))
@@ -37,6 +37,8 @@ os._exit(0)
         "offsets,recalls",
         "requests,retention",
         "slow-pops,topics",
+        "endings,pop-resets",
+        "recreations",
     ],
 )
 def test_workload(extras: str, fault: str) -> None:

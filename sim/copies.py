@@ -1,0 +1,79 @@
+"""Copies: how often the brokers' logs have each message at the end of a run, waiting for its time or in its queue.
+
+A producer that gets no answer sends again, so that a message may be stored several times and delivered as often. What
+the log has more of in the queues of the topic than of what waited, a broker has delivered again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from gantrymq.errors import GantryError
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.properties import decode_properties
+from gantrymq.protocol.record import Record
+from gantrymq.protocol.topic_name import SCHEDULE_TOPIC, TIMER_TOPIC
+from gantrymq.store.message_store import MessageStore
+from sim.cluster import Servers
+from sim.plan import QUEUES, TOPIC
+from sim.system import EPOCH_S
+
+#: The levels that messages of the simulator wait in.
+_LEVELS = 18
+
+
+@dataclass
+class Copies:
+    """Of one message, in the logs of all masters."""
+
+    #: Its copies that wait, or have waited, for their time.
+    waited: int = 0
+    #: When those in the queues of its topic were stored, by the clocks of their brokers, s.
+    stored_at: list[float] = field(default_factory=list)
+    #: The same of the copies that the end of a transaction stored: by the place of the half message.
+    committed_at: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
+def copies_of(servers: Servers) -> dict[str, Copies]:
+    """By the name of the message."""
+    found: dict[str, Copies] = defaultdict(Copies)
+    masters = servers.masters()
+    for program, broker in servers.looked_into():
+        name = broker.config.broker_name
+        if masters.get(name) is broker:
+            program.look(partial(_look, found, name, broker.store))
+    return found
+
+
+def _look(found: dict[str, Copies], broker: str, store: MessageStore) -> None:
+    waiting = [(SCHEDULE_TOPIC, level) for level in range(_LEVELS)] + [(TIMER_TOPIC, 0)]
+    for record in _records(store, waiting):
+        if decode_properties(record.properties).get(names.REAL_TOPIC) == TOPIC:
+            found[_name(record)].waited += 1
+    for record in _records(store, [(TOPIC, queue_id) for queue_id in range(QUEUES)]):
+        copies, at = found[_name(record)], record.store_timestamp / 1000 - EPOCH_S
+        copies.stored_at.append(at)
+        if record.prepared_transaction_offset:
+            copies.committed_at[broker, record.prepared_transaction_offset].append(at)
+
+
+def _records(store: MessageStore, queues: list[tuple[str, int]]) -> Iterator[Record]:
+    known = store.topics()
+    for topic, queue_id in queues:
+        if queue_id not in known.get(topic, ()):
+            continue
+        queue = store.queue(topic, queue_id)
+        for offset in range(queue.min_offset, queue.max_offset):
+            if (unit := queue.unit(offset)) is not None:
+                try:
+                    yield store.read_record(unit[0])
+                except GantryError:
+                    # It has rotted, or syncs have lied about it.
+                    continue
+
+
+def _name(record: Record) -> str:
+    return record.body.decode(errors="replace").strip()

@@ -1,0 +1,174 @@
+"""A topic that is deleted and created again while consumers of each kind stay online."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from math import inf
+from pathlib import Path
+
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import GantryError
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.message import Message, MessageExt
+from sim.cluster import Program
+from sim.history import Delay, Sent
+from sim.scene import AGAIN_S, Scene
+from sim.workloads.base import Workload
+from sim.workloads.ordered_pops import OrderlySimpleConsumer
+
+_TOPIC = "site"
+_CLUSTER = "DefaultCluster"
+_LIVES = 3
+#: Messages of a life, and the least share of them that is delayed.
+_MESSAGES, _DELAYED = 12, 0.3
+_QUEUES = 2
+#: Delays, of which there are levels, s.
+_SOON_S, _LATER_S = 5.0, 10.0
+#: So long after it was made again the consumers' routes have it, s.
+_ROUTES_S = 35.0
+#: What was received by then need not be the new topic's, s.
+_UNDER_WAY_S = 1.0
+_KINDS = ("push", "orderly", "broadcast", "lite", "pop", "orderly-pop")
+
+
+class Recreations(Workload):
+    """Each time with delayed messages that are not due yet."""
+
+    network = 35
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene)
+        self._is_made = asyncio.Event()
+        self._is_done = False
+        #: Messages of each life, when it was deleted, and whether each broker has done so.
+        self._lives: list[set[str]] = []
+        self._deleted_at: list[float] = []
+        self._made_at: list[float] = []
+        self._is_sure = True
+        self.add("builder", self._build)
+        for kind in _KINDS:
+            self.add(f"site-{kind}", self._pop if "pop" in kind else self._lite if kind == "lite" else self._push)
+            scene.reads[f"site-{kind}"] = _TOPIC
+            scene.rewound.add(f"site-{kind}")
+        scene.excuses.append(self._is_deleted)
+
+    def is_done(self) -> bool:
+        return self._is_done
+
+    def _is_deleted(self, sent: Sent) -> bool:
+        """It was of a topic that is no more, or is still on a broker that wasn't reached."""
+        if sent.topic != _TOPIC:
+            return False
+        return not self._is_sure or any(sent.name in life for life in self._lives[: len(self._deleted_at)])
+
+    async def _build(self, program: Program) -> None:
+        async with self.admin() as admin, Producer(self.scene.names, "builders") as producer:
+            for life in range(_LIVES):
+                self._lives.append(set())
+                await self.make_topic(program, _TOPIC, _QUEUES)
+                self._made_at.append(self.scene.now())
+                self._is_made.set()
+                for number in range(_MESSAGES):
+                    await self._send(producer, program, f"{program.name}.{life}.{number}")
+                    await asyncio.sleep(self.chance.random())
+                if life == _LIVES - 1:
+                    break
+                # Consumers have most of it by then.
+                await asyncio.sleep(self.chance.uniform(0, 10))
+                await self._send(producer, program, f"{program.name}.{life}.last", delay_s=_LATER_S)
+                deleted_at = self.scene.now()
+                where = await self.scene.until_done(program, lambda: admin.delete_topic(_TOPIC, _CLUSTER))
+                self._is_sure &= len(where) == self.scene.plan.brokers
+                self._deleted_at.append(deleted_at)
+                self.scene.history.note(self.scene.now(), f"deleted topic {_TOPIC}")
+                await asyncio.sleep(self.chance.choice((0.0, 5.0, _ROUTES_S)) * self.chance.random())
+        await asyncio.sleep(_ROUTES_S)
+        self._is_done = True
+
+    async def _send(self, producer: Producer, program: Program, name: str, delay_s: float = 0.0) -> None:
+        now = self.scene.now()
+        if not delay_s and self.chance.random() < _DELAYED:
+            delay_s = _SOON_S
+        sent = Sent(name, _TOPIC, asked_at=now, not_before=now + delay_s if delay_s else 0.0)
+        message = Message(_TOPIC, name.encode())
+        if delay_s:
+            if self.chance.random() < 0.5:
+                sent.delay = Delay.LEVEL
+                message = Message(_TOPIC, name.encode(), delay_level=2 if delay_s == _SOON_S else 3)
+            else:
+                sent.delay = Delay.AFTER
+                message = Message(_TOPIC, name.encode(), delay_ms=int(delay_s * 1000))
+        self._lives[-1].add(name)
+        self.scene.ask(sent)
+        try:
+            self.scene.stored(name, await producer.send(message))
+        except GantryError as e:
+            self.scene.history.fail(self.scene.now(), program.name, e)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _push(self, program: Program) -> None:
+        await self._is_made.wait()
+
+        async def handle(message: MessageExt) -> None:
+            self.scene.receive(message, program.name, program.name)
+
+        consumer = PushConsumer(
+            self.scene.names,
+            program.name,
+            handle,
+            orderly="orderly" in program.name,
+            consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+            broadcasting="broadcast" in program.name,
+            offset_directory=Path("/offsets"),
+        )
+        consumer.subscribe(_TOPIC)
+        async with consumer:
+            assert program.ending is not None
+            await program.ending.wait()
+
+    async def _lite(self, program: Program) -> None:
+        await self._is_made.wait()
+        consumer = LitePullConsumer(self.scene.names, program.name, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer.subscribe(_TOPIC)
+        assert program.ending is not None
+        async with consumer:
+            while not program.ending.is_set():
+                try:
+                    for message in await consumer.poll(3_000):
+                        self.scene.receive(message, program.name, program.name)
+                except GantryError as e:
+                    self.scene.history.note(self.scene.now(), f"{program.name}: {e}")
+                    await asyncio.sleep(AGAIN_S)
+
+    async def _pop(self, program: Program) -> None:
+        await self._is_made.wait()
+        kind = OrderlySimpleConsumer if "orderly" in program.name else SimpleConsumer
+        consumer = kind(self.scene.names, program.name)
+        consumer.subscribe(_TOPIC)
+        assert program.ending is not None
+        async with consumer:
+            while not program.ending.is_set():
+                try:
+                    for message in await consumer.receive(4, invisible_ms=30_000, await_ms=3_000):
+                        self.scene.receive(message, program.name, program.name)
+                        await consumer.ack(message)
+                except GantryError as e:
+                    # It may be deleted.
+                    self.scene.history.note(self.scene.now(), f"{program.name}: {e}")
+                    await asyncio.sleep(AGAIN_S)
+
+    def problems(self) -> Iterator[str]:
+        if not self._is_sure:
+            return
+        for life, deleted_at in enumerate(self._deleted_at):
+            made_at = self._made_at[life + 1] if life + 1 < len(self._made_at) else inf
+            for one in self.scene.history.received:
+                sent = self.scene.history.sent.get(one.name)
+                if sent is None or one.name not in self._lives[life] or sent.not_before <= deleted_at:
+                    continue
+                if one.at > made_at + _UNDER_WAY_S:
+                    yield f"{one.group} had {one.name}, which was delayed when its topic was deleted, from the next one"
