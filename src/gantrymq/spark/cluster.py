@@ -159,8 +159,8 @@ class Cluster(NameServers):
     async def write_queues(self, topic: str) -> list[MessageQueue]:
         """The writable queues; a topic that brokers would make on the first message is made of theirs.
 
-        Raises NoRouteInfo, also for a NameServer that awaits brokers, BrokerUnavailable while no broker of the topic has
-        a master, or ClientError for a topic without any.
+        Raises NoRouteInfo, also for a NameServer that awaits brokers, BrokerUnavailable while no broker of the topic
+        has a master, or ClientError for a topic without any.
         """
 
         async def attempt() -> list[MessageQueue]:
