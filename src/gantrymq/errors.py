@@ -11,7 +11,7 @@ GantryError
 │   ├── ConnectFailed       nobody listens, TLS refused, or the connect timed out
 │   ├── ConnectionLost      closed while a request was under way
 │   ├── RequestTimeout      no response in time
-│   └── SendOutcomeUnknown  a send without an answer that can be read: the message may be stored
+│   └── SendOutcomeUnknown  a send that no broker has confirmed: the message may be stored
 ├── BrokerUnavailable       no broker can take the request at present; a later try can succeed
 ├── RequestRefused          raised by a server's handler: the peer gets this code and remark
 ├── BrokerError             a server answered with another code than SUCCESS
@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 #: ResponseCode.REQUEST_CODE_NOT_SUPPORTED.
 _NOT_SUPPORTED = 3
@@ -129,13 +130,20 @@ def _printable(text: str) -> str:
 
 
 class SendOutcomeUnknown(RemotingError):
-    """A message was sent, and no answer came that can be read: nobody knows whether it is stored.
+    """A message was sent, and its outcome is unknown: it may be stored, it may be lost later.
 
-    The cause (`__cause__`) is a ConnectionLost, a RequestTimeout or a ProtocolError. All other errors of a send mean
-    that the message is not stored. Who sends it again may have it stored twice.
+    Either no readable response came: then `status` is None, and the cause (`__cause__`) is a ConnectionLost, a
+    RequestTimeout or a ProtocolError. Or the master of a broker set with a controller has the message, and its in-sync
+    set has not confirmed it: then `status` is the SendStatus and `result` the SendResult. All other errors of a send
+    mean that the message is not stored. A message that is sent again may be stored twice.
 
     Remedy: send it again with the same keys, and let consumers drop repeats by them.
     """
+
+    def __init__(self, message: str, address: str, result: Any = None) -> None:
+        super().__init__(message, address)
+        self.result = result
+        self.status = None if result is None else result.status
 
 
 class BrokerUnavailable(GantryError):

@@ -44,6 +44,7 @@ from gantrymq.protocol.headers.timer import RecallMessageRequestHeader, RecallMe
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, GetRouteInfoRequestHeader
 from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.private_fields import UNCONFIRMED_FIELD
 from gantrymq.protocol.properties import MSG_REGION, TRACE_SWITCH
 from gantrymq.protocol.send_response import decode_send_response
 from gantrymq.protocol.sys_flag import PULL_LITE, PULL_SUBSCRIPTION
@@ -54,7 +55,11 @@ TIMEOUT_MS = 3000
 
 
 class SendStatus(Enum):
-    """How far a stored message got (`SendStatus`). Every one of them means that the master has it."""
+    """How far a stored message got (`SendStatus`). Each status means that the master has the message.
+
+    In a broker set with a controller, a send returns another status than SEND_OK only if the in-sync set has confirmed
+    the message; else it raises SendOutcomeUnknown.
+    """
 
     SEND_OK = ResponseCode.SUCCESS
     FLUSH_DISK_TIMEOUT = ResponseCode.FLUSH_DISK_TIMEOUT
@@ -116,6 +121,39 @@ _PULL_STATUS: dict[int, PullStatus] = {status.value: status for status in PullSt
 _new = tuple.__new__
 
 
+def is_unconfirmed(response: RemotingCommand) -> bool:
+    """Whether the broker has stored the message of a send, and its in-sync set has not confirmed it."""
+    return response.code != ResponseCode.SUCCESS and response.ext_fields.get(UNCONFIRMED_FIELD) == "true"
+
+
+def unconfirmed(msg_id: str, broker_name: str, status: SendStatus) -> str:
+    """The message of an error about an unconfirmed send."""
+    what = f"message {msg_id}" if msg_id else "a message"
+    return (
+        f"{what} is stored on the master of {broker_name}, but its in-sync replicas have not confirmed it "
+        f"({status.name}): a new master may not have it. Send it again with the same keys, or use "
+        "retry_when_not_stored_safely=True; 'gantry doctor' names the replica that lags behind"
+    )
+
+
+def _send_result(response: RemotingCommand, status: SendStatus, msg_id: str, queue: MessageQueue) -> SendResult:
+    """The result in a response of any shape. Raises HeaderError."""
+    answer = response.read_header(SendMessageResponseHeader)
+    if answer.queue_id != queue.queue_id:
+        queue = queue._replace(queue_id=answer.queue_id)
+    return SendResult(
+        status,
+        msg_id,
+        queue,
+        answer.queue_offset,
+        answer.msg_id,
+        answer.transaction_id,
+        answer.recall_handle,
+        response.ext_fields.get(MSG_REGION, ""),
+        response.ext_fields.get(TRACE_SWITCH) != "false",
+    )
+
+
 class BrokerApi:
     """Typed requests over a RemotingClient; an `address` is host:port. One per client process.
 
@@ -164,7 +202,8 @@ class BrokerApi:
     ) -> SendResult:
         """Stores what `send_command` made for `queue`. `msg_id` is what the result repeats.
 
-        Raises SendOutcomeUnknown when it may be stored, a RemotingError or BrokerError when it is not.
+        Raises SendOutcomeUnknown when it may be stored or is unconfirmed, a RemotingError or BrokerError when it is not
+        stored.
         """
         try:
             response = await self.remoting.invoke(address, command, timeout_ms)
@@ -178,26 +217,16 @@ class BrokerApi:
                     SendResult,
                     (status, msg_id, queue, queue_offset, offset_msg_id, transaction_id, None, region_id, trace_on),
                 )
-            answer = response.read_header(SendMessageResponseHeader)
-            if answer.queue_id != queue.queue_id:
-                queue = queue._replace(queue_id=answer.queue_id)
-            return SendResult(
-                status,
-                msg_id,
-                queue,
-                answer.queue_offset,
-                answer.msg_id,
-                answer.transaction_id,
-                answer.recall_handle,
-                response.ext_fields.get(MSG_REGION, ""),
-                response.ext_fields.get(TRACE_SWITCH) != "false",
-            )
+            result = _send_result(response, status, msg_id, queue)
         except (ConnectionLost, RequestTimeout, ProtocolError) as e:
             # A request gets its number when it is written.
             if not command.opaque:
                 raise
             what = f"message {msg_id}" if msg_id else "a message"
             raise SendOutcomeUnknown(f"{what} may be stored on {queue.broker_name}: {e}", address) from e
+        if is_unconfirmed(response):
+            raise SendOutcomeUnknown(unconfirmed(msg_id, queue.broker_name, status), address, result)
+        return result
 
     async def send_oneway(self, address: str, command: RemotingCommand) -> None:
         """Sends what `send_command` made and doesn't learn what becomes of it."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from gantrymq.errors import BrokerError
 
+#: The remark for a message that a former master has stored, and that the new master may have.
+MAY_BE_STORED = "another broker has become master"
 #: Remarks of a former master, and of a new one that can't take messages yet. The last one is also Java's.
 _REMARKS = (
     "this broker is a slave",
     "another broker is master",
-    "another broker has become master",
+    MAY_BE_STORED,
     "no controller has said of late",
     "in-sync replicas not enough",
 )

@@ -7,7 +7,7 @@ remoting/netty/NettyRemotingClient (getAndCreateNameserverChannel).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from math import inf
 
 from gantrymq.background.shared import result_of
@@ -18,6 +18,7 @@ from gantrymq.client.troubles import Troubles
 from gantrymq.errors import (
     BodyError,
     BrokerError,
+    BrokerUnavailable,
     ClientError,
     GantryError,
     NoRouteInfo,
@@ -63,6 +64,20 @@ def write_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
         if queues.perm & PERM_WRITE and queues.broker_name in with_master
         for queue_id in range(queues.write_queue_nums)
     ]
+
+
+def no_writable_queue(topic: str, route: TopicRouteData) -> GantryError:
+    """Why `write_queues` finds none: a permission that an operator must change, or a state that passes."""
+    # With acting masters the routes take the permission away while a master is gone.
+    acts = any(broker.enable_acting_master for broker in route.broker_datas)
+    if route.queue_datas and not acts and not any(queues.perm & PERM_WRITE for queues in route.queue_datas):
+        return ClientError(
+            f"topic {topic!r} has no write permission on any broker: 'gantry admin updateTopicPerm' changes that"
+        )
+    return BrokerUnavailable(
+        f"topic {topic!r} has no writable queue on a broker with a master at present: try again; if it lasts, "
+        f"'gantry doctor {topic}' names the cause"
+    )
 
 
 def _ordered_queues(topic: str, order_topic_conf: str) -> list[MessageQueue]:
@@ -273,6 +288,18 @@ class Routes:
     def all_brokers(self) -> dict[str, dict[int, str]]:
         """{broker name: {broker id: host:port}} over all kept routes."""
         return self._brokers
+
+    def addresses(self) -> set[str]:
+        """host:port of every replica that a kept route names."""
+        return {address for replicas in self._brokers.values() for address in replicas.values()}
+
+    def topics_of(self, broker_names: Collection[str]) -> list[str]:
+        """The topics whose kept routes name one of the brokers."""
+        return [
+            topic
+            for topic, route in self._routes.items()
+            if any(broker.broker_name in broker_names for broker in route.broker_datas)
+        ]
 
     async def _find_once(self, topic: str, default_queue_nums: int | None) -> TopicRouteData:
         """Like `_find`; a hundred first messages to a topic share one request."""

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from gantrymq.background.repeating import Repeating
+from gantrymq.client.failover import is_role_change
 from gantrymq.client.popping.simple_consumer import INVISIBLE_MS, SimpleConsumer
-from gantrymq.errors import BrokerError, ClientError, GantryError, RemotingError
+from gantrymq.errors import BrokerError, BrokerUnavailable, ClientError, GantryError, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageExt
 from gantrymq.remoting.connection import RpcHook
@@ -110,7 +111,7 @@ class HeldMessages:
     async def _ack(self, message: MessageExt) -> None:
         try:
             await self._consumer.ack(message)
-        except RemotingError as e:
+        except (RemotingError, BrokerUnavailable) as e:
             log.info("%s is done, which is to be said again: %s", message.place, e)
         except BaseException:
             self._held.pop(message, None)
@@ -131,6 +132,9 @@ class HeldMessages:
                 else:
                     await self._consumer.change_invisible_time(message, self._invisible_ms)
             except BrokerError as e:
+                if is_role_change(e):
+                    log.warning("%s couldn't be held, and will be tried again: %s", message.place, e)
+                    return
                 self._held.pop(message, None)
                 log.warning("%s can't be held any longer, others may get it: %s", message.place, e)
             except GantryError as e:

@@ -19,10 +19,14 @@ from gantrymq.remoting.turns import Turns
 from gantrymq.system import network, tls
 
 CONNECT_TIMEOUT_S = 3.0
-#: A connection is given up on which nothing came back while a request waited in vain for so long or longer. The kernel
-#: of a machine whose peer is gone would go on trying for a quarter of an hour. Java gives it up after any timeout
-#: (NettyRemotingClient.invokeSync, clientCloseSocketIfTimeout).
-SILENCE_MS = 1000
+#: When a request times out, its connection is closed if nothing has arrived for so long while the server owed
+#: responses, s. Else the kernel would retransmit for a quarter of an hour to a machine that is gone. Java closes it
+#: after any timeout (NettyRemotingClient.invokeSync, clientCloseSocketIfTimeout).
+SILENCE_S = 3.0
+#: A request with a shorter timeout closes no connection: a slow response is no sign of a dead peer.
+LEAST_TIMEOUT_MS = 1000
+#: The clock and the timers differ by less than this share of the time.
+_NEARLY = 0.95
 
 
 class RemotingClient:
@@ -30,6 +34,7 @@ class RemotingClient:
 
     `on_open` is called with host:port when a connection was made, `on_close` when one was lost. `in_place`: large
     answers are received where they stay, where native code is there; for those who read megabytes at a time.
+    `silence_s`: see SILENCE_S.
     """
 
     def __init__(
@@ -42,12 +47,14 @@ class RemotingClient:
         on_open: Callable[[str], None] | None = None,
         on_close: Callable[[str], None] | None = None,
         in_place: bool = False,
+        silence_s: float = SILENCE_S,
     ) -> None:
         # Not `or`: its owner may fill it later.
         self._handlers: Mapping[int, RequestHandler] = handlers if handlers is not None else {}
         self._ssl_context = ssl_context
         self._hooks = hooks
         self._connect_timeout_s = connect_timeout_s
+        self._silence_s = silence_s
         self._on_open = on_open
         self._on_close = on_close
         self._make_room: MakeRoom | None = native.Room if in_place and native is not None else None
@@ -96,14 +103,21 @@ class RemotingClient:
         except RequestTimeout as e:
             if timeout_ms < asked_ms:
                 e.add_note(f"of {asked_ms} ms connecting took {asked_ms - timeout_ms}")
-            silent_s = asyncio.get_running_loop().time() - connection.last_read
-            # Nearly: clocks are rounded.
-            if timeout_ms >= SILENCE_MS and silent_s * 1000 > 0.9 * timeout_ms:
+            if timeout_ms >= LEAST_TIMEOUT_MS and connection.silent_s > _NEARLY * self._silence_s:
                 connection.abort()
             raise
         for hook in self._hooks:
             hook.after_response(address, request, response)
         return response
+
+    def silent(self, silence_s: float) -> list[str]:
+        """host:port of the servers that owe responses and have sent nothing for so long."""
+        return [address for address, connection in self._connections.items() if connection.silent_s > silence_s]
+
+    def abort(self, address: str) -> None:
+        """Closes the connection with host:port. Requests that wait there end with ConnectionLost."""
+        if (connection := self._connections.get(address)) is not None:
+            connection.abort()
 
     def leave_silent(self, address: str, since: float) -> None:
         """Ends what waits for host:port with ConnectionLost if nothing came from there since then, loop time."""

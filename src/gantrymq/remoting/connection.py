@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, Protocol, cast
 
 from gantrymq.errors import ConnectionLost, ProtocolError, RequestTimeout
@@ -117,6 +118,8 @@ class Connection(FlowControl):
         self._on_close = on_close
         self._reader = FrameReader(make_room=make_room)
         self._pending = PendingRequests(self._loop)
+        #: When the first request without a response was sent, or bytes arrived while requests waited; inf for none.
+        self._unanswered_since = inf
         self._next_opaque = 0
         #: Requests and late answers of this turn of the loop that are still to be written.
         self._gathered: list[bytes] = []
@@ -190,6 +193,7 @@ class Connection(FlowControl):
         began = before = monotonic()
         recent_s = self._recent_s - (began - self.last_read) * CHEAP_SHARE
         self.last_read = began
+        self._unanswered_since = inf
         turn_ends = began + turns.turn_s
         cpu_began = thread_time()
         try:
@@ -231,6 +235,8 @@ class Connection(FlowControl):
             cpu_s = thread_time() - cpu_began
             recent_s = cpu_s + recent_s if recent_s > 0.0 else cpu_s
             self._recent_s = recent_s if recent_s < MOST_S else MOST_S
+            if self._pending:
+                self._unanswered_since = began
         if self._rest is not None:
             self._wait_for_turn()
             self.read_or_stop()
@@ -376,11 +382,15 @@ class Connection(FlowControl):
     def start_request(self, request: RemotingCommand, timeout_ms: int) -> asyncio.Future[RemotingCommand]:
         """Sends `request` now; the future is its response, ConnectionLost or RequestTimeout. Raises ConnectionLost."""
         self._send(request)
+        if self._unanswered_since == inf:
+            self._unanswered_since = monotonic()
         return self._pending.add(request.opaque, self.address, timeout_ms)
 
     def pass_request(self, request: RemotingCommand, timeout_ms: int, waiting: Waiting) -> None:
         """Like `start_request`; `waiting` is told at once of what comes of it, before more is read."""
         self._send(request)
+        if self._unanswered_since == inf:
+            self._unanswered_since = monotonic()
         self._pending.add_waiting(request.opaque, self.address, timeout_ms, waiting)
 
     def forget(self, request: RemotingCommand) -> None:
@@ -443,6 +453,13 @@ class Connection(FlowControl):
     def awaits_answers(self) -> bool:
         """Requests wait for the peer's answers."""
         return len(self._pending) > 0
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has arrived although the peer owes responses, s; also to requests that timed out."""
+        if self._rest is not None or self.is_stopped or self._unanswered_since == inf:
+            return 0.0
+        return monotonic() - self._unanswered_since
 
     @property
     def is_closed(self) -> bool:

@@ -11,16 +11,18 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gantrymq.background.event_loop import new_event_loop
-from gantrymq.client.broker_api import PullResult, PullStatus, SendResult, SendStatus
-from gantrymq.client.routes import read_queues, write_queues
+from gantrymq.client.broker_api import PullResult, PullStatus, SendResult, SendStatus, is_unconfirmed, unconfirmed
+from gantrymq.client.routes import no_writable_queue, read_queues, write_queues
 from gantrymq.errors import (
     BrokerError,
+    BrokerUnavailable,
     ClientError,
     ConnectFailed,
     GantryError,
     NoRouteInfo,
     RemotingError,
     RouteNotReady,
+    SendOutcomeUnknown,
 )
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicList, TopicRouteData
@@ -57,16 +59,16 @@ _offset_and_time = unpacker("queue_offset", "store_timestamp")
 T = TypeVar("T")
 
 
-class NoBrokers(ClientError):
+class NoBrokers(BrokerUnavailable):
     """No broker has registered at a NameServer, which has just started."""
 
 
-class BrokersAway(ClientError):
+class BrokersAway(BrokerUnavailable):
     """NameServers don't know brokers that have a part of what is to be read."""
 
 
-#: Failures that may pass: no connection or answer, a broker's word that it is busy, nobody registered yet.
-PASSING = (RemotingError, BrokerError, NoRouteInfo, NoBrokers)
+#: Failures that may pass: no connection or answer, a broker's word that it is busy, nobody registered yet, no master.
+PASSING = (RemotingError, BrokerError, NoRouteInfo, BrokerUnavailable)
 #: Where NameServers keep the configuration of order topics (`NamesrvUtil`).
 ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
 
@@ -161,7 +163,8 @@ class Cluster(NameServers):
     async def write_queues(self, topic: str) -> list[MessageQueue]:
         """The writable queues; a topic that brokers would make on the first message is made of theirs.
 
-        Raises NoRouteInfo, also for a NameServer that awaits brokers, or ClientError for a topic without any.
+        Raises NoRouteInfo, also for a NameServer that awaits brokers, BrokerUnavailable while no broker of the topic
+        has a master, or ClientError for a topic without any.
         """
 
         async def attempt() -> list[MessageQueue]:
@@ -169,7 +172,7 @@ class Cluster(NameServers):
                 await self._routes.refresh(topic)
             return _writable(topic, self._complete(topic, await self._routes.get_or_default(topic)))
 
-        return await self.until(attempt)
+        return await self.until(attempt, topic)
 
     async def all_write_queues(self, topic: str) -> list[MessageQueue]:
         """The writable queues of a topic that is there, on all of its brokers.
@@ -343,6 +346,9 @@ class Cluster(NameServers):
             response = await self._remoting.invoke(address, command(queue), SEND_TIMEOUT_MS)
             if response.code not in _STORED:
                 raise BrokerError(response.code, response.remark, address)
+            if is_unconfirmed(response):
+                status = SendStatus(response.code)
+                raise SendOutcomeUnknown(unconfirmed("", queue.broker_name, status), address)
             last_row = response.ext_fields.get(LAST_ROW_FIELD)
             return None if last_row is None else int(last_row)
 
@@ -446,5 +452,5 @@ class Cluster(NameServers):
 def _writable(topic: str, route: TopicRouteData) -> list[MessageQueue]:
     queues = write_queues(topic, route)
     if not queues:
-        raise ClientError(f"topic {topic} has no writable queue on a broker with a master")
+        raise no_writable_queue(topic, route)
     return queues

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -7,11 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 from scripted import SILENT, ScriptedBroker, ScriptedNameServer, route_over, serving
+from waiting import until
 
 from gantrymq.client.broker_api import SendStatus
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import (
     BrokerError,
+    BrokerUnavailable,
     ClientClosed,
     ClientError,
     ConnectFailed,
@@ -20,7 +23,7 @@ from gantrymq.errors import (
     SendOutcomeUnknown,
 )
 from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.message import Message
+from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.remoting.server import RemotingServer
 
 MESSAGE = Message("topic", b"body")
@@ -128,8 +131,30 @@ async def test_a_topic_without_a_writable_queue_is_an_error() -> None:
     route.queue_datas[0].perm = 4
     name_server = ScriptedNameServer({"topic": route})
     async with serving([name_server]), Producer(name_server.address, "producers") as producer:
-        with pytest.raises(ClientError, match="no writable queue"):
+        with pytest.raises(ClientError, match="no write permission"):
             await producer.send(MESSAGE)
+
+
+async def test_a_topic_whose_broker_has_no_master_is_unavailable_for_a_while() -> None:
+    """ClientError says "correct the call", and there was nothing to correct."""
+    broker = ScriptedBroker("broker")
+    route = route_over({"broker": broker.address})
+    name_server = ScriptedNameServer({"topic": route_over({"broker": broker.address})})
+    name_server.routes["topic"].broker_datas[0].broker_addrs = {2: "127.0.0.1:1"}
+    async with serving([name_server, broker]), Producer(name_server.address, "producers") as producer:
+        with pytest.raises(BrokerUnavailable, match="no writable queue on a broker with a master"):
+            await producer.send(MESSAGE, 300)
+        for queue in (None, MessageQueue("topic", "broker", 0)):
+            name_server.routes["topic"] = route_over({"broker": broker.address})
+            name_server.routes["topic"].broker_datas[0].broker_addrs = {2: "127.0.0.1:1"}
+            await producer.client.routes.refresh("topic")
+            sending = asyncio.ensure_future(producer.send(MESSAGE, 20_000, queue))
+            asked = len(name_server.asked)
+            await until(lambda asked=asked: len(name_server.asked) > asked)
+            name_server.routes["topic"] = route
+            # The client requests the route until a broker is master.
+            await asyncio.wait_for(sending, 5)
+    assert len(broker.sends) == 2
 
 
 async def test_no_name_server_is_an_error() -> None:

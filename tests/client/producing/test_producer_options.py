@@ -17,7 +17,15 @@ from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing import latency_fault
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash, select_by_machine_room
-from gantrymq.errors import BrokerError, ClientClosed, ClientError, ConnectFailed, IllegalMessage, RequestTimeout
+from gantrymq.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    ClientClosed,
+    ClientError,
+    ConnectFailed,
+    IllegalMessage,
+    RequestTimeout,
+)
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.message import Message, MessageQueue
 
@@ -132,8 +140,8 @@ async def test_an_order_topic_has_the_queues_of_its_configuration() -> None:
         assert [(queue.broker_name, queue.queue_id) for queue in queues] == [("broker", 0), ("broker", 1), ("gone", 0)]
         await producer.send(MESSAGE, queue=queues[1])
         # Its messages wait for their broker to come back; they don't move.
-        with pytest.raises(ConnectFailed, match="broker gone"):
-            await producer.send(MESSAGE, queue=queues[2])
+        with pytest.raises(BrokerUnavailable, match="broker gone"):
+            await producer.send(MESSAGE, 200, queue=queues[2])
 
 
 @pytest.mark.parametrize("configuration", ["broker", "broker:x", ":4", "broker:-1", "broker:99999999999"])

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from gantrymq.client.producing.send_command import send_command
+from gantrymq.client.producing.send_command import rounded_timeout, send_command
 from gantrymq.protocol import send_request
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.private_fields import TIMEOUT_FIELD
 from gantrymq.protocol.properties import encode_properties
 
 QUEUE = MessageQueue("topic", "broker-a", 3)
@@ -70,3 +71,23 @@ def test_replies_and_retries() -> None:
         send_command("group", QUEUE, b"body", PROPERTIES, 1, reconsume_times=3, max_reconsume_times=16)
     ).read_header(SendMessageRequestHeaderV2)
     assert (retry.reconsume_times, retry.max_reconsume_times) == (3, 16)
+
+
+def test_the_timeout_is_named_only_if_it_is_not_the_default() -> None:
+    def field(timeout_ms: int) -> str | None:
+        command = send_command("group", QUEUE, b"body", b"", 1, timeout_ms=timeout_ms)
+        return command.ext_fields.get(TIMEOUT_FIELD)
+
+    assert field(3000) is None
+    # What is left of the default after a moment.
+    assert field(2993) is None
+    assert field(10_000) == "10000"
+    assert field(9_400) == "10000"
+    assert field(750) == "750"
+
+
+def test_timeouts_make_few_distinct_headers() -> None:
+    headers = {rounded_timeout(timeout_ms) for timeout_ms in range(1, 100_000)}
+    assert len(headers) < 20
+    # A broker answers at two thirds of the timeout that it is told.
+    assert all(rounded_timeout(timeout_ms) * 2 / 3 < timeout_ms for timeout_ms in range(70, 100_000))

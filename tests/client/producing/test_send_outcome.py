@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
-from scripted_producer import ProducerBroker, producer_over
+from scripted_producer import ProducerBroker, producer_over, scripted_cluster
+from waiting import until
 
+from gantrymq.client.broker_api import SendStatus
+from gantrymq.client.producing.queue_selector import select_by_hash
+from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.errors import (
     BrokerError,
     ConnectFailed,
@@ -18,7 +23,8 @@ from gantrymq.errors import (
 )
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.message import Message
+from gantrymq.protocol.headers.send import SendMessageResponseHeader
+from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.remoting.connection import Connection
 
 MESSAGE = Message("topic", b"body")
@@ -112,3 +118,101 @@ async def test_no_try_is_begun_when_no_time_is_left() -> None:
         with pytest.raises(SendOutcomeUnknown, match=r"did not answer in \d{3} ms"):
             await producer.send(MESSAGE, 1000)
     assert len(broker.sent) == 1
+
+
+UNCONFIRMED = {"gantryUnconfirmed": "true"}
+
+
+def unconfirmed_broker() -> ProducerBroker:
+    """A master with a controller whose in-sync set doesn't confirm messages."""
+    broker = ProducerBroker(answer=ResponseCode.FLUSH_SLAVE_TIMEOUT)
+    broker.more = UNCONFIRMED
+    return broker
+
+
+async def test_a_send_that_the_in_sync_set_has_not_confirmed_raises() -> None:
+    """It returned, and 161 of 161 such messages were lost with the next master."""
+    broker = unconfirmed_broker()
+    async with producer_over(broker) as producer:
+        for send in (
+            producer.send(MESSAGE),
+            producer.send(MESSAGE, queue=MessageQueue("topic", "broker", 0)),
+            producer.send_batch([MESSAGE, MESSAGE]),
+            producer.send_with(MESSAGE, select_by_hash, "key"),
+        ):
+            with pytest.raises(SendOutcomeUnknown, match="in-sync replicas have not confirmed it") as raised:
+                await send
+            assert raised.value.status is SendStatus.FLUSH_SLAVE_TIMEOUT
+            assert raised.value.address == broker.address
+        with pytest.raises(SendOutcomeUnknown):
+            await producer.request(MESSAGE)
+    # The master has them: each was sent once.
+    assert len(broker.sent) == 5
+
+
+async def test_each_message_of_an_unconfirmed_batch_gets_the_status() -> None:
+    broker = unconfirmed_broker()
+    async with producer_over(broker, linger_ms=5) as producer:
+        futures = [await producer.enqueue(MESSAGE) for _ in range(3)]
+        errors = await asyncio.gather(*futures, return_exceptions=True)
+    assert [error.status for error in errors if isinstance(error, SendOutcomeUnknown)] == [
+        SendStatus.FLUSH_SLAVE_TIMEOUT
+    ] * 3
+
+
+async def test_an_unconfirmed_send_is_repeated_on_request() -> None:
+    broker = unconfirmed_broker()
+    async with producer_over(broker, retry_when_not_stored_safely=True) as producer:
+        with pytest.raises(SendOutcomeUnknown):
+            await producer.send(MESSAGE)
+    assert len(broker.sent) == 3
+
+
+async def test_a_repeated_send_that_is_confirmed_returns() -> None:
+    def not_confirmed(connection: Connection) -> RemotingCommand:
+        header = SendMessageResponseHeader(msg_id="0" * 32, queue_id=0, queue_offset=1)
+        return RemotingCommand.response(ResponseCode.FLUSH_SLAVE_TIMEOUT, "late", header, fields=UNCONFIRMED)
+
+    broker = Unreliable(not_confirmed)
+    async with producer_over(broker, retry_when_not_stored_safely=True) as producer:
+        assert (await producer.send(MESSAGE)).status is SendStatus.SEND_OK
+    assert len(broker.sent) == 2
+
+
+@pytest.mark.parametrize("code", [ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.FLUSH_DISK_TIMEOUT])
+async def test_without_a_controller_a_send_returns_with_its_status(code: ResponseCode) -> None:
+    broker = ProducerBroker(answer=code)
+    async with producer_over(broker) as producer:
+        assert (await producer.send(MESSAGE)).status.value == code
+    assert len(broker.sent) == 1
+
+
+class Listener:
+    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+        raise AssertionError("the half message is not safe")
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOW
+
+
+async def test_an_unconfirmed_half_message_is_rolled_back() -> None:
+    broker = unconfirmed_broker()
+    async with (
+        scripted_cluster(broker) as address,
+        TransactionProducer(address, "producers", Listener()) as producer,
+    ):
+        with pytest.raises(SendOutcomeUnknown):
+            await producer.send_in_transaction(MESSAGE)
+        await until(lambda: broker.ends)
+    [(end, _)] = broker.ends
+    assert end.commit_or_rollback == LocalTransactionState.ROLLBACK_MESSAGE.value
+
+
+async def test_a_message_that_a_former_master_has_stored_may_be_stored() -> None:
+    """It was a BrokerError, which means that the message is not stored."""
+    broker = ProducerBroker(answer=ResponseCode.SERVICE_NOT_AVAILABLE)
+    broker.remark = "service not available now: another broker has become master before the slaves had the message"
+    async with producer_over(broker) as producer:
+        with pytest.raises(SendOutcomeUnknown) as raised:
+            await producer.send(MESSAGE, 300)
+    assert raised.value.status is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gantrymq.client.admin.base import AdminBase
-from gantrymq.errors import ClientError
+from gantrymq.errors import BrokerUnavailable
 from gantrymq.protocol.bodies.auth import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import decode_json, encode_json
@@ -25,11 +25,11 @@ class AdminAuth(AdminBase):
     """
 
     async def all_brokers_of(self, cluster: str) -> list[str]:
-        """host:port of the cluster's masters and slaves. Raises ClientError if there are none."""
+        """host:port of the cluster's masters and slaves. Raises BrokerUnavailable if there are none."""
         brokers = await self.brokers_of(cluster)
         addresses = [address for broker in brokers for _, address in sorted(broker.broker_addrs.items())]
         if not addresses:
-            raise ClientError(f"cluster {cluster!r} has no broker at the moment")
+            raise BrokerUnavailable(f"cluster {cluster!r} has no broker at the moment")
         return addresses
 
     # -- users --------------------------------------------------------------------------------------------------

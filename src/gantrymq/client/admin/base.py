@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 from gantrymq.background.shared import result_of
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.routes import Routes
-from gantrymq.errors import ClientError, GantryError, PartialFailure, RemotingError
+from gantrymq.errors import BrokerUnavailable, ClientError, GantryError, PartialFailure, RemotingError
 from gantrymq.protocol.bodies.route import MASTER_ID, BrokerData, ClusterInfo, TopicRouteData
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
@@ -95,11 +95,11 @@ class AdminBase:
         return [info.broker_addr_table[name] for name in sorted(names) if name in info.broker_addr_table]
 
     async def masters_of(self, cluster: str) -> list[str]:
-        """host:port of the cluster's masters, by broker name. Raises ClientError if there is none."""
+        """host:port of the cluster's masters, by broker name. Raises BrokerUnavailable if there is none."""
         masters = [broker.master_address for broker in await self.brokers_of(cluster)]
         found = [address for address in masters if address]
         if not found:
-            raise ClientError(f"cluster {cluster!r} has no master at the moment")
+            raise BrokerUnavailable(f"cluster {cluster!r} has no master at the moment")
         return found
 
     async def broker_address(self, broker_name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gantrymq.client.admin.base import AdminBase
 from gantrymq.config import format_properties, parse_properties
-from gantrymq.errors import ClientError
+from gantrymq.errors import BrokerUnavailable
 from gantrymq.protocol.bodies.controller import (
     BrokerReplicasInfo,
     ElectMasterResponseBody,
@@ -97,5 +97,5 @@ class AdminControllers(AdminBase):
     async def _leader(self, controller: str) -> str:
         leader = (await self.controller_metadata(controller)).controller_leader_address
         if not leader:
-            raise ClientError(f"no controller of {controller}'s group leads at the moment")
+            raise BrokerUnavailable(f"no controller of {controller}'s group leads at the moment")
         return leader

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gantrymq.client.admin.offsets import AdminOffsets
 from gantrymq.client.admin.trace import TraceView, decode_trace
 from gantrymq.client.broker_api import PullStatus
-from gantrymq.errors import BodyError, BrokerError, ClientError, ProtocolError
+from gantrymq.errors import BodyError, BrokerError, BrokerUnavailable, ClientError, ProtocolError
 from gantrymq.protocol.bodies.consumer import ConsumeMessageDirectlyResult
 from gantrymq.protocol.bodies.heartbeat import CONSUME_ACTIVELY, CONSUME_PASSIVELY, EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -212,7 +212,7 @@ class AdminMessages(AdminOffsets):
                 return MessageTrack(group, "NOT_CONSUME_YET")
         except BrokerError as e:
             return MessageTrack(group, _TRACK_STATUS.get(e.code, "UNKNOWN"), e.remark)
-        except ClientError as e:
+        except (ClientError, BrokerUnavailable) as e:
             return MessageTrack(group, "UNKNOWN", str(e))
         subscription = connection.subscription_table.get(message.topic)
         filtered = subscription is not None and subscription.tags_set and message.tags not in subscription.tags_set

@@ -9,7 +9,7 @@ import asyncio
 
 from gantrymq.client.admin.groups import AdminGroups
 from gantrymq.client.routes import read_queues
-from gantrymq.errors import BrokerError, ClientError
+from gantrymq.errors import BrokerError, BrokerUnavailable, ClientError
 from gantrymq.protocol.bodies.offset import ResetOffsetBody
 from gantrymq.protocol.bodies.route import BrokerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -92,14 +92,15 @@ class AdminOffsets(AdminGroups):
     async def clone_offsets(self, source_group: str, target_group: str, topic: str) -> dict[MessageQueue, int]:
         """Lets `target_group` go on in the topic where `source_group` stands; returns the offsets.
 
-        Raises ClientError when the source has none in the topic. The target should not be running.
+        Raises ClientError when the source has none in the topic, BrokerUnavailable while a broker has no master. The
+        target should not be running.
         """
         route = await self.topic_route(topic)
         masters = {b.broker_name: b.master_address for b in route.broker_datas if b.master_address}
         offsets: dict[MessageQueue, int] = {}
         for queue in read_queues(topic, route):
             if queue.broker_name not in masters:
-                raise ClientError(f"broker {queue.broker_name!r} has no master at the moment")
+                raise BrokerUnavailable(f"broker {queue.broker_name!r} has no master at the moment")
             offset = await self.committed_offset(masters[queue.broker_name], source_group, topic, queue.queue_id)
             if offset is not None:
                 offsets[queue] = offset

@@ -10,7 +10,7 @@ import msgspec
 
 from gantrymq.client.admin.base import any_address
 from gantrymq.client.admin.namesrv import AdminNamesrv
-from gantrymq.errors import BrokerError, ClientError, IllegalMessage, NoRouteInfo, RequestTimeout
+from gantrymq.errors import BrokerError, BrokerUnavailable, ClientError, IllegalMessage, NoRouteInfo, RequestTimeout
 from gantrymq.protocol.bodies.offset import GroupList
 from gantrymq.protocol.bodies.route import TopicList
 from gantrymq.protocol.bodies.stats import TopicStatsTable
@@ -76,8 +76,8 @@ class AdminTopics(AdminNamesrv):
         """Makes the topic on those masters that lack it, of `cluster` or of all; whether there were any.
 
         Where it is it stays as it is: `queues`, on each broker, and `perm` are for a new one. Returns when a NameServer
-        names all these brokers for the topic, so that whoever asks now sends to all of them. Raises ClientError when
-        there is no master, PartialFailure, and RequestTimeout when no NameServer hears of it in `timeout_ms`.
+        names all these brokers for the topic, so that whoever asks now sends to all of them. Raises BrokerUnavailable
+        when there is no master, PartialFailure, and RequestTimeout when no NameServer hears of it in `timeout_ms`.
         """
         if problem := topic_problem(topic):
             raise IllegalMessage(problem)
@@ -101,7 +101,7 @@ class AdminTopics(AdminNamesrv):
         return any(made.values())
 
     async def _masters(self, cluster: str | None) -> dict[str, str]:
-        """{broker name: host:port of its master}, of one cluster or of all. Raises ClientError if there is none."""
+        """{broker name: host:port of its master}, of one cluster or of all. Raises BrokerUnavailable without any."""
         if cluster is None:
             found = list((await self.cluster_info()).broker_addr_table.values())
         else:
@@ -109,7 +109,7 @@ class AdminTopics(AdminNamesrv):
         masters = {broker.broker_name: broker.master_address for broker in found if broker.master_address}
         if not masters:
             whose = f"cluster {cluster!r}" if cluster is not None else f"the cluster of {';'.join(self.name_servers)}"
-            raise ClientError(f"{whose} has no master at the moment")
+            raise BrokerUnavailable(f"{whose} has no master at the moment")
         return masters
 
     async def _until_routed(self, topic: str, brokers: set[str]) -> None:
@@ -218,5 +218,5 @@ class AdminTopics(AdminNamesrv):
         addresses = [any_address(broker) for broker in brokers if cluster in (None, broker.cluster)]
         found = [address for address in addresses if address]
         if not found:
-            raise ClientError(f"no broker has topic {topic!r} at the moment")
+            raise BrokerUnavailable(f"no broker has topic {topic!r} at the moment")
         return found

@@ -109,6 +109,8 @@ class HeldLocks:
             locked = await self._client.api.lock_queues(address, self._group, self._client.client_id, queues)
         except GantryError as e:
             # What was held stays so until it expires.
+            for topic in {queue.topic for queue in queues}:
+                self._client.report_failure(topic, e)
             self._client.troubles.tell(f"can't lock {sorted(queues)} for group {self._group}", e)
             return set()
         self._asked -= queues

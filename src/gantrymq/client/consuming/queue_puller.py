@@ -251,4 +251,4 @@ class QueuePuller:
         else:
             # Another replica may be there; one that is a slave sends back to the master once that is.
             self._broker_id = self._client.routes.next_replica(queue.broker_name, self._broker_id)
-        return RETRY_DELAY_S
+        return await self._client.recover(queue.topic, queue.broker_name, error, RETRY_DELAY_S)

@@ -103,6 +103,7 @@ class Rebalancer:
             if not topic.startswith(RETRY_TOPIC_PREFIX):
                 self._client.troubles.tell(f"group {self._group}", e)
         except GantryError as e:
+            self._client.report_failure(topic, e)
             self._client.troubles.tell(f"can't rebalance topic {topic} in group {self._group}", e)
         except Exception:
             # The allocate strategy may be the user's.

@@ -1,7 +1,8 @@
 """The requests of POP and of queues that the broker shares out: one function each, typed in and out.
 
-Every function raises a RemotingError when the network fails, BrokerError for an answer that it doesn't list as a
-result. Source: client/impl/MQClientAPIImpl (processPopResponse, ackMessageAsync, changeInvisibleTimeAsync).
+Every function raises a RemotingError when the network fails, BrokerUnavailable while the broker has no master, and
+BrokerError for an answer that it doesn't list as a result.
+Source: client/impl/MQClientAPIImpl (processPopResponse, ackMessageAsync, changeInvisibleTimeAsync).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.pulled_messages import decode_popped
-from gantrymq.errors import BodyError, BrokerError, ConnectFailed, IllegalMessage
+from gantrymq.errors import BodyError, BrokerError, BrokerUnavailable, IllegalMessage
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.pop import QueryAssignmentRequestBody, QueryAssignmentResponseBody, QueueAssignment
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -136,7 +137,7 @@ class PopApi:
     def _address(self, broker_name: str) -> str:
         address = self._client.routes.master_address(broker_name)
         if address is None:
-            raise ConnectFailed(f"no route names a master of broker {broker_name}", broker_name)
+            raise BrokerUnavailable(f"broker {broker_name} has no master at present: try again")
         return address
 
 

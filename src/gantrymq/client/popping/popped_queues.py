@@ -173,8 +173,9 @@ class PoppedQueues:
         except ClientClosed:
             return inf
         except GantryError as e:
+            topic, broker_name, _ = process_queue.queue
             self._client.troubles.tell(f"can't pop {process_queue.queue}", e)
-            return RETRY_DELAY_S
+            return await self._client.recover(topic, broker_name, e, RETRY_DELAY_S)
 
     async def _pop(self, process_queue: PopProcessQueue) -> float:
         topic, broker_name, queue_id = process_queue.queue

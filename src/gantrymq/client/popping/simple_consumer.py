@@ -18,10 +18,12 @@ from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.consuming.introduction import introduce
 from gantrymq.client.consuming.large_bodies import make_ready
 from gantrymq.client.consuming.short_polls import ShortPolls
+from gantrymq.client.failover import is_role_change
 from gantrymq.client.popping.pop_api import PopApi
 from gantrymq.client.routes import read_queues
 from gantrymq.errors import (
     BrokerError,
+    BrokerUnavailable,
     ClientError,
     GantryError,
     NoRouteInfo,
@@ -57,6 +59,8 @@ _PAUSE_S = 0.1
 #: How long a broker may take beyond the time that it waits for messages, ms; all together, s.
 _ANSWER_MS = 1150
 _GRACE_S = 0.9
+#: For so long `receive` waits for another route when no broker takes its requests, s.
+_ROUTE_CHANGE_S = 1.0
 #: After POLLING_FULL: so many wait at the broker already.
 _BUSY_DELAY_S = 0.5
 
@@ -135,8 +139,8 @@ class SimpleConsumer(GroupConsumer):
         """Up to `max_messages` (1 to 32), which others don't get for `invisible_ms`; none when none come in `await_ms`.
 
         Topics and brokers take turns; one of them is asked at a time, and those that can't be reached are left out. It
-        takes less than a second longer than `await_ms`, whatever the brokers do. Raises NoRouteInfo, BrokerError, or a
-        RemotingError when none can be reached in that time.
+        takes less than a second longer than `await_ms`, whatever the brokers do. Raises NoRouteInfo, BrokerError,
+        BrokerUnavailable, or a RemotingError when none can be reached in that time.
         """
         client = self._started()
         if not 1 <= max_messages <= MAX_MESSAGES:
@@ -173,10 +177,16 @@ class SimpleConsumer(GroupConsumer):
             began = clock.monotonic()
             try:
                 messages = await self._pop(api, topic, broker_name, max_messages, invisible_ms, poll_ms)
-            except (RemotingError, ProtocolError) as e:
+            except (RemotingError, BrokerUnavailable, ProtocolError, BrokerError) as e:
                 self._check_open()
+                if isinstance(e, BrokerError) and not is_role_change(e):
+                    raise
                 targets.remove(target)
-                if not targets:
+                if targets:
+                    client.report_failure(topic, e)
+                elif await self._has_moved(client, topic, broker_name, e, deadline):
+                    targets = await self._targets(client)
+                else:
                     raise
                 client.troubles.tell(f"can't receive from topic {topic} on broker {broker_name}", e)
                 continue
@@ -187,14 +197,37 @@ class SimpleConsumer(GroupConsumer):
                 pause_s = short_polls.pause(False, clock.monotonic() - began) if poll_ms else _PAUSE_S
                 await asyncio.sleep(min(pause_s, left_ms / 1000))
 
+    async def _has_moved(
+        self, client: ClientInstance, topic: str, broker_name: str, error: GantryError, deadline: float
+    ) -> bool:
+        """Whether the topic's route has changed since a request failed, or changes soon."""
+        route, left_s = client.routes.cached(topic), deadline - clock.monotonic()
+        if left_s <= 0:
+            client.report_failure(topic, error)
+            return False
+        refused_by = error.address if isinstance(error, BrokerError) else None
+        if refused_by not in (None, client.routes.master_address(broker_name)):
+            return True
+        await client.recover(topic, broker_name, error, min(left_s, _ROUTE_CHANGE_S))
+        return client.routes.cached(topic) is not route
+
     async def ack(self, message: MessageExt) -> None:
         """Says that a message is consumed. Raises BrokerError when its invisible time is over."""
-        await PopApi(self._started(), self._wire_group).ack(message, self._wire_topic(message.topic))
+        client, topic = self._started(), self._wire_topic(message.topic)
+        try:
+            await PopApi(client, self._wire_group).ack(message, topic)
+        except GantryError as e:
+            client.report_failure(topic, e)
+            raise
 
     async def change_invisible_time(self, message: MessageExt, invisible_ms: int) -> None:
         """Has a message come again `invisible_ms` from now unless it is acknowledged before."""
-        api = PopApi(self._started(), self._wire_group)
-        await api.change_invisible_time(message, self._wire_topic(message.topic), invisible_ms)
+        client, topic = self._started(), self._wire_topic(message.topic)
+        try:
+            await PopApi(client, self._wire_group).change_invisible_time(message, topic, invisible_ms)
+        except GantryError as e:
+            client.report_failure(topic, e)
+            raise
 
     async def _targets(self, client: ClientInstance) -> list[tuple[str, str]]:
         """(topic, broker name) of all that may have messages."""

@@ -208,8 +208,12 @@ class Producer(Lifecycle):
     ) -> SendResult:
         """Stores `message`; to `queue` alone if one is given. `timeout_ms` is for all tries together.
 
-        Raises SendOutcomeUnknown when it may be stored nevertheless; when it is not stored IllegalMessage, NoRouteInfo,
-        BrokerError (refused) or another RemotingError.
+        The result's status is SEND_OK. Without a controller, it can also say that the master has the message, and that
+        its flush or its slaves were late.
+
+        Raises SendOutcomeUnknown if the message may be stored, also if the in-sync set of a broker with a controller
+        has not confirmed it (`status` says how far it got). If it is not stored, raises IllegalMessage, NoRouteInfo,
+        BrokerUnavailable (no master at present), BrokerError (refused) or another RemotingError.
         """
         if type(timeout_ms) is not int or timeout_ms < 0:
             timeout_ms = whole_ms(timeout_ms)
@@ -355,7 +359,8 @@ class Producer(Lifecycle):
     async def recall(self, topic: str, recall_handle: str, timeout_ms: int = TIMEOUT_MS) -> str:
         """Takes back a timer message that is not yet delivered, by its send's `recall_handle`; its unique key.
 
-        Raises IllegalMessage for a handle that can't be read, NoRouteInfo, BrokerError or a RemotingError.
+        Raises IllegalMessage for a handle that can't be read, NoRouteInfo, BrokerUnavailable, BrokerError or a
+        RemotingError.
         """
         timeout_ms = whole_ms(timeout_ms)
         handle = decode_recall_handle(recall_handle)
@@ -367,7 +372,7 @@ class Producer(Lifecycle):
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self.sender.publish_info(topic, timeout_ms)
-                address = await self.sender.broker_address(MessageQueue(topic, handle.broker_name, 0))
+                address = await self.sender.broker_address(MessageQueue(topic, handle.broker_name, 0), timeout_ms)
                 return await client.api.recall(address, header, timeout_ms)
         except TimeoutError:
             raise RequestTimeout(

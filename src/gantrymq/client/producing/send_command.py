@@ -15,6 +15,7 @@ from gantrymq.protocol import binary_header
 from gantrymq.protocol.codes import PROTOCOL_VERSION, LanguageCode, RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.private_fields import TIMEOUT_FIELD
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 
 _PYTHON = int(LanguageCode.PYTHON)
@@ -28,6 +29,21 @@ _pack_length = Struct(">i").pack
 DEFAULT_TOPIC_QUEUE_NUMS = 4
 #: Queues whose bytes are remembered.
 _CACHE_SIZE = 4096
+#: The timeout that a broker assumes when a request doesn't name one, ms.
+DEFAULT_TIMEOUT_MS = 3000
+#: Other timeouts are rounded to the nearest of these: a broker caches one route for each distinct header, and the
+#: timeout of a retry is what is left of the send's time. A broker answers at a share of the timeout, so that it is safe
+#: to round up.
+_ROUND_TIMEOUTS_MS = (
+    *(100, 200, 300, 500, 750, 1000, 1500, 2000, DEFAULT_TIMEOUT_MS, 4000, 5000, 7500),
+    *(10_000, 15_000, 20_000, 30_000, 45_000, 60_000),
+)
+
+
+@lru_cache(_CACHE_SIZE)
+def rounded_timeout(timeout_ms: int) -> int:
+    """The value of TIMEOUT_FIELD for a request with this timeout, in ms."""
+    return min(_ROUND_TIMEOUTS_MS, key=lambda rounded: abs(rounded - timeout_ms))
 
 
 @lru_cache(_CACHE_SIZE)
@@ -40,6 +56,7 @@ def _constant_fields(
     batch: bool,
     reconsume_times: int,
     max_reconsume_times: int | None,
+    timeout_ms: int,
 ) -> tuple[bytes, bytes]:
     """The ext fields up to the last byte of g's length, and those after i."""
     before = {
@@ -54,6 +71,8 @@ def _constant_fields(
     if max_reconsume_times is not None:
         after["l"] = str(max_reconsume_times)
     after |= {"m": "true" if batch else "false", "n": queue.broker_name}
+    if timeout_ms != DEFAULT_TIMEOUT_MS:
+        after[TIMEOUT_FIELD] = str(timeout_ms)
     return binary_header.encode_fields(before) + b"\x00\x01g\x00\x00\x00", binary_header.encode_fields(after)
 
 
@@ -72,8 +91,11 @@ def send_command(
     max_reconsume_times: int | None = None,
     create_topic_key: str = AUTO_CREATE_TOPIC,
     default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS,
+    timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> RemotingCommand:
     """The request that stores `body` in `queue` for producer `group`; `born_timestamp` in ms since the epoch.
+
+    `timeout_ms`: for how long the client waits for the response, rounded in the request.
 
     A broker makes the queue's topic, if it doesn't know it, of its topic `create_topic_key`.
 
@@ -81,7 +103,15 @@ def send_command(
     stored but pushed to who asked. The reconsume times are for messages to a retry topic.
     """
     before, after = _constant_fields(
-        group, queue, create_topic_key, default_topic_queue_nums, sys_flag, batch, reconsume_times, max_reconsume_times
+        group,
+        queue,
+        create_topic_key,
+        default_topic_queue_nums,
+        sys_flag,
+        batch,
+        reconsume_times,
+        max_reconsume_times,
+        timeout_ms if timeout_ms == DEFAULT_TIMEOUT_MS else rounded_timeout(timeout_ms),
     )
     born = b"%d" % born_timestamp
     flag_text = b"%d" % flag

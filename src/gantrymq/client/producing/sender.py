@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from gantrymq.background.repeating import Repeating
-from gantrymq.client.broker_api import SendResult, SendStatus
+from gantrymq.client.broker_api import TIMEOUT_MS, SendResult, SendStatus
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.failover import is_role_change
+from gantrymq.client.failover import MAY_BE_STORED, is_role_change
 from gantrymq.client.producing.latency_fault import DETECT_INTERVAL_MS, DETECT_TIMEOUT_MS, LatencyFaults
 from gantrymq.client.producing.outgoing import Outgoing
 from gantrymq.client.producing.publish_info import TopicPublishInfo
 from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS, send_command
-from gantrymq.client.routes import write_queues
+from gantrymq.client.routes import no_writable_queue, write_queues
 from gantrymq.errors import (
     BrokerError,
-    ClientError,
+    BrokerUnavailable,
     ConnectFailed,
     GantryError,
     IllegalMessage,
@@ -30,7 +30,7 @@ from gantrymq.errors import (
     SendOutcomeUnknown,
 )
 from gantrymq.logs import peer_log
-from gantrymq.protocol.bodies.route import TopicRouteData
+from gantrymq.protocol.bodies.route import MASTER_ID, TopicRouteData
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
@@ -57,8 +57,10 @@ RETRY_RESPONSE_CODES = frozenset(
 
 #: A try among several brokers has so much of the send's time at least: no broker stands still for longer in passing.
 MIN_SHARE_MS = 250
-#: While a broker's master changes it is asked for again so often, s.
+#: While a broker's master changes, the next attempt follows after so long or when the route changes; after twice as
+#: long each time, up to the second value, s.
 MOVING_S = 0.05
+MOVING_MAX_S = 0.5
 #: A further try isn't begun with less time than this left: it would only hide what ended the others.
 MIN_TRY_MS = 10
 
@@ -109,50 +111,70 @@ class Sender:
     async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None) -> str:
         """Sends to `queue`, or to the next in turn, without an answer; host:port of its broker."""
         if queue is None:
-            info = await self._publish_info(outgoing.topic)
+            info = await self.publish_info(outgoing.topic, TIMEOUT_MS)
             faults = self._faults
             queue = info.select() if faults is None else faults.select(info, None, int(clock.monotonic() * 1000))
-        address = await self.broker_address(queue)
+        address = await self.broker_address(queue, TIMEOUT_MS)
         await self.client.api.send_oneway(address, self._command(queue, outgoing))
         return address
 
     async def publish_info(self, topic: str, timeout_ms: int) -> TopicPublishInfo:
-        """The topic's queues. Raises IllegalMessage, NoRouteInfo, ClientError, or RequestTimeout after `timeout_ms`."""
+        """The topic's queues. While no broker of the topic has a master, it waits for one.
+
+        Raises IllegalMessage, NoRouteInfo, ClientError, and after `timeout_ms` BrokerUnavailable or RequestTimeout.
+        """
+        unavailable: BrokerUnavailable | None = None
+        pause_s = MOVING_S
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await self._publish_info(topic)
+                while True:
+                    try:
+                        return self._known_publish_info(topic) or await self._find_publish_info(topic)
+                    except BrokerUnavailable as e:
+                        unavailable = e
+                    self.client.report_failure(topic, unavailable)
+                    await self.client.route_change(topic, pause_s)
+                    pause_s = min(2 * pause_s, MOVING_MAX_S)
         except TimeoutError:
+            if unavailable is not None:
+                unavailable.add_note(f"waited for a master for {timeout_ms} ms")
+                raise unavailable from None
             name_servers = ";".join(self.client.routes.name_servers)
             message = f"no route of topic {topic} from {name_servers} in {timeout_ms} ms"
             raise RequestTimeout(message, name_servers) from None
 
-    async def broker_address(self, queue: MessageQueue) -> str:
-        """host:port of the master that has `queue`. Raises ConnectFailed when no route names one."""
-        routes = self.client.routes
-        address = routes.master_address(queue.broker_name)
-        if address is None:
-            await routes.refresh(queue.topic)
-            address = routes.master_address(queue.broker_name)
-            if address is None:
-                raise ConnectFailed(f"no route names a master of broker {queue.broker_name}", queue.broker_name)
+    async def broker_address(self, queue: MessageQueue, timeout_ms: int) -> str:
+        """host:port of the master that has `queue`, once there is one. Raises BrokerUnavailable after `timeout_ms`."""
+        routes, name = self.client.routes, queue.broker_name
+        deadline = clock.monotonic() + timeout_ms / 1000
+        while (address := routes.master_address(name)) is None:
+            error = BrokerUnavailable(f"broker {name} has no master at present: try again")
+            self.client.report_failure(queue.topic, error)
+            left_s = deadline - clock.monotonic()
+            if left_s <= 0:
+                raise error
+            await self.client.route_change(queue.topic, min(left_s, MOVING_MAX_S))
         return address
 
     async def _send_to_one(self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int) -> SendResult:
         """To one queue, whichever broker of its name is master, or will be in time."""
-        began = clock.monotonic()
-        left_ms = timeout_ms
+        deadline = clock.monotonic() + timeout_ms / 1000
+        left_ms, pause_s = timeout_ms, MOVING_S
+        unknown: SendOutcomeUnknown | None = None
         while True:
             try:
-                return await self._send_to(queue, outgoing, left_ms)
-            except BrokerError as e:
-                deadline = began + timeout_ms / 1000
-                if not is_role_change(e) or clock.monotonic() + MOVING_S > deadline:
+                return await self._send_to(queue, outgoing, left_ms, left_ms)
+            except (BrokerError, RemotingError) as e:
+                self.client.report_failure(queue.topic, e)
+                if not self._is_moving(queue, e):
                     raise
-                log.info("send of %s to %s failed: %s", outgoing.msg_id, queue, e)
-                await self._look_for_master(queue, deadline)
-                left_ms = int((deadline - clock.monotonic()) * 1000)
-                if left_ms < MIN_TRY_MS:
-                    raise
+                refused = e
+            log.info("send of %s to %s failed: %s", outgoing.msg_id, queue, refused)
+            unknown = unknown or _stored_by_former_master(refused)
+            pause_s = await self._wait_for_master(queue, refused, deadline, pause_s)
+            left_ms = int((deadline - clock.monotonic()) * 1000)
+            if left_ms < MIN_TRY_MS:
+                raise unknown or _no_master(refused) from refused
 
     async def _send_with_retries(self, outgoing: Outgoing, timeout_ms: int) -> SendResult:
         now = clock.monotonic
@@ -164,9 +186,11 @@ class Sender:
             # The last try, which has what is left, gets two shares: nothing comes after it.
             try_timeout_ms = max(timeout_ms // (2 + self._retry_times), MIN_SHARE_MS)
         tried: list[str] = []
-        error: BrokerError | RemotingError | None = None
+        error: BrokerError | RemotingError | BrokerUnavailable | None = None
+        moving_s = MOVING_S
         unknown: SendOutcomeUnknown | None = None
         result: SendResult | None = None
+        is_moving = False
         attempt = -1
         while attempt < self._retry_times:
             attempt += 1
@@ -181,27 +205,35 @@ class Sender:
             queue = info.select(last) if faults is None else faults.select(info, last, began_ms)
             tried.append(queue.broker_name)
             fault = None if faults is None else faults.begin(queue.broker_name, began_ms)
-            answered = False
+            answered = is_moving = False
             try:
-                result = await self._send_to(queue, outgoing, try_ms)
+                result = await self._send_to(queue, outgoing, try_ms, 0 if info.has_several_brokers else try_ms)
                 answered = True
             except RemotingError as e:
                 error = e
+                self.client.report_failure(queue.topic, e)
+                self._isolate(queue, began_ms, reachable=self._detector is None)
                 if isinstance(e, SendOutcomeUnknown):
                     unknown = e
-                is_moving = (
-                    isinstance(e, ConnectFailed) and self.client.routes.master_address(queue.broker_name) is None
-                )
-                self._isolate(queue, began_ms, reachable=self._detector is None)
+                    if e.status is not None and not self._retry_when_not_stored_safely:
+                        break  # The master has the message: a further try would store it twice.
                 if is_timeout(e) and try_ms == left_ms:
                     break  # The time is over, whatever the clock's last millisecond says.
+                is_moving = self._is_moving(queue, e)
+            except BrokerUnavailable as e:
+                error = e
+                self._isolate(queue, began_ms, reachable=False)
+                if not info.has_several_brokers:
+                    break  # The attempt has waited for a master until its time was over.
             except BrokerError as e:
                 answered = True
                 self._isolate(queue, began_ms, reachable=False)
                 error = e
-                if e.code not in RETRY_RESPONSE_CODES:
+                unknown = unknown or _stored_by_former_master(e)
+                self.client.report_failure(queue.topic, e)
+                is_moving = self._is_moving(queue, e)
+                if not is_moving and e.code not in RETRY_RESPONSE_CODES:
                     break
-                is_moving = is_role_change(e)
             else:
                 if faults is not None and fault is not None:
                     faults.stored(fault, began_ms, int(now() * 1000))
@@ -214,27 +246,30 @@ class Sender:
                     faults.end(fault, int(now() * 1000), answered=answered)
             log.info("send of %s to %s failed: %s", outgoing.msg_id, queue, error)
             if is_moving and not info.has_several_brokers and now() + MOVING_S < deadline:
-                # Another broker of that name is going to be master: that was no try.
+                # Another broker of that name is going to be master. The attempt doesn't count.
                 attempt -= 1
                 tried.pop()
-                await self._look_for_master(queue, deadline)
+                moving_s = await self._wait_for_master(queue, error, deadline, moving_s)
         if result is not None:
             return result
         # What one broker refused another may have stored before.
         error = unknown or error
         if error is None:
             error = RequestTimeout(f"{timeout_ms} ms were over before the first try", info.queues[0].broker_name)
+        if is_moving and unknown is None:
+            refusal, error = error, _no_master(error)
+            error.__cause__ = refusal
         error.add_note(f"tried {len(tried)} times in {timeout_ms} ms, on brokers {', '.join(tried)}")
         raise error
 
-    async def _look_for_master(self, queue: MessageQueue, deadline: float) -> None:
-        """Waits for a moment, then asks who is master of the queue's broker."""
-        await asyncio.sleep(MOVING_S)
-        try:
-            async with asyncio.timeout(max(deadline - clock.monotonic(), 0.0)):
-                await self.client.routes.refresh(queue.topic)
-        except (GantryError, TimeoutError) as e:
-            log.info("no new route of %s: %s", queue.topic, e)
+    async def _wait_for_master(self, queue: MessageQueue, error: GantryError, deadline: float, pause_s: float) -> float:
+        """Waits for another master of the queue's broker, but not for long: the same one may take messages again.
+
+        Returns how long to wait after the next failure.
+        """
+        left_s = max(deadline - clock.monotonic(), 0.0)
+        await asyncio.sleep(await self.client.recover(queue.topic, queue.broker_name, error, min(pause_s, left_s)))
+        return min(2 * pause_s, MOVING_MAX_S)
 
     def _isolate(self, queue: MessageQueue, began_ms: int, *, reachable: bool) -> None:
         if self._faults is not None:
@@ -257,19 +292,33 @@ class Sender:
                 except (RemotingError, BrokerError) as e:
                     log.debug("broker %s is not back: %s", broker, e)
 
-    def _send_to(self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int) -> Coroutine[Any, Any, SendResult]:
+    def _is_moving(self, queue: MessageQueue, error: GantryError) -> bool:
+        """Whether the failure of a send can mean that another broker of the same name becomes master."""
+        if isinstance(error, ConnectFailed):
+            replicas = self.client.routes.all_brokers().get(queue.broker_name, {})
+            return len(replicas) > 1 or MASTER_ID not in replicas
+        return is_role_change(error)
+
+    def _send_to(
+        self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int, master_wait_ms: int
+    ) -> Coroutine[Any, Any, SendResult]:
+        """Sends to the master of the queue's broker; waits up to `master_wait_ms` of the time until there is one."""
         address = self.client.routes.master_address(queue.broker_name)
         if address is None:
-            return self._find_and_send_to(queue, outgoing, timeout_ms)
-        command = self._command(queue, outgoing)
+            return self._find_and_send_to(queue, outgoing, timeout_ms, master_wait_ms)
+        command = self._command(queue, outgoing, timeout_ms)
         return self.client.api.send(address, command, queue, msg_id=outgoing.msg_id, timeout_ms=timeout_ms)
 
-    async def _find_and_send_to(self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int) -> SendResult:
-        address = await self.broker_address(queue)
-        command = self._command(queue, outgoing)
+    async def _find_and_send_to(
+        self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int, master_wait_ms: int
+    ) -> SendResult:
+        began = clock.monotonic()
+        address = await self.broker_address(queue, master_wait_ms)
+        timeout_ms = max(1, timeout_ms - int((clock.monotonic() - began) * 1000))
+        command = self._command(queue, outgoing, timeout_ms)
         return await self.client.api.send(address, command, queue, msg_id=outgoing.msg_id, timeout_ms=timeout_ms)
 
-    def _command(self, queue: MessageQueue, outgoing: Outgoing) -> RemotingCommand:
+    def _command(self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int = TIMEOUT_MS) -> RemotingCommand:
         _, body, properties, flag, sys_flag, batch, _, reply, reconsume_times, max_reconsume_times = outgoing
         return send_command(
             self._group,
@@ -285,10 +334,8 @@ class Sender:
             max_reconsume_times=max_reconsume_times,
             create_topic_key=self._create_topic_key,
             default_topic_queue_nums=self._default_topic_queue_nums,
+            timeout_ms=timeout_ms,
         )
-
-    async def _publish_info(self, topic: str) -> TopicPublishInfo:
-        return self._known_publish_info(topic) or await self._find_publish_info(topic)
 
     def _known_publish_info(self, topic: str) -> TopicPublishInfo | None:
         known = self._publish_infos.get(topic)
@@ -307,14 +354,29 @@ class Sender:
         routes = self.client.routes
         route = await routes.get_or_default(topic, self._default_topic_queue_nums)
         queues = write_queues(topic, route)
-        if not queues:
+        if not queues and not isinstance(no_writable_queue(topic, route), BrokerUnavailable):
+            # An operator may have changed the permission again.
             route = await routes.refresh(topic)
             queues = write_queues(topic, route)
-            if not queues:
-                raise ClientError(f"topic {topic} has no writable queue on a broker with a master")
+        if not queues:
+            raise no_writable_queue(topic, route)
         info = TopicPublishInfo(queues)
         self._publish_infos[topic] = route, info
         return info
+
+
+def _stored_by_former_master(refusal: GantryError) -> SendOutcomeUnknown | None:
+    """The error for a message that a former master has stored; a new master may have it."""
+    if not isinstance(refusal, BrokerError) or MAY_BE_STORED not in refusal.remark:
+        return None
+    unknown = SendOutcomeUnknown(f"the message may be stored: {refusal}", refusal.address)
+    unknown.__cause__ = refusal
+    return unknown
+
+
+def _no_master(refusal: GantryError) -> BrokerUnavailable:
+    """What `send` raises when its time was over before a broker of the topic was master."""
+    return BrokerUnavailable(f"no broker takes the message at present: {refusal}")
 
 
 def is_timeout(error: BaseException) -> bool:

@@ -21,7 +21,7 @@ from gantrymq.client.producing.options import ProducerOptions, whole_ms
 from gantrymq.client.producing.outgoing import DELAYS
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.trace import MessageType, TraceBean, TraceContext, TraceType
-from gantrymq.errors import ClientClosed, ClientError, GantryError, RequestTimeout
+from gantrymq.errors import ClientClosed, ClientError, GantryError, RequestTimeout, SendOutcomeUnknown
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol import sys_flag
@@ -102,7 +102,7 @@ class TransactionProducer(Producer):
         """Stores `message` as a half message and runs the listener's local transaction, which decides on it.
 
         A half message that is not safely stored is rolled back, and the transaction not run. Raises as `send`; then
-        there was no transaction. Delays of the message are ignored.
+        the transaction was not run either. Delays of the message are ignored.
         """
         self._check_open()
         # A broker asks the producers that it knows: it must know this one before it has a half message of it.
@@ -113,17 +113,28 @@ class TransactionProducer(Producer):
         except TimeoutError:
             raise RequestTimeout(f"no broker of {message.topic} answered in {timeout_ms} ms", message.topic) from None
         half = self._half_message(message)
-        result = await self.send_alone(half, max(1, int((deadline - clock.monotonic()) * 1000)))
+        try:
+            result = await self.send_alone(half, max(1, int((deadline - clock.monotonic()) * 1000)))
+        except SendOutcomeUnknown as e:
+            if e.result is not None:
+                await self._try_to_end(half, e.result, LocalTransactionState.ROLLBACK_MESSAGE, None)
+            raise
         state, remark = LocalTransactionState.ROLLBACK_MESSAGE, None
         if result.status is SendStatus.SEND_OK:
             if result.transaction_id:
                 half.properties[names.TRANSACTION_ID] = result.transaction_id
             state, remark = await self._ask(self._listener.execute_local_transaction, half, arg)
+        await self._try_to_end(half, result, state, remark)
+        return TransactionSendResult(result, state)
+
+    async def _try_to_end(
+        self, half: Message, result: SendResult, state: LocalTransactionState, remark: str | None
+    ) -> None:
+        """If the broker can't be reached, it checks the transaction later."""
         try:
             await self._end(half, result, state, remark)
         except GantryError as e:
             log.warning("broker %s did not learn that %s is %s: %s", result.queue.broker_name, result.msg_id, state, e)
-        return TransactionSendResult(result, state)
 
     async def _open(self, stack: AsyncExitStack) -> None:
         await super()._open(stack)
@@ -152,7 +163,7 @@ class TransactionProducer(Producer):
             bname=result.queue.broker_name,
         )
         queue = result.queue._replace(topic=self.with_namespace(half.topic))
-        address = await self.sender.broker_address(queue)
+        address = await self.sender.broker_address(queue, TIMEOUT_MS)
         self._trace(half, result.msg_id, header, address, state)
         await self.client.api.end_transaction(address, header, remark)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.producing.send_command import send_command
-from gantrymq.errors import IllegalMessage
+from gantrymq.errors import IllegalMessage, SendOutcomeUnknown
 from gantrymq.logs import peer_log
 from gantrymq.protocol import sys_flag
 from gantrymq.protocol.batch import encode_batch
@@ -101,7 +101,13 @@ class Sending:
         queue = self._queues.choose(topic, route, first.message_group if len(outgoings) == 1 else "")
         if queue is None:
             raise ProxyError(Code.FORBIDDEN, "no writable queue")
-        result = await self._send(queue, outgoings, min(SEND_TIMEOUT_MS, call.remaining_ms()))
+        try:
+            result = await self._send(queue, outgoings, min(SEND_TIMEOUT_MS, call.remaining_ms()))
+        except SendOutcomeUnknown as e:
+            if e.result is None:
+                raise
+            # As Java's proxy: the client sees the status of the send.
+            result = e.result
         if first.sys_flag & sys_flag.TRANSACTION_PREPARED and result.status is SendStatus.SEND_OK:
             self._remember(result, topic, first)
         return _response(result, outgoings)

@@ -1,0 +1,111 @@
+"""RouteRenewal: requests routes again that may be stale, in the background, and notifies those that wait for a change.
+
+Producers and consumers report a topic when a broker refuses a request because of its role, doesn't answer, or has left
+the topic's route. However many requests fail, a client requests each topic's route once at a time, and less and less
+often while the route stays as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from math import inf
+
+from gantrymq.background.repeating import Repeating
+from gantrymq.client.routes import Routes
+from gantrymq.client.troubles import Troubles
+from gantrymq.errors import GantryError, NoRouteInfo
+from gantrymq.system.clock import monotonic
+
+#: The shortest and the longest pause between two requests for the route of one topic, s.
+SHORTEST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+#: Between them, the pause is this share of the time for which the route has been reported without a change.
+PAUSE_SHARE = 0.1
+#: A report counts as the first one if the one before is older, s.
+QUIET_S = 30.0
+
+
+@dataclass(slots=True)
+class _Stale:
+    """A reported topic: when it was reported for the first and the last time, and when it was requested last."""
+
+    since: float
+    reported: float
+    requested: float = -inf
+    is_due: bool = True
+
+    @property
+    def due(self) -> float:
+        pause_s = (self.reported - self.since) * PAUSE_SHARE
+        return self.requested + min(max(pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+
+
+class RouteRenewal:
+    """The reported topics of one client. Times are those of the monotonic clock."""
+
+    def __init__(self, routes: Routes, troubles: Troubles) -> None:
+        self._routes = routes
+        self._troubles = troubles
+        self._stale: dict[str, _Stale] = {}
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        self._job = Repeating("the renewal of stale routes", self._renew, after_error_s=SHORTEST_PAUSE_S)
+        routes.watch(self._changed)
+
+    def start(self) -> None:
+        self._job.start()
+
+    async def stop(self) -> None:
+        await self._job.stop()
+
+    def request(self, topic: str) -> None:
+        """Requests the topic's route soon. Further reports until then share the request."""
+        now = monotonic()
+        stale = self._stale.get(topic)
+        if stale is None or now - stale.reported > QUIET_S:
+            stale = self._stale[topic] = _Stale(now, now)
+        stale.reported, stale.is_due = now, True
+        self._job.wake(max(stale.due - now, 0.0))
+
+    async def change(self, topic: str, timeout_s: float) -> None:
+        """Returns when the topic's route has changed, or after `timeout_s`."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiters = self._waiters.setdefault(topic, set())
+        waiters.add(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=timeout_s)
+        finally:
+            waiters.discard(waiter)
+            if not waiters and self._waiters.get(topic) is waiters:
+                del self._waiters[topic]
+
+    def _changed(self, topic: str) -> None:
+        if (stale := self._stale.get(topic)) is not None:
+            # If the new route is stale, too, the next one is requested as soon as the first.
+            stale.since = stale.reported = monotonic()
+        for waiter in self._waiters.pop(topic, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _renew(self) -> float:
+        """Requests the routes that are due; how long to wait until the next ones are, s."""
+        now = monotonic()
+        for topic, stale in list(self._stale.items()):
+            if not stale.is_due and now - stale.reported > QUIET_S:
+                del self._stale[topic]
+        due = [topic for topic, stale in self._stale.items() if stale.is_due and stale.due <= now]
+        for topic in due:
+            self._stale[topic].is_due = False
+        await asyncio.gather(*map(self._renew_one, due))
+        now = monotonic()
+        return max(min((stale.due for stale in self._stale.values() if stale.is_due), default=inf) - now, 0.0)
+
+    async def _renew_one(self, topic: str) -> None:
+        try:
+            await self._routes.refresh(topic)
+        except NoRouteInfo:
+            pass  # Its only broker is gone. The known address stays in use until there is another one.
+        except GantryError as e:
+            self._troubles.tell(f"can't renew the route of topic {topic}", e)
+        if (stale := self._stale.get(topic)) is not None:
+            stale.requested = monotonic()

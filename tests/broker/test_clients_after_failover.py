@@ -1,0 +1,169 @@
+"""Producers and consumers of every kind follow a broker set to its new master."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controlled_support import Controlled
+from waiting import until
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.popping.simple_consumer import SimpleConsumer
+from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import GantryError
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.bodies.pop import MODE_POP, RequestMode
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
+from gantrymq.protocol.message import Message, MessageExt
+
+TOPIC = "orders"
+PUSHES: dict[str, dict[str, Any]] = {
+    "push": {},
+    "orderly": {"orderly": True},
+    "broadcasting": {"broadcasting": True},
+    "popping": {"client_rebalance": False},
+}
+KINDS = (*PUSHES, "lite", "assigned", "simple")
+#: After the first message that a new master has acknowledged; it was 11 to 30 s.
+GAP_S = 4.0
+
+
+class Inboxes:
+    """What the consumer of each kind has received, and when."""
+
+    def __init__(self) -> None:
+        self.received: dict[str, dict[bytes, float]] = {kind: {} for kind in KINDS}
+
+    def put(self, kind: str, message: MessageExt) -> None:
+        self.received[kind].setdefault(message.body, time.monotonic())
+
+    def have(self, body: bytes) -> bool:
+        return all(body in bodies for bodies in self.received.values())
+
+    def lacking(self, body: bytes) -> list[str]:
+        return [kind for kind, bodies in self.received.items() if body not in bodies]
+
+
+async def polling(poll: Callable[[], Awaitable[list[MessageExt]]], kind: str, inboxes: Inboxes) -> None:
+    while True:
+        try:
+            messages = await poll()
+        except GantryError:
+            await asyncio.sleep(0.1)
+            continue
+        for message in messages:
+            inboxes.put(kind, message)
+
+
+@asynccontextmanager
+async def consumers(name_server: str, directory: Path) -> AsyncIterator[Inboxes]:
+    inboxes = Inboxes()
+    async with AsyncExitStack() as stack:
+        for kind, options in PUSHES.items():
+
+            async def handle(message: MessageExt, kind: str = kind) -> None:
+                inboxes.put(kind, message)
+
+            push = PushConsumer(
+                name_server,
+                kind,
+                handle,
+                consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+                offset_directory=directory,
+                **options,
+            )
+            push.subscribe(TOPIC)
+            await stack.enter_async_context(push)
+        lite = LitePullConsumer(name_server, "lite", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        assigned = LitePullConsumer(name_server, "assigned", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        simple = SimpleConsumer(name_server, "simple")
+        for consumer in (lite, simple):
+            consumer.subscribe(TOPIC)
+        for entered in (lite, assigned, simple):
+            await stack.enter_async_context(entered)
+        await assigned.assign(await assigned.queues(TOPIC))
+        tasks = [
+            asyncio.ensure_future(polling(lambda: lite.poll(1000), "lite", inboxes)),
+            asyncio.ensure_future(polling(lambda: assigned.poll(1000), "assigned", inboxes)),
+            asyncio.ensure_future(polling(lambda: simple.receive(await_ms=1000), "simple", inboxes)),
+        ]
+        try:
+            yield inboxes
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def elect(replicas: Controlled, number: int) -> None:
+    header = ElectMasterRequestHeader(
+        cluster_name="DefaultCluster", broker_name="broker-a", broker_id=number, designate_elect=True
+    )
+    request = RemotingCommand.request(RequestCode.CONTROLLER_ELECT_MASTER, header)
+    await replicas.remoting.call(replicas.controller.address, request)
+
+
+async def send_until_acknowledged(producer: Producer, body: bytes) -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            await producer.send(Message(TOPIC, body), 1000)
+        except GantryError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+@pytest.mark.parametrize("how", ["elected", "stopped"])
+async def test_all_clients_follow_the_master(tmp_path: Path, how: str) -> None:
+    async with Controlled(tmp_path) as replicas:
+        await replicas.all_in_sync()
+        name_server = replicas.name_server.address
+        async with AdminClient(name_server) as admin:
+            await until(lambda: _made(admin))
+        mode = RequestMode(TOPIC, "popping", MODE_POP)
+        request = RemotingCommand.request(RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_json(mode))
+        master = await replicas.master()
+        await replicas.remoting.call(f"127.0.0.1:{replicas.brokers[master].port}", request)
+        async with (
+            Producer(name_server, "producers", retry_times=0) as producer,
+            consumers(name_server, tmp_path / "offsets") as inboxes,
+        ):
+            await send_until_acknowledged(producer, b"before")
+            await until(lambda: inboxes.have(b"before"), 40)
+            await replicas.caught_up()
+            other = next(number for number in replicas.brokers if number != master)
+            began = time.monotonic()
+            if how == "elected":
+                await elect(replicas, other)
+            else:
+                await replicas.stop(master)
+            await replicas.master(other_than=master)
+            elected = time.monotonic()
+            await send_until_acknowledged(producer, b"after")
+            acknowledged = time.monotonic()
+            # A producer without retries stayed with the deposed master for 11.7 s.
+            assert acknowledged - elected < GAP_S, acknowledged - began
+            await until(lambda: inboxes.have(b"after"), 40)
+            late = {kind: bodies[b"after"] - acknowledged for kind, bodies in inboxes.received.items()}
+            assert max(late.values()) < GAP_S, late
+
+
+async def _made(admin: AdminClient) -> bool:
+    try:
+        await admin.ensure_topic(TOPIC, queues=4)
+    except GantryError:
+        return False
+    return True
