@@ -46,7 +46,7 @@ _AHEAD = 32
 #: DELAY_FOR_A_PERIOD: the pause after a failed delivery.
 _AFTER_ERROR_S = 10.0
 #: The longest sleep while a message waits: the clock may be set meanwhile, s.
-_LONGEST_SLEEP_S = 1.0
+_LONGEST_SLEEP_S = 2.0
 
 
 class _DelayOffsets(msgspec.Struct, rename="camel"):

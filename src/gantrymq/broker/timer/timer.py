@@ -40,7 +40,7 @@ _TURN_S = 0.005
 _BLOCKED_S = 0.5
 _AFTER_ERROR_S = 10.0
 #: The longest sleep while a message waits: the clock may be set meanwhile, s.
-_LONGEST_SLEEP_S = 1.0
+_LONGEST_SLEEP_S = 2.0
 #: So many messages that take others back may be due in one slot: all are held in memory while it is delivered. Java has
 #: no bound. It is counted from the start on: those of before are on the disk alone.
 MAX_RECALLS_OF_SLOT = 100_000
