@@ -156,7 +156,7 @@ async def test_a_slave_whose_clock_is_ahead_has_delivered_what_it_says(brokers: 
     timer._delivering.cancel()
     await timer.take_over(done.encode())
     files = timer._files
-    assert (files.read_time_ms, files.masters_queue_offset) == (done.read_time_ms, 7)
+    assert (files.read_time_ms, files.delivered_queue_offset) == (done.read_time_ms, 7)
 
 
 async def test_a_master_that_comes_back_is_followed_before_its_tables_are_copied(brokers: WithAnother) -> None:

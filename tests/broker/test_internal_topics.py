@@ -23,6 +23,7 @@ from gantrymq.system.clock import now_ms
 INTERNAL = [
     *sorted(SEND_FORBIDDEN_TOPICS),
     "rmq_sys_wheel_timer",
+    "rmq_sys_gantry_delivery_journal",
     "rmq_sys_REVIVE_LOG_DefaultCluster",
     "rmq_sys_SYNC_BROKER_MEMBER_broker-a",
 ]

@@ -10,6 +10,7 @@ import pytest
 from bare_store import HOST, bodies, damage, full_disk, nobody_waits, open_store, records
 from broker_support import config, longest_step
 from waiting import until
+from wrong_clock import WrongClock
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.report import JobReport
@@ -17,7 +18,7 @@ from gantrymq.broker.appender import Appender
 from gantrymq.broker.saving import Saving
 from gantrymq.broker.schedule import Schedule
 from gantrymq.protocol.properties import encode_properties
-from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
+from gantrymq.protocol.topic_name import DELIVERY_JOURNAL_TOPIC, SCHEDULE_TOPIC
 from gantrymq.system import clock
 
 DELAY_MS = 20
@@ -82,7 +83,8 @@ async def test_nonsense_is_skipped(world: World) -> None:
     await until(lambda: world.passed() == end)
     assert bodies(world.store, "orders") == [b"good"]
     assert world.schedule.skipped == end - 1
-    assert world.store.topics() == {SCHEDULE_TOPIC: [0], "orders": [0]}
+    assert world.store.topics().keys() == {SCHEDULE_TOPIC, DELIVERY_JOURNAL_TOPIC, "orders"}
+    assert world.store.topics()["orders"] == [0]
 
 
 async def test_a_full_disk_loses_and_repeats_nothing(world: World) -> None:
@@ -162,3 +164,76 @@ async def test_a_level_that_was_ahead_of_the_log_at_a_crash(world: World, tmp_pa
     (tmp_path / "delayOffset.json").write_text('{"offsetTable":{1:3}}')
     world.schedule.load()
     assert world.passed() == level_on_disk(tmp_path) == 1
+
+
+async def test_a_clock_that_was_ahead_blocks_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Java, what is due later than any message that comes now is due at once."""
+    wrong = WrongClock(monkeypatch)
+    wrong.ahead_s = 3600
+    for n in range(3):
+        world.delay(b"ahead %d" % n)
+    wrong.ahead_s = 0
+    world.delay(b"right")
+    await world.schedule.become_master()
+    await until(lambda: world.passed() == 4)
+    assert bodies(world.store, "orders") == [b"ahead 0", b"ahead 1", b"ahead 2", b"right"]
+
+
+async def test_a_level_is_not_early_when_the_clock_is_set_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a message wait longer than it should, since the pause is short."""
+    wrong = WrongClock(monkeypatch)
+    world.delay(b"0")
+    wrong.ahead_s = -0.01
+    await world.schedule.become_master()
+    await until(lambda: world.passed() == 1)
+    assert bodies(world.store, "orders") == [b"0"]
+
+
+async def test_what_the_log_has_is_not_delivered_again(world: World, tmp_path: Path) -> None:
+    """The table is as it was before: so it is after a crash, and on a slave that becomes master."""
+    await world.schedule.become_master()
+    for round_ in range(3):
+        for n in range(100):
+            world.delay(b"%d" % n)
+            world.appender.append(world.store.queue("others", 0), 0, 0, 0, HOST, 0, b"x", b"", 0)
+        goal = 100 * round_ + 37
+        await until(lambda goal=goal: world.passed() > goal)  # type: ignore[misc]
+        await world.schedule.stop()
+        world.schedule.copy_offsets(b'{"offsetTable":{}}')
+        assert world.passed() == 0
+        await world.schedule.become_master()
+        assert world.passed() > goal
+    await until(lambda: world.passed() == 300)
+    assert bodies(world.store, "orders") == [b"%d" % n for n in range(100)] * 3
+
+
+async def test_what_was_delivered_where_the_log_is_cut_is_delivered_again(world: World, tmp_path: Path) -> None:
+    """A former master may be master again: its table mustn't be ahead of its log."""
+    world.delay(b"kept")
+    await world.schedule.become_master()
+    await until(lambda: world.passed() == 1)
+    world.delay(b"cut")
+    await until(lambda: world.passed() == 2)
+    [_, cut] = records(world.store, "orders")
+    await world.schedule.become_slave()
+    world.store.set_slave(True)
+    world.store.replica.truncate(cut.physical_offset)
+    assert world.passed() == level_on_disk(tmp_path) == 1
+    world.store.set_slave(False)
+    await world.schedule.become_master()
+    await until(lambda: world.passed() == 2)
+    assert bodies(world.store, "orders") == [b"kept", b"cut"]
+
+
+async def test_a_damaged_journal_costs_repeats_and_no_message(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    await world.schedule.become_master()
+    world.delay(b"0")
+    await until(lambda: world.passed() == 1)
+    [entry] = records(world.store, DELIVERY_JOURNAL_TOPIC)
+    damage(world.store, entry.physical_offset)
+    await world.schedule.stop()
+    world.schedule.copy_offsets(b'{"offsetTable":{}}')
+    await world.schedule.become_master()
+    await until(lambda: world.passed() == 1)
+    assert bodies(world.store, "orders") == [b"0", b"0"]
+    assert "delayed messages may be repeated" in caplog.text

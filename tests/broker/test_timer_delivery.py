@@ -6,9 +6,11 @@ import os
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
+from wrong_clock import set_clock
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.appender import Appender
@@ -21,7 +23,7 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.properties import decode_properties, encode_properties
 from gantrymq.protocol.record import decode_records, encode_host
-from gantrymq.protocol.topic_name import TIMER_TOPIC
+from gantrymq.protocol.topic_name import DELIVERY_JOURNAL_TOPIC, TIMER_TOPIC
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.message_store import MessageStore
@@ -61,6 +63,7 @@ class World:
         self.timer = TimerDelivery(self.files, self.appender, self.metrics, config.timer_precision_ms)
         if not is_counted:
             self.timer.count_waiting(self.now_ms)
+        self.timer.begin()
 
     def close(self) -> None:
         self.store.close()
@@ -87,6 +90,19 @@ class World:
     def put(self, fields: dict[str, str], body: str = "") -> None:
         queue = self.store.queue(TIMER_TOPIC, 0)
         self.appender.append(queue, 0, 0, self.now_ms, HOST, 3, body.encode(), encode_properties(fields), 0)
+
+    def put_plain(self) -> None:
+        """A message that isn't delayed."""
+        self.appender.append(self.store.queue("others", 0), 0, 0, self.now_ms, HOST, 0, b"x", b"", 0)
+
+    def lead_anew(self) -> None:
+        """As on a broker that has the same log, and nothing else."""
+        self.close()
+        root = self.config.store_path_root_dir
+        (root / "timerwheel").unlink(missing_ok=True)
+        (root / "config" / "timercheck").unlink(missing_ok=True)
+        rmtree(root / "timerlog", ignore_errors=True)
+        self.open()
 
     def work(self) -> Step:
         """All that is to do now."""
@@ -118,8 +134,13 @@ class World:
 
 
 @pytest.fixture
-async def make(tmp_path: Path) -> AsyncIterator[Callable[..., World]]:
+async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., World]]:
     worlds: list[World] = []
+
+    def now_ms() -> int:
+        return worlds[-1].now_ms if worlds else NOW
+
+    set_clock(monkeypatch, lambda: now_ms() * 1_000_000, lambda: now_ms() / 1000)
     polling = LongPolling(lambda pull, expired: None, Jobs())
 
     def make_world(**options: Any) -> World:
@@ -349,7 +370,8 @@ def test_nonsense_is_skipped(world: World) -> None:
     assert world.work() is Step.IDLE
     assert world.delivered() == ["good"]
     assert world.timer.skipped == end - 1
-    assert world.store.topics() == {TIMER_TOPIC: [0], "orders": [1]}
+    assert world.store.topics().keys() == {TIMER_TOPIC, DELIVERY_JOURNAL_TOPIC, "orders"}
+    assert world.store.topics()["orders"] == [1]
     assert world.store.queue(TIMER_TOPIC, 0).max_offset == end
 
 
@@ -470,7 +492,7 @@ def test_a_restart_in_the_middle_of_everything(world: World) -> None:
     assert sorted(world.delivered()) == sorted(f"{word} {n}" for word in ("first", "second") for n in range(50))
 
 
-def test_a_crash_in_the_middle_of_a_slot_delivers_it_again(world: World) -> None:
+def test_a_crash_in_the_middle_of_a_slot_repeats_nothing(world: World) -> None:
     for n in range(10):
         world.send(str(n), 500)
     world.work()
@@ -483,8 +505,149 @@ def test_a_crash_in_the_middle_of_a_slot_delivers_it_again(world: World) -> None
     world.close()
     world.open()
     world.work()
-    assert world.delivered()[-10:] == [str(n) for n in range(10)]
-    assert len(world.delivered()) < 20
+    assert world.delivered() == [str(n) for n in range(10)]
+    assert world.waiting() == {"orders": 0}
+
+
+def test_many_crashes_without_a_checkpoint_repeat_nothing(world: World) -> None:
+    """Other messages are stored in between, and some of the slot are taken back."""
+    for n in range(100):
+        world.send(str(n), 500 + n // 50 * 1000, key=f"key {n}")
+    for n in range(0, 100, 10):
+        world.send("-", 500 + n // 50 * 1000, key=f"key {n}", TIMER_DEL_UNIQKEY=f"key {n}")
+    world.work()
+    world.now_ms += 2000
+    expected = [str(n) for n in range(100) if n % 10]
+    crashes = 0
+    while len(world.delivered()) < len(expected):
+        goal = min(len(world.delivered()) + 7, len(expected))
+        while len(world.delivered()) < goal:
+            world.timer.step(world.now_ms)
+            if goal % 2:
+                world.put_plain()
+        world.close()
+        world.open()
+        crashes += 1
+    assert world.work() is Step.IDLE
+    assert world.delivered() == expected
+    assert crashes == 13
+
+
+def test_a_broker_that_becomes_master_repeats_nothing(make: Callable[..., World]) -> None:
+    """Its files are empty, and it has no checkpoint of the former master: only the log, wherever that ended."""
+    world = make(timer_roll_window_slot=100)
+    for n in range(60):
+        world.send(str(n), 500 + 400 * n)
+    world.send("far", 150_000)
+    while len(world.delivered()) < 60:
+        before = len(world.delivered())
+        while len(world.delivered()) in (before, before + 1):
+            if world.timer.step(world.now_ms) is Step.IDLE:
+                world.sleep()
+        world.lead_anew()
+    # In the middle of the window it is stored again, for its last round.
+    while not world.timer.queue().max_offset > 61:
+        if world.timer.step(world.now_ms) is Step.IDLE:
+            world.sleep()
+    world.lead_anew()
+    while world.work() is Step.IDLE and "far" not in world.delivered():
+        world.sleep()
+    assert world.now_ms == NOW + 150_000
+    world.lead_anew()
+    assert world.work() is Step.IDLE
+    assert world.delivered() == [*(str(n) for n in range(60)), "far"]
+
+
+HOUR_MS = 3600 * 1000
+
+
+@pytest.mark.parametrize("then", ["goes on", "crashes", "restarts", "is another master's"])
+def test_a_clock_that_is_set_back_delivers_nothing_early_nor_again(world: World, then: str) -> None:
+    world.send("before", 500)
+    world.work()
+    world.now_ms += HOUR_MS
+    world.send("while ahead", 500)
+    world.work()
+    world.sleep()
+    world.work()
+    assert world.delivered() == ["before", "while ahead"]
+    world.flush()
+    world.now_ms -= HOUR_MS
+    world.send("after", 5000)
+    world.send("soon", 1700)
+    world.work()
+    assert world.delivered() == ["before", "while ahead"]
+    if then == "restarts":
+        world.flush()
+    if then == "is another master's":
+        world.lead_anew()
+    elif then != "goes on":
+        world.close()
+        world.open()
+    world.send("last", 6000)
+    came: dict[str, int] = {}
+    begin = world.now_ms
+    for world.now_ms in range(begin, begin + 10_000, 500):
+        assert world.work() is Step.IDLE
+        for body in world.delivered():
+            came.setdefault(body, world.now_ms - begin)
+    # A slot is delivered when it is over.
+    assert [came[body] for body in ("soon", "after", "last")] == [2000, 5000, 6000]
+    world.now_ms += 2 * HOUR_MS
+    world.work()
+    assert world.delivered() == ["before", "while ahead", "soon", "after", "last"]
+
+
+def test_a_clock_that_is_set_back_and_right_again_before_a_crash(world: World) -> None:
+    """The checkpoint is that of the clock which was ahead; what waits since is in earlier slots."""
+    world.now_ms += HOUR_MS
+    world.work()
+    world.flush()
+    world.now_ms -= HOUR_MS
+    world.send("waits", 60_000)
+    world.work()
+    world.close()
+    world.now_ms += HOUR_MS // 2
+    world.open()
+    world.work()
+    assert world.delivered() == ["waits"]
+
+
+def test_slots_that_were_passed_while_the_clock_was_ahead_are_used_again(world: World) -> None:
+    for delay_ms in (2000, 3000):
+        world.send(f"first {delay_ms}", delay_ms)
+    world.work()
+    world.now_ms += HOUR_MS
+    world.work()
+    world.now_ms -= HOUR_MS
+    for delay_ms in (2000, 3000):
+        world.send(f"second {delay_ms}", delay_ms, key=f"key {delay_ms}")
+    world.send("-", 2000, key="key 2000", TIMER_DEL_UNIQKEY="key 2000")
+    world.work()
+    assert world.delivered() == ["first 2000", "first 3000"]
+    while world.timer.due_ms() is not None:
+        world.sleep()
+        world.work()
+    assert world.delivered() == ["first 2000", "first 3000", "second 3000"]
+    assert (world.files.waiting, world.waiting()) == (0, {"orders": 0})
+
+
+def test_a_clock_that_jumps_ahead_and_stays(world: World) -> None:
+    world.send("soon", 500)
+    world.send("later", 2 * HOUR_MS)
+    world.work()
+    world.now_ms += HOUR_MS
+    world.work()
+    world.send("new", 3000)
+    world.work()
+    assert world.delivered() == ["soon"]
+    world.sleep()
+    world.work()
+    assert world.delivered() == ["soon", "new"]
+    world.sleep()
+    world.work()
+    assert world.now_ms == NOW + 2 * HOUR_MS
+    assert world.delivered() == ["soon", "new", "later"]
 
 
 def test_weeks_of_downtime_lose_nothing(world: World) -> None:

@@ -31,7 +31,7 @@ def open_timer(root: Path, *, log_end: int = LOG_END, now_ms: int = NOW, window:
 
 
 def add(timer: TimerStore, due_ms: int, offset: int, *, topic: str = "orders", takes_back: bool = False) -> None:
-    timer.add(due_ms, NOW, offset, 100, topic, takes_back=takes_back)
+    timer.add(timer.wait(due_ms, NOW), NOW, offset, 100, topic, takes_back=takes_back)
     timer.queue_offset += 1
 
 

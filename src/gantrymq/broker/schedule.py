@@ -2,7 +2,8 @@
 
 A message with a delay level waits in queue level-1 of SCHEDULE_TOPIC_XXXX, its tags code being the time it is due (ms);
 when due it is stored again in its real queue. All messages of a level wait equally long, so a queue is in order of time
-and only its head matters. How far each level has got is delayOffset.json.
+and only its head matters. How far each level has got is in delayOffset.json, some seconds late, and in the log itself
+(`DeliveryJournal`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import msgspec
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.appender import ROOM_S, Appender, is_passing
+from gantrymq.broker.delivery_journal import LEVELS_QUEUE, MAX_SOURCES, DeliveryJournal, JournalEntry
 from gantrymq.broker.part import Part
 from gantrymq.broker.queue_reader import QueueReader
 from gantrymq.broker.real_queue import real_queue
 from gantrymq.broker.saving import Saving
 from gantrymq.errors import IllegalMessage, StoreBusy, StoreError
+from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.topic_config import DataVersion
 from gantrymq.protocol.fastjson import decode_json, encode_json
@@ -29,9 +32,11 @@ from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.properties import decode_properties, encode_properties, find_property
 from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
-from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
 from gantrymq.system import clock
 from gantrymq.system.clock import monotonic
+
+log = peer_log(__name__)
 
 #: Messages of one level that are delivered before the loop gets its turn, and for how long all levels may hold it, s.
 _BATCH = 256
@@ -40,11 +45,20 @@ _TURN_S = 0.005
 _AHEAD = 32
 #: DELAY_FOR_A_PERIOD: the pause after a failed delivery.
 _AFTER_ERROR_S = 10.0
+#: The longest sleep while a message waits: the clock may be set meanwhile, s.
+_LONGEST_SLEEP_S = 2.0
 
 
 class _DelayOffsets(msgspec.Struct, rename="camel"):
     offset_table: dict[int, int] = {}
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+
+
+class _LevelsEntry(JournalEntry):
+    """`offset_table` is that of delayOffset.json; `sources` are in the queue of `level`, from its offset on."""
+
+    level: int
+    offset_table: dict[int, int]
 
 
 class Schedule(Part):
@@ -55,6 +69,7 @@ class Schedule(Part):
         self._levels_ms = levels_ms
         self._appender = appender
         self._reader = QueueReader(appender.store, "delayed messages")
+        self._journal = DeliveryJournal(appender, LEVELS_QUEUE, _LevelsEntry)
         self._offsets = _DelayOffsets()
         #: Level -> the offset up to which messages are on their way to other brokers.
         self._begun: dict[int, int] = {}
@@ -66,19 +81,34 @@ class Schedule(Part):
             )
             for level in range(1, len(levels_ms) + 1)
         }
-        appender.store.replica.was_cut = self._log_was_cut
+        appender.store.replica.cut_listeners.append(self._log_was_cut)
 
     def load(self) -> None:
         self._offsets = self._file.load(_DelayOffsets) or self._offsets
-        self._log_was_cut()
+        if self._go_back():
+            self._write_now()
 
     def _log_was_cut(self) -> None:
-        """No level is beyond its queue's end, nor is it on the disk: what comes there next is to be delivered."""
-        if self._go_back():
-            self._file.write_soon()
-            # Before a message can come; what can't be written now is tried again.
-            with suppress(StoreError, OSError):
-                self._file.write_now()
+        """What was delivered behind the log's end has to be delivered again."""
+        try:
+            delivered = self._journaled()
+        except StoreError as e:
+            log.error("how far delay levels are delivered is taken from delayOffset.json: %s", e)
+            delivered = {}
+        ahead = {}
+        if delivered:
+            ahead = {level: delivered.get(level, 0) for level in self.offsets()}
+            ahead = {level: offset for level, offset in ahead.items() if offset < self.offsets()[level]}
+        for level, offset in ahead.items():
+            self._advance(level, offset)
+        if self._go_back() or ahead:
+            self._write_now()
+
+    def _write_now(self) -> None:
+        """Before a message can come; what can't be written now is tried again."""
+        self._file.write_soon()
+        with suppress(StoreError, OSError):
+            self._file.write_now()
 
     def _go_back(self) -> bool:
         """A level whose queue has lost its end goes on at the end that it has; whether there is one."""
@@ -87,9 +117,20 @@ class Schedule(Part):
             self._advance(level, self._queue(level).max_offset)
         return bool(lost)
 
+    def _journaled(self) -> dict[int, int]:
+        """How far each level is delivered by what the log has; empty where it doesn't say. Raises StoreError."""
+        last = self._journal.last()
+        if last is None:
+            return {}
+        entry, delivered = last
+        return entry.offset_table | {entry.level: entry.offset_table.get(entry.level, 0) + delivered}
+
     async def become_master(self) -> None:
-        """Takes up every level where it stopped."""
+        """Takes up every level where it stopped. Raises StoreError."""
         self._go_back()
+        for level, offset in self._journaled().items():
+            if offset > self.offsets().get(level, 0):
+                self._advance(level, offset)
         for delivery in self._deliveries.values():
             delivery.start(0.0)
 
@@ -169,14 +210,14 @@ class Schedule(Part):
         now_ms = clock.now_ms()
         for next_offset, record in self._reader.records(queue, offset, _BATCH):
             if record is not None:
-                due_ms = record.store_timestamp + delay_ms
+                due_ms = self._due_ms(record, delay_ms, now_ms)
                 if due_ms > now_ms:
-                    return (due_ms - now_ms) / 1000
+                    return min((due_ms - now_ms) / 1000, _LONGEST_SLEEP_S)
                 try:
                     with self._appender.store.ahead_of_line():
-                        self._deliver(queue, record)
+                        self._deliver(level, queue, record)
                 except StoreBusy:
-                    self._begin_ahead(level, queue, next_offset, now_ms - delay_ms)
+                    self._begin_ahead(level, queue, next_offset, delay_ms, now_ms)
                     return ROOM_S
             self._advance(level, next_offset)
             if monotonic() >= self._turn_ends:
@@ -186,13 +227,21 @@ class Schedule(Part):
     def _turn_ended(self) -> None:
         self._turn_ends = 0.0
 
-    def _begin_ahead(self, level: int, queue: ConsumeQueue, offset: int, stored_by_ms: int) -> None:
+    @staticmethod
+    def _due_ms(record: Record, delay_ms: int, now_ms: int) -> int:
+        """When a message is due. One that was stored while the clock was ahead is due now: it would hold up its level.
+
+        Source: ScheduleMessageService.correctDeliverTimestamp.
+        """
+        return now_ms if record.store_timestamp > now_ms else record.store_timestamp + delay_ms
+
+    def _begin_ahead(self, level: int, queue: ConsumeQueue, offset: int, delay_ms: int, now_ms: int) -> None:
         """Has those from `offset` on that are due on their way, if that is to another broker."""
         begin, begun = self._appender.begin_elsewhere, max(self._begun.get(level, 0), offset)
         if begin is None or begun - offset > _AHEAD // 2:
             return
         for next_offset, record in self._reader.records(queue, begun, offset + _AHEAD - begun):
-            if record is None or record.store_timestamp > stored_by_ms:
+            if record is None or self._due_ms(record, delay_ms, now_ms) > now_ms:
                 # What can't be read is dealt with in its turn.
                 return
             fields = decode_properties(record.properties)
@@ -205,14 +254,24 @@ class Schedule(Part):
                 return
             self._begun[level] = next_offset
 
-    def _deliver(self, queue: ConsumeQueue, record: Record) -> None:
+    def _deliver(self, level: int, queue: ConsumeQueue, record: Record) -> None:
+        journal = self._journal
         try:
             fields = decode_properties(record.properties)
             if self._appender.is_of_deleted(fields.get(names.REAL_TOPIC, ""), record.physical_offset):
                 return
             target = real_queue(self._appender.store, fields)
             code = tags_code(find_property(record.properties, b"TAGS") or b"")
-            self._appender.append_again(record, target, record.properties, code, record.reconsume_times)
+            if not journal.announces(record.physical_offset):
+                sources = []
+                for physical_offset, size, _ in UNIT.iter_unpack(queue.units(record.queue_offset, MAX_SOURCES)):
+                    if size == FILLER_SIZE:
+                        break
+                    sources.append(physical_offset)
+                table = self.offsets() | {level: record.queue_offset}
+                journal.announce(_LevelsEntry(sources=sources, level=level, offset_table=table))
+            put = self._appender.append_again(record, target, record.properties, code, record.reconsume_times)
+            journal.delivered(put)
         except Exception as e:
             if is_passing(e):
                 raise

@@ -17,6 +17,8 @@ CHECKPOINT_TOPIC = "CHECKPOINT_TOPIC"
 
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 TIMER_TOPIC = SYSTEM_TOPIC_PREFIX + "wheel_timer"
+#: Which delayed messages are delivered; Java has nothing like it.
+DELIVERY_JOURNAL_TOPIC = SYSTEM_TOPIC_PREFIX + "gantry_delivery_journal"
 #: Checkpoints and acknowledgements of pops; the cluster's name follows.
 REVIVE_TOPIC_PREFIX = SYSTEM_TOPIC_PREFIX + "REVIVE_LOG_"
 #: What brokers of one set tell each other; the broker's name follows.
@@ -91,7 +93,7 @@ def may_be_sent_to(topic: str) -> bool:
     Not in those that only the broker writes, since it believes what it reads there. Java forgets the topics of timers
     and of pops, so that a message can be sent around for ever. Topics of traces, replies and retries are open.
     """
-    if topic in SEND_FORBIDDEN_TOPICS or topic == TIMER_TOPIC:
+    if topic in SEND_FORBIDDEN_TOPICS or topic in (TIMER_TOPIC, DELIVERY_JOURNAL_TOPIC):
         return False
     return not topic.startswith((REVIVE_TOPIC_PREFIX, SYNC_BROKER_MEMBER_PREFIX))
 

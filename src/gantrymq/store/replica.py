@@ -91,8 +91,9 @@ class Replica:
         self._repeated = 0
         #: Queues that got messages and nobody knows of it.
         self._told: dict[ConsumeQueue, None] = {}
-        #: Called when the log has lost its end, while nothing is behind that: places in queues may be beyond theirs.
-        self.was_cut: Callable[[], None] = lambda: None
+        #: Each is called when the log has lost its end, before anything is stored there: offsets may be beyond the
+        #: ends of queues.
+        self.cut_listeners: list[Callable[[], None]] = []
         #: Place and checksum of what was refused and may come again.
         self._doubted = (-1, 0)
 
@@ -125,7 +126,7 @@ class Replica:
             self._queues.delete(list(self._queues))
             self._index.cut(0)
             self._log.begin_at(physical_offset, self._trash)
-        self.was_cut()
+        self._was_cut()
 
     def truncate(self, physical_offset: int) -> None:
         """The log ends there, where a record begins; queues and index, too. Nothing changes when it ends before.
@@ -145,8 +146,12 @@ class Replica:
                     queue.drop_from(physical_offset)
                 self._index.cut(physical_offset)
                 commit_log.cut(physical_offset)
-            self.was_cut()
+            self._was_cut()
         self.restart()
+
+    def _was_cut(self) -> None:
+        for listener in self.cut_listeners:
+            listener()
 
     def _check_copy(self) -> None:
         if not self._log.is_copy:

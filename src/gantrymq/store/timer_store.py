@@ -10,6 +10,7 @@ import heapq
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from gantrymq.errors import StoreError, SyncFailed
 from gantrymq.protocol.java import string_hash_code
@@ -27,6 +28,13 @@ _WHEEL = "timerwheel"
 _BLANK_SLOTS = 60
 
 
+class Wait(NamedTuple):
+    """The slot, ms, in which a record waits; a rolled one waits again afterwards."""
+
+    slot_ms: int
+    is_rolled: bool = False
+
+
 class TimerStore:
     """The timer's files under a store's root directory, made with the first message; slots are `precision_ms` long."""
 
@@ -35,9 +43,10 @@ class TimerStore:
         self.read_time_ms = 0
         #: The queue offset of the next message that isn't in the log yet.
         self.queue_offset = 0
-        #: Of what is before this queue offset a former master has delivered all that was due before this time, ms.
-        self.masters_queue_offset = 0
-        self.masters_read_time_ms = 0
+        #: What the checkpoint said at the start: of the messages before this queue offset, this broker or a former
+        #: master has delivered those whose slot is before this time, ms.
+        self.delivered_queue_offset = 0
+        self.delivered_time_ms = 0
         #: Messages in slots that aren't delivered yet.
         self.waiting = 0
         self._precision_ms = precision_ms
@@ -50,8 +59,9 @@ class TimerStore:
         self._log = TimerLog(root / "timerlog", log_file_size)
         self._checkpoint_path = root / "config" / "timercheck"
         self._checkpoint = TimerCheckpoint()
-        #: Times of slots with messages; each once.
+        #: Times of slots with messages, each once: a heap, and the same as a set.
         self._due: list[int] = []
+        self._due_slots: set[int] = set()
         #: Records that are in the log though `queue_offset` says that they may not be.
         self._already: set[int] = set()
         #: Why no checkpoint may be written any more.
@@ -66,11 +76,11 @@ class TimerStore:
             checkpoint = self._load_checkpoint(now_ms)
             self._checkpoint = checkpoint
             self.queue_offset = checkpoint.queue_offset
-            self.masters_queue_offset = checkpoint.masters_queue_offset
-            self.masters_read_time_ms = checkpoint.read_time_ms
+            self.delivered_queue_offset = max(checkpoint.queue_offset, checkpoint.masters_queue_offset)
+            self.delivered_time_ms = checkpoint.read_time_ms
             # Without a checkpoint the slots of the past week count as not delivered.
             self.read_time_ms = checkpoint.read_time_ms or now_ms - self.window_ms
-            self._recover(checkpoint.log_flush_position, log_end)
+            self._recover(checkpoint, log_end)
         except BaseException as e:
             self.close()
             if isinstance(e, OSError):
@@ -86,7 +96,8 @@ class TimerStore:
         # The clock may have been set back, or a checkpoint be that of another machine: but not by so much.
         return load_timer_checkpoint(self._checkpoint_path, now_ms + self.window_ms)
 
-    def _recover(self, flushed: int, log_end: int) -> None:
+    def _recover(self, checkpoint: TimerCheckpoint, log_end: int) -> None:
+        flushed = checkpoint.log_flush_position
         if flushed > 0 and not self._log.position:
             log.error(
                 "%s is gone: the timer messages that waited, which are before the queue offset %d of their topic, are "
@@ -101,6 +112,9 @@ class TimerStore:
                 break
             end = place + ENTRY_SIZE
             self._already.add(entry.physical_offset)
+            if checkpoint.read_time_ms and place >= flushed:
+                # It came after the checkpoint, and waits in an earlier slot if the clock was set back meanwhile.
+                self.read_time_ms = min(self.read_time_ms, entry.slot_ms)
         self._log.start_at(end)
         if end > self._log.first and next(self._wheel.slots_from(0), None) is None:
             log.error("the timer wheel is empty, the timer log isn't: what waits is sorted in anew")
@@ -140,33 +154,37 @@ class TimerStore:
     def reopen(self, log_end: int, now_ms: int) -> None:
         """Closes and opens, as at a start. Raises StoreError."""
         self.close()
-        self._due, self._already, self.waiting = [], set(), 0
+        self._due, self._due_slots, self._already, self.waiting = [], set(), set(), 0
         self._wheel = TimerWheel(self._root / _WHEEL, self._precision_ms)
         self._log = TimerLog(self._log.directory, self._log_file_size)
         self.open(log_end, now_ms)
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def add(
-        self, due_ms: int, now_ms: int, physical_offset: int, size: int, topic: str, *, takes_back: bool = False
-    ) -> None:
-        """Lets a record wait until `due_ms`; when that is beyond the roll window, as long as the window is.
-
-        Raises StoreFull, StoreError; then it doesn't wait.
-        """
+    def wait(self, due_ms: int, from_ms: int) -> Wait:
+        """How long a record waits that is due at `due_ms` and came at `from_ms`: at most as long as the roll window."""
         precision_ms, window = self._precision_ms, self._roll_window_slots
-        write_ms = now_ms - now_ms % precision_ms
-        magic = MAGIC_DEFAULT
-        over_ms = due_ms - write_ms - window * precision_ms
-        if over_ms >= 0:
+        from_ms -= from_ms % precision_ms
+        over_ms = due_ms - from_ms - window * precision_ms
+        is_rolled = over_ms >= 0
+        if is_rolled:
             # The last round shouldn't be a short one.
             slots = window // 2 if over_ms < window // 3 * precision_ms else window
-            magic, due_ms = magic | MAGIC_ROLL, write_ms + slots * precision_ms
+            due_ms = from_ms + slots * precision_ms
+        return Wait(due_ms - due_ms % precision_ms, is_rolled)
+
+    def add(
+        self, wait: Wait, now_ms: int, physical_offset: int, size: int, topic: str, *, takes_back: bool = False
+    ) -> None:
+        """Lets a record wait. Raises StoreFull, StoreError; then it doesn't."""
+        magic = MAGIC_DEFAULT
+        if wait.is_rolled:
+            magic |= MAGIC_ROLL
         if takes_back:
             magic |= MAGIC_DELETE
-        due_ms -= due_ms % precision_ms
-        previous = self._wheel.get(due_ms).last
-        entry = TimerEntry(previous, magic, write_ms, due_ms, physical_offset, size, string_hash_code(topic))
+        previous = self._wheel.get(wait.slot_ms).last
+        write_ms = now_ms - now_ms % self._precision_ms
+        entry = TimerEntry(previous, magic, write_ms, wait.slot_ms, physical_offset, size, string_hash_code(topic))
         self._link(self._log.append(entry), entry)
 
     def _link(self, place: int, entry: TimerEntry) -> None:
@@ -174,14 +192,17 @@ class TimerStore:
         slot = self._wheel.get(entry.slot_ms)
         if slot.last < place:
             first = place if slot.first < 0 else slot.first
-            self._wheel.put(Slot(slot.time_ms, first, place, slot.num + entry.messages))
-            if slot.last < 0:
-                self._count(slot.time_ms, entry.messages)
-            else:
+            num = slot.num + entry.messages
+            self._wheel.put(Slot(slot.time_ms, first, place, num))
+            if slot.time_ms in self._due_slots:
                 self.waiting += entry.messages
+            else:
+                # Of a slot that was passed before the clock was set back, what was delivered is counted, too.
+                self._count(slot.time_ms, num)
 
     def _count(self, slot_ms: int, count: int) -> None:
         heapq.heappush(self._due, slot_ms)
+        self._due_slots.add(slot_ms)
         self.waiting += count
 
     def was_added(self, physical_offset: int) -> bool:
@@ -236,11 +257,20 @@ class TimerStore:
         slot_ms = self._due[0]
         self.waiting -= self._wheel.get(slot_ms).num
         heapq.heappop(self._due)
+        self._due_slots.remove(slot_ms)
         self.read_time_ms = slot_ms + self._precision_ms
 
     def pass_until(self, now_ms: int) -> None:
         """All that was due before the slot of now is delivered."""
         self.read_time_ms = max(self.read_time_ms, now_ms - now_ms % self._precision_ms)
+
+    def is_ahead_of(self, now_ms: int) -> bool:
+        """Whether slots are passed that are still to come: the clock was set back."""
+        return self.read_time_ms > now_ms
+
+    def set_back(self, now_ms: int) -> None:
+        """The slot of now is the first that isn't delivered yet, for messages that come from here on."""
+        self.read_time_ms = now_ms - now_ms % self._precision_ms
 
     def is_too_far_behind(self, now_ms: int) -> bool:
         """What is overdue must be delivered before more is added, or the wheel would run over it."""

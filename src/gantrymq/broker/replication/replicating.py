@@ -29,6 +29,7 @@ from gantrymq.protocol.headers.ha import (
     ExchangeHaInfoResponseHeader,
     ResetMasterFlushOffsetHeader,
 )
+from gantrymq.protocol.topic_name import is_system_topic
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.tls import client_context
@@ -298,7 +299,7 @@ class Replicating(Part):
     def _arrived(self, queues: Collection[ConsumeQueue]) -> None:
         for queue in queues:
             self._polling.message_arrived(queue)
-            if self._topics.get(queue.topic) is None:
+            if self._topics.get(queue.topic) is None and not is_system_topic(queue.topic):
                 # Nobody can read it here before the topic is known; the master may be gone in a moment.
                 self.copy_tables()
 

@@ -13,9 +13,11 @@ from hashlib import blake2b
 from sys import intern
 
 from gantrymq.broker.appender import Appender, is_passing
+from gantrymq.broker.delivery_journal import MAX_SOURCES
 from gantrymq.broker.real_queue import real_queue
 from gantrymq.broker.timer.message import NEVER_ENQUEUED, delete_keys, delivered_properties
 from gantrymq.broker.timer.metrics import TimerMetrics
+from gantrymq.broker.timer.progress import Mark, TimerProgress
 from gantrymq.errors import GantryError, IllegalMessage, RecordError, StoreBusy, StoreError
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
@@ -67,8 +69,13 @@ def _delete_key(topic: str, key: str) -> _DeleteKey:
 class _Slot:
     """The slot that is being delivered, as far as that has got. It may have a million messages."""
 
+    time_ms: int
     #: (place, entry) of what isn't looked at yet.
     chain: Iterator[tuple[int, TimerEntry]]
+    #: The physical offset before which all its messages are delivered, by what was known before.
+    delivered_before: int
+    #: What holds before the first of them is delivered.
+    mark: Mark
     is_gathered: bool = False
     #: Where the entries of messages are that aren't delivered yet, the first one to be last.
     places: array[int] = field(default_factory=lambda: array("q"))
@@ -88,19 +95,38 @@ class TimerDelivery:
         self._store = appender.store
         self._metrics = metrics
         self._precision_ms = precision_ms
+        self._progress = TimerProgress(appender)
         self._now_ms = 0
         self._is_blocked = False
         self._slot: _Slot | None = None
 
     @property
     def is_delivering(self) -> bool:
-        """In the midst of a slot; a crash now would deliver it once more."""
+        """In the midst of a slot."""
         return self._slot is not None
 
-    def forget(self) -> None:
-        """The slot that it is in the midst of is another broker's."""
+    def begin(self) -> None:
+        """Reads what was delivered. To be called before the first step, and when the files are others.
+
+        Raises StoreError.
+        """
         self._slot = None
         self._is_blocked = False
+        files = self._files
+        self._progress.begin((files.delivered_time_ms, self._stored_before(files.delivered_queue_offset)))
+
+    def is_journaled(self) -> bool:
+        """Whether the log says what was delivered. Raises StoreError."""
+        return self._progress.is_journaled()
+
+    def _stored_before(self, queue_offset: int) -> int:
+        """A physical offset behind all messages of the timer topic before this queue offset, and before all others."""
+        queue = self.queue()
+        if queue_offset >= queue.max_offset:
+            # Not what comes: the queue may lack its end, whose offsets come again.
+            return self._store.max_physical_offset
+        unit = queue.unit(queue_offset)
+        return 0 if unit is None or unit[1] == FILLER_SIZE else unit[0]
 
     def queue(self) -> ConsumeQueue:
         """Where timer messages go first."""
@@ -132,6 +158,10 @@ class TimerDelivery:
         if self._slot is not None:
             return self._deliver_slot(self._slot)
         files, queue = self._files, self.queue()
+        if files.is_ahead_of(now_ms):
+            # The clock was set back: what comes from here on waits for its time, what is delivered isn't repeated.
+            self._progress.add((files.read_time_ms, self._stored_before(files.queue_offset)))
+            files.set_back(now_ms)
         due_ms = self.due_ms()
         is_due = due_ms is not None and due_ms <= now_ms
         # The queue may have lost its end to a power failure, and its begin to old age.
@@ -145,7 +175,9 @@ class TimerDelivery:
         if is_behind and not (is_due and files.is_too_far_behind(now_ms)):
             return self._take_in(queue)
         if files.next_ms is not None and is_due:
-            self._slot = _Slot(files.chain(files.next_ms))
+            slot_ms = files.next_ms
+            mark = slot_ms, self._stored_before(files.queue_offset)
+            self._slot = _Slot(slot_ms, files.chain(slot_ms), self._progress.delivered_before(slot_ms), mark)
             return Step.MORE
         return Step.IDLE
 
@@ -181,19 +213,20 @@ class TimerDelivery:
             return True
         takes_back = names.TIMER_DEL_UNIQKEY in fields
         files = self._files
-        if int(out_ms) < files.masters_read_time_ms and record.queue_offset < files.masters_queue_offset:
-            # The master that this broker was a slave of has delivered it.
+        # By the same clock each time: a broker that becomes master finds the slot that its former master had.
+        wait = files.wait(int(out_ms), min(record.store_timestamp, self._now_ms))
+        # What takes others back still has to do so in a slot that is half delivered.
+        done_with_ms = wait.slot_ms + self._precision_ms if takes_back else wait.slot_ms
+        if record.physical_offset < self._progress.delivered_before(done_with_ms):
             return True
-        if int(out_ms) < files.read_time_ms:
-            if takes_back:
+        if wait.slot_ms < files.read_time_ms:
+            if takes_back and not wait.is_rolled:
                 log.info("%s comes too late to take it back", fields[names.TIMER_DEL_UNIQKEY])
                 return True
-            done = self._put(record, fields, NEVER_ENQUEUED)
+            done = self._put(record, fields, NEVER_ENQUEUED, rolled=wait.is_rolled)
         else:
             try:
-                self._files.add(
-                    int(out_ms), self._now_ms, record.physical_offset, record.size, topic, takes_back=takes_back
-                )
+                files.add(wait, self._now_ms, record.physical_offset, record.size, topic, takes_back=takes_back)
                 self._metrics.add(topic, -1 if takes_back else 1, self._now_ms)
                 done = True
             except StoreError as e:
@@ -206,7 +239,9 @@ class TimerDelivery:
     # -- due ----------------------------------------------------------------------------------------------------
 
     def _deliver_slot(self, slot: _Slot) -> Step:
-        """Goes on with the first slot. Its files change at the end only: after a crash the whole slot comes again."""
+        """Goes on with the first slot. Its files change at the end only: after a crash it begins anew, without what the
+        journal has.
+        """
         if not slot.is_gathered:
             self._gather(slot)
         elif slot.places:
@@ -240,7 +275,7 @@ class TimerDelivery:
                     if key is not None:
                         slot.taken_back[key] = False
                     size += entry.size
-                else:
+                elif entry.physical_offset >= slot.delivered_before:
                     slot.places.append(place)
         except (StoreError, OSError):
             # Nothing is delivered yet: it begins anew.
@@ -273,7 +308,7 @@ class TimerDelivery:
                 if keys:
                     slot.taken_back.update(dict.fromkeys(keys, True))
                     return True
-            if not self._put(record, fields, entry.write_time_ms, rolled=bool(entry.magic & MAGIC_ROLL)):
+            if not self._put(record, fields, entry.write_time_ms, slot, rolled=bool(entry.magic & MAGIC_ROLL)):
                 return False
             self._is_blocked = False
             self._metrics.add(topic, 1 if names.TIMER_DEL_UNIQKEY in fields else -1, self._now_ms)
@@ -283,10 +318,18 @@ class TimerDelivery:
             self._skip(entry.physical_offset, e)
         return True
 
-    def _put(self, record: Record, fields: dict[str, str], enqueue_ms: int, *, rolled: bool = False) -> bool:
+    def _put(
+        self,
+        record: Record,
+        fields: dict[str, str],
+        enqueue_ms: int,
+        slot: _Slot | None = None,
+        *,
+        rolled: bool = False,
+    ) -> bool:
         """Stores a message again, in its real queue, or rolled in the timer's; False: not now. A bad one is skipped.
 
-        One whose topic was deleted since is dropped.
+        Without a slot it comes from the queue, after its slot was passed. One whose topic was deleted since is dropped.
         """
         if self._appender.is_of_deleted(fields.get(names.REAL_TOPIC, ""), record.physical_offset):
             return True
@@ -303,7 +346,9 @@ class TimerDelivery:
         )
         code = tags_code(fields.get(names.TAGS, "").encode())
         try:
-            self._appender.append_again(record, queue, properties, code, record.reconsume_times)
+            self._announce(record.physical_offset, slot)
+            put = self._appender.append_again(record, queue, properties, code, record.reconsume_times)
+            self._progress.delivered(put)
         except StoreBusy:
             raise
         except GantryError as e:
@@ -313,6 +358,19 @@ class TimerDelivery:
             return True
         self.delivered += 1
         return True
+
+    def _announce(self, source: int, slot: _Slot | None) -> None:
+        """Says in the journal that a message is delivered next. Raises as `Appender.append` does."""
+        if slot is None:
+            self._progress.announce(source, self._files.read_time_ms, [], lambda: [source])
+        else:
+            time_ms = slot.time_ms + self._precision_ms
+            self._progress.announce(source, time_ms, [slot.mark], lambda: self._next_sources(slot))
+
+    def _next_sources(self, slot: _Slot) -> list[int]:
+        """The physical offsets of the slot's next messages."""
+        entries = map(self._files.entry, slot.places[-1 : -MAX_SOURCES - 1 : -1])
+        return [entry.physical_offset for entry in entries if entry is not None]
 
     # -- what isn't there, or can't be now ------------------------------------------------------------------------
 

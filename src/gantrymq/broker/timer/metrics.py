@@ -41,6 +41,9 @@ class TimerMetrics:
         """Takes another broker's counts, as `encode` gives them. Raises BodyError."""
         self._metrics = decode_json(content, _TimerMetrics)
 
+    def clear(self) -> None:
+        self._metrics = _TimerMetrics()
+
     def add(self, topic: str, count: int, now_ms: int) -> None:
         metric = self._metrics.timing_count.setdefault(topic, _Metric())
         metric.count += count

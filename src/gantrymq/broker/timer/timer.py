@@ -40,7 +40,7 @@ _TURN_S = 0.005
 _BLOCKED_S = 0.5
 _AFTER_ERROR_S = 10.0
 #: The longest sleep while a message waits: the clock may be set meanwhile, s.
-_LONGEST_SLEEP_S = 60.0
+_LONGEST_SLEEP_S = 2.0
 #: So many messages that take others back may be due in one slot: all are held in memory while it is delivered. Java has
 #: no bound. It is counted from the start on: those of before are on the disk alone.
 MAX_RECALLS_OF_SLOT = 100_000
@@ -84,8 +84,11 @@ class Timer(Part):
         #: Its log is a copy of another's.
         self._follows = False
         self._stands_in = False
-        #: What a slave was told last.
+        #: At a slave, the newest checkpoint of its master, or its own after it stood in.
         self._masters_checkpoint: bytes | None = None
+        #: How often the log has lost its end.
+        self._cuts = 0
+        self._store.replica.cut_listeners.append(self._log_was_cut)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -99,25 +102,28 @@ class Timer(Part):
         """Recovers the files. Raises StoreError."""
         if self._is_enabled:
             self._files.open(self._store.max_physical_offset, now_ms())
-            if not self._metrics.load():
+            if not self._files.is_used:
+                # All that waits is taken in, and counted, from the queue.
+                self._metrics.clear()
+            elif not self._metrics.load():
                 self._delivery.count_waiting(now_ms())
 
     async def become_master(self) -> None:
-        """Takes up where it stopped, or the master that it has followed did."""
+        """Takes up where it stopped, or the master that it has followed did. Raises StoreError."""
         self._is_master = True
         if self._is_enabled:
             if self._follows:
                 self._follows = False
                 self._files.reopen(self._store.max_physical_offset, now_ms())
                 self._recalls.clear()
-            # Not what comes: the queue may lack its end, whose offsets come again.
-            self._files.masters_queue_offset = min(self._files.masters_queue_offset, self._delivery.queue().max_offset)
+                self._metrics.clear()
+            self._delivery.begin()
             self._delivering.start(0.0)
             self._flushing.start()
+        self._masters_checkpoint = None
 
     async def stand_in(self) -> None:
         """As a master that it becomes; how far it gets the master takes over (`take_over`)."""
-        self._masters_checkpoint = None
         await self.become_master()
         self._stands_in = True
 
@@ -135,7 +141,6 @@ class Timer(Part):
             await self._loop.run_in_executor(None, self._files.keep, checkpoint)
         self._stands_in = False
         if self._is_enabled and self._files.is_used:
-            self._delivery.forget()
             self._files.begin_anew(self._store.max_physical_offset, now_ms())
 
     async def stop(self) -> None:
@@ -278,7 +283,25 @@ class Timer(Part):
         checkpoint = of_slave(content)
         self._masters_checkpoint = content
         if self._is_enabled:
+            cuts = self._cuts
             await self._loop.run_in_executor(None, self._files.keep, checkpoint)
+            if self._cuts > cuts:
+                self._drop_checkpoint()
+
+    def _log_was_cut(self) -> None:
+        """A checkpoint may have what was delivered behind the log's end."""
+        self._cuts += 1
+        self._masters_checkpoint = None
+        if self._is_enabled:
+            self._drop_checkpoint()
+
+    def _drop_checkpoint(self) -> None:
+        """The log says better what was delivered, if it does at all."""
+        try:
+            if self._delivery.is_journaled():
+                self._files.keep(TimerCheckpoint())
+        except (StoreError, OSError) as e:
+            log.error("timer messages that were cut off the log may not be delivered: %s", e)
 
     async def take_over(self, content: bytes) -> None:
         """Before the start: takes how far a slave has got that stood in. Raises RecordError, StoreError, OSError."""

@@ -1,0 +1,25 @@
+"""The time of day as a test has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gantrymq.store import message_writer
+from gantrymq.system import clock
+
+
+class WrongClock:
+    """Brokers and stores of this process see a clock that is `ahead_s` ahead; native code doesn't."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.ahead_s = 0.0
+        time_ns, time = clock.time_ns, clock.time
+        set_clock(patch, lambda: time_ns() + int(self.ahead_s * 10**9), lambda: time() + self.ahead_s)
+
+
+def set_clock(patch: pytest.MonkeyPatch, time_ns: Callable[[], int], time: Callable[[], float]) -> None:
+    """Has brokers and stores take the time from these functions."""
+    patch.setattr(clock, "time_ns", time_ns)
+    patch.setattr(message_writer, "time", time)
