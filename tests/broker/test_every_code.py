@@ -30,6 +30,7 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.message_id import decode_offset_message_id, encode_offset_message_id
+from gantrymq.protocol.properties import decode_properties
 from gantrymq.remoting.client import RemotingClient
 
 USERS = AuthConfig(
@@ -108,7 +109,8 @@ async def prepared(broker: Broker, administrator: Peer) -> Places:
     broker.topics.create_if_absent("TRANS_CHECK_MAX_TIME_TOPIC", 1)
     await broker.topics.written()
     with broker.store.waiting():
-        broker._transactions._check._discard(broker.store.read_record(half_place[0]))
+        record = broker.store.read_record(half_place[0])
+        broker._transactions._check._discard(record, decode_properties(record.properties))
     unit = broker.store.queue("TRANS_CHECK_MAX_TIME_TOPIC", 0).unit(0)
     assert unit is not None
     discarded = unit[0], encode_offset_message_id(broker._transactions._appender.store_host, unit[0])
