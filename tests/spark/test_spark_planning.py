@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
-from spark_support import create_topic, send_numbers
+from spark_support import SEND_AT_ONCE, create_topic, send_numbers
 from waiting import wait_until
 
 from gantrymq.client.admin.client import AdminClient
@@ -100,7 +100,9 @@ def test_times_of_topics_that_are_not_read_are_refused(cluster: EmbeddedCluster,
 
 def test_a_stream_needs_an_offset_of_each_queue(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
     topic, other = new_topic(1), new_topic(1)
-    send_numbers(cluster, topic, range(10))
+    # Two batches: one for each broker.
+    count = 2 * SEND_AT_ONCE
+    send_numbers(cluster, topic, range(count))
 
     def begun(offsets: object) -> dict[str, int]:
         options = options_for(cluster, subscribe=f"{topic},{other}", startingoffsets=json.dumps(offsets))
@@ -114,7 +116,7 @@ def test_a_stream_needs_an_offset_of_each_queue(cluster: EmbeddedCluster, new_to
     with pytest.raises(ConfigError, match=rf"startingOffsets names topic {topic}x, which isn't read"):
         begun({topic: "latest", other: "latest", f"{topic}x": "latest"})
     latest = begun({topic: "latest", other: "earliest"})
-    assert sum(latest.values()) == 10
+    assert sum(latest.values()) == count
     assert begun({topic: {"broker-a:0": 1, "broker-b:0": -1}, other: "earliest"}) == latest | {"broker-a:0": 1}
     assert begun({topic: "earliest", other: "earliest"}) == dict.fromkeys(latest, 0)
 
