@@ -55,6 +55,7 @@ class Peer:
         properties: dict[str, str] | None = None,
         code: int = RequestCode.SEND_MESSAGE_V2,
         fields: dict[str, str] | None = None,
+        timeout_ms: int = 20_000,
         **changed: object,
     ) -> RemotingCommand:
         header = SendMessageRequestHeaderV2(
@@ -75,7 +76,7 @@ class Peer:
         )
         for name, value in changed.items():
             setattr(header, name, value)
-        return await self.ask(code, header, body, fields=fields)
+        return await self.ask(code, header, body, fields=fields, timeout_ms=timeout_ms)
 
     async def pull(
         self,

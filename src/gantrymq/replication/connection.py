@@ -168,6 +168,9 @@ class HaConnection(asyncio.Protocol):
                 self.refuse(str(e))
                 return
             if piece is None:
+                if slave.acknowledged >= slave.next_offset:
+                    # It has nothing to report until there is more: it lags from then on, not since its last report.
+                    slave.caught_up_at = now
                 if news := sending.news(slave.next_offset):
                     self._write(news)
                 return
