@@ -39,7 +39,7 @@ _BROKERS, _REPLICAS, _CONTROLLERS = 2, 20, 19
 #: No program is there, but links to it may be cut.
 ETCD_ADDRESS = "10.0.18.1"
 #: A broker of a controller is dead that is silent for so long, and one that lags so long is in sync no more, ms.
-_SILENT_MS, _LAGS_MS = 5_000, 6_000
+_SILENT_MS, _LAGS_MS = 5_000, 1_500
 #: What administrators change is written to it.
 _BROKER_FILE = Path("/broker/broker.properties")
 #: Brokers tell the NameServers about themselves so often, ms: two of these are over soon.

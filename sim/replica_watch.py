@@ -60,9 +60,9 @@ class ReplicaWatch:
         wait, give, append, append_batch = waits._wait, waits._give, broker.store.append, broker.store.append_batch
         ends: dict[Waiting, int] = {}
 
-        def noted_wait(waiting: Waiting, end: int) -> None:
+        def noted_wait(waiting: Waiting, end: int, within_ms: int) -> None:
             ends[waiting] = end
-            wait(waiting, end)
+            wait(waiting, end, within_ms)
 
         def noted_give(waiting: Waiting, error: Exception | None = None) -> None:
             end = ends.pop(waiting)

@@ -54,6 +54,8 @@ class Peer:
         queue_id: int = 0,
         properties: dict[str, str] | None = None,
         code: int = RequestCode.SEND_MESSAGE_V2,
+        fields: dict[str, str] | None = None,
+        timeout_ms: int = 20_000,
         **changed: object,
     ) -> RemotingCommand:
         header = SendMessageRequestHeaderV2(
@@ -74,7 +76,7 @@ class Peer:
         )
         for name, value in changed.items():
             setattr(header, name, value)
-        return await self.ask(code, header, body)
+        return await self.ask(code, header, body, fields=fields, timeout_ms=timeout_ms)
 
     async def pull(
         self,

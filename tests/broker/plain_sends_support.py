@@ -117,8 +117,7 @@ def known(broker: Broker) -> int:
     """How many headers native code was told the meaning of."""
     plain = broker._sending._plain
     assert plain is not None
-    assert plain._sends is not None
-    return len(plain._sends)
+    return plain.known
 
 
 def stored(broker: Broker, *more: str) -> dict[str, object]:

@@ -90,7 +90,8 @@ async def test_what_waits_keeps_no_messages(broker: Broker, peer: Peer, disk: Sl
     sends = [asyncio.ensure_future(peer.send("orders", bytes(100_000))) for _ in range(3)]
     await until(lambda: broker.store.queue("orders", 0).max_offset == 4)
     waits = [part for part in broker._parts if isinstance(part, FlushWaits)]
-    assert [waiting.request.body + waiting.request.raw_ext for waiting in waits[0]._waiting] == [b""] * 3
+    waiting = list(waits[0]._waiting.all())
+    assert [each.request.body + each.request.raw_ext for each in waiting] == [b""] * 3  # type: ignore[attr-defined]
     disk.works.set()
     assert {(await send).code for send in sends} <= {ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.errors import StoreError
 from gantrymq.kernels import native
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.private_fields import TIMEOUT_FIELD
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import SYNC_FLUSH
 
@@ -257,3 +259,70 @@ async def test_both_ways_are_the_same(seed: int, tmp_path: Path, monkeypatch: py
             assert by_native == by_python
         assert stored(other) == stored(one)
         assert known(other) > 8
+
+
+async def within(broker: Broker, client: Client) -> float:
+    """How long it takes until all is answered, s."""
+    began = time.monotonic()
+    await until(lambda: waits_of(broker)._idle.is_set() and client.written)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "java V1"])
+async def test_each_waits_as_its_client_does(
+    way: str, by_python: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two producers of one connection: the one's sends are answered in time, and the other's wait on."""
+    async with running(tmp_path, monkeypatch, **for_slaves()) as broker:
+        slave = Slave(broker)
+        client = await told(broker, slave, way)
+        hasty = {"way": way, TIMEOUT_FIELD: "900"}
+        for opaque in (3, 4):
+            client.read(frames(opaque, **hasty))
+            slave.has(broker.store.max_physical_offset)
+            await until(lambda: client.written)
+            assert said(client) == [(opaque, SUCCESS)]
+        client.read(frames(5, 6, **hasty))
+        assert (by_python, known(broker)) == ([1, 2, 3, 4], 2)
+        client.read(frames(7, way=way))
+        client.read(frames(8, **hasty))
+        began = time.monotonic()
+        await until(lambda: waits_of(broker)._count == 1)
+        assert time.monotonic() - began < 1.5
+        await until(lambda: client.written)
+        late = ResponseCode.FLUSH_SLAVE_TIMEOUT
+        assert sorted(said(client)) == [(5, late), (6, late), (8, late)]
+        slave.has(broker.store.max_physical_offset)
+        await until(lambda: client.written)
+        assert said(client) == [(7, SUCCESS)]
+
+
+async def test_many_different_timeouts_are_left_to_python(
+    by_python: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, monkeypatch, **for_slaves(timeout_ms=60_000)) as broker:
+        slave = Slave(broker)
+        client = await told(broker, slave)
+        opaques = range(3, 15)
+        for opaque in opaques:
+            client.read(frames(opaque, **{TIMEOUT_FIELD: str(opaque * 10_000)}))
+        slave.has(broker.store.max_physical_offset)
+        await until(waits_of(broker)._idle.is_set)
+        await until(lambda: client.written)
+        assert sorted(said(client)) == [(opaque, SUCCESS) for opaque in opaques]
+        assert len(by_python) == 2 + len(opaques)
+        # Those without a timeout of their own are known still.
+        client.read(frames(100))
+        client.read(frames(101))
+        assert 101 not in by_python
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "abc", "1e3", "\u0663\u0660\u0660", "", "9" * 5_000])
+async def test_timeouts_that_are_none(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default counts, and never more than slaveTimeout."""
+    async with running(tmp_path, monkeypatch, **for_slaves(timeout_ms=100)) as broker:
+        client = Client(broker)
+        client.read(frames(1, 2, way="binary", **{TIMEOUT_FIELD: value}))
+        assert not client.written
+        assert await within(broker, client) < 1.5
+        assert said(client) == [(n, ResponseCode.FLUSH_SLAVE_TIMEOUT) for n in (1, 2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gantrymq.broker.late_answers import answer_within_ms
 from gantrymq.broker.replication.following import Following
 from gantrymq.broker.replication.promises import ALL_IN_SYNC_STATE_SET, Mode, replicas_needed
 from gantrymq.broker.replication.slave_reads import SlaveReads
@@ -73,21 +74,22 @@ def test_all_up_to_the_watermark_are_answered_at_once() -> None:
     replicas = Replicas()
     waits: SlaveWaits[str] = SlaveWaits(replicas.replicated)
     for name, end in (("a", 10), ("b", 20), ("c", 30)):
-        assert waits.add(name, end, 2, 1.0)
+        waits.add(name, end, 2, 0.0, 1.0)
     assert list(waits.reached()) == []
     replicas.has, replicas.asked = [20], 0
     assert list(waits.reached()) == ["a", "b"]
     assert replicas.asked == 1
     assert len(waits) == 1
-    assert not waits.add("known already", 20, 2, 1.0)
+    assert waits.is_reached(20, 2)
+    assert not waits.is_reached(21, 2)
 
 
 def test_each_waits_for_as_many_as_it_was_promised() -> None:
     replicas = Replicas()
     replicas.has = [50, 5]
     waits: SlaveWaits[str] = SlaveWaits(replicas.replicated)
-    assert waits.add("three", 10, 3, 1.0)
-    assert waits.add("two", 60, 2, 2.0)
+    assert waits.add("three", 10, 3, 0.0, 1.0)
+    assert not waits.add("two", 60, 2, 0.5, 1.0)
     assert list(waits.reached()) == []
     replicas.has = [50, 10]
     assert list(waits.reached()) == ["three"]
@@ -95,15 +97,42 @@ def test_each_waits_for_as_many_as_it_was_promised() -> None:
     assert list(waits.reached()) == ["two"]
 
 
+@pytest.mark.parametrize(
+    ("timeout_ms", "least", "most"),
+    [(None, 2000, 2000), (3000, 1875, 2000), (1, 0, 0), (2, 1, 1), (100, 62, 66), (86_400_000, 54_000_000, 57_600_000)],
+)
+def test_an_answer_comes_before_its_client_s_timeout(timeout_ms: int | None, least: int, most: int) -> None:
+    assert least <= answer_within_ms(timeout_ms) <= most
+
+
+def test_there_are_few_different_durations() -> None:
+    assert len({answer_within_ms(timeout_ms) for timeout_ms in range(1, 60_000)}) < 200
+
+
 def test_time_is_up_in_order() -> None:
     waits: SlaveWaits[str] = SlaveWaits(Replicas().replicated)
     assert waits.next_deadline is None
-    waits.add("a", 10, 2, 1.0)
-    waits.add("b", 20, 2, 2.0)
+    assert waits.add("a", 10, 2, 0.0, 1.0)
+    assert not waits.add("b", 20, 2, 1.0, 1.0)
     assert waits.next_deadline == 1.0
     assert list(waits.late(0.5)) == []
     assert list(waits.late(1.0)) == ["a"]
     assert waits.next_deadline == 2.0
+
+
+def test_each_waits_for_its_own_time() -> None:
+    replicas = Replicas()
+    waits: SlaveWaits[str] = SlaveWaits(replicas.replicated)
+    assert waits.add("long", 10, 2, 0.0, 3.0)
+    assert waits.add("short", 20, 2, 0.1, 0.5)
+    assert waits.add("shorter", 30, 2, 0.2, 0.1)
+    assert not waits.add("short, too", 40, 2, 0.3, 0.5)
+    assert abs((waits.next_deadline or 0.0) - 0.3) < 1e-9
+    assert list(waits.late(0.7)) == ["short", "shorter"]
+    replicas.has = [10]
+    assert list(waits.reached()) == ["long"]
+    assert list(waits.late(1.0)) == ["short, too"]
+    assert (len(waits), waits.next_deadline) == (0, None)
 
 
 def test_who_is_followed() -> None:

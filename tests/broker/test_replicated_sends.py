@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_support import Peer
+from broker_support import Peer, config
 from held_slaves import hold_slave, release_slave
 from replicated_brokers import Replicas
 from waiting import until
 
+from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -22,7 +24,9 @@ from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
+from gantrymq.protocol.private_fields import TIMEOUT_FIELD, UNCONFIRMED_FIELD
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT
+from gantrymq.remoting.client import RemotingClient
 from gantrymq.system import files
 
 LATE_MS = 150
@@ -30,18 +34,19 @@ KINDS = ("single", "batch", "half", "delayed", "timed")
 LATE = ResponseCode.FLUSH_SLAVE_TIMEOUT
 
 
-async def send(peer: Peer, kind: str) -> RemotingCommand:
+async def send(peer: Peer, kind: str, fields: dict[str, str] | None = None) -> RemotingCommand:
     match kind:
         case "batch":
             batch = encode_batch([(0, b"x", b""), (0, b"y", b"")])
-            return await peer.send("orders", batch, code=RequestCode.SEND_BATCH_MESSAGE)
+            return await peer.send("orders", batch, code=RequestCode.SEND_BATCH_MESSAGE, fields=fields)
         case "half":
-            return await peer.send("orders", b"x", properties={"TRAN_MSG": "true", "PGROUP": "producers"})
+            properties = {"TRAN_MSG": "true", "PGROUP": "producers"}
+            return await peer.send("orders", b"x", properties=properties, fields=fields)
         case "delayed":
-            return await peer.send("orders", b"x", properties={"DELAY": "1"})
+            return await peer.send("orders", b"x", properties={"DELAY": "1"}, fields=fields)
         case "timed":
-            return await peer.send("orders", b"x", properties={"TIMER_DELAY_SEC": "60"})
-    return await peer.send("orders", b"x")
+            return await peer.send("orders", b"x", properties={"TIMER_DELAY_SEC": "60"}, fields=fields)
+    return await peer.send("orders", b"x", fields=fields)
 
 
 @pytest.fixture(params=[1, 2], ids=["one_slave", "two_slaves"])
@@ -241,3 +246,48 @@ async def test_without_a_controller_a_consumer_is_not_told_of_late_slaves(tmp_pa
             offset=decode_offset_message_id(sent.ext_fields["msgId"])[1], group="consumers", delay_level=1
         )
         assert (await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_answers_come_before_the_client_s_timeout(tmp_path: Path, kind: str) -> None:
+    """Without a field of ours before that of Java's clients, 3 s; slaveTimeout is longer than either."""
+    async with Replicas(tmp_path, 1) as replicas:
+        peer = await replicas.peer()
+        assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
+        hold_slave(replicas.slave)
+        began = time.monotonic()
+
+        async def answered(**fields: str) -> float:
+            assert (await send(peer, kind, fields)).code == LATE
+            return time.monotonic() - began
+
+        # The first one waits longest.
+        java, ours, hasty = await asyncio.gather(
+            answered(), answered(**{TIMEOUT_FIELD: "1500"}), answered(**{TIMEOUT_FIELD: "300"})
+        )
+        assert 0.1 < hasty < 0.6
+        assert 0.8 < ours < 1.4
+        assert 1.8 < java < 2.8
+
+
+async def test_answers_come_before_the_client_s_timeout_whatever_the_disk_does(tmp_path: Path) -> None:
+    disk = Disk()
+    settings = config(tmp_path)
+    settings.store.flush_disk_type = "SYNC_FLUSH"
+    broker = Broker(settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "fdatasync", disk)
+        await broker.start()
+        remoting = RemotingClient()
+        try:
+            peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+            assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
+            disk.works.clear()
+            began = time.monotonic()
+            answer = await peer.send("orders", b"late", fields={TIMEOUT_FIELD: "600"})
+            assert (answer.code, time.monotonic() - began < 0.6) == (ResponseCode.FLUSH_DISK_TIMEOUT, True)
+            assert UNCONFIRMED_FIELD not in answer.ext_fields
+        finally:
+            disk.works.set()
+            await remoting.close()
+            await broker.stop()

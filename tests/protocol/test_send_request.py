@@ -17,6 +17,7 @@ from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from gantrymq.protocol.private_fields import TIMEOUT_FIELD
 from gantrymq.protocol.send_request import SendRequest, decode_send_request
 
 USUAL = {
@@ -90,6 +91,7 @@ fields = st.fixed_dictionaries(
         "m": st.sampled_from(["true", "false"]),
         "n": TEXT,
         "zz": TEXT,
+        TIMEOUT_FIELD: st.one_of(st.integers(-5, 10**12).map(str), TEXT),
     },
 )
 
@@ -134,9 +136,22 @@ def test_bytes_before_and_behind(before: bytes, behind: bytes) -> None:
     check(before + encode_fields(USUAL) + behind)
 
 
+@pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE])
+@pytest.mark.parametrize(
+    ("value", "timeout_ms"),
+    [("1", 1), ("5000", 5000), ("0", None), ("-5", None), ("1.5", None), ("\u0663", None), ("x", None), ("", None)]
+    + [(digits * "9", 24 * 3600 * 1000) for digits in (9, 20, 20_000)],
+)
+def test_the_client_s_timeout(value: str, timeout_ms: int | None, code: int) -> None:
+    sent = check(encode_fields(USUAL | {TIMEOUT_FIELD: value}), code)
+    assert isinstance(sent, SendRequest)
+    assert sent.options.timeout_ms == timeout_ms
+    assert sent.properties == USUAL["i"].encode()
+
+
 def test_the_usual_header_is_remembered() -> None:
     expected = SendRequest(
-        ("group", "topic", "TBW102", 4, 0, 0), 1700000000123, 0, b"TAGS\x01a\x02", (0, False, 16, False)
+        ("group", "topic", "TBW102", 4, 0, 0), 1700000000123, 0, b"TAGS\x01a\x02", (0, False, 16, False, None)
     )  # type: ignore[arg-type]
     assert check(encode_fields(USUAL)) == expected
 

@@ -15,11 +15,13 @@ from gantrymq.replication.autoswitch_frames import (
     AutoSwitchReport,
     AutoSwitchReportReader,
     Hello,
+    Leaving,
     MasterEpochs,
     Transfer,
     encode_autoswitch_report,
     encode_epochs,
     encode_hello,
+    encode_leaving,
     encode_transfer_header,
 )
 from gantrymq.replication.epochs import Epoch, Epochs
@@ -30,6 +32,8 @@ def test_as_java_writes_them() -> None:
     # To Java's master that is the same.
     assert encode_hello(Hello(3, sync_from_last_file=True, is_ours=True)) == pack(">ihhq", 1, 1, 2, 3)
     assert encode_autoswitch_report(77) == pack(">iq", 2, 77)
+    # The ordinal of HAConnectionState.SHUTDOWN, with which Java's master closes the connection.
+    assert encode_leaving(7) == pack(">iq", 4, 7)
     assert encode_epochs(500, [Epoch(2, 0), Epoch(5, 300)]) == pack(">iiqi", 1, 24, 500, 5) + pack(
         ">iqiq", 2, 0, 5, 300
     )
@@ -56,13 +60,13 @@ def test_masters_frames_in_any_pieces(bodies: list[bytes], cuts: list[int]) -> N
 
 @given(st.lists(st.integers(0, 60), max_size=5))
 def test_slaves_frames_in_any_pieces(cuts: list[int]) -> None:
-    data = encode_hello(Hello(3)) + encode_autoswitch_report(5) + encode_autoswitch_report(6)
+    data = encode_hello(Hello(3)) + encode_autoswitch_report(5) + encode_autoswitch_report(6) + encode_leaving(9)
     reader, found, begin = AutoSwitchReportReader(), [], 0
     for end in [*sorted(cuts), len(data)]:
         found += reader.feed(data[begin:end])
         begin = max(begin, end)
     assert found[0] == Hello(3)
-    assert found[-1] == AutoSwitchReport(6)
+    assert found[-2:] == [AutoSwitchReport(6), Leaving(9)]
 
 
 @pytest.mark.parametrize("is_ours", [False, True])
@@ -94,7 +98,9 @@ def test_rubbish_of_masters(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1", pack(">iq", 2, -1), pack(">ihhq", 1, 0, 0, -1)], ids=["http", "offset", "id"]
+    "data",
+    [b"GET / HTTP/1.1", pack(">iq", 2, -1), pack(">ihhq", 1, 0, 0, -1), pack(">iq", 4, -1)],
+    ids=["http", "offset", "id", "epoch"],
 )
 def test_rubbish_of_slaves(data: bytes) -> None:
     with pytest.raises(FrameError):

@@ -32,6 +32,8 @@ class Replica:
     def __init__(self, store: MessageStore, broker_id: int) -> None:
         self.store = store
         self.broker_id = broker_id
+        #: What its slaves have said of other masters.
+        self.newer_epochs: list[int] = []
         self.file = EpochFile(store.config.store_path_root_dir)
         self.file.load(store.max_physical_offset)
 
@@ -53,7 +55,13 @@ class Replica:
         def sending() -> AutoSwitchSending:
             return AutoSwitchSending(self.store, self.epochs, lambda: self.end)
 
-        master = HaMaster(self.store, ReplicationConfig(**options), host="127.0.0.1", sending=sending)
+        master = HaMaster(
+            self.store,
+            ReplicationConfig(**options),
+            host="127.0.0.1",
+            sending=sending,
+            on_newer_epoch=self.newer_epochs.append,
+        )
         await master.start()
         try:
             yield master
@@ -149,6 +157,29 @@ async def test_deposed_master_is_not_followed(tmp_path: Path) -> None:
         async with first.as_master() as master, second.as_slave(master.port) as slave:
             assert "another has become master" in await until(lambda: slave.refusal)
             assert second.end == before
+            assert set(await until(lambda: first.newer_epochs)) == {2}
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_a_slave_that_leaves_says_for_which_epoch(tmp_path: Path, *, is_paused: bool) -> None:
+    """Also in the midst of what comes; it doesn't come back until it is told whom to follow."""
+    async with two(tmp_path) as (first, second):
+        first.begins(1)
+        put_many(first.store, 100, Random(1))
+        async with first.as_master() as master, second.as_slave(master.port) as slave:
+            await until(lambda: second.end == first.end)
+            if is_paused:
+                assert slave._connection is not None
+                slave._connection.pause()
+                put_many(first.store, 3000, Random(2), size=1000)
+            slave.leave(7)
+            assert await until(lambda: first.newer_epochs) == [7]
+            await until(lambda: not master.slaves)
+            put_many(first.store, 100, Random(3))
+            assert slave.state is None
+            slave.set_master(f"127.0.0.1:{master.port}")
+            await until(lambda: second.end == first.end)
+            assert first.newer_epochs == [7]
 
 
 async def test_old_election_makes_no_master(tmp_path: Path) -> None:

@@ -1,24 +1,25 @@
 """Answers to sends that wait until the message is as safe as is promised: on the disk, at other replicas, or both.
 
 With SYNC_FLUSH they wait for the disk, at most syncFlushTimeout; on a SYNC_MASTER for inSyncReplicas - 1 slaves, or in
-controller mode with allAckInSyncStateSet for all that are in sync, at most slaveTimeout. FLUSH_DISK_TIMEOUT and
-FLUSH_SLAVE_TIMEOUT say that the message is stored, but may not outlive a power failure, or this machine
-(`CommitLog.GroupCommitService`, `GroupTransferService`).
+controller mode with allAckInSyncStateSet for all that are in sync, at most slaveTimeout. Neither takes longer than
+`answer_within_ms` of the client's timeout: the client would else close the connection and send the message again.
+FLUSH_DISK_TIMEOUT and FLUSH_SLAVE_TIMEOUT say that the message is stored, but may not outlive a power failure, or this
+machine (`CommitLog.GroupCommitService`, `GroupTransferService`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig, BrokerRole
-from gantrymq.broker.late_answers import Answer, Answers, Caller, Waiting
+from gantrymq.broker.late_answers import Answer, Answers, Caller, Waiting, answer_within_ms
 from gantrymq.broker.part import Part
 from gantrymq.broker.replication.promises import ALL_IN_SYNC_STATE_SET, Mode, not_enough, replicas_needed
 from gantrymq.broker.replication.slave_waits import SlaveWaits
+from gantrymq.broker.wait_queues import WaitQueues
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -52,8 +53,8 @@ class FlushWaits(Part):
         self._store = store
         self._capacity = config.send_thread_pool_queue_capacity
         self._loop = asyncio.get_running_loop()
-        #: Who waits for the disk: all wait equally long, so one job looks at the oldest.
-        self._waiting: deque[Waiting] = deque()
+        #: Who waits for the disk.
+        self._waiting: WaitQueues[Waiting] = WaitQueues()
         self._slaves: SlaveWaits[Waiting] = SlaveWaits(self._replicated)
         self._reached = replicated
         self._log_grew = log_grew
@@ -115,11 +116,19 @@ class FlushWaits(Part):
     async def become_slave(self) -> None:
         """A slave has no message of its own: what still waits for slaves may be cut off, and is to be sent again."""
         self._replicas, self.lacks_replicas = 1, False
+        self.deposed()
+        self._expiring.start()
+
+    def deposed(self) -> None:
+        """Another broker is master, or probably is: refuses what still waits for slaves, so that it is sent again.
+
+        The new master may have it all the same.
+        """
         for waiting in self._slaves.all():
             if waiting.missing & _SLAVES:
                 waiting.missing = 0
+                waiting.is_unconfirmed = self._config.enable_controller_mode
                 self._give(waiting, RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, _DEPOSED))
-        self._expiring.start()
 
     async def stop(self) -> None:
         """Waits until all are answered: what is stored is flushed now, or the time of each is up."""
@@ -163,42 +172,41 @@ class FlushWaits(Part):
         reply: RemotingCommand | tuple[bytes],
         *,
         told: Collection[ResponseCode] = LATE,
+        timeout_ms: int | None = None,
     ) -> None:
         """Gives the answer (a command or an encoded frame) when the log up to `end` is as safe as is promised.
 
         When that takes too long its code says so if it is one that is `told`, and else it is given as it is.
+        `timeout_ms` is for how long the client waits, if the request says so.
         """
         # Its message is stored: thousands that wait mustn't keep theirs in memory.
-        self._wait(Answer(connection, request.without_content(), reply, told), end)
+        self._wait(Answer(connection, request.without_content(), reply, told), end, answer_within_ms(timeout_ms))
 
-    def reply_all(self, connection: Connection, answers: bytes, count: int, end: int) -> None:
-        """As `reply`, for so many answers of one connection, encoded."""
-        self._wait(Answers(connection, answers, count), end)
+    def reply_all(self, connection: Connection, answers: bytes, count: int, end: int, within_ms: int) -> None:
+        """As `reply`, for so many answers of one connection, encoded, which wait for `within_ms` at most."""
+        self._wait(Answers(connection, answers, count), end, within_ms)
 
     async def until_safe(self, end: int) -> None:
         """Returns when the log up to `end` is as safe as is promised, or the time for that is up. Raises StoreError."""
         caller = Caller()
-        self._wait(caller, end)
+        self._wait(caller, end, answer_within_ms(None))
         await caller.done
 
-    def _wait(self, waiting: Waiting, end: int) -> None:
+    def _wait(self, waiting: Waiting, end: int, within_ms: int) -> None:
         now = self._loop.time()
         if self._for_disk:
-            timeout_s = self._store.config.sync_flush_timeout_ms / 1000
-            waiting.deadline = now + timeout_s
+            timeout_s = min(self._store.config.sync_flush_timeout_ms, within_ms) / 1000
             # It raises when the store is closed; the answer comes in a later turn.
             self._store.when_flushed(end, partial(self._flushed, waiting))
             waiting.missing |= _DISK
-            if not self._waiting:
+            if self._waiting.add(waiting, now, timeout_s):
                 self._expiring.wake(timeout_s)
-            self._waiting.append(waiting)
-        if self._replicas != 1:
-            timeout_s = self._config.replication.slave_timeout / 1000
-            if self._slaves.add(waiting, end, self._replicas, now + timeout_s):
-                waiting.missing |= _SLAVES
-                if len(self._slaves) == 1:
-                    self._expiring.wake(timeout_s)
-                self._log_grew()
+        if self._replicas != 1 and not self._slaves.is_reached(end, self._replicas):
+            timeout_s = min(self._config.replication.slave_timeout, within_ms) / 1000
+            waiting.missing |= _SLAVES
+            if self._slaves.add(waiting, end, self._replicas, now, timeout_s):
+                self._expiring.wake(timeout_s)
+            self._log_grew()
         if not self._count:
             self._idle.clear()
         self._count += waiting.count
@@ -220,14 +228,16 @@ class FlushWaits(Part):
         elif waiting.missing & _DISK:
             waiting.missing = 0
             self._give(waiting, error)
-        while self._waiting and not self._waiting[0].missing & _DISK:
-            self._waiting.popleft()
+        for _ in self._waiting.take_while(_has_disk):
+            pass
 
     def _settle(self, waiting: Waiting, what: int, code: ResponseCode = ResponseCode.SUCCESS) -> None:
         """One thing that it waited for is there, or too late, which `code` says."""
         if not waiting.missing & what:
             return
         waiting.missing &= ~what
+        if code == ResponseCode.FLUSH_SLAVE_TIMEOUT:
+            waiting.is_unconfirmed = self._config.enable_controller_mode
         if code != ResponseCode.SUCCESS and waiting.code != ResponseCode.FLUSH_SLAVE_TIMEOUT:
             # That of the slaves hides that of the disk (`CommitLog.handleDiskFlushAndHA`).
             waiting.code = code
@@ -242,11 +252,14 @@ class FlushWaits(Part):
 
     def _expire(self) -> float | None:
         now = self._loop.time()
-        while self._waiting and self._waiting[0].deadline <= now:
-            self._settle(self._waiting.popleft(), _DISK, ResponseCode.FLUSH_DISK_TIMEOUT)
+        for waiting in self._waiting.late(now):
+            self._settle(waiting, _DISK, ResponseCode.FLUSH_DISK_TIMEOUT)
         for waiting in self._slaves.late(now):
             self._settle(waiting, _SLAVES, ResponseCode.FLUSH_SLAVE_TIMEOUT)
-        following = self._slaves.next_deadline
-        if self._waiting:
-            following = min(self._waiting[0].deadline, following or self._waiting[0].deadline)
-        return None if following is None else max(following - now, 0.0)
+        deadlines = [each for each in (self._waiting.next_deadline, self._slaves.next_deadline) if each is not None]
+        return max(min(deadlines) - now, 0.0) if deadlines else None
+
+
+def _has_disk(waiting: Waiting) -> bool:
+    """It waits for the disk no more."""
+    return not waiting.missing & _DISK

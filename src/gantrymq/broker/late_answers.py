@@ -8,19 +8,43 @@ from collections.abc import Callable, Collection
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
+from gantrymq.protocol.private_fields import UNCONFIRMED_FIELD
 from gantrymq.remoting.answers import encode_reply, error_response
 from gantrymq.remoting.connection import Connection
 
+#: `DefaultMQProducer.sendMsgTimeout`, unless it is set.
+_DEFAULT_TIMEOUT_MS = 3000
+#: So many bits of a duration count.
+_EXACT_BITS = 5
+
+
+def answer_within_ms(timeout_ms: int | None) -> int:
+    """How long the answer to a send waits at most, in ms, so that it arrives before the client's timeout.
+
+    It is two thirds of that timeout. What a client gave is rounded down by at most 6 %: so there are few different
+    durations, each of which has a wait queue.
+
+    Args:
+        timeout_ms: What the request says (`TIMEOUT_FIELD`); None for Java's default, 3000 ms.
+    """
+    if timeout_ms is None:
+        return _DEFAULT_TIMEOUT_MS * 2 // 3
+    within_ms = timeout_ms * 2 // 3
+    return within_ms & -(1 << max(within_ms.bit_length() - _EXACT_BITS, 0))
+
 
 class Waiting:
-    """Who waits, and for what; `code` is what the answer is to say beside SUCCESS, `count` how many answers it is."""
+    """Who waits, and for what; `code` is what the answer is to say beside SUCCESS, `count` how many answers it is.
 
-    __slots__ = ("code", "count", "deadline", "missing")
+    If `is_unconfirmed`, the in-sync set of a controller has not confirmed the message: the answer says so in a field.
+    """
+
+    __slots__ = ("code", "count", "is_unconfirmed", "missing")
 
     def __init__(self, count: int = 1) -> None:
         self.missing = 0
-        self.deadline = 0.0
         self.code = ResponseCode.SUCCESS
+        self.is_unconfirmed = False
         self.count = count
 
     def give(self, error: Exception | None) -> None:
@@ -50,11 +74,13 @@ class Answer(Waiting):
         connection, request, reply = self.connection, self.request, self.reply
         if error is not None:
             reply = error_response(error, request, connection.address)
-        elif self.code in self.told:
-            if not isinstance(reply, RemotingCommand):
-                [reply] = FrameReader().feed(reply[0])
-            reply.code = self.code
+        elif self.code != ResponseCode.SUCCESS and not isinstance(reply, RemotingCommand):
+            [reply] = FrameReader().feed(reply[0])
         if isinstance(reply, RemotingCommand):
+            if error is None and self.code in self.told:
+                reply.code = self.code
+            if self.is_unconfirmed:
+                reply.ext_fields[UNCONFIRMED_FIELD] = "true"
             connection.reply(request, reply)
         elif not request.is_oneway:
             connection.gather_answers(*reply)
@@ -73,7 +99,7 @@ class Answers(Waiting):
     def give(self, error: Exception | None) -> None:
         if error is not None:
             address = self.connection.address
-            self._change(lambda answer: encode_reply(answer, error_response(error, answer, address)))
+            self._change(lambda answer: encode_reply(answer, self._marked(error_response(error, answer, address))))
         elif self.code != ResponseCode.SUCCESS:
             self._change(self._with_code)
         self.connection.gather_answers(self.answers)
@@ -83,7 +109,12 @@ class Answers(Waiting):
 
     def _with_code(self, answer: RemotingCommand) -> bytes:
         answer.code = self.code
-        return answer.encode()
+        return self._marked(answer).encode()
+
+    def _marked(self, answer: RemotingCommand) -> RemotingCommand:
+        if self.is_unconfirmed:
+            answer.ext_fields[UNCONFIRMED_FIELD] = "true"
+        return answer
 
 
 class Caller(Waiting):

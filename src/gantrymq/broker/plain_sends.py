@@ -12,15 +12,19 @@ Nothing is remembered of the store: places and room are read from log and queues
 `Sending` itself remembers is forgotten here, too, whenever a topic, the configuration or the role changes.
 
 Where answers wait for the disk or for slaves those of one call wait together, and who doesn't want to wait goes the way
-of all others. Nothing is told with access control or enabledAppendPropCRC, and of hosts with an IPv6 address.
+of all others. How long answers wait depends on the client's timeout, which is part of the header. So the headers of
+each duration have a native object of their own, and a connection uses the one of its last header. Nothing is told with
+access control or enabledAppendPropCRC, and of hosts with an IPv6 address.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.broker.late_answers import answer_within_ms
 from gantrymq.errors import StoreError
 from gantrymq.kernels import Native, interface
 from gantrymq.protocol.batch import MAX_BATCH_MESSAGES
@@ -43,6 +47,13 @@ _ODD: list[tuple[bytes, bytes | None]] = [
 _CARELESS = (b"WAIT\x01", b"true\x02")
 #: What `BatchSending` looks for among the properties of a batch's messages.
 _ODD_IN_BATCH = b"POP_CK\x01"
+#: There are native objects for so many durations, each of which may keep 4 MiB of headers.
+_MOST_DURATIONS = 4
+#: The attribute of a connection that names its duration, ms.
+_WITHIN_MS = "answer_within_ms"
+_DEFAULT_WITHIN_MS = answer_within_ms(None)
+
+_Sends = interface.PlainSends[ConsumeQueue]
 
 
 class PlainSends:
@@ -58,17 +69,21 @@ class PlainSends:
         self._is_safe = False
         self._appender = appender
         self._append = appender.store.append_sends
-        self._sends: interface.PlainSends[ConsumeQueue] | None = None
+        #: By how long answers wait at most, ms.
+        self._sends: dict[int, _Sends] = {}
+        self._new_sends: Callable[[], _Sends] | None = None
         #: What the last look at this connection ended before has a header that `tell` may explain.
         self._asks: Connection | None = None
+        #: The native object that ended there.
+        self._asking: _Sends | None = None
 
     def begin(self, responses: SendResponses, own_properties: bytes) -> None:
         """The broker answers so and adds these properties from now on; nothing is known."""
-        self._sends, self._asks = None, None
+        self._sends, self._new_sends, self._asks = {}, None, None
         self._is_safe = self._flush_waits.is_used
         appender = self._appender
         if len(appender.store_host) == HOST_SIZE_V4 and not appender.store.config.enabled_append_prop_crc:
-            self._sends = self._native.PlainSends(
+            self._new_sends = lambda: self._native.PlainSends(
                 [*_ODD, _CARELESS] if self._is_safe else _ODD,
                 _ODD_IN_BATCH,
                 own_properties,
@@ -76,38 +91,52 @@ class PlainSends:
                 (appender.max_message_size, MAX_BATCH_MESSAGES),
                 *responses.for_native,
             )
+            self._sends[_DEFAULT_WITHIN_MS] = self._new_sends()
 
     def forget(self) -> None:
         """What headers mean may have changed."""
         self._asks = None
-        if self._sends is not None:
-            self._sends.revoke()
+        for sends in self._sends.values():
+            sends.revoke()
+
+    @property
+    def known(self) -> int:
+        """How many headers native code knows."""
+        return sum(map(len, self._sends.values()))
 
     def first_look(self, connection: Connection, data: bytes) -> tuple[int, bytes]:
         """Stores the plain sends that `data` begins with: how many bytes they have, and their answers."""
         self._asks = None
         # Who never sends has none, and costs nothing here.
         host, appender = connection.attributes.get("born_host"), self._appender
-        if host is None or self._sends is None or len(host) != HOST_SIZE_V4 or appender.refusal is not None:
+        if host is None or len(host) != HOST_SIZE_V4 or appender.refusal is not None:
             return 0, b""
+        within_ms = connection.attributes.get(_WITHIN_MS, _DEFAULT_WITHIN_MS)
+        sends = self._sends.get(within_ms)
+        if sends is None:
+            # Without one for its own duration, those that it sends with the default one are plain at least.
+            within_ms = _DEFAULT_WITHIN_MS
+            sends = self._sends.get(within_ms)
+            if sends is None:
+                return 0, b""
         if (self._is_safe and not self._flush_waits.takes) or self._long_requests.has_line(connection):
             return 0, b""
         try:
-            sent = self._append(self._sends, data, host)
+            sent = self._append(sends, data, host)
         except StoreError:
             # The other way each sender is told.
             return 0, b""
         except Exception:
             # Nothing is stored then.
             log.exception("native code has a fault: all sends go the other way until it is begun with anew")
-            self._sends = None
+            self._sends, self._new_sends = {}, None
             return 0, b""
         if sent.is_asking:
-            self._asks = connection
+            self._asks, self._asking = connection, sends
         appender.arrived(sent.queues)
         if self._is_safe and sent.number:
             end = appender.store.max_physical_offset
-            self._flush_waits.reply_all(connection, sent.answers, sent.number, end)
+            self._flush_waits.reply_all(connection, sent.answers, sent.number, end, within_ms)
             return sent.dealt, b""
         return sent.dealt, sent.answers
 
@@ -120,17 +149,21 @@ class PlainSends:
 
         The same will be done with those like it.
         """
-        self._asks = None
+        connection, self._asks = self._asks, None
         sent = decode_send_request(request)
         target, options = sent.target, sent.options
+        sends = self._sends_for(connection, options.timeout_ms)
+        if sends is not self._asking:
+            # It hasn't seen this header: the connection's next send is asked about.
+            return
         is_plain = not (
             request.flag
             or options.reconsume_times
             or target.sys_flag & TRANSACTION_MASK
             or len(queue.topic_bytes) > MAX_TOPIC_LENGTH_V1
         )
-        if is_plain and self._sends is not None:
-            self._sends.allow(
+        if is_plain and sends is not None:
+            sends.allow(
                 request.opaque,
                 sent.born_timestamp,
                 sent.properties,
@@ -141,3 +174,13 @@ class PlainSends:
                 is_batch,
                 queue,
             )
+
+    def _sends_for(self, connection: Connection | None, timeout_ms: int | None) -> _Sends | None:
+        """The native object for the headers of a client with this timeout, which the connection uses from now on."""
+        within_ms = answer_within_ms(timeout_ms) if self._is_safe else _DEFAULT_WITHIN_MS
+        sends = self._sends.get(within_ms)
+        if sends is None and self._new_sends is not None and len(self._sends) < _MOST_DURATIONS:
+            sends = self._sends[within_ms] = self._new_sends()
+        if sends is not None and connection is not None:
+            connection.attributes[_WITHIN_MS] = within_ms
+        return sends

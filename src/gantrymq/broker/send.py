@@ -209,7 +209,8 @@ class Sending(Part):
             if found is not None:
                 plain.tell(request, found)
         if self._is_safe and is_waited_for(properties):
-            self._flush_waits.reply(connection, request, result.physical_offset + result.size, (response,))
+            end = result.physical_offset + result.size
+            self._flush_waits.reply(connection, request, end, (response,), timeout_ms=options.timeout_ms)
             return None
         return (response,)
 
@@ -272,7 +273,9 @@ class Sending(Part):
             )
         )
         if self._is_safe and is_waited_for(properties):
-            self._flush_waits.reply(connection, request, result.physical_offset + result.size, response)
+            timeout_ms = decode_send_request(request).options.timeout_ms
+            end = result.physical_offset + result.size
+            self._flush_waits.reply(connection, request, end, response, timeout_ms=timeout_ms)
             return None
         return response
 

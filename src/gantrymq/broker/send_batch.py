@@ -177,7 +177,9 @@ class BatchSending:
                 plain.tell(request, found, is_batch=True)
         if waits:
             # Also rows that were there already: who sends them again is told no sooner.
-            self._flush_waits.reply(connection, request, self._appender.store.max_physical_offset, response)
+            timeout_ms = decode_send_request(request).options.timeout_ms
+            end = self._appender.store.max_physical_offset
+            self._flush_waits.reply(connection, request, end, response, timeout_ms=timeout_ms)
             return None
         return response
 

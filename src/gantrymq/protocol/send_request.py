@@ -15,6 +15,7 @@ from gantrymq.protocol import binary_header
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.headers.send import SendMessageRequestHeader, SendMessageRequestHeaderV2
+from gantrymq.protocol.private_fields import TIMEOUT_FIELD
 
 
 class SendTarget(NamedTuple):
@@ -35,6 +36,8 @@ class SendOptions(NamedTuple):
     unit_mode: bool
     max_reconsume_times: int | None
     batch: bool
+    #: How long the client waits for the response; None if it doesn't say so (`TIMEOUT_FIELD`).
+    timeout_ms: int | None
 
 
 class SendRequest(NamedTuple):
@@ -51,7 +54,10 @@ _BEFORE_BORN = b"\x00\x01g\x00\x00\x00\x0d"
 #: h (flag) as "0", then the name of i: 8 + 3 bytes.
 _FLAG_0_THEN_PROPERTIES = b"\x00\x01h\x00\x00\x00\x010\x00\x01i"
 _BEFORE_G = frozenset("abcdef")
-_AFTER_I = frozenset("jklmn")
+_AFTER_I = frozenset(("j", "k", "l", "m", "n", TIMEOUT_FIELD))
+_TIMEOUT_MARK = TIMEOUT_FIELD.encode()
+#: No client waits longer, ms.
+_LONGEST_TIMEOUT_MS = 24 * 60 * 60 * 1000
 _CACHE_LIMIT = 4096
 #: Longer heads and tails are not remembered, so that the cache has at most some MiB. A topic and a group of the longest
 #: names that are allowed take 400 bytes.
@@ -106,7 +112,11 @@ def _decode_any(command: RemotingCommand) -> SendRequest:
         header.sys_flag,
     )
     options = SendOptions(
-        header.reconsume_times or 0, bool(header.unit_mode), header.max_reconsume_times, bool(header.batch)
+        header.reconsume_times or 0,
+        bool(header.unit_mode),
+        header.max_reconsume_times,
+        bool(header.batch),
+        _timeout_ms(command),
     )
     try:
         properties = (header.properties or "").encode()
@@ -115,6 +125,18 @@ def _decode_any(command: RemotingCommand) -> SendRequest:
     if command.serialize_type == _ROCKETMQ and command.code != _SEND_MESSAGE:
         _remember(command.raw_ext, properties, target, options)
     return SendRequest(target, header.born_timestamp, header.flag, properties, options)
+
+
+def _timeout_ms(command: RemotingCommand) -> int | None:
+    """What the client says of its timeout; None for what is no positive number."""
+    if _TIMEOUT_MARK not in command.raw_ext:
+        return None
+    text = command.ext_fields.get(TIMEOUT_FIELD, "")
+    if not (text.isascii() and text.isdecimal()):
+        return None
+    if len(text) > len(str(_LONGEST_TIMEOUT_MS)):
+        return _LONGEST_TIMEOUT_MS
+    return min(int(text), _LONGEST_TIMEOUT_MS) or None
 
 
 def _remember(ext: bytes, properties: bytes, target: SendTarget, options: SendOptions) -> None:

@@ -4,6 +4,9 @@ Both begin with the state that the sender takes the connection to be in. A slave
 answers with its epochs (20 bytes and 12 for each); the slave cuts its log where the two parted, and asks. Then the
 master sends pieces of its log, none over the end of an epoch (36 bytes before each), and the slave reports (12 bytes).
 
+A slave of ours that leaves because another master leads in a newer epoch sends that epoch before it closes the
+connection (12 bytes). Java's slaves only close it. Java's master logs an illegal state, and closes it, too.
+
 A slave of ours tells that it is one by how it says no: Java's master takes 1 for yes, and all else for no.
 Source: ha/autoswitch/AutoSwitchHAConnection, AutoSwitchHAClient.
 """
@@ -23,6 +26,7 @@ from gantrymq.replication.received import Received
 #: Ordinals of Java's HAConnectionState.
 HANDSHAKE = 1
 TRANSFER = 2
+SHUTDOWN = 4
 #: Java's master has room for so many (`AbstractWriteSocketService.handShakeBuffer`).
 MAX_EPOCHS = 1000
 
@@ -56,6 +60,12 @@ class AutoSwitchReport(NamedTuple):
     offset: int
 
 
+class Leaving(NamedTuple):
+    """A slave leaves: another master leads in this epoch."""
+
+    epoch: int
+
+
 class MasterEpochs(NamedTuple):
     """The answer to Hello: where the master's log ends, its last epoch (-1: none), and where each began."""
 
@@ -81,6 +91,10 @@ def encode_hello(hello: Hello) -> bytes:
 
 def encode_autoswitch_report(offset: int) -> bytes:
     return _REPORT.pack(TRANSFER, offset)
+
+
+def encode_leaving(epoch: int) -> bytes:
+    return _REPORT.pack(SHUTDOWN, epoch)
 
 
 def encode_epochs(max_offset: int, epochs: Sequence[Epoch]) -> bytes:
@@ -136,10 +150,10 @@ class AutoSwitchReportReader:
     def __init__(self) -> None:
         self._buffer = b""
 
-    def feed(self, data: bytes) -> list[Hello | AutoSwitchReport]:
+    def feed(self, data: bytes) -> list[Hello | AutoSwitchReport | Leaving]:
         """The whole ones, of several reports in a row the last. Raises FrameError for rubbish."""
         data = self._buffer + data
-        found: list[Hello | AutoSwitchReport] = []
+        found: list[Hello | AutoSwitchReport | Leaving] = []
         at = 0
         while len(data) - at >= _REPORT.size:
             (state,) = _STATE.unpack_from(data, at)
@@ -149,6 +163,9 @@ class AutoSwitchReportReader:
                 if found and isinstance(found[-1], AutoSwitchReport):
                     found.pop()
                 found.append(report)
+            elif state == SHUTDOWN:
+                found.append(Leaving(not_negative(_REPORT.unpack_from(data, at)[1])))
+                at += _REPORT.size
             elif state != HANDSHAKE:
                 raise FrameError(f"a slave's frame of the state {state}")
             elif len(data) - at < _HELLO.size:

@@ -30,6 +30,14 @@ from gantrymq.store.message_store import MessageStore
 log = peer_log(__name__)
 
 
+class NewerEpoch(ReplicationError):
+    """This log has a newer epoch than the master's, which was deposed."""
+
+    def __init__(self, message: str, epoch: int) -> None:
+        super().__init__(message)
+        self.epoch = epoch
+
+
 class AutoSwitchLink:
     """Of one connection; as `Link`. `file` has the epochs of the slave's log."""
 
@@ -105,8 +113,9 @@ class AutoSwitchLink:
         """Cuts what the master hasn't, and asks for what follows."""
         last, store = self._epochs.last, self._store
         if last is not None and master.last_epoch < last.number:
-            raise ReplicationError(
-                f"the master's last epoch is {master.last_epoch}, this log's {last.number}: another has become master"
+            raise NewerEpoch(
+                f"the master's last epoch is {master.last_epoch}, this log's {last.number}: another has become master",
+                last.number,
             )
         self._master_end = master.max_offset
         if self._begins:

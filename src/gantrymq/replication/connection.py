@@ -47,6 +47,9 @@ class Master(Protocol):
     def joined(self, connection: HaConnection) -> None:
         """A slave has said who and how far it is."""
 
+    def newer_epoch(self, connection: HaConnection, epoch: int) -> None:
+        """A slave says that another master leads in this epoch, which need not be true: slaves aren't authenticated."""
+
     def go_on(self, after_s: float = 0.0) -> None:
         """There is more to send, in another turn, or later."""
 
@@ -93,6 +96,9 @@ class HaConnection(asyncio.Protocol):
                 self._write(answer)
             if report is not None:
                 self._reported(report)
+            if self._sending.newer_epoch:
+                self._master.newer_epoch(self, self._sending.newer_epoch)
+                self.refuse(f"it follows the master of epoch {self._sending.newer_epoch}")
         except FrameError as e:
             self.refuse(str(e))
 
@@ -162,6 +168,9 @@ class HaConnection(asyncio.Protocol):
                 self.refuse(str(e))
                 return
             if piece is None:
+                if slave.acknowledged >= slave.next_offset:
+                    # It has nothing to report until there is more: it lags from then on, not since its last report.
+                    slave.caught_up_at = now
                 if news := sending.news(slave.next_offset):
                     self._write(news)
                 return

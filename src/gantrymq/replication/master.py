@@ -38,8 +38,9 @@ class HaMaster:
     """Of one store. The port is taken here and now; connections are taken from `start` on.
 
     `tls` makes connections TLS where slaves ask for it, with `tls.server.mode=enforcing` only those are taken.
-    `on_acknowledged` is called when a slave has more than before, came, or has gone. `sending` makes what speaks to a
-    slave, in controller mode an `AutoSwitchSending`. Raises GantryError when the port is taken.
+    `on_acknowledged` is called when a slave has more than before, came, or has gone, `on_newer_epoch` when one says
+    that another master leads in this epoch. `sending` makes what speaks to a slave, in controller mode an
+    `AutoSwitchSending`. Raises GantryError when the port is taken.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class HaMaster:
         tls: TlsConfig | None = None,
         jobs: Jobs | None = None,
         on_acknowledged: Callable[[], None] = lambda: None,
+        on_newer_epoch: Callable[[int], None] = lambda epoch: None,
         sending: Callable[[], Sending] | None = None,
     ) -> None:
         self._jobs = jobs = jobs if jobs is not None else Jobs()
@@ -58,6 +60,7 @@ class HaMaster:
         self.config = config
         self.slaves = Slaves(config)
         self.acknowledged = on_acknowledged
+        self._on_newer_epoch = on_newer_epoch
         self._new_sending = sending if sending is not None else partial(PlainSending, store)
         self._tls = ServerTls(tls, jobs, peers="slaves") if tls is not None else None
         self._arrivals: Arrivals | None = None
@@ -175,6 +178,11 @@ class HaMaster:
                 each.refuse("the same slave has another connection")
         self._sending.start()
         self.acknowledged()
+
+    def newer_epoch(self, connection: HaConnection, epoch: int) -> None:
+        """A slave says that another master leads in this epoch."""
+        log.warning("the slave %s says that another master leads in epoch %d", connection.address, epoch)
+        self._on_newer_epoch(epoch)
 
     def go_on(self, after_s: float = 0.0) -> None:
         """Sends the rest in another turn, or later."""

@@ -10,6 +10,7 @@ from gantrymq.replication.autoswitch_frames import (
     MAX_TRANSFER,
     AutoSwitchReportReader,
     Hello,
+    Leaving,
     encode_epochs,
     encode_transfer_header,
 )
@@ -35,6 +36,8 @@ class Sending(Protocol):
 
     #: The slave is never waited for.
     is_learner: bool
+    #: The slave leaves, since another master leads in this epoch; 0 while it doesn't.
+    newer_epoch: int
 
     def feed(self, data: bytes) -> tuple[bytes, Report | None]:
         """What is answered at once, and the slave's last report. Raises FrameError for rubbish."""
@@ -56,6 +59,7 @@ class PlainSending:
     """To a slave that the NameServers or a configuration told of this master (`DefaultHAConnection`)."""
 
     is_learner = False
+    newer_epoch = 0
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -93,6 +97,7 @@ class AutoSwitchSending:
 
     def __init__(self, store: MessageStore, epochs: Epochs, confirm_offset: Callable[[], int]) -> None:
         self.is_learner = False
+        self.newer_epoch = 0
         self._store = store
         self._epochs = epochs
         self._confirm_offset = confirm_offset
@@ -111,6 +116,8 @@ class AutoSwitchSending:
                 answer += encode_epochs(self._store.max_physical_offset, self._epochs.all())
             elif self._hello is None:
                 raise FrameError("it reports before it has said hello")
+            elif isinstance(each, Leaving):
+                self.newer_epoch = each.epoch
             else:
                 report = Report(each.offset, self._hello.broker_id)
         return answer, report

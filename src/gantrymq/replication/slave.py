@@ -13,6 +13,8 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.ha_status import HaClientStatus, HaStatus
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.client import addresses_of
+from gantrymq.replication.autoswitch_frames import encode_leaving
+from gantrymq.replication.autoswitch_link import NewerEpoch
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.flow_control import FlowControl
 from gantrymq.replication.link import Link, LinkState
@@ -125,6 +127,11 @@ class HaSlave:
         if self._is_running and address is not None:
             self._connecting.wake()
 
+    def leave(self, epoch: int) -> None:
+        """Another master leads in this epoch: leaves the one that is followed, and says why. In controller mode."""
+        self._address = None
+        self._drop(encode_leaving(epoch))
+
     # -- figures ------------------------------------------------------------------------------------------------
 
     @property
@@ -208,17 +215,20 @@ class HaSlave:
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
         return pause_s
 
-    def _drop(self) -> None:
+    def _drop(self, last_words: bytes = b"") -> None:
         """Leaves the connection, if there is one."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.abort()
+            if last_words:
+                connection.leave(last_words)
+            else:
+                connection.abort()
             self._store.replica.restart()
 
-    def _again(self, why: str) -> None:
+    def _again(self, why: str, last_words: bytes = b"") -> None:
         """The connection is of no use: another one."""
         log.warning("leaving the master %s: %s", self._address, why)
-        self._drop()
+        self._drop(last_words)
         if self._is_running and self._address is not None:
             self._connecting.wake(self._next_pause())
 
@@ -315,7 +325,7 @@ class HaSlave:
             self.refusal = str(error)
             self._pause_s = _LONGEST_PAUSE_S
         self._is_doubted = True
-        self._again(str(error))
+        self._again(str(error), encode_leaving(error.epoch) if isinstance(error, NewerEpoch) else b"")
 
     def _begin_anew(self) -> None:
         """Gives up the log, of which the master has no more what comes next; it says where an empty one begins."""

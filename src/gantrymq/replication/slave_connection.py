@@ -12,6 +12,10 @@ from gantrymq.replication.link import Link
 AnyLink = Link | AutoSwitchLink
 
 
+#: So long the last bytes to a master may take, s.
+_LAST_WORDS_S = 1.0
+
+
 class Slave(Protocol):
     """Whom a connection tells what happens to it."""
 
@@ -65,6 +69,13 @@ class SlaveConnection(asyncio.Protocol):
         if self.is_paused and self._transport is not None:
             self.is_paused = False
             self._transport.resume_reading()
+
+    def leave(self, last_words: bytes) -> None:
+        """Writes this and closes the connection. A master that doesn't take it within a while loses it."""
+        if self._transport is not None:
+            self._transport.write(last_words)
+            self._transport.close()
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._transport.abort)
 
     def abort(self) -> None:
         if self._transport is not None:

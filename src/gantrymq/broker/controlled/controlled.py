@@ -3,8 +3,8 @@
 The controller is asked for an id, told where the broker is, sent signs of life, and asked who is master: each
 syncBrokerMetadataPeriod, when it says that there is news (NOTIFY_BROKER_ROLE_CHANGED, which anybody may send, so it is
 asked), and while a slave has no connection with its master. What it answers goes to `Roles` at once; the broker is
-changed accordingly by one job, one step after the other. As soon as another is master, or the lease is over, nothing is
-taken any more, whatever that job is at.
+changed accordingly by one job, one step after the other. As soon as another is master, the lease is over, or a slave
+has left for a master of a newer epoch, nothing is taken any more, whatever that job is at.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig, BrokerRole
 from gantrymq.broker.controlled.controllers import Controllers, Progress
 from gantrymq.broker.controlled.epoch_cache import epoch_cache
+from gantrymq.broker.controlled.fence import Fence
 from gantrymq.broker.controlled.handing_over import HandingOver
 from gantrymq.broker.controlled.identity import Identity
 from gantrymq.broker.controlled.keeping_in_sync import KeepingInSync
@@ -71,6 +72,7 @@ class Controlled(Part):
         self._store = store
         self._replicating = replicating
         self._appender = appender
+        self._flush_waits = flush_waits
         self.make_master: Callable[[], Awaitable[None]]
         self.make_slave: Callable[[], Awaitable[None]]
         self.register: Callable[[int], None]
@@ -87,6 +89,7 @@ class Controlled(Part):
         self._applied = Role()
         self._told_last = Told(0)
         self._lease = Lease()
+        self._fence = Fence()
         #: Another is master: nothing is taken until the parts have changed.
         self._is_deposed = False
         self._is_registered = False
@@ -118,6 +121,7 @@ class Controlled(Part):
         replicating.begins = self._begin_epoch
         replicating.confirm_offset = self._in_sync.confirm_offset
         replicating.acknowledged = self._in_sync.acknowledged
+        replicating.when_newer_epoch(self._newer_epoch)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -246,12 +250,18 @@ class Controlled(Part):
             self._is_registered = True
             if told is not None:
                 await self._believe(told)
+        asked_at = monotonic()
         try:
             told = await controllers.info()
         except BrokerError as e:
             self._is_registered &= e.code != ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST
             raise
         await self._believe(told)
+        role = self._roles.role
+        if self._is_master and self._roles.is_master and (told.epoch, told.master_id) == (role.epoch, role.master_id):
+            self._fence.is_master(asked_at, monotonic())
+            self._look_at_lease()
+            self._leasing.wake()
         if told.master_id is None:
             try:
                 self._told(await controllers.elect(self._roles.own_id))
@@ -302,6 +312,9 @@ class Controlled(Part):
             if self._is_master and not roles.is_master:
                 self._is_deposed = True
                 self._look_at_lease()
+                self._flush_waits.deposed()
+            elif not self._is_master and role.master_address is not None:
+                self._replicating.leave_for(role.master_address, role.epoch)
             # A lease is granted to who was told.
             for beating in self._beating.values():
                 beating.wake()
@@ -321,10 +334,12 @@ class Controlled(Part):
             await self._become_slave(role)
         elif self._is_master:
             self._applied = role
+            self._fence = Fence()
             self._begin_epoch()
         else:
             # From here on it counts as master: what fails is tried again, or undone when another is.
             self._applied = role
+            self._fence = Fence()
             self._set_role(is_master=True)
             try:
                 await self.make_master()
@@ -372,7 +387,7 @@ class Controlled(Part):
 
     async def _find_master(self) -> float:
         """Asks the master where its log comes from, until that comes."""
-        address = self._applied.master_address
+        address = self._master_address
         if self._is_master or address is None:
             return inf
         if not self._replicating.is_connected:
@@ -385,23 +400,44 @@ class Controlled(Part):
             except GantryError as e:
                 log.warning("the master %s doesn't say where its log comes from: %s", address, e)
             else:
-                if ha_address and not self._is_master and address == self._applied.master_address:
+                if ha_address and not self._is_master and address == self._master_address:
                     self._replicating.follow(address, ha_address)
         return _AGAIN_S
 
+    @property
+    def _master_address(self) -> str | None:
+        """That of the master which this broker follows; None while it is still to change to another one."""
+        roles = self._roles
+        is_latest = roles is not None and roles.role == self._applied
+        return self._applied.master_address if is_latest else None
+
+    def _newer_epoch(self, epoch: int) -> None:
+        """A slave says that another master leads in this epoch."""
+        if self._is_master and epoch > self._applied.epoch:
+            self._fence.newer_epoch(epoch, monotonic())
+            self._look_at_lease()
+            self._leasing.wake()
+
     def _look_at_lease(self) -> float:
         """Takes messages, or doesn't; when to look again."""
-        now = monotonic()
+        now, refusal = monotonic(), self._appender.refusal
         if self._is_deposed:
             self._appender.refusal = "another broker is master"
+        elif self._is_master and self._fence.is_closed(now):
+            epoch = self._fence.epoch
+            self._appender.refusal = f"another broker is master, in epoch {epoch}, says a slave of this one"
+            if self._appender.refusal != refusal:
+                log.warning("nothing is taken until a controller says that this broker is master, not one of %d", epoch)
+                self._flush_waits.deposed()
+                self._syncing.wake()
         elif self._is_master and self._lease.is_over(now):
-            if self._appender.refusal is None:
+            if refusal is None:
                 log.warning("no controller answers: nothing is taken until one does, another may be master")
             self._appender.refusal = "no controller has said of late that this broker is still the master"
         else:
             self._appender.refusal = None
             # That of a slave may be over; it is looked at again when it becomes master.
-            return self._lease.until - now if self._is_master else inf
+            return min(self._lease.until, self._fence.closes_at) - now if self._is_master else inf
         return inf
 
     # -- requests -----------------------------------------------------------------------------------------------

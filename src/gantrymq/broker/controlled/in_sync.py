@@ -87,17 +87,15 @@ class InSync:
             self._confirmed = offset
         return self._confirmed
 
-    def wanted(self, slaves: Iterable[Slave], now: float, late_s: float) -> frozenset[int] | None:
+    def wanted(self, in_time: Iterable[Slave]) -> frozenset[int] | None:
         """The set that there should be; None when the controller has that.
 
-        Who isn't connected, or hasn't had all for `late_s`, is out. Who has all that is confirmed, and of this epoch,
-        is in.
+        Slaves that aren't `in_time` (`Membership`), or aren't connected, are out. A slave that has all that is
+        confirmed, and of this epoch, is in.
         """
         least = max(self._confirmed, self._epoch_start)
         wanted = {self._own_id}
-        for slave in slaves:
-            if slave.is_learner or now - slave.caught_up_at > late_s:
-                continue
+        for slave in in_time:
             if slave.broker_id in self.members or slave.acknowledged >= least:
                 wanted.add(slave.broker_id)
         return None if wanted == self.members and not self._asked else frozenset(wanted)

@@ -9,6 +9,7 @@ from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.controlled.controllers import Controllers
 from gantrymq.broker.controlled.in_sync import InSync
+from gantrymq.broker.controlled.membership import Membership
 from gantrymq.broker.controlled.showing import Showing
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.replication.replicating import Replicating
@@ -50,6 +51,7 @@ class KeepingInSync:
         #: The master's epoch and id.
         self._epoch = self._own_id = 0
         self.in_sync: InSync | None = None
+        self._membership = Membership()
         self._showing = Showing(store, appender, self.confirm_offset)
         self._checking = jobs.repeating(
             "look which slaves are in sync",
@@ -68,6 +70,7 @@ class KeepingInSync:
         """The broker is master of an epoch that begins at `epoch_start` of its log."""
         self._own_id, self._epoch = own_id, epoch
         self.in_sync = InSync(own_id, members, members_epoch, epoch_start)
+        self._membership = Membership()
         self._changed(self.in_sync)
 
     def end(self) -> None:
@@ -104,15 +107,26 @@ class KeepingInSync:
             self._flush_waits.in_sync_changed(in_sync.count)
 
     async def _check(self) -> float | None:
-        """Has the controller's set changed when it isn't as it should be. Raises GantryError."""
+        """Has the controller's set changed when it isn't as it should be. Raises GantryError.
+
+        The next look comes when a slave may be late, or may come back, and after checkSyncStateSetPeriod at the latest.
+        """
         in_sync = self.in_sync
         if in_sync is None:
             return None
-        late_s = self._config.replication.ha_max_time_slave_not_catchup / 1000
+        replication, now = self._config.replication, monotonic()
         self.confirm_offset()
-        wanted = in_sync.wanted(self._replicating.slaves(), monotonic(), late_s)
+        in_time = self._membership.in_time(
+            self._replicating.slaves(),
+            in_sync.members,
+            now,
+            replication.ha_max_time_slave_not_catchup / 1000,
+            is_short=len(in_sync.members) < replication.min_in_sync_replicas,
+        )
+        wanted = in_sync.wanted(in_time)
         if wanted is None:
-            return None
+            period_s = self._config.check_sync_state_set_period / 1000
+            return min(period_s, max(self._membership.look_at - now, _LEAST_PAUSE_S))
         in_sync.ask(wanted)
         self._changed(in_sync)
         try:
@@ -128,4 +142,5 @@ class KeepingInSync:
         if in_sync.told(members, members_epoch):
             log.info("in sync are %s", sorted(members))
             self._changed(in_sync)
+            return _LEAST_PAUSE_S
         return None

@@ -29,12 +29,19 @@ class HeldTables:
         """The master's log ended there, or before, when the table was as it is."""
         self._held.setdefault(name, (log_end, take))
 
-    def reached(self, log_end: int) -> Iterator[Take]:
-        """Takes out those that a log with this end has reached."""
-        for name, (end, take) in list(self._held.items()):
-            if end <= log_end:
-                del self._held[name]
-                yield take
+    def reached(self, log_end: int) -> Iterator[tuple[str, Take]]:
+        """The tables that a log with this end has reached. Each one stays held until `taken`.
+
+        The table may change between two of them: what was removed or replaced meanwhile is left out.
+        """
+        for name, held in list(self._held.items()):
+            if held[0] <= log_end and self._held.get(name) is held:
+                yield name, held[1]
+
+    def taken(self, name: str, take: Take) -> None:
+        """Removes a table that is done, unless another one has replaced it."""
+        if name in self._held and self._held[name][1] is take:
+            del self._held[name]
 
     def clear(self) -> None:
         """The log won't come so far any more."""

@@ -8,6 +8,7 @@ taken once the slave's own is as long (`held_tables`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 
@@ -98,6 +99,7 @@ class MetadataSync(Part):
         self._copying_checkpoint = jobs.repeating("copy the master's timer checkpoint", self._copy_timer, _CHECKPOINT_S)
         self._taking = jobs.repeating("take the master's tables when the log has come as far", self._take)
         self._held = HeldTables()
+        self._one_take = asyncio.Lock()
         self._next = 0.0
         #: The master that is asked; whether it has told all tables once.
         self._master: str | None = None
@@ -206,15 +208,21 @@ class MetadataSync(Part):
             return None
 
     async def _take(self) -> float:
-        """Takes what is held and the log has reached. Raises for the first that can't be; the others are taken."""
+        """Takes what is held and the log has reached. Raises for the first that can't be; the others are taken.
+
+        Two jobs and role changes call this, one after the other. If the caller is cancelled, the table that it was
+        taking stays held, so that `become_master` takes it.
+        """
         problem: Exception | None = None
-        for take in self._held.reached(self._replicating.log_end):
-            try:
-                taken = take()
-                if taken is not None:
-                    await taken
-            except Exception as e:
-                problem = problem or e
+        async with self._one_take:
+            for name, take in self._held.reached(self._replicating.log_end):
+                try:
+                    taken = take()
+                    if taken is not None:
+                        await _to_its_end(taken)
+                except Exception as e:
+                    problem = problem or e
+                self._held.taken(name, take)
         if problem is not None:
             raise problem
         self._look_whether_all_is_copied()
@@ -305,3 +313,13 @@ class MetadataSync(Part):
 
     async def _call(self, master: str, request: RemotingCommand, timeout_ms: int = _TIMEOUT_MS) -> RemotingCommand:
         return await self._remoting.call(master, request, timeout_ms)
+
+
+async def _to_its_end(work: Awaitable[None]) -> None:
+    """Awaits `work`, also when the caller is cancelled: a thread may write a file, which the next call writes, too."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -92,6 +92,7 @@ class Replicating(Part):
         self.epoch_file: EpochFile | None = None
         self.begins: Callable[[], None] = lambda: None
         self.confirm_offset: Callable[[], int] = lambda: 0
+        self._newer_epoch_listeners: list[Callable[[int], None]] = []
         #: While the broker stops: set when all slaves have all.
         self._all_have: asyncio.Event | None = None
         #: How often the broker has become master or slave.
@@ -200,6 +201,7 @@ class Replicating(Part):
             tls=config if config.replication.ha_tls_enable else None,
             jobs=self._jobs,
             on_acknowledged=self._look_who_has,
+            on_newer_epoch=self._newer_epoch,
             sending=partial(self._autoswitch_sending, self.epoch_file) if self.epoch_file is not None else None,
         )
 
@@ -225,6 +227,14 @@ class Replicating(Part):
     def slaves(self) -> list[Slave]:
         """Those who follow this broker."""
         return [] if self._master is None else self._master.slaves.all()
+
+    def when_newer_epoch(self, listener: Callable[[int], None]) -> None:
+        """Calls `listener` when a slave says that another master leads in this epoch. Slaves aren't authenticated."""
+        self._newer_epoch_listeners.append(listener)
+
+    def _newer_epoch(self, epoch: int) -> None:
+        for listener in self._newer_epoch_listeners:
+            listener(epoch)
 
     def log_grew(self) -> None:
         """Somebody waits for slaves to have what is new."""
@@ -281,6 +291,11 @@ class Replicating(Part):
             self._slave.set_master(ha_address)
         if address is not None and address != before:
             self.copy_tables()
+
+    def leave_for(self, address: str, epoch: int) -> None:
+        """Another broker is master, in this epoch: a slave of the former one leaves it, and tells it so."""
+        if self._slave is not None and self.following.address not in (None, address):
+            self._slave.leave(epoch)
 
     def told(self, name_server: str, address: str | None, ha_address: str | None) -> None:
         """What a NameServer says of this broker's master; None when it knows none."""

@@ -185,7 +185,9 @@ class HalfBatches:
             )
         )
         if waits:
-            self._flush_waits.reply(connection, request, self._appender.store.max_physical_offset, response)
+            timeout_ms = decode_send_request(request).options.timeout_ms
+            end = self._appender.store.max_physical_offset
+            self._flush_waits.reply(connection, request, end, response, timeout_ms=timeout_ms)
             return None
         return response
 

@@ -1,0 +1,59 @@
+"""Items that wait, each at most until its own deadline.
+
+There is one queue for each duration, so deadlines come in the order of the queue: no heap, and no timer for each item.
+Callers keep the number of different durations small (`late_answers.answer_within_ms`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class WaitQueues(Generic[T]):
+    """Times are seconds of the event loop's clock."""
+
+    def __init__(self) -> None:
+        #: By duration: (deadline, item).
+        self._queues: dict[float, deque[tuple[float, T]]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def add(self, item: T, now: float, timeout_s: float) -> bool:
+        """Has `item` wait; True if no other item waits for the same duration, so that a timer may have to be set."""
+        queue = self._queues.get(timeout_s)
+        if queue is None:
+            queue = self._queues[timeout_s] = deque()
+        queue.append((now + timeout_s, item))
+        return len(queue) == 1
+
+    def take_while(self, condition: Callable[[T], bool]) -> Iterator[T]:
+        """Removes items from the front of each queue for as long as the condition holds."""
+        for timeout_s, queue in list(self._queues.items()):
+            while queue and condition(queue[0][1]):
+                yield queue.popleft()[1]
+            self._drop_if_empty(timeout_s, queue)
+
+    def late(self, now: float) -> Iterator[T]:
+        """Removes the items whose deadline has passed."""
+        for timeout_s, queue in list(self._queues.items()):
+            while queue and queue[0][0] <= now:
+                yield queue.popleft()[1]
+            self._drop_if_empty(timeout_s, queue)
+
+    def all(self) -> Iterator[T]:
+        """Removes all items."""
+        return self.take_while(lambda item: True)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The first deadline of all items; None if nothing waits."""
+        return min((queue[0][0] for queue in self._queues.values() if queue), default=None)
+
+    def _drop_if_empty(self, timeout_s: float, queue: deque[tuple[float, T]]) -> None:
+        if not queue and self._queues.get(timeout_s) is queue:
+            del self._queues[timeout_s]
