@@ -25,7 +25,7 @@ from gantrymq.protocol.headers.topic import GetRouteInfoRequestHeader
 from gantrymq.protocol.message import Message, decode_messages
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.refusal import Refusal
-from gantrymq.system.clock import now_ms
+from gantrymq.system.clock import monotonic, now_ms
 
 
 def bodies(broker: Broker) -> list[bytes]:
@@ -191,8 +191,30 @@ async def test_too_few_in_sync(tmp_path: Path) -> None:
         await send_some(peer, "second")
 
 
-async def test_a_master_without_a_controller_stops_and_goes_on(tmp_path: Path) -> None:
+async def test_a_master_without_a_controller_goes_on_while_its_slaves_confirm(tmp_path: Path) -> None:
+    """Nobody else can have been elected: only a replica in sync can, and it leaves its master then."""
     async with Controlled(tmp_path, 2, controller_heart_beat_timeout_mills=1_500) as replicas:
+        await replicas.all_in_sync()
+        peer = await replicas.peer(1)
+        await replicas.controller.stop()
+        stopped = monotonic()
+        # Twice as long as the lease.
+        while monotonic() < stopped + 3.0:
+            await send_some(peer, "without a controller")
+        await replicas.stop(2)
+        await until(lambda: replicas.brokers[1].appender.refusal is not None)
+        answer = await peer.send("orders", b"refused")
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        await replicas.start_controller()
+        await replicas.start(2)
+        await replicas.all_in_sync()
+        await send_some(peer, "with one")
+
+
+async def test_a_master_that_waits_for_no_slave_stops_without_a_controller(tmp_path: Path) -> None:
+    replicas = Controlled(tmp_path, 2, min_in_sync=1, controller_heart_beat_timeout_mills=1_500)
+    replicas.replication["all_ack_in_sync_state_set"] = False
+    async with replicas:
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
         await send_some(peer, "first")

@@ -102,6 +102,40 @@ def test_what_is_confirmed(members: set[int], slaves: list[Slave], confirmed: in
     assert in_sync.confirmed(slaves, 1000) == confirmed
 
 
+def caught_up(broker_id: int, at: float) -> Slave:
+    found = slave(broker_id, 1000)
+    found.caught_up_at = at
+    return found
+
+
+@pytest.mark.parametrize(
+    ("members", "slaves", "confirms"),
+    [
+        ({ME}, [], True),
+        ({ME, OTHER}, [caught_up(OTHER, 96)], True),
+        ({ME, OTHER}, [caught_up(OTHER, 93)], False),
+        # It left, perhaps because it was elected.
+        ({ME, OTHER}, [], False),
+        ({ME, OTHER, THIRD}, [caught_up(OTHER, 99)], False),
+        ({ME, OTHER}, [caught_up(THIRD, 99)], False),
+    ],
+)
+def test_replicas_in_sync_confirm_their_master(members: set[int], slaves: list[Slave], confirms: bool) -> None:
+    assert InSync(ME, members, 1, 0).none_has_left(slaves, 100.0, 6.0) == confirms
+
+
+def test_a_set_that_the_controller_has_not_named_confirms_nobody() -> None:
+    assert not InSync(ME, (), 0, 0).none_has_left([], 100.0, 6.0)
+
+
+def test_a_replica_that_is_being_taken_out_counts_until_the_controller_has_answered() -> None:
+    in_sync = InSync(ME, {ME, OTHER}, 1, 0)
+    in_sync.ask(frozenset({ME}))
+    assert not in_sync.none_has_left([], 100.0, 6.0)
+    in_sync.told({ME}, 2)
+    assert in_sync.none_has_left([], 100.0, 6.0)
+
+
 def test_what_is_confirmed_never_goes_back() -> None:
     in_sync = InSync(ME, {ME}, 1, 0)
     assert in_sync.confirmed([], 1000) == 1000

@@ -47,6 +47,8 @@ log = peer_log(__name__)
 
 #: What a controller couldn't be asked, or a master wasn't yet, is tried again after this time, s.
 _AGAIN_S = 0.5
+#: The remark of a master whose lease is over; clients compare it (`client/failover.py`).
+_NO_LEASE = "no controller has said of late that this broker is still the master"
 #: A controller whose connection was lost hears after this time that the broker lives, s.
 _SOON_S = 0.05
 
@@ -431,9 +433,15 @@ class Controlled(Part):
                 self._flush_waits.deposed()
                 self._syncing.wake()
         elif self._is_master and self._lease.is_over(now):
-            if refusal is None:
-                log.warning("no controller answers: nothing is taken until one does, another may be master")
-            self._appender.refusal = "no controller has said of late that this broker is still the master"
+            is_confirmed = self._in_sync.confirms_master(now)
+            self._appender.refusal = None if is_confirmed else _NO_LEASE
+            if not is_confirmed and refusal is None:
+                log.warning(
+                    "no controller is reachable: the broker rejects messages until one answers, because another broker "
+                    "may be master"
+                )
+            # Slaves come and go.
+            return min(_AGAIN_S, self._fence.closes_at - now)
         else:
             self._appender.refusal = None
             # That of a slave may be over; it is looked at again when it becomes master.

@@ -87,6 +87,15 @@ class InSync:
             self._confirmed = offset
         return self._confirmed
 
+    def none_has_left(self, slaves: Iterable[Slave], now: float, late_s: float) -> bool:
+        """Whether every other replica that counts follows, and has caught up within the last `late_s` seconds.
+
+        Only one of them can be elected, and it leaves this master when it is.
+        """
+        following = {slave.broker_id for slave in slaves if now - slave.caught_up_at <= late_s}
+        # Without an epoch the controller hasn't named the set yet.
+        return self.members_epoch > 0 and self._others <= following
+
     def wanted(self, in_time: Iterable[Slave]) -> frozenset[int] | None:
         """The set that there should be; None when the controller has that.
 

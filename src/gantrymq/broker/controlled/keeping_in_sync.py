@@ -24,6 +24,8 @@ log = peer_log(__name__)
 _AGAIN_S = 0.5
 #: Slaves that aren't in sync are looked at no more often, s.
 _LEAST_PAUSE_S = 0.05
+#: Time for a slave's report to arrive after its master's heartbeat, s.
+_REPORT_S = 1.0
 
 
 class KeepingInSync:
@@ -92,6 +94,17 @@ class KeepingInSync:
             confirmed = self.in_sync.confirmed(self._replicating.slaves(), self._store.max_physical_offset)
         self._confirmed = max(self._confirmed, confirmed)
         return self._confirmed
+
+    def confirms_master(self, now: float) -> bool:
+        """Whether no other broker can have been elected, so that this master needs no lease.
+
+        Decision record: docs/decisions/controller-leases.md.
+        """
+        in_sync, replication = self.in_sync, self._config.replication
+        if in_sync is None or not (in_sync.is_alone or replication.all_ack_in_sync_state_set):
+            return False
+        late_s = replication.ha_send_heartbeat_interval / 1000 + _REPORT_S
+        return in_sync.none_has_left(self._replicating.slaves(), now, late_s)
 
     def acknowledged(self) -> None:
         """A slave has more of the log, has come or has gone."""
