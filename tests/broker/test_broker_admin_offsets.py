@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from time import thread_time
 
 import msgspec
 import pytest
-from administration import beat, commit, queue, send
+from administration import beat, commit, create_group, queue, send
 from broker_support import Peer, config
 from waiting import until
 
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import MAX_QUEUE_NUMS
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData
 from gantrymq.protocol.bodies.offset import CorrectionOffsetBody, ResetOffsetBody
 from gantrymq.protocol.bodies.stats import ConsumeStats, ConsumeStatsList
+from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
@@ -230,3 +233,33 @@ async def test_correction_offsets(peer: Peer, broker: Broker) -> None:
     assert await ask("ignored") == {0: 2**63 - 1}
     assert await ask("fast", "none") == {}
     assert broker.offsets.query("ignored", "orders", 0) == 1
+
+
+@pytest.mark.parametrize("code", [RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RequestCode.CLONE_GROUP_OFFSET])
+async def test_65536_queues_are_reset_in_short_steps(peer: Peer, broker: Broker, code: RequestCode) -> None:
+    broker.topics.put(TopicConfig("orders", MAX_QUEUE_NUMS, MAX_QUEUE_NUMS))
+    await create_group(peer)
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            began = thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, thread_time() - began)
+
+    if code == RequestCode.CLONE_GROUP_OFFSET:
+        for queue_id in range(MAX_QUEUE_NUMS):
+            broker.offsets.commit("source", "orders", queue_id, 0)
+    watching = asyncio.create_task(watch())
+    if code == RequestCode.CLONE_GROUP_OFFSET:
+        header = CloneGroupOffsetRequestHeader(src_group="source", dest_group="consumers", topic="orders", offline=True)
+        response = await peer.ask(code, header)
+    else:
+        response = await peer.ask(code, reset())
+        assert len(ResetOffsetBody.decode(response.body).offset_table) == MAX_QUEUE_NUMS
+    watching.cancel()
+    assert response.code == ResponseCode.SUCCESS, response.remark
+    assert broker.offsets.queues("consumers", "orders") == dict.fromkeys(range(MAX_QUEUE_NUMS), 0)
+    # In one step it takes 1.5 s.
+    assert longest < 0.25

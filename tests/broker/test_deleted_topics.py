@@ -19,7 +19,7 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
 from gantrymq.broker.consumer_offsets import ConsumerOffsets, OffsetTable
-from gantrymq.broker.discards import Discards
+from gantrymq.broker.discards import MAX_DELETED_TOPICS, Discards
 from gantrymq.broker.saving import Saving
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -153,7 +153,7 @@ def test_deletions_and_resets_are_kept_in_the_file(tmp_path: Path) -> None:
     offsets, saving = offsets_in(tmp_path)
     offsets.reset("g", "t", 0, 7, log_end=500)
     offsets.commit("g", "gone", 0, 3)
-    offsets.topics_deleted({"gone"}, log_end=600)
+    offsets.topics_deleted({"gone"}, log_begin=0, log_end=600)
     saving.save()
     offsets, _ = offsets_in(tmp_path)
     assert (offsets.query("g", "t", 0), offsets.query("g", "gone", 0)) == (7, None)
@@ -197,8 +197,38 @@ def test_a_slave_takes_its_masters_deletions(tmp_path: Path) -> None:
 
 def test_offsets_of_a_slave_that_missed_a_deletion_are_those_of_the_old_topic(tmp_path: Path) -> None:
     offsets, _ = offsets_in(tmp_path)
-    offsets.topics_deleted({"t"}, log_end=100)
+    offsets.topics_deleted({"t"}, log_begin=0, log_end=100)
     offsets.advance(OffsetTable({"t@g": {0: 5}, "other@g": {0: 5}}))
     assert [offsets.query("g", topic, 0) for topic in ("t", "other")] == [None, 5]
     offsets.advance(OffsetTable({"t@g": {0: 5}}, discards=Discards({"t": 100})))
     assert offsets.query("g", "t", 0) == 5
+
+
+def test_deletions_before_the_begin_of_the_log_are_forgotten() -> None:
+    discards = Discards()
+    for number in range(5):
+        discards.delete([f"t{number}"], 0, number * 100 + 100)
+    # Deleted again: what was between is discarded, too.
+    discards.delete(["t0"], 200, 600)
+    assert discards.deleted_topics == {"t2": 300, "t3": 400, "t4": 500, "t0": 600}
+
+
+def test_the_number_of_deletions_is_limited() -> None:
+    discards = Discards()
+    for number in range(MAX_DELETED_TOPICS + 2):
+        discards.delete([f"t{number}"], 0, number + 1)
+    assert len(discards.deleted_topics) == MAX_DELETED_TOPICS
+    assert not discards.is_of_deleted("t1", 1)
+    assert discards.is_of_deleted("t2", 2)
+
+
+def test_many_deletions_and_resets_are_encoded_in_pieces(tmp_path: Path) -> None:
+    offsets, saving = offsets_in(tmp_path)
+    offsets.topics_deleted({f"t{number}" for number in range(5000)}, log_begin=0, log_end=600)
+    for number in range(5000):
+        offsets.reset("g", f"u{number}", 0, 7, log_end=500)
+    assert max(map(len, offsets.in_pieces())) < 100_000
+    saving.save()
+    offsets, _ = offsets_in(tmp_path)
+    assert offsets.is_of_deleted("t4999", 599)
+    assert offsets.is_old_pop("g", "u4999", 0, 499)

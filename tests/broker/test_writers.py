@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import thread_time
 
 import pytest
 from broker_support import Peer, config
@@ -16,16 +17,17 @@ from writer_support import TOPIC, Writer, numbered
 
 from gantrymq.broker import writers
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import MAX_QUEUE_NUMS
 from gantrymq.broker.writer_table import WriterTable, Written
 from gantrymq.broker.writers import FILE_NAME
 from gantrymq.client.producing.send_command import send_command
-from gantrymq.errors import IllegalMessage
+from gantrymq.errors import BrokerError, IllegalMessage
 from gantrymq.protocol import binary_header
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import GetWriterQueuesRequestHeader, GetWriterQueuesResponseHeader
-from gantrymq.protocol.headers.topic import TopicRequestHeader
+from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.record import Record
@@ -34,6 +36,7 @@ from gantrymq.protocol.row_ids import (
     BEGINNING,
     GANTRY_ID,
     GANTRY_SEQ,
+    MAX_ID_LENGTH,
     MAX_QUEUES_LENGTH,
     Place,
     decode_place,
@@ -160,6 +163,41 @@ async def test_the_queues_of_a_batch(tmp_path: Path, remoting: RemotingClient) -
     assert (await long.send(numbered(0))).code == ResponseCode.SUCCESS
     assert await queues_of(remoting, broker.port, writer="w-9") is None
     await broker.stop()
+
+
+@pytest.mark.parametrize("queues", ["x", ";", "a:", ":4", "a:4;", "a:4;;b:4", "a:123456", "a:-1", "\x00", "a:٣"])
+async def test_a_list_of_queues_that_is_none_is_ignored(broker: Broker, remoting: RemotingClient, queues: str) -> None:
+    assert (await Writer(remoting, broker.port, queues=queues).send(numbered(0))).code == ResponseCode.SUCCESS
+    assert await queues_of(remoting, broker.port) is None
+    other = Writer(remoting, broker.port, queues="broker-a:2")
+    assert (await other.send(numbered(0))).code == ResponseCode.SUCCESS
+
+
+async def test_the_queues_of_a_batch_in_a_topic_with_65536_queues(broker: Broker, remoting: RemotingClient) -> None:
+    header = CreateTopicRequestHeader(
+        topic=TOPIC, default_topic="TBW102", read_queue_nums=MAX_QUEUE_NUMS, write_queue_nums=MAX_QUEUE_NUMS, perm=6
+    )
+    address = f"127.0.0.1:{broker.port}"
+    await remoting.call(address, RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header))
+    listed = f"broker-a:{MAX_QUEUE_NUMS}"
+    await Writer(remoting, broker.port, queue_id=MAX_QUEUE_NUMS - 1, queues=listed).send(numbered(0))
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            began = thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, thread_time() - began)
+
+    watching = asyncio.create_task(watch())
+    assert await asyncio.gather(*(queues_of(remoting, broker.port) for _ in range(20))) == [listed] * 20
+    watching.cancel()
+    # All 20 requests need about 1 s.
+    assert longest < 0.1
+    with pytest.raises(BrokerError) as refused:
+        await queues_of(remoting, broker.port, writer="w" * MAX_ID_LENGTH + "-0")
+    assert refused.value.code == ResponseCode.INVALID_PARAMETER
 
 
 async def test_a_request_with_some_known_rows(broker: Broker, remoting: RemotingClient) -> None:

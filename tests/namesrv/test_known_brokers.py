@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from time import thread_time
 
 import pytest
 from namesrv_support import broker_header, registration, topics_body
@@ -14,7 +15,7 @@ from waiting import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.namesrv.config import NamesrvConfig
-from gantrymq.namesrv.known_brokers import KnownBrokersFile
+from gantrymq.namesrv.known_brokers import MAX_FILE_BYTES, KnownBrokersFile
 from gantrymq.namesrv.lost_brokers import KEPT_MS, NAMESPACE
 from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.namesrv.server import NameServer
@@ -190,3 +191,32 @@ async def test_a_file_that_can_not_be_written_does_not_end_the_name_server(
         await until(lambda: [report.name for report in server.jobs.failing()] == ["write the known brokers"])
         assert (await route(client, server, "A")).code == ResponseCode.SUCCESS
     assert "not on the disk" in caplog.text
+
+
+async def test_a_large_table_is_copied_in_a_short_step(config: NamesrvConfig) -> None:
+    table = RouteTable(config)
+    file = KnownBrokersFile(config.known_brokers_path, table, Jobs())
+    topics = topics_body(*(f"topic-{number}" for number in range(200_000)))
+    table.register(broker_header("broker-a", A), topics, zone_name=None, connection=object(), now_ms=0)
+    # With the collector: a list of 200,000 pairs would wake it.
+    began = thread_time()
+    table.copy_of_topics()
+    assert thread_time() - began < 0.05
+    await file.stop()
+    entries = json.loads(config.known_brokers_path.read_bytes())["topics"]
+    assert {name for entry in entries for name in entry["names"]} == set(table.all_topics().topic_list)
+
+
+async def test_the_file_is_no_larger_than_its_limit(config: NamesrvConfig, caplog: pytest.LogCaptureFixture) -> None:
+    table = RouteTable(config)
+    file = KnownBrokersFile(config.known_brokers_path, table, Jobs())
+    for number in range(3):
+        # Topics with other queues each, whose entries name a broker each.
+        name = f"{number}".rjust(200, "b")
+        topics = topics_body(*(f"{number}-{topic}".rjust(120, "t") for topic in range(100_000)))
+        table.register(broker_header(name, f"10.0.0.{number}:1"), topics, zone_name=None, connection=object(), now_ms=0)
+    await file.stop()
+    data = config.known_brokers_path.read_bytes()
+    assert MAX_FILE_BYTES - 2_000_000 < len(data) <= MAX_FILE_BYTES
+    assert len(json.loads(data)["brokers"]) == 3
+    assert caplog.text.count("reached its limit") == 1

@@ -148,7 +148,9 @@ class Broker:
         flush_waits = FlushWaits(config, store, jobs, replicating.replicated, replicating.log_grew)
         retry = RetryTopics(appender, topics, groups, self._schedule, flush_waits, new_topics, room_waits)
         replicating.acknowledged = flush_waits.acknowledged
-        self.writers = Writers(config, directory / FILE_NAME, appender, jobs, saving=saving)
+        self.writers = Writers(
+            config, directory / FILE_NAME, appender, jobs, saving=saving, long_requests=long_requests
+        )
         self._sending = Sending(
             config,
             appender,

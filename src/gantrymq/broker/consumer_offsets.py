@@ -145,10 +145,10 @@ class ConsumerOffsets(Part):
         for topic in self.topics_of(group):
             self._remove(topic, group)
 
-    def topics_deleted(self, topics: Set[str], log_end: int) -> None:
+    def topics_deleted(self, topics: Set[str], log_begin: int, log_end: int) -> None:
         """Forgets every group's offsets of these topics. What the log has of them up to its end is discarded."""
         self._remove_all(topics)
-        self._table.discards.deleted_topics.update(dict.fromkeys(topics, log_end))
+        self._table.discards.delete(topics, log_begin, log_end)
         self._file.changed()
 
     def remove_topic(self, topic: str) -> None:

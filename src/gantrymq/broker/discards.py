@@ -8,7 +8,13 @@ the log at an offset reset separates old pops from new ones. Java has neither.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
+
+#: Deletions that are kept; they take 30 MB of memory at most. The oldest make room, and what was delayed for their
+#: topics can come back if these are created again.
+MAX_DELETED_TOPICS = 100_000
 
 
 class Discards(msgspec.Struct, omit_defaults=True, rename="camel"):
@@ -18,6 +24,16 @@ class Discards(msgspec.Struct, omit_defaults=True, rename="camel"):
     deleted_topics: dict[str, int] = {}
     #: "topic@group" -> queue id -> end of the log when the group's offset was reset last.
     resets: dict[str, dict[int, int]] = {}
+
+    def delete(self, topics: Iterable[str], log_begin: int, log_end: int) -> None:
+        """Topics are deleted; the log is from `log_begin` to `log_end`."""
+        deleted = self.deleted_topics
+        for topic in topics:
+            # The last deletion is at the end, so the oldest is the first.
+            deleted.pop(topic, None)
+            deleted[topic] = log_end
+        while deleted and (deleted[first := next(iter(deleted))] <= log_begin or len(deleted) > MAX_DELETED_TOPICS):
+            del deleted[first]
 
     def is_of_deleted(self, topic: str, log_offset: int) -> bool:
         """Whether a record at this physical offset is of a topic that was deleted since."""

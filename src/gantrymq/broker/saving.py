@@ -10,7 +10,7 @@ A table is encoded on the loop, or in the thread with one call, which keeps the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -191,21 +191,34 @@ def in_pieces(table: msgspec.Struct) -> Iterator[bytes]:
 
     An entry that changes meanwhile is written as it is by then, as a whole: one call encodes it.
     """
-    fields: list[tuple[str, dict[Any, Any] | bytes]] = []
+    fields: list[tuple[str, dict[Any, Any] | bytes | Iterator[bytes]]] = []
+    omits_empty = table.__struct_config__.omit_defaults
     # Not msgspec.structs.fields, which compiles the annotations of the class each time.
     for name, encode_name in zip(table.__struct_fields__, table.__struct_encode_fields__, strict=True):
         value = getattr(table, name)
-        fields.append((encode_name, value.copy() if isinstance(value, dict) else encode_json(value)))
+        if isinstance(value, dict):
+            if value or not omits_empty:
+                fields.append((encode_name, value.copy()))
+        elif isinstance(value, msgspec.Struct):
+            fields.append((encode_name, in_pieces(value)))
+        else:
+            fields.append((encode_name, encode_json(value)))
     return _encoded(fields)
 
 
-def _encoded(fields: Iterable[tuple[str, dict[Any, Any] | bytes]]) -> Iterator[bytes]:
+def _encoded(fields: Sequence[tuple[str, dict[Any, Any] | bytes | Iterator[bytes]]]) -> Iterator[bytes]:
+    if not fields:
+        yield b"{}"
+        return
     before = b"{"
     for name, value in fields:
         yield before + encode_json(name) + b":"
         before = b","
         if isinstance(value, bytes):
             yield value
+            continue
+        if not isinstance(value, dict):
+            yield from value
             continue
         entries = iter(value.items())
         between = b"{"

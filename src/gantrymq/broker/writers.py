@@ -14,8 +14,8 @@ writer and queue.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from gantrymq.background.jobs import Jobs
@@ -46,15 +46,17 @@ from gantrymq.protocol.record import Record
 from gantrymq.protocol.row_ids import (
     AFTER_FIELD,
     BEGINNING,
-    MAX_QUEUES_LENGTH,
+    MAX_ID_LENGTH,
     QUEUES_FIELD,
     RowId,
     decode_place,
     decode_row_id,
     decode_sequence,
+    is_queue_list,
     target_of,
 )
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import LongRequests, Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.record_batch import RecordBatch
 from gantrymq.system import files
@@ -72,12 +74,24 @@ _START_S = 0.2
 _SLICE_S = 0.005
 #: So long a request waits for that: a client's own patience ends then, too, s.
 _WAIT_S = 2.0
+#: Queues whose last row is looked up in one step of a request.
+_QUEUES_AT_ONCE = 500
 
 
 class Writers(Part):
     """The idempotent writers of one broker."""
 
-    def __init__(self, config: BrokerConfig, path: Path, appender: Appender, jobs: Jobs, *, saving: Saving) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        path: Path,
+        appender: Appender,
+        jobs: Jobs,
+        *,
+        saving: Saving,
+        long_requests: LongRequests,
+    ) -> None:
+        self._long_requests = long_requests
         self._config = config
         self._path = path
         self._appender = appender
@@ -331,10 +345,17 @@ class Writers(Part):
     def _get_queues(self, connection: Connection, request: RemotingCommand) -> Reply:
         """To which queues the rows of a writer's batch go, if the broker has some of them."""
         header = request.read_header(GetWriterQueuesRequestHeader)
+        if len(header.writer) > MAX_ID_LENGTH:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the writer has more than {MAX_ID_LENGTH} characters")
         if not self.is_read:
             self._reading.start(0.0)
             raise _still_reading()
+        return self._long_requests.run(connection, request, self._queues_of(header))
+
+    def _queues_of(self, header: GetWriterQueuesRequestHeader) -> Steps:
         for queue_id in range(self._last_queues.get(header.topic, -1) + 1):
+            if not (queue_id + 1) % _QUEUES_AT_ONCE:
+                yield
             written = self._table.ranges.get(key_of(header.topic, queue_id, header.writer))
             if written is None or written.batch != header.batch or not written.queues:
                 continue
@@ -378,8 +399,13 @@ class Writers(Part):
 
 def _listed_queues(request: RemotingCommand) -> str:
     text = request.ext_fields.get(QUEUES_FIELD, "")
-    # The entries of a batch share one text.
-    return sys.intern(text) if len(text) <= MAX_QUEUES_LENGTH else ""
+    return _shared(text) if text and is_queue_list(text) else ""
+
+
+@lru_cache(maxsize=1024)
+def _shared(text: str) -> str:
+    """The same string for equal ones, as the entries of a batch have. `sys.intern` of Python 3.12 frees none."""
+    return text
 
 
 def _still_reading() -> RequestRefused:

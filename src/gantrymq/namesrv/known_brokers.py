@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ class _Snapshot(NamedTuple):
     """A copy of what the file has, for the thread that writes it."""
 
     clusters: dict[str, str]
-    topics: list[tuple[str, TopicQueues]]
+    topics: dict[str, TopicQueues]
     lost: list[LostBroker]
     #: The time of `LostBroker.since_ms`, which is of the monotonic clock, and what to add for a time since the epoch.
     now_ms: int
@@ -139,7 +140,7 @@ class KnownBrokersFile:
         began = monotonic()
         snapshot = _Snapshot(
             self._table.clusters_of_brokers(),
-            self._table.topic_entries(),
+            self._table.copy_of_topics(),
             list(self._table.lost),
             int(began * 1000),
             now_ms() - int(began * 1000),
@@ -162,7 +163,7 @@ def _encode(snapshot: _Snapshot) -> bytes:
     groups: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     # Topics with the same queues share one object.
     names_of: dict[TopicQueues, tuple[str, ...]] = {}
-    for topic, queues in snapshot.topics:
+    for topic, queues in snapshot.topics.items():
         names = names_of.get(queues)
         if names is None:
             names = names_of[queues] = tuple(broker_queues.broker_name for broker_queues in queues.queues)
@@ -178,14 +179,21 @@ def _encode(snapshot: _Snapshot) -> bytes:
             brokers[lost.broker_name] = _Broker(lost.cluster_name, since_ms + snapshot.epoch_ms)
         else:
             brokers.setdefault(lost.broker_name, _Broker(lost.cluster_name))
-    head = encode_json(brokers)
-    pieces, size = list[bytes](), len(head)
+    pieces = [b'{"brokers":', encode_json(brokers), b',"topics":[']
+    size, between = sum(map(len, pieces)), b""
+    for entry in _entries(groups):
+        piece = encode_json(entry)
+        size += len(piece) + 1
+        if size > MAX_FILE_BYTES - 100:
+            log.warning("the file of known brokers reached its limit of %d bytes: it lacks topics", MAX_FILE_BYTES)
+            break
+        pieces += [between, piece]
+        between = b","
+    pieces.append(b"]}")
+    return b"".join(pieces)
+
+
+def _entries(groups: Mapping[tuple[str, ...], list[str]]) -> Iterator[_Topics]:
     for names, topics in groups.items():
         for start in range(0, len(topics), _TOPICS_OF_ENTRY):
-            piece = encode_json(_Topics(list(names), topics[start : start + _TOPICS_OF_ENTRY]))
-            size += len(piece) + 1
-            if size > MAX_FILE_BYTES - 100:
-                log.warning("the file of known brokers reached its limit of %d bytes: it lacks topics", MAX_FILE_BYTES)
-                break
-            pieces.append(piece)
-    return b'{"brokers":%b,"topics":[%b]}' % (head, b",".join(pieces))
+            yield _Topics(list(names), topics[start : start + _TOPICS_OF_ENTRY])

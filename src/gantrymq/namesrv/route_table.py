@@ -418,9 +418,9 @@ class RouteTable:
         """Grows whenever the topics of a broker change, or the brokers that are away."""
         return self._topics.revision + self.lost.revision
 
-    def topic_entries(self) -> list[tuple[str, TopicQueues]]:
+    def copy_of_topics(self) -> dict[str, TopicQueues]:
         """Each topic with its queues, which never change: they can be read in another thread."""
-        return self._topics.entries()
+        return self._topics.copy()
 
     def clusters_of_brokers(self) -> dict[str, str]:
         """{broker name: cluster name} of the brokers that are registered."""

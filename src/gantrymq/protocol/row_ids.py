@@ -18,6 +18,7 @@ GET_WRITER_QUEUES, and sends its rows to the same queues.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 from zlib import crc32
 
@@ -30,13 +31,14 @@ AFTER_FIELD = "gantryAfter"
 LAST_ROW_FIELD = "gantryLastRow"
 #: `broker-a:4;broker-b:2`: the queues 0 to 3 of one broker and 0 to 1 of another one, in this order.
 QUEUES_FIELD = "gantryQueues"
-#: Brokers keep no longer list.
+#: Brokers ignore a longer list.
 MAX_QUEUES_LENGTH = 500
 #: A request whose header is binary has these bytes then.
 AFTER_MARK = b"\x00\x0bgantryAfter"
 #: So long an id is at most; a query's has 36 characters.
 MAX_ID_LENGTH = 192
 _MOST_DIGITS = 18
+_QUEUES = re.compile(r"[^:;]+:[0-9]{1,5}(;[^:;]+:[0-9]{1,5})*")
 _SEQ_LENGTH = 16
 #: Bytes of the property GANTRY_SEQ.
 SEQUENCE_LENGTH = len(GANTRY_SEQ) + 2 + _SEQ_LENGTH
@@ -72,6 +74,11 @@ def decode_row_id(text: bytes) -> RowId:
         if all(_is_number(number) for number in (batch, partition, row)):
             return RowId(f"{write}-{int(partition)}", int(batch), int(row))
     raise IllegalMessage(f"{GANTRY_ID} is {text[:MAX_ID_LENGTH]!r}: write-batch-partition-row is wanted")
+
+
+def is_queue_list(text: str) -> bool:
+    """Whether `text` is a value of `gantryQueues` that brokers keep."""
+    return len(text) <= MAX_QUEUES_LENGTH and _QUEUES.fullmatch(text) is not None
 
 
 def decode_place(text: str) -> Place:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from gantrymq.broker.admin.client_relay import ClientRelay
 from gantrymq.broker.config import BrokerConfig
@@ -34,6 +34,8 @@ log = peer_log(__name__)
 
 #: Queues that are looked at in one step of a request: 0.5 ms.
 _LOOKED_AT = 500
+#: Queues that are reset in one step.
+_RESET_AT_ONCE = 1000
 
 _MAX_LONG = 2**63 - 1
 #: What ResetOffsetRequestHeader.offset is when the time decides.
@@ -106,14 +108,27 @@ class OffsetAdmin(Part):
                 f"queueId[{header.queue_id}] is illegal, topic {header.topic} has {topic.read_queue_nums} queues",
             )
         queue_ids = range(topic.read_queue_nums) if header.queue_id < 0 else [header.queue_id]
-        targets = {queue_id: self._target(header, queue_id) for queue_id in queue_ids}
+        return self._long_requests.run(connection, request, self._reset_queues(connection, request, header, queue_ids))
+
+    def _reset_queues(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: ResetOffsetRequestHeader,
+        queue_ids: Sequence[int],
+    ) -> Steps:
+        """A topic may have 65,536 queues. Those of one step are reset together; at least 1,000 are."""
         body = ResetOffsetBody()
-        self._reset(header.group, header.topic, targets)
-        for queue_id, offset in targets.items():
-            body.offset_table[MessageQueue(header.topic, self._broker_name, queue_id)] = offset
-        log.info("%s reset group %s in topic %s to %s", connection.address, header.group, header.topic, targets)
+        for start in range(0, len(queue_ids), _RESET_AT_ONCE):
+            if start:
+                yield
+            targets = {id_: self._target(header, id_) for id_ in queue_ids[start : start + _RESET_AT_ONCE]}
+            self._reset(header.group, header.topic, targets)
+            for queue_id, offset in targets.items():
+                body.offset_table[MessageQueue(header.topic, self._broker_name, queue_id)] = offset
+            log.info("%s reset group %s in topic %s to %s", connection.address, header.group, header.topic, targets)
         self._relay.push_reset(header.group, header.topic, header.timestamp, body)
-        answer = RemotingCommand.response(body=body.encode())
+        answer = RemotingCommand.response(body=(yield from body.encode_in_steps()))
         connection.respond_with(request, answer_after(self._offsets.written(), answer))
         return None
 
@@ -145,13 +160,23 @@ class OffsetAdmin(Part):
         problem = group_problem(header.dest_group)
         if problem is not None:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, problem)
+        return self._long_requests.run(connection, request, self._clone_topics(connection, request, header))
+
+    def _clone_topics(
+        self, connection: Connection, request: RemotingCommand, header: CloneGroupOffsetRequestHeader
+    ) -> Steps:
         topics = [header.topic] if header.topic else sorted(self._offsets.topics_of(header.src_group))
-        for topic in topics:
+        for number, topic in enumerate(topics):
+            if number:
+                yield
             if self._topics.get(topic) is None:
                 continue
             if header.offline or not self._members.has_left(header.src_group, topic):
                 self._offsets.clone(header.src_group, header.dest_group, topic)
-                self._reset(header.dest_group, topic, self._offsets.queues(header.dest_group, topic))
+                offsets = list(self._offsets.queues(header.dest_group, topic).items())
+                for start in range(0, len(offsets), _RESET_AT_ONCE):
+                    self._reset(header.dest_group, topic, dict(offsets[start : start + _RESET_AT_ONCE]))
+                    yield
         connection.respond_with(request, answer_after(self._offsets.written()))
         return None
 

@@ -116,7 +116,7 @@ class TopicAdmin(Part):
         known = {name: config for name in (topic, *retry_topics) if (config := self._topics.get(name)) is not None}
         queues = [queue for config in known.values() for queue in self._queues_of(config)]
         self._offsets.remove_topic(topic)
-        self._offsets.topics_deleted(known.keys(), self._store.max_physical_offset)
+        self._offsets.topics_deleted(known.keys(), self._store.min_physical_offset, self._store.max_physical_offset)
         for name in {topic, *known}:
             self._topics.remove(name)
             self._store.delete_topic(name)

@@ -260,7 +260,7 @@ class HandingOut:
         # Another master may have reset the group since this broker was master.
         is_old = batch is not None and self._offsets.is_old_pop(group, queue.topic, queue.queue_id, batch.log_end)
         if is_old or self._orderly.was_moved(queue.topic, group, queue.queue_id, offset):
-            self._orderly.discard(queue.topic, group, queue.queue_id)
+            self._orderly.discard(queue.topic, group, [queue.queue_id])
         return self._orderly.is_blocked(
             queue.topic, group, queue.queue_id, header.attempt_id, header.invisible_time, clock.now_ms()
         )

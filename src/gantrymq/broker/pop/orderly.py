@@ -182,13 +182,16 @@ class OrderlyPops:
         """Whether somebody else has set the group's offset to this one; after a restart nobody knows."""
         return self._left_at.get((topic, group, queue_id), offset) != offset
 
-    def discard(self, topic: str, group: str, queue_id: int) -> None:
-        """Discards what was popped: the queue isn't blocked, and acknowledgements of it move no offset."""
-        self._left_at.pop((topic, group, queue_id), None)
+    def discard(self, topic: str, group: str, queue_ids: Iterable[int]) -> None:
+        """Discards what was popped: the queues aren't blocked, and acknowledgements of it move no offset."""
         # A batch without messages. The pop time of an acknowledgement is never its own. Another master may have popped
         # what is acknowledged here, so there need not be a batch before.
         nothing = OrderInfo(pop_time=0, last_consume_timestamp=clock.now_ms())
-        self._table.setdefault(f"{topic}@{group}", {})[queue_id] = nothing
+        # Nothing changes it, so the queues share it.
+        queues = self._table.setdefault(f"{topic}@{group}", {})
+        for queue_id in queue_ids:
+            self._left_at.pop((topic, group, queue_id), None)
+            queues[queue_id] = nothing
         self._file.changed()
 
     def discard_topics(self, topics: Collection[str]) -> None:

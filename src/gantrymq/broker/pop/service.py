@@ -187,9 +187,11 @@ class PopService(Part):
         Checkpoints in the revive log are discarded when they are read, see `ConsumerOffsets.is_old_pop`.
         """
         self.buffer.discard({(topic, group, queue_id) for queue_id in queue_ids})
-        for queue_id in queue_ids:
-            self._orderly.discard(topic, group, queue_id)
-            self._order_changed(topic, group, queue_id)
+        self._orderly.discard(topic, group, queue_ids)
+        for waiting in (self.waiting, self.waiting_notifications):
+            for line in (-1, *queue_ids):
+                if waiting.count((topic, group, line)):
+                    waiting.wake((topic, group, line))
 
     def topics_deleted(self, topics: Collection[str]) -> None:
         """What is popped in them is discarded. Waiting pops are answered, since messages come in other queues."""

@@ -23,20 +23,25 @@ from gantrymq.store.consume_queue import UNIT
 _OP_QUEUE_ID = 1
 #: Records that are read in one step.
 _STEP = 32
+#: Half messages that are kept here. A producer that ends none of its transactions would else fill the memory.
+MAX_OPEN = 500_000
 
 
 class GivenUp:
-    """Those of one broker: 100 bytes of memory each."""
+    """Those of one broker whose records are still there, at most `MAX_OPEN`: 100 bytes of memory each."""
 
     def __init__(self, config: BrokerConfig, appender: Appender) -> None:
         self._store = appender.store
         self._ops = OpMessages(config, appender, _OP_QUEUE_ID)
         #: First half offset -> offset in TRANS_CHECK_MAX_TIME_TOPIC.
         self._open: dict[int, int] = {}
+        #: The largest first half offset of those that made room for others; -1 for none.
+        self._forgotten = -1
 
     def clear(self) -> None:
         """Forgets everything; `read` follows."""
         self._open.clear()
+        self._forgotten = -1
         self._ops.clear()
 
     def read(self) -> Iterator[None]:
@@ -52,7 +57,7 @@ class GivenUp:
             if record is None:
                 yield
             elif record.queue_offset not in ended and (first := first_half_offset_of(record.properties)) >= 0:
-                self._open[first] = record.queue_offset
+                self.add(first, record.queue_offset)
 
     def _records(self, topic: str, queue_id: int) -> Iterator[Record | None]:
         """All of a queue that can be read; None after each step."""
@@ -82,6 +87,19 @@ class GivenUp:
     def add(self, first: int, offset: int) -> None:
         """The half message that was first stored at `first` is given up."""
         self._open[first] = offset
+        # Offsets ascend. With the record, the log has lost the half message and all its copies, which are older.
+        queue = self._store.find_queue(TRANSACTION_CHECK_MAX_TIME_TOPIC, 0)
+        begin = queue.min_offset if queue is not None else 0
+        while self._open and self._open[oldest := next(iter(self._open))] < begin:
+            del self._open[oldest]
+        if len(self._open) > MAX_OPEN:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            self._forgotten = max(self._forgotten, oldest)
+
+    def is_forgotten(self, first: int) -> bool:
+        """Whether the half message that was first stored at `first` may have made room for others."""
+        return first <= self._forgotten and first not in self._open
 
     def end(self, first: int) -> None:
         """Its transaction has ended, or its producer is asked again; `write` puts that into the store."""

@@ -221,6 +221,12 @@ class Transactions(Part):
         record = self._half_message(header)
         first = first_half_offset_of(record.properties)
         if self._check.is_over(record.queue_offset, first):
+            if self._check.given_up.is_forgotten(record.queue_offset if first < 0 else first):
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"half message {record.queue_offset} was given up, and so many others since that the broker does "
+                    f"not know whether its transaction has ended: it is in {TRANSACTION_CHECK_MAX_TIME_TOPIC}",
+                )
             # The first end counts. A producer repeats it when an answer is lost, or when it was asked twice.
             return RemotingCommand.response()
         if verdict == TRANSACTION_COMMIT:

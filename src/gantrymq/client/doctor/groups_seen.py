@@ -103,7 +103,8 @@ async def dead_letters(admin: AdminClient, topics: Iterable[str]) -> dict[str, i
         async with limit:
             with suppress(GantryError):
                 stats = await admin.topic_stats(topic)
-                if number := sum(queue.max_offset - queue.min_offset for queue in stats.offset_table.values()):
+                number = sum(max(queue.max_offset - queue.min_offset, 0) for queue in stats.offset_table.values())
+                if number:
                     found[topic.removeprefix(DLQ_TOPIC_PREFIX)] = number
 
     await asyncio.gather(*(count(topic) for topic in topics))

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from gantrymq.protocol.bodies.queue_map import QueueObject, by_queue, decode_with_queue_maps, encode_queue_map
+from gantrymq.protocol.bodies.queue_map import (
+    QueueObject,
+    by_queue,
+    decode_with_queue_maps,
+    encode_queue_map,
+    encode_queue_map_in_steps,
+)
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.steps import finish
 
 
 class _OffsetTable(msgspec.Struct, rename="camel"):
@@ -37,7 +45,11 @@ class ResetOffsetBody:
     offset_table: dict[MessageQueue, int] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        return encode_json(_OffsetTableOut(encode_queue_map(self.offset_table)))
+        return finish(self.encode_in_steps())
+
+    def encode_in_steps(self) -> Generator[None, None, bytes]:
+        """As `encode`: a topic may have 65,536 queues."""
+        return encode_json(_OffsetTableOut((yield from encode_queue_map_in_steps(self.offset_table))))
 
     def encode_for_c(self) -> bytes:
         """As clients in C++ read it: a list."""
