@@ -44,20 +44,26 @@ class GivenUp:
         self._forgotten = -1
         self._ops.clear()
 
-    def read(self) -> Iterator[None]:
-        """Reads what the store has, in steps. Raises StoreError."""
+    def read(self) -> Iterator[int | None]:
+        """Reads what the store has. Yields the first half offset of each one that has ended, and None after each step.
+
+        Raises StoreError.
+        """
         self.clear()
         ended = set[int]()
         for op_message in self._records(TRANSACTION_OP_TOPIC, _OP_QUEUE_ID):
             if op_message is None:
-                yield
+                yield None
             else:
                 ended.update(half_offsets(op_message))
         for record in self._records(TRANSACTION_CHECK_MAX_TIME_TOPIC, 0):
             if record is None:
-                yield
-            elif record.queue_offset not in ended and (first := first_half_offset_of(record.properties)) >= 0:
-                self.add(first, record.queue_offset)
+                yield None
+            elif (first := first_half_offset_of(record.properties)) >= 0:
+                if record.queue_offset in ended:
+                    yield first
+                else:
+                    self.add(first, record.queue_offset)
 
     def _records(self, topic: str, queue_id: int) -> Iterator[Record | None]:
         """All of a queue that can be read; None after each step."""

@@ -101,7 +101,12 @@ class TransactionStates:
         while self.read_ops():
             yield
         yield from self._read_copies()
-        yield from self.given_up.read()
+        for first in self.given_up.read():
+            if first is None:
+                yield
+            elif first >= self._ends.half_offset and not self._ends.has(first):
+                # The broker was killed before it had written the op message of the half message itself.
+                self._ops.add(first)
         begin = self.given_up.begin
         unit = half_queue(self._store).unit(self._ends.half_offset)
         if unit is not None and (begin is None or unit[0] < begin):
