@@ -29,6 +29,8 @@ class Controlled:
             "all_ack_in_sync_state_set": True,
             "min_in_sync_replicas": min_in_sync,
             "slave_timeout": 10_000,
+            # Tests hold slaves for a while that are to be waited for.
+            "ha_max_time_slave_not_catchup": 15_000,
             "ha_send_heartbeat_interval": 100,
         }
         self.options: dict[str, Any] = {

@@ -28,7 +28,7 @@ class WithProcess(ControlledByProcesses):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, 2)
         del self.options["check_sync_state_set_period"]
-        del self.replication["slave_timeout"]
+        del self.replication["slave_timeout"], self.replication["ha_max_time_slave_not_catchup"]
 
     @asynccontextmanager
     async def third(self) -> AsyncIterator[ServerProcess]:
