@@ -14,7 +14,7 @@ from gantrymq.client.doctor.groups_seen import MAX_GROUPS, GroupSeen, dead_lette
 from gantrymq.client.doctor.one_group import OneGroup, observe_group
 from gantrymq.client.doctor.rights import CONFIGURATION, FIGURES, GROUPS, SENDING, send_refusal
 from gantrymq.client.sync_state_sets import SyncStateSetSeen, sync_state_set
-from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, PartialFailure
+from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, PartialFailure, RouteNotReady
 from gantrymq.protocol.bodies.ha_status import HaStatus
 from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_WRITE, TopicConfig
@@ -252,7 +252,7 @@ async def _name_server(
             try:
                 seen.auto_create_route = await _route(admin, AUTO_CREATE_TOPIC)
                 seen.route = await _route(admin, topic) if topic is not None else None
-            except BrokerError as e:
+            except (BrokerError, RouteNotReady) as e:
                 seen.route_error = e
         except GantryError as e:
             seen.error = e
@@ -260,8 +260,11 @@ async def _name_server(
 
 
 async def _route(admin: AdminClient, topic: str) -> TopicRouteData | None:
+    """None if the NameServer does not have the topic. Raises RouteNotReady in the first seconds after its start."""
     try:
         return await admin.topic_route(topic)
+    except RouteNotReady:
+        raise
     except NoRouteInfo:
         return None
 

@@ -97,10 +97,11 @@ def _check_half_open(master: BrokerSeen, slaves: list[BrokerSeen]) -> Iterator[F
         if slave.ha_status is None or not slave.ha_status.client.is_activated:
             continue
         read_ms = slave.ha_status.client.last_read_timestamp
-        silent_s = clock.time() + (slave.clock_ahead_s or 0.0) - read_ms / 1000
-        if read_ms > 0 and silent_s > SILENT_LINK_S:
+        now_ms = int((clock.time() + (slave.clock_ahead_s or 0.0)) * 1000)
+        silent_s = (now_ms - read_ms) // 1000
+        if 0 < read_ms < now_ms and silent_s > SILENT_LINK_S:
             yield problem(
-                f"{slave.label} has received nothing from {master.label} for {silent_s:.0f} s over an open connection",
+                f"{slave.label} has received nothing from {master.label} for {silent_s} s over an open connection",
                 "the link is half-open: one direction is cut. Sends that wait for this slave are answered "
                 "FLUSH_SLAVE_TIMEOUT, until haHousekeepingInterval closes the connection.",
                 f"Check the network between {slave.address} and {slave.ha_status.client.master_addr}.",
