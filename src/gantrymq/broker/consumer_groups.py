@@ -43,7 +43,7 @@ class ConsumerGroup(Generic[M]):
     consume_from_where: str
     clients: dict[M, Client[M]] = field(default_factory=dict)
     of_members: GroupSubscriptions[M] = field(default_factory=GroupSubscriptions)
-    #: What it takes without its members and subscriptions, bytes.
+    #: Memory of the group without its members and subscriptions, bytes.
     size: int = 0
 
     @property

@@ -40,7 +40,7 @@ _TIMER_TOPIC = TIMER_TOPIC.encode()
 
 
 class JournalEntry(msgspec.Struct, rename="camel", kw_only=True):
-    """What every entry has; kinds of entries add the progress."""
+    """The fields of every entry. Each kind of entry adds its progress."""
 
     #: Physical offsets of the messages that are delivered next, in this order. Some may be left out.
     sources: list[int]
@@ -56,7 +56,7 @@ class DeliveryJournal(Generic[E]):
         self._appender = appender
         self._queue_id = queue_id
         self._kind = kind
-        #: Of the newest entry that this broker has stored: the messages that may be delivered without another one,
+        #: The messages of the newest entry that this broker has stored, which may be delivered without another entry,
         #: and where the log ends as long as nothing else was stored.
         self._sources: list[int] = []
         self._log_end = -1
@@ -135,7 +135,7 @@ class DeliveryJournal(Generic[E]):
 
 
 def _identity(record: Record) -> tuple[object, ...]:
-    """What a message keeps when it is stored again."""
+    """The fields that do not change when a message is stored again."""
     return (
         record.born_timestamp,
         record.born_host,

@@ -53,7 +53,7 @@ class FlushWaits(Part):
         self._store = store
         self._capacity = config.send_thread_pool_queue_capacity
         self._loop = asyncio.get_running_loop()
-        #: Who waits for the disk.
+        #: The responses that wait for the disk.
         self._waiting: WaitQueues[Waiting] = WaitQueues()
         self._slaves: SlaveWaits[Waiting] = SlaveWaits(self._replicated)
         self._reached = replicated

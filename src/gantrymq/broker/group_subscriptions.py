@@ -1,4 +1,4 @@
-"""What the members of a consumer group subscribe to, and which subscription of each topic is in force.
+"""The subscriptions of the members of a consumer group, and which one is in force for each topic.
 
 All members of a group should have the same subscriptions. While they differ, for example during a rolling update, the
 last change wins: a new connection's subscription, or one with a newer version than the same connection sent before.
@@ -27,7 +27,7 @@ _ENTRY_BYTES = 100
 
 @dataclass(slots=True)
 class Update(Generic[M]):
-    """What a heartbeat changes: the subscriptions in force then, and those of members that are not in force."""
+    """The change that a heartbeat makes: the subscriptions in force, and those of members that are not in force."""
 
     in_force: dict[str, SubscriptionData]
     version: int
@@ -38,7 +38,7 @@ class Update(Generic[M]):
 
 
 class GroupSubscriptions(Generic[M]):
-    """Of one group. `size` counts the bytes of all subscriptions, those in force and the others."""
+    """The subscriptions of one group. `size` counts the bytes of all subscriptions, those in force and the others."""
 
     def __init__(self) -> None:
         self.in_force: dict[str, SubscriptionData] = {}

@@ -25,7 +25,7 @@ def answer_within_ms(timeout_ms: int | None) -> int:
     durations, each of which has a wait queue.
 
     Args:
-        timeout_ms: What the request says (`TIMEOUT_FIELD`); None for Java's default, 3000 ms.
+        timeout_ms: The timeout in the request (`TIMEOUT_FIELD`); None for Java's default, 3000 ms.
     """
     if timeout_ms is None:
         return _DEFAULT_TIMEOUT_MS * 2 // 3

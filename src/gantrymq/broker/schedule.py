@@ -89,7 +89,7 @@ class Schedule(Part):
             self._write_now()
 
     def _log_was_cut(self) -> None:
-        """What was delivered behind the log's end has to be delivered again."""
+        """Goes back: messages that were delivered behind the log's end must be delivered again."""
         try:
             delivered = self._journaled()
         except StoreError as e:

@@ -128,7 +128,7 @@ def _decode_any(command: RemotingCommand) -> SendRequest:
 
 
 def _timeout_ms(command: RemotingCommand) -> int | None:
-    """What the client says of its timeout; None for what is no positive number."""
+    """The timeout that the client names, ms; None if it is no positive number."""
     if _TIMEOUT_MARK not in command.raw_ext:
         return None
     text = command.ext_fields.get(TIMEOUT_FIELD, "")

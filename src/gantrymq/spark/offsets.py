@@ -257,7 +257,7 @@ def last_in_turn(
     limited: Mapping[MessageQueue, int],
     after: MessageQueue | None,
 ) -> MessageQueue | None:
-    """What to pass to `limit_rows` as `after` the next time; None if every queue with offsets got some."""
+    """The next `after` argument of `limit_rows`; None if every queue with offsets got some."""
     served = [queue for queue, offset in limited.items() if offset > start[queue]]
     if len(served) == sum(offset > start[queue] for queue, offset in end.items()):
         return None

@@ -70,7 +70,7 @@ RecordedPlan = dict[MessageQueue, list[int]]
 
 
 def record_plan(partitions: Sequence[Sequence[OffsetRange]]) -> RecordedPlan:
-    """What `recorded_partitions` makes the same partitions of, with the same starts and ends."""
+    """The plan from which `recorded_partitions` makes the same partitions, given the same starts and ends."""
     plan: RecordedPlan = {}
     pieces = sorted((part, number) for number, parts in enumerate(partitions) for part in parts)
     for part, number in pieces:
@@ -82,7 +82,9 @@ def record_plan(partitions: Sequence[Sequence[OffsetRange]]) -> RecordedPlan:
 def recorded_partitions(
     plan: RecordedPlan, start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int]
 ) -> list[list[OffsetRange]]:
-    """What each task reads by a recorded plan. An `end` may be nearer than it was: then tasks read less, or nothing.
+    """The ranges that each task reads by a recorded plan.
+
+    If an `end` is nearer than it was, tasks read less, or nothing.
 
     Raises ConfigError for a plan of other queues or offsets.
     """

@@ -123,7 +123,7 @@ async def _lost_brokers(cluster: Cluster, options: ReadOptions) -> dict[str, set
 
 
 def _awaited(cluster: Cluster, options: ReadOptions, queues: list[MessageQueue]) -> _Away:
-    """What the routes of `queues` lack because the NameServers have just started."""
+    """The brokers that the routes of `queues` lack because the NameServers have just started."""
     if options.assigned is not None:
         return {}
     source = "a NameServer, which has just started"

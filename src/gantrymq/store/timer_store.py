@@ -43,7 +43,7 @@ class TimerStore:
         self.read_time_ms = 0
         #: The queue offset of the next message that isn't in the log yet.
         self.queue_offset = 0
-        #: What the checkpoint said at the start: of the messages before this queue offset, this broker or a former
+        #: The checkpoint at the start: of the messages before this queue offset, this broker or a former
         #: master has delivered those whose slot is before this time, ms.
         self.delivered_queue_offset = 0
         self.delivered_time_ms = 0
@@ -197,7 +197,7 @@ class TimerStore:
             if slot.time_ms in self._due_slots:
                 self.waiting += entry.messages
             else:
-                # Of a slot that was passed before the clock was set back, what was delivered is counted, too.
+                # Messages of a slot that was passed before the clock was set back count as delivered, too.
                 self._count(slot.time_ms, num)
 
     def _count(self, slot_ms: int, count: int) -> None:

@@ -25,7 +25,7 @@ _FORGET_S = 300.0
 
 @dataclass(slots=True)
 class _History:
-    """Of one slave that was late as a member. Times are inf while it isn't so."""
+    """The state of one slave that lagged behind as a member of the set. A time is inf while it does not apply."""
 
     late_since: float = inf
     #: It was late for long enough.
@@ -43,7 +43,7 @@ class _History:
 
 
 class Membership:
-    """Of one master, in one epoch. Times are seconds of a clock that only goes on."""
+    """The slaves of one master in one epoch. Times are seconds of the monotonic clock."""
 
     def __init__(self) -> None:
         #: By broker id; only members get one, whose ids are the controller's.

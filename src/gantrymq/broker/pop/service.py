@@ -194,7 +194,7 @@ class PopService(Part):
                     waiting.wake((topic, group, line))
 
     def topics_deleted(self, topics: Collection[str]) -> None:
-        """What is popped in them is discarded. Waiting pops are answered, since messages come in other queues."""
+        """Discards the pops of deleted topics. Waiting pops are answered, because messages arrive in other queues."""
         self.buffer.discard_topics(topics)
         self._orderly.discard_topics(topics)
 

@@ -74,7 +74,7 @@ class _Slot:
     chain: Iterator[tuple[int, TimerEntry]]
     #: The physical offset before which all its messages are delivered, by what was known before.
     delivered_before: int
-    #: What holds before the first of them is delivered.
+    #: The progress before the first of them is delivered.
     mark: Mark
     is_gathered: bool = False
     #: Where the entries of messages are that aren't delivered yet, the first one to be last.
@@ -215,7 +215,7 @@ class TimerDelivery:
         files = self._files
         # By the same clock each time: a broker that becomes master finds the slot that its former master had.
         wait = files.wait(int(out_ms), min(record.store_timestamp, self._now_ms))
-        # What takes others back still has to do so in a slot that is half delivered.
+        # A recall still applies to the rest of a slot that is half delivered.
         done_with_ms = wait.slot_ms + self._precision_ms if takes_back else wait.slot_ms
         if record.physical_offset < self._progress.delivered_before(done_with_ms):
             return True

@@ -40,12 +40,12 @@ class TransactionStates:
         self._offsets = offsets
         self._ops = ops
         self._reader = QueueReader(appender.store, "transactions")
-        #: What is known of half messages that have ended, and up to where all are dealt with.
+        #: The half messages that have ended, and the offset before which all have.
         self._ends = KnownEnds(ops)
         self.given_up = GivenUp(config, appender)
         #: About many half messages at once.
         self.decisions = Decisions()
-        #: What is left to be read; None when everything is.
+        #: The rest of the log to be read; None when everything has been read.
         self._reading: Iterator[None] | None = None
 
     def load(self) -> None:

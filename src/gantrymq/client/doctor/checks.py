@@ -124,7 +124,7 @@ def _check_masters(brokers: list[BrokerSeen], unregistered: list[BrokerSeen]) ->
 
 
 def _without_master(slaves: list[BrokerSeen]) -> str:
-    """What slaves do while clients find no master."""
+    """Says whether queues can be read while clients find no master."""
     refuse_reads = any(slave.config.get("slaveReadEnable") == "false" for slave in slaves)
     reads = "can't be read either, because slaveReadEnable=false" if refuse_reads else "can be read"
     text = f"Its queues take no messages, and {reads}."

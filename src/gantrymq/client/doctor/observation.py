@@ -223,7 +223,7 @@ async def _look_at_groups(
 
 
 def _dead_letter_topics(seen: Observation) -> list[str]:
-    """Those of the groups in question: of all groups, or of the groups of one topic."""
+    """The dead-letter topics of all groups, or of the groups of the topic in question."""
     all_topics = frozenset[str]().union(*(server.topics or () for server in seen.answering))
     topics = sorted(topic for topic in all_topics if topic.startswith(DLQ_TOPIC_PREFIX))
     if seen.topic is not None:

@@ -79,7 +79,7 @@ def _check_silent_slaves(brokers: list[BrokerSeen]) -> Iterator[Finding]:
 
 
 def _sync_state(brokers: list[BrokerSeen]) -> ReplicasInfo | None:
-    """What the controllers of these brokers say."""
+    """The broker set as the controllers of these brokers have it."""
     return next((broker.sync_state_set.info for broker in brokers if broker.sync_state_set is not None), None)
 
 

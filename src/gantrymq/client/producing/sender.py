@@ -375,7 +375,7 @@ def _stored_by_former_master(refusal: GantryError) -> SendOutcomeUnknown | None:
 
 
 def _no_master(refusal: GantryError) -> BrokerUnavailable:
-    """What `send` raises when its time was over before a broker of the topic was master."""
+    """The error of a `send` that timed out before a broker of the topic was master."""
     return BrokerUnavailable(f"no broker takes the message at present: {refusal}")
 
 

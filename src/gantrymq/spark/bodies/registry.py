@@ -43,10 +43,10 @@ CERTIFICATE = "schema.registry.ssl.certificate.location"
 KEY = "schema.registry.ssl.key.location"
 #: Names as Confluent's clients have them, but for subject and version, which those are given with each call.
 REGISTRY_OPTIONS = (URL, SUBJECT, "schema.registry.version", USER_INFO, TOKEN, AUTHORITIES, CERTIFICATE, KEY)
-#: From the begin of a request to the last byte of its answer: a timeout for each read would let a slow answer take
-#: any time.
+#: Time from the start of a request to the last byte of its response, in s. A timeout for each read would not limit a
+#: slow response.
 REQUEST_TIMEOUT_S = 10.0
-#: Of an answer. Registries keep schemas as messages of at most some MiB.
+#: Size limit of a response. Registries store a schema as a message of at most some MiB.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
@@ -85,7 +85,7 @@ class _Problem(msgspec.Struct):
 
 class _Answer(NamedTuple):
     status: int
-    #: What the status means in words.
+    #: The reason phrase of the status.
     reason: str
     location: str
     body: bytes
@@ -166,7 +166,7 @@ class SchemaRegistry:
 
     def __init__(self, options: RegistryOptions) -> None:
         self._options = options
-        #: Made by the first request.
+        #: The connections, which the first request opens.
         self._connections: _Connections | None = None
         self._unknown = UnknownIds()
 
@@ -310,7 +310,7 @@ class _Connections:
 
         token, user_info = options.token, options.user_info
         user, _, password = (user_info or "").partition(":")
-        # What is compressed says nothing of its length.
+        # The length of a compressed response is unknown until it is decompressed.
         headers = {
             "accept": f"{_MEDIA_TYPE}, application/json",
             "accept-encoding": "identity",
@@ -366,7 +366,7 @@ def _tls(options: RegistryOptions) -> ssl.SSLContext:
 
 
 def _innermost(error: BaseException) -> str:
-    """What the error came of: the outer ones only say that a connection failed."""
+    """The text of the innermost cause: the outer errors only say that a connection failed."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause
     return str(error) or type(error).__name__
