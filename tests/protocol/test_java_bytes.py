@@ -80,7 +80,7 @@ def test_send_request(name: str, opaque: int, encoding: str) -> None:
         assert request.target == ("group-1", "TopicTest", "TBW102", 4, 3, 0)
         assert (request.born_timestamp, request.flag) == (1700000000123, 0)
         assert request.properties == PROPERTIES.encode()
-        assert request.options == (0, False, 16, False)
+        assert request.options == (0, False, 16, False, None)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
