@@ -70,8 +70,11 @@ async def observe_group(admin: AdminClient, name: str, masters: dict[str, str]) 
     try:
         await admin.topic_route(retry_topic(name))
     except NoRouteInfo:
-        # Brokers create the retry topic when the first consumer joins.
+        # Brokers create the retry topic when the first consumer joins. Without it, only they have the group's offsets.
         group.has_joined = False
+        for address in masters:
+            for stats in (await admin.broker_consume_stats(address)).by_group.get(name, ()):
+                group.progress |= stats.offset_table
     with suppress(NoRouteInfo, PartialFailure):
         letters = await admin.topic_stats(DLQ_TOPIC_PREFIX + name)
         group.dead_letters = sum(queue.max_offset - queue.min_offset for queue in letters.offset_table.values())
