@@ -194,6 +194,9 @@ class Servers:
             "allAckInSyncStateSet": "true",
             "minInSyncReplicas": "2",
             "controllerHeartBeatTimeoutMills": str(HEARTBEAT_TIMEOUT_MS),
+            # A commit that was on its way when its master died is checked soon.
+            "transactionTimeOut": "2000",
+            "transactionCheckInterval": "1000",
             # A round writes some 10 MB.
             "mappedFileSizeCommitLog": str(64 << 20),
         } | self._broker

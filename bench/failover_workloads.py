@@ -38,8 +38,8 @@ CONSUMERS = ("push", "pop", "lite")
 RATE = 20.0
 #: One half of the delayed messages has this delay level (5 s by default). The other half is delayed by TIMER_S seconds.
 LEVEL, TIMER_S = 2, 4.0
-#: Time for one-way requests to arrive before the clients close, s.
-ONEWAY_S = 2.0
+#: Time in which brokers have checked each open transaction, before the clients close, s.
+CHECKED_S = 5.0
 
 
 class Records:
@@ -121,8 +121,8 @@ async def paced(what: str, send: Callable[[int], Awaitable[SendStatus]], records
         number += 1
         await asyncio.sleep(1 / RATE)
     await asyncio.gather(*pending)
-    # A commit has no response: it needs a moment to arrive.
-    await asyncio.sleep(ONEWAY_S)
+    # A commit has no response. If it was lost, the broker checks the transaction.
+    await asyncio.sleep(CHECKED_S)
 
 
 async def transactions(names: str, records: Records, done: asyncio.Event) -> None:
