@@ -184,15 +184,14 @@ class OrderlyPops:
 
     def discard(self, topic: str, group: str, queue_ids: Iterable[int]) -> None:
         """Discards what was popped: the queues aren't blocked, and acknowledgements of it move no offset."""
-        # A batch without messages. The pop time of an acknowledgement is never its own. Another master may have popped
-        # what is acknowledged here, so there need not be a batch before.
+        # A batch without messages, which the queues share. The pop time of an acknowledgement is never its own.
         nothing = OrderInfo(pop_time=0, last_consume_timestamp=clock.now_ms())
-        # Nothing changes it, so the queues share it.
-        queues = self._table.setdefault(f"{topic}@{group}", {})
+        queues = self._table.get(f"{topic}@{group}", {})
         for queue_id in queue_ids:
             self._left_at.pop((topic, group, queue_id), None)
-            queues[queue_id] = nothing
-        self._file.changed()
+            if queue_id in queues:
+                queues[queue_id] = nothing
+                self._file.changed()
 
     def discard_topics(self, topics: Collection[str]) -> None:
         """Discards all batches of topics that were deleted."""
