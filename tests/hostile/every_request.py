@@ -39,7 +39,7 @@ _PLAUSIBLE = {
     "boundary_type": "LOWER",
     "stats_name": "TOPIC_PUT_NUMS",
     "stats_key": "orders",
-    "attributes": "+a=b",
+    "attributes": "+message.type=NORMAL",
     "invisible_time": 1000,
     "policy_type": "CUSTOM",
     "resource": "Topic:orders",
