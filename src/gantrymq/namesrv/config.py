@@ -31,7 +31,7 @@ class NamesrvConfig(TlsConfig):
     server_channel_max_idle_time_seconds: int = field(default=120, metadata={"minimum": 1, "maximum": MAX_INT})
     #: KV configuration as JSON, written at each change.
     kv_config_path: Path = field(default_factory=lambda: Path.home() / "namesrv" / "kvConfig.json")
-    #: The brokers and their topics as JSON (`known_brokers`); empty for a file beside that of the KV configuration.
+    #: File of the brokers and their topics as JSON (`known_brokers`). Default: beside `kv_config_path`.
     known_brokers_path: Path = field(default=Path())
     #: Where UPDATE_NAMESRV_CONFIG writes the configuration.
     config_store_path: Path = field(default_factory=lambda: Path.home() / "namesrv" / "namesrv.properties")

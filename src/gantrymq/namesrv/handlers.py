@@ -129,7 +129,7 @@ class RequestHandlers:
         config = self._config
         if config.need_wait_for_service and monotonic() - self._started < config.wait_seconds_for_service:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "name server not ready")
-        # Clients of other languages get what Java's NameServer answers.
+        # Clients of other languages get the same response as from Java's NameServer.
         fields = self._private_fields(topic) if request.language == LanguageCode.PYTHON else None
         zone_name = None
         if _ZONE_MODE_BYTES in request.raw_ext and request.ext_fields.get(ZONE_MODE_FIELD, "").lower() == "true":

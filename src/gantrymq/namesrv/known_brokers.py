@@ -1,15 +1,14 @@
-"""KnownBrokersFile: the brokers of a NameServer and their topics, so that a restart forgets none of them.
+"""KnownBrokersFile: the brokers of a NameServer and their topics, which survive a restart in a file.
 
-Brokers register every 30 s. For so long, the routes of a NameServer that has started lack the brokers that haven't
-registered again. The file says which these are: `load` adds each broker in it to `LOST_BROKERS`, where it stays until
-it registers. Java's NameServer has no such file.
+Brokers register every 30 s. In the first 30 s after a start, the routes can therefore lack brokers. `load` adds each
+broker in the file to `LOST_BROKERS`, where it stays until it registers. Java's NameServer has no such file.
 
     {"brokers": {"broker-a": {"clusterName": "DefaultCluster"},
                  "broker-b": {"clusterName": "DefaultCluster", "lostTime": 1700000000000}},
      "topics": [{"brokerNames": ["broker-a", "broker-b"], "names": ["orders", "payments"]}]}
 
-`lostTime` (ms since the epoch) is when a broker that is away was lost. Topics on the same brokers share entries. If the
-file can't be read, the NameServer logs a warning and starts without it.
+`lostTime` is the time, in ms since the epoch, at which a broker was lost. Topics on the same brokers share entries. If
+the file can't be read, the NameServer logs a warning and starts without it.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from gantrymq.system.clock import monotonic, now_ms
 
 log = peer_log(__name__)
 
-#: Time between two looks for a change, s.
+#: Interval between two checks for changes, in s.
 INTERVAL_S = 1.0
-#: After a write that took long, the next one waits for so many times as long.
+#: The pause after a write is at least this many times as long as the write.
 _PAUSE_FACTOR = 20
 #: Size limit of the file. 500,000 topics with names of 50 characters need 27 MB.
 MAX_FILE_BYTES = 32 * 1024 * 1024
-#: An entry is encoded in one step, for which the event loop's thread waits.
+#: Largest number of topics of an entry. An entry is encoded in one step, and the event loop waits for this step.
 _TOPICS_OF_ENTRY = 10_000
 
 
@@ -61,18 +60,19 @@ class _Content(msgspec.Struct):
 
 
 class _Snapshot(NamedTuple):
-    """A copy of what the file has, for the thread that writes it."""
+    """A copy of the file's content for the thread that writes it."""
 
     clusters: dict[str, str]
     topics: dict[str, TopicQueues]
     lost: list[LostBroker]
-    #: The time of `LostBroker.since_ms`, which is of the monotonic clock, and what to add for a time since the epoch.
+    #: The time of the snapshot by the monotonic clock, as in `LostBroker.since_ms`. Adding `epoch_ms` to such a time gives
+    #: the ms since the epoch.
     now_ms: int
     epoch_ms: int
 
 
 class KnownBrokersFile:
-    """Keeps the file at `path` the same as `table`, within `INTERVAL_S`."""
+    """Writes changes of `table` to the file at `path`, at most INTERVAL_S later, or `_PAUSE_FACTOR` times a write's time."""
 
     def __init__(self, path: Path, table: RouteTable, jobs: Jobs) -> None:
         self._path = path
@@ -82,7 +82,7 @@ class KnownBrokersFile:
         self._job = jobs.repeating("write the known brokers", self._write_changes, INTERVAL_S)
 
     def load(self) -> None:
-        """Adds the brokers in the file to those that are away."""
+        """Adds the brokers in the file to the lost brokers."""
         try:
             data = files.read_bytes(self._path, MAX_FILE_BYTES + 1)
         except FileNotFoundError:
@@ -103,7 +103,7 @@ class KnownBrokersFile:
             for name in group.broker_names:
                 topics_of[name].update(group.names)
         started_ms, epoch_ms = int(monotonic() * 1000), now_ms()
-        # The limits of LostBrokers remove those that were lost first.
+        # Over its limits, LostBrokers removes the brokers that were lost first.
         for name, broker in sorted(content.brokers.items(), key=lambda item: item[1].lost_time or epoch_ms):
             away_ms = 0 if broker.lost_time is None else max(0, epoch_ms - broker.lost_time)
             if away_ms < KEPT_MS:
@@ -120,7 +120,7 @@ class KnownBrokersFile:
         )
 
     def start(self) -> None:
-        """Starts to write changes."""
+        """Starts the background job that writes changes."""
         self._job.start()
 
     async def stop(self) -> None:
@@ -146,7 +146,7 @@ class KnownBrokersFile:
             now_ms() - int(began * 1000),
         )
         self._writing = asyncio.get_running_loop().run_in_executor(None, self._write, snapshot)
-        # A cancelled run doesn't end the thread, for which `stop` waits.
+        # Cancelling this job does not end the thread: `stop` waits for it.
         await asyncio.shield(self._writing)
         self._written_revision = revision
         return max(INTERVAL_S, (monotonic() - began) * _PAUSE_FACTOR)

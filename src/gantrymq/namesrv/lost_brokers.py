@@ -10,7 +10,7 @@ a part of it is missing. A NameServer shows this as a namespace of its KV config
 A broker that unregisters is lost as one that dies is: it may be restarted, and a read meanwhile would have half of its
 topics. One that is back isn't, for the topics that it has registered since: the others' routes still lack it.
 
-All brokers of a NameServer that has started are lost until they register (`known_brokers`).
+After a start of the NameServer, all brokers in its file are lost until they register (`known_brokers`).
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ _STEP = 1_000
 
 
 class LostBroker(NamedTuple):
-    """`since_ms` is when the broker was lost; None for a moment ago.
+    """A copy of one entry of LostBrokers.
 
-    `is_away` is False for one that is awaited or that registers its topics again.
+    `since_ms` is the time at which the broker was lost; None if it was lost a moment ago. `is_away` is False while the
+    broker is awaited or registers its topics again.
     """
 
     broker_name: str
@@ -58,7 +59,7 @@ class _Lost:
     #: Of the first look for old ones.
     since_ms: int | None = None
     is_back: bool = False
-    #: It has not registered since the NameServer started, which was less than a registration period ago.
+    #: The NameServer started less than a registration period ago, and the broker has not registered since.
     is_awaited: bool = False
 
 
@@ -76,7 +77,7 @@ class LostBrokers:
         self._add(broker_name, _Lost(cluster_name, topics))
 
     def recall(self, broker: LostBroker, *, is_awaited: bool) -> None:
-        """Adds a broker of the NameServer that this one follows; awaited if it was not away then."""
+        """Adds a broker from the file of known brokers; awaited if it was registered when the file was written."""
         lost = _Lost(broker.cluster_name, set(broker.topics), broker.since_ms, is_awaited=is_awaited)
         self._add(broker.broker_name, lost)
 
@@ -147,7 +148,7 @@ class LostBrokers:
         return ";".join(sorted(name for name, lost in self._lost.items() if topic in lost.topics)) or None
 
     def awaited(self, topic: str) -> str | None:
-        """As `of`, but only brokers whose registration is to be expected: this NameServer has just started."""
+        """As `of`, but only brokers that are expected to register, because this NameServer has just started."""
         names = (name for name, lost in self._lost.items() if lost.is_awaited and topic in lost.topics)
         return ";".join(sorted(names)) or None
 

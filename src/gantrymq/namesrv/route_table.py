@@ -415,11 +415,11 @@ class RouteTable:
 
     @property
     def revision(self) -> int:
-        """Grows whenever the topics of a broker change, or the brokers that are away."""
+        """A number that grows whenever topics of a broker or lost brokers change."""
         return self._topics.revision + self.lost.revision
 
     def copy_of_topics(self) -> dict[str, TopicQueues]:
-        """Each topic with its queues, which never change: they can be read in another thread."""
+        """Each topic with its queues. The queues are immutable, so another thread can read them."""
         return self._topics.copy()
 
     def clusters_of_brokers(self) -> dict[str, str]:

@@ -117,7 +117,7 @@ class NameServer:
                 stack.push_async_callback(self._metrics.stop)
                 await self._metrics.start()
             self._known_brokers.start()
-            # While the connections are open: brokers that are there when this server stops are not lost.
+            # Stops before the connections close: brokers that are registered at the stop are not lost.
             stack.push_async_callback(self._known_brokers.stop)
             self._scanning.start()
             stack.callback(self._scanning.cancel)

@@ -43,7 +43,7 @@ class TopicTable:
         self._shared: WeakValueDictionary[tuple[BrokerQueues, ...], TopicQueues] = WeakValueDictionary()
         #: The queues of the topic, or None.
         self.get = self._topics.get
-        #: Grows with every change of a topic's queues.
+        #: A number that grows with every change of a topic's queues.
         self.revision = 0
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class TopicTable:
         return list(self._topics)
 
     def copy(self) -> dict[str, TopicQueues]:
-        """Each topic with its queues. A list of 500,000 pairs would take 0.5 s, because of the garbage collector."""
+        """Each topic with its queues. A list of 500,000 pairs would take 0.5 s in the garbage collector."""
         return self._topics.copy()
 
     def names_of(self, broker_names: Collection[str]) -> list[str]:

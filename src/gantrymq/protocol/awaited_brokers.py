@@ -1,8 +1,8 @@
 """Awaited brokers: brokers of a topic that a NameServer had before its restart, and that haven't registered again.
 
-Brokers register every 30 s. A route from a NameServer that has been running for less can lack some of them, and isn't
-complete unless it names every awaited broker. GantryMQ's NameServer says in its response to GET_ROUTEINFO_BY_TOPIC
-which brokers it awaits; Java's doesn't.
+Brokers register every 30 s. A route from a NameServer that started more recently can lack some of them. The route is
+complete only if it contains every awaited broker. GantryMQ's NameServer lists the awaited brokers in its response to
+GET_ROUTEINFO_BY_TOPIC; Java's doesn't.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.private_fields import AWAITED_BROKERS_FIELD, UPTIME_FIELD
 
-#: registerNameServerPeriod.
+#: Interval at which brokers register (`registerNameServerPeriod`), in ms.
 REGISTRATION_PERIOD_MS = 30_000
-#: With needWaitForService, the remark of a NameServer in its first waitSecondsForService; the code has other reasons.
+#: The remark of a NameServer with needWaitForService in its first waitSecondsForService seconds. The response code alone
+#: does not tell: it has other causes, too.
 _NOT_READY = "name server not ready"
 
 
 def awaited_brokers(response: RemotingCommand) -> frozenset[str]:
-    """The brokers that the sender of this response to GET_ROUTEINFO_BY_TOPIC awaits."""
+    """The awaited brokers in a response to GET_ROUTEINFO_BY_TOPIC."""
     awaited = response.ext_fields.get(AWAITED_BROKERS_FIELD)
     if not awaited:
         return frozenset()

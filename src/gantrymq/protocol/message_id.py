@@ -18,7 +18,7 @@ from gantrymq.protocol.record import decode_host
 from gantrymq.system import clock, network, randomness
 
 _I64 = Struct(">q")
-#: Values of the counter in a unique key.
+#: Number of different values of the counter in a unique key.
 _COUNTS = 1 << 16
 
 
@@ -48,8 +48,8 @@ def decode_offset_message_id(message_id: str) -> tuple[str, int]:
 class UniqueKeys:
     """Makes the unique keys of one producer process; `ip` is 4 or 16 address bytes.
 
-    A key never repeats. The clock can go back, each month begins at 0, and the counter has 65,536 values: whenever one
-    of these could repeat a key, the instance number changes. The time in a key is that of the clock.
+    A key never repeats. A key could repeat when the clock goes back, when a month begins, or after 65,536 values of the
+    counter. The instance number changes in each of these cases. The time in a key is that of the clock.
     """
 
     def __init__(self, ip: bytes = b"\x7f\x00\x00\x01") -> None:
@@ -60,7 +60,7 @@ class UniqueKeys:
         self._month_end_ms = 0
         self._last_ms = -1
         self._head = ""
-        #: From this number on, the counter repeats what it had with `_head`.
+        #: The first number whose counter value was already used with `_head`.
         self._end = _COUNTS
 
     def next(self) -> str:
@@ -91,7 +91,7 @@ class UniqueKeys:
         since = now_ms - self._month_start_ms
         self._head = f"{self._process}{self._instance:08X}{since & 0xFFFFFFFF:08X}"
         self._end = first + _COUNTS
-        # At last: another thread that sees it has the new beginning, too.
+        # Set last: a thread that reads the new value also reads the new `_head`.
         self._last_ms = now_ms
 
     def _set_month(self, now_ms: int) -> None:

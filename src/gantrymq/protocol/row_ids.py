@@ -12,7 +12,7 @@ The request, a SEND_BATCH_MESSAGE with a binary header, has the field `gantryAft
 follows. Without it the properties mean nothing to a broker: whoever forwards messages copies theirs. The answer has
 the field `gantryLastRow`. Brokers of Java know neither.
 
-The field `gantryQueues` lists all queues that the writer's rows go to. A later attempt gets it from the brokers by
+The field `gantryQueues` lists all target queues of the writer's rows. A later attempt requests it from the brokers with
 GET_WRITER_QUEUES, and sends its rows to the same queues.
 """
 
@@ -29,9 +29,9 @@ GANTRY_SEQ = "GANTRY_SEQ"
 #: The field of the request, and of the answer the one that says which row the queue has now.
 AFTER_FIELD = "gantryAfter"
 LAST_ROW_FIELD = "gantryLastRow"
-#: `broker-a:4;broker-b:2`: the queues 0 to 3 of one broker and 0 to 1 of another one, in this order.
+#: Field of the request. `broker-a:4;broker-b:2` lists the queues 0 to 3 of broker-a, then 0 to 1 of broker-b.
 QUEUES_FIELD = "gantryQueues"
-#: Brokers ignore a longer list.
+#: Characters of the longest list. Brokers ignore longer ones.
 MAX_QUEUES_LENGTH = 500
 #: A request whose header is binary has these bytes then.
 AFTER_MARK = b"\x00\x0bgantryAfter"
@@ -77,7 +77,7 @@ def decode_row_id(text: bytes) -> RowId:
 
 
 def is_queue_list(text: str) -> bool:
-    """Whether `text` is a value of `gantryQueues` that brokers keep."""
+    """Whether `text` is a valid value of `gantryQueues`."""
     return len(text) <= MAX_QUEUES_LENGTH and _QUEUES.fullmatch(text) is not None
 
 

@@ -36,7 +36,7 @@ class SendOptions(NamedTuple):
     unit_mode: bool
     max_reconsume_times: int | None
     batch: bool
-    #: How long the client waits for the response; None if it doesn't say so (`TIMEOUT_FIELD`).
+    #: The client's timeout, in ms; None if the request has none (`TIMEOUT_FIELD`).
     timeout_ms: int | None
 
 
@@ -56,7 +56,7 @@ _FLAG_0_THEN_PROPERTIES = b"\x00\x01h\x00\x00\x00\x010\x00\x01i"
 _BEFORE_G = frozenset("abcdef")
 _AFTER_I = frozenset(("j", "k", "l", "m", "n", TIMEOUT_FIELD))
 _TIMEOUT_MARK = TIMEOUT_FIELD.encode()
-#: No client waits longer, ms.
+#: Upper limit of a client's timeout, in ms.
 _LONGEST_TIMEOUT_MS = 24 * 60 * 60 * 1000
 _CACHE_LIMIT = 4096
 #: Longer heads and tails are not remembered, so that the cache has at most some MiB. A topic and a group of the longest
@@ -128,7 +128,7 @@ def _decode_any(command: RemotingCommand) -> SendRequest:
 
 
 def _timeout_ms(command: RemotingCommand) -> int | None:
-    """The timeout that the client names, ms; None if it is no positive number."""
+    """The client's timeout in the request, in ms; None if it is missing or not a positive number."""
     if _TIMEOUT_MARK not in command.raw_ext:
         return None
     text = command.ext_fields.get(TIMEOUT_FIELD, "")

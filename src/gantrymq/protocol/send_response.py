@@ -25,7 +25,8 @@ _BINARY_ENCODING = _BINARY << 24
 _PYTHON = int(LanguageCode.PYTHON)
 _FRAME_PREFIX = Struct(">ii")
 _LENGTHS = [n.to_bytes(4, "big") for n in range(64)]
-#: Fields of a binary answer; without a transaction id its length and the id itself, which is empty, take no bytes.
+#: Fields of a binary answer, with a transaction id and without one. The second template takes the same arguments,
+#: with an empty id: `%.0b` leaves out the id's length.
 _WITH_ID = b"%b%016X\x00\x07queueId%b%b\x00\x0bqueueOffset%b%b\x00\x0dtransactionId%b%b%b"
 _WITHOUT_ID = _WITH_ID.replace(b"\x00\x0dtransactionId%b", b"%.0b")
 #: Names in a binary answer, each followed by the first two or three bytes of its value's length.

@@ -17,7 +17,7 @@ CHECKPOINT_TOPIC = "CHECKPOINT_TOPIC"
 
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 TIMER_TOPIC = SYSTEM_TOPIC_PREFIX + "wheel_timer"
-#: Which delayed messages are delivered; Java has nothing like it.
+#: Entries of the delivery journal (`broker/delivery_journal.py`). Java has no such topic.
 DELIVERY_JOURNAL_TOPIC = SYSTEM_TOPIC_PREFIX + "gantry_delivery_journal"
 #: Checkpoints and acknowledgements of pops; the cluster's name follows.
 REVIVE_TOPIC_PREFIX = SYSTEM_TOPIC_PREFIX + "REVIVE_LOG_"

@@ -48,7 +48,7 @@ class ResetOffsetBody:
         return finish(self.encode_in_steps())
 
     def encode_in_steps(self) -> Generator[None, None, bytes]:
-        """As `encode`: a topic may have 65,536 queues."""
+        """As `encode`, in steps, because a topic may have 65,536 queues."""
         return encode_json(_OffsetTableOut((yield from encode_queue_map_in_steps(self.offset_table))))
 
     def encode_for_c(self) -> bytes:

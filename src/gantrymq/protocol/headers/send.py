@@ -72,7 +72,7 @@ class GetWriterQueuesRequestHeader(Header):
 
 
 class GetWriterQueuesResponseHeader(Header):
-    """`queues` is missing if the broker has no rows of this batch, or doesn't know where the others went."""
+    """`queues` is None if the broker has no rows of this batch or no list of its queues."""
 
     queues: str | None = None
 
