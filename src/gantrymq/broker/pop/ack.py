@@ -130,7 +130,7 @@ class PopAcks:
 
     def _ack_orderly(self, queue: ConsumeQueue, group: str, offset: int, pop_time: int) -> None:
         committed = self._offsets.query(group, queue.topic, queue.queue_id)
-        # A pop in order commits an offset. If there is none, the topic of the pop was deleted, and this is another one.
+        # An orderly pop commits an offset. If there is none, the topic was deleted after the pop.
         if committed is None or offset < committed:
             return
         outcome = self._orderly.ack(queue.topic, group, queue.queue_id, offset, pop_time)

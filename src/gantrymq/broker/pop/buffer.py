@@ -137,19 +137,19 @@ class PopBuffer:
         self._leaving.clear()
 
     def discard(self, queues: Collection[QueueKey]) -> None:
-        """Forgets the pops in these queues: they neither come back nor hold an offset back."""
+        """Removes the pops in these queues: they are not redelivered and hold no offset back."""
         for queue in queues:
             self._queues.pop(queue, None)
         self._forget(lambda key: key[:3] in queues)
 
     def discard_topics(self, topics: Collection[str]) -> None:
-        """Forgets the pops of all groups in these topics."""
+        """Removes the pops of all groups in these topics."""
         for queue in [queue for queue in self._queues if queue[0] in topics]:
             del self._queues[queue]
         self._forget(lambda key: key[0] in topics)
 
     def _forget(self, is_discarded: Callable[[PopKey], bool]) -> None:
-        """Looks at all pops, up to `popCkMaxBufferSize` (200,000), which take 50 ms: resets are rare."""
+        """Scans all pops. For `popCkMaxBufferSize` (200,000) pops this takes 50 ms, but resets are rare."""
         for key in [key for key in self._by_key if is_discarded(key)]:
             del self._by_key[key]
 

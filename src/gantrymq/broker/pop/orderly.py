@@ -183,8 +183,8 @@ class OrderlyPops:
         return self._left_at.get((topic, group, queue_id), offset) != offset
 
     def discard(self, topic: str, group: str, queue_ids: Iterable[int]) -> None:
-        """Discards what was popped: the queues aren't blocked, and acknowledgements of it move no offset."""
-        # A batch without messages, which the queues share. The pop time of an acknowledgement is never its own.
+        """Discards in-flight batches: they don't block the queues, and their acknowledgements move no offset."""
+        # A batch without messages, which the queues share. Its pop time matches no acknowledgement.
         nothing = OrderInfo(pop_time=0, last_consume_timestamp=clock.now_ms())
         queues = self._table.get(f"{topic}@{group}", {})
         for queue_id in queue_ids:
@@ -194,7 +194,7 @@ class OrderlyPops:
                 self._file.changed()
 
     def discard_topics(self, topics: Collection[str]) -> None:
-        """Discards all batches of topics that were deleted."""
+        """Removes all batches of deleted topics."""
         for key in [key for key in self._table if key.partition("@")[0] in topics]:
             del self._table[key]
             self._file.changed()

@@ -83,7 +83,7 @@ class Assignments(Part):
         return self._answer(body, queues)
 
     async def _queues(self, topic: str) -> list[MessageQueue] | None:
-        """The queues of a topic by the first NameServer that has all of them; None if it doesn't know the topic.
+        """The queues of a topic from the first NameServer with a complete route; None if it has no such topic.
 
         Raises GantryError, and RouteNotReady while every NameServer awaits brokers of the topic.
         """

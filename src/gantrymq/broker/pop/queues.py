@@ -59,7 +59,7 @@ class PopQueues:
         return config
 
     def is_current(self, topic: TopicConfig) -> bool:
-        """Whether a topic is still as `readable` has returned it: not deleted, created again or changed."""
+        """Whether a topic from `readable` is unchanged: not deleted, created again or updated."""
         return self._topics.get(topic.topic_name) is topic
 
     def check_invisible_time(self, invisible_time: int) -> None:

@@ -239,7 +239,7 @@ class PopRevive:
         topic = normal_topic(checkpoint.topic, checkpoint.group)
         place, offset = left
         if self._offsets.is_old_pop(checkpoint.group, checkpoint.topic, checkpoint.queue_id, checkpoint.log_end):
-            # All of it: the group was reset, or reads another topic of this name.
+            # Drop all messages: the group was reset, or the topic was deleted.
             waiting.acked = -1
         elif self._topics.get(topic) is None or self._groups.find(checkpoint.group) is None:
             if self._gone != (topic, checkpoint.group):

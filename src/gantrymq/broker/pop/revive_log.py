@@ -48,7 +48,7 @@ class ReviveLog:
 
     @property
     def end(self) -> int:
-        """The end of the commit log, which a checkpoint says."""
+        """The end of the commit log, for checkpoints."""
         return self._appender.store.max_physical_offset
 
     def check_room(self) -> None:

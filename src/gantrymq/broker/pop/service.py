@@ -182,9 +182,9 @@ class PopService(Part):
         self._log.keeper = None
 
     def offsets_reset(self, topic: str, group: str, queue_ids: Collection[int]) -> None:
-        """The group goes on at offsets that were set from outside: what it has popped there is discarded.
+        """Discards the in-flight messages of a group in queues whose offsets were reset.
 
-        Checkpoints in the revive log are discarded when they are read, see `ConsumerOffsets.is_old_pop`.
+        Checkpoints in the revive log are discarded later, when they are read: see `ConsumerOffsets.is_old_pop`.
         """
         self.buffer.discard({(topic, group, queue_id) for queue_id in queue_ids})
         self._orderly.discard(topic, group, queue_ids)
@@ -194,7 +194,7 @@ class PopService(Part):
                     waiting.wake((topic, group, line))
 
     def topics_deleted(self, topics: Collection[str]) -> None:
-        """Discards the pops of deleted topics. Waiting pops are answered, because messages arrive in other queues."""
+        """Discards the in-flight messages of deleted topics."""
         self.buffer.discard_topics(topics)
         self._orderly.discard_topics(topics)
 

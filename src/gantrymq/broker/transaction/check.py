@@ -25,6 +25,7 @@ from gantrymq.broker.transaction.half_messages import (
     destination,
     first_half_offset,
     half_queue,
+    number_of,
 )
 from gantrymq.broker.transaction.next_step import (
     CanAsk,
@@ -32,7 +33,6 @@ from gantrymq.broker.transaction.next_step import (
     born_ms,
     is_given_up,
     next_step,
-    number_of,
 )
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.broker.transaction.states import TransactionStates
@@ -189,7 +189,7 @@ class TransactionCheck(TransactionStates):
         if what is NextStep.GIVE_UP:
             self._discard(record, fields)
         elif what is NextStep.ENDED:
-            # Other copies may be ahead.
+            # The end stays recorded, because other copies may be ahead.
             pass
         elif what is NextStep.DROP:
             self.dropped += 1
@@ -212,7 +212,7 @@ class TransactionCheck(TransactionStates):
         if self.decisions.open:
             return False
         if not self._ends.has(first_half_offset(fields)):
-            # An offset of this broker's queue means nothing to another one.
+            # Another broker's half queue has other offsets.
             fields.pop(names.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
             self._append(record, half_queue(self._store), encode_properties(fields))
         return True
@@ -242,7 +242,7 @@ class TransactionCheck(TransactionStates):
         """Nobody is asked any more (`DefaultTransactionalMessageCheckListener.resolveDiscardMsg`)."""
         first = _note_first(record, fields)
         if first in self.given_up:
-            # A copy of it is there already, or the broker was killed before it had noted how far it had got.
+            # Another copy was given up, or the broker was killed before it stored its progress.
             return
         topic = self._topics.create_if_absent(TRANSACTION_CHECK_MAX_TIME_TOPIC, 1)
         if not self._topics.is_written(topic.topic_name):
@@ -310,7 +310,7 @@ class TransactionCheck(TransactionStates):
 
 
 def _note_first(record: Record, fields: dict[str, str]) -> int:
-    """Where a half message was first stored; notes it in the properties of the copy that is made."""
+    """Returns the first queue offset of a half message, and adds it to the properties of its next copy."""
     first = first_half_offset(fields)
     if first < 0:
         first = record.queue_offset

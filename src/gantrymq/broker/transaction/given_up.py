@@ -1,9 +1,9 @@
-"""Half messages that the broker has given up, in TRANS_CHECK_MAX_TIME_TOPIC, and that haven't ended since.
+"""Open transactions that the broker has given up: their half messages are in TRANS_CHECK_MAX_TIME_TOPIC.
 
 A producer may still end such a transaction, and so may an operator (`gantry admin givenUpTransactions`): the first end
-counts. Each record says with TRAN_PREPARED_QUEUE_OFFSET which half message it comes from; its field for prepared
-transactions has the physical offset of a copy of that. Queue 1 of the op messages lists those that have ended. Records
-of Java brokers say neither, and aren't among these.
+counts. In each record, the property TRAN_PREPARED_QUEUE_OFFSET is the queue offset of the half message, and the field
+for prepared transactions is the physical offset of a copy of it. Queue 1 of the op messages lists the transactions that
+have ended. Records of Java brokers have neither, and are not counted here.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from gantrymq.store.consume_queue import UNIT
 
 #: The queue of op messages that list offsets of TRANS_CHECK_MAX_TIME_TOPIC.
 _OP_QUEUE_ID = 1
-#: Records that are read in one step.
+#: Number of records that are read in one step.
 _STEP = 32
-#: Half messages that are kept here. A producer that ends none of its transactions would else fill the memory.
+#: Largest number of half messages in memory. It limits the memory for producers that end none of their transactions.
 MAX_OPEN = 500_000
 
 
 class GivenUp:
-    """Those of one broker whose records are still there, at most `MAX_OPEN`: 100 bytes of memory each."""
+    """The given-up half messages of one broker with records in the log, at most MAX_OPEN. Each takes 100 bytes."""
 
     def __init__(self, config: BrokerConfig, appender: Appender) -> None:
         self._store = appender.store
         self._ops = OpMessages(config, appender, _OP_QUEUE_ID)
         #: First half offset -> offset in TRANS_CHECK_MAX_TIME_TOPIC.
         self._open: dict[int, int] = {}
-        #: The largest first half offset of those that made room for others; -1 for none.
+        #: The largest first half offset that was dropped because of MAX_OPEN; -1 for none.
         self._forgotten = -1
 
     def clear(self) -> None:
@@ -45,7 +45,7 @@ class GivenUp:
         self._ops.clear()
 
     def read(self) -> Iterator[int | None]:
-        """Reads what the store has. Yields the first half offset of each one that has ended, and None after each step.
+        """Reads the store. Yields the first half offset of each half message that has ended, and None after each step.
 
         Raises StoreError.
         """
@@ -66,7 +66,7 @@ class GivenUp:
                     self.add(first, record.queue_offset)
 
     def _records(self, topic: str, queue_id: int) -> Iterator[Record | None]:
-        """All of a queue that can be read; None after each step."""
+        """Yields the readable records of a queue, and None after each step."""
         queue = self._store.find_queue(topic, queue_id)
         offset = queue.min_offset if queue is not None else 0
         while queue is not None and (units := queue.units(offset, _STEP)):
@@ -85,15 +85,15 @@ class GivenUp:
 
     @property
     def begin(self) -> int | None:
-        """The physical offset of the oldest one; None when there is none."""
+        """The physical offset of the oldest record; None if there is none."""
         queue = self._store.find_queue(TRANSACTION_CHECK_MAX_TIME_TOPIC, 0)
         unit = queue.unit(next(iter(self._open.values()))) if queue is not None and self._open else None
         return None if unit is None else unit[0]
 
     def add(self, first: int, offset: int) -> None:
-        """The half message that was first stored at `first` is given up."""
+        """Adds the half message that was first stored at `first`; `offset` is that of its record."""
         self._open[first] = offset
-        # Offsets ascend. With the record, the log has lost the half message and all its copies, which are older.
+        # Offsets ascend. If the log has lost a record, it has lost the half message and its copies, which are older.
         queue = self._store.find_queue(TRANSACTION_CHECK_MAX_TIME_TOPIC, 0)
         begin = queue.min_offset if queue is not None else 0
         while self._open and self._open[oldest := next(iter(self._open))] < begin:
@@ -104,15 +104,15 @@ class GivenUp:
             self._forgotten = max(self._forgotten, oldest)
 
     def is_forgotten(self, first: int) -> bool:
-        """Whether the half message that was first stored at `first` may have made room for others."""
+        """Whether the half message that was first stored at `first` may have been dropped because of MAX_OPEN."""
         return first <= self._forgotten and first not in self._open
 
     def end(self, first: int) -> None:
-        """Its transaction has ended, or its producer is asked again; `write` puts that into the store."""
+        """Removes a half message whose transaction has ended or is checked again. `write` stores the removal."""
         offset = self._open.pop(first, None)
         if offset is not None:
             self._ops.add(offset)
 
     def write(self) -> None:
-        """Raises GantryError: what can't be written stays for the next time."""
+        """Stores the removals. Raises GantryError; those that are not stored remain for the next call."""
         self._ops.write(lambda op_offset, offsets: None)

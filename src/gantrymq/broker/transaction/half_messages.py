@@ -38,7 +38,7 @@ def half_queue(store: MessageStore) -> ConsumeQueue:
 def half_properties(properties: bytes, queue: ConsumeQueue) -> bytes:
     """The properties of a half message for `queue`. Raises RequestRefused when they become too long."""
     fields = decode_properties(properties)
-    # A message that came out of another transaction, and is sent on with all that it has.
+    # A message of another transaction that is sent again with its properties has these.
     fields.pop(names.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
     fields.pop(names.TRANSACTION_CHECK_TIMES, None)
     if names.UNIQUE_KEY in fields:
@@ -63,24 +63,26 @@ def destination(fields: dict[str, str]) -> tuple[str, int] | None:
 
 
 def first_half_offset(fields: dict[str, str]) -> int:
-    """Where a half message was first, which its producer may name; -1: where it is now."""
-    return _offset(fields.get(names.TRANSACTION_PREPARED_QUEUE_OFFSET, ""))
+    """The first queue offset of a half message that was stored again; -1 if it is no copy."""
+    return number_of(fields.get(names.TRANSACTION_PREPARED_QUEUE_OFFSET), -1)
 
 
 def first_half_offset_of(properties: bytes) -> int:
     """As `first_half_offset`, without decoding all properties."""
-    return _offset((find_property(properties, b"TRAN_PREPARED_QUEUE_OFFSET") or b"").decode(errors="replace"))
+    return number_of((find_property(properties, b"TRAN_PREPARED_QUEUE_OFFSET") or b"").decode(errors="replace"), -1)
 
 
-def _offset(text: str) -> int:
-    return int(text) if text.isdecimal() and len(text) < 20 else -1
+def number_of(text: str | None, default: int) -> int:
+    """The number in a property; `default` if it is missing or no number."""
+    return int(text) if text and text.isdecimal() and len(text) < 20 else default
 
 
 def half_of(store: MessageStore, record: Record) -> Record | None:
-    """The half message that a record is the committed message of; None for any other record.
+    """The half message of a committed message; None for any other record.
 
-    Its place alone doesn't tell: that of most records is 0, where the log's first half message may be. Nor does the
-    flag: a committed message that a consumer gives back keeps it, at place 0.
+    The field for the prepared transaction is not enough: it is 0 in most records, and the log's first half message may
+    be there. The commit flag is not enough either: a committed message that a consumer returns keeps it, with 0 in the
+    field.
     """
     if record.sys_flag & TRANSACTION_MASK != TRANSACTION_COMMIT:
         return None

@@ -23,7 +23,7 @@ class KnownEnds:
         #: Op message -> how many of its half offsets are in one of the two, the oldest first.
         self._waiting_for: dict[int, int] = {}
         #: First queue offset of a half message that was stored again -> queue offset of its newest copy. The producer
-        #: may name either. A copy before `half_offset` is dealt with.
+        #: may name either. The rounds have passed copies before `half_offset`.
         self._copies: dict[int, int] = {}
 
     def begin(self, half_offset: int, op_offset: int) -> None:
@@ -93,7 +93,7 @@ class KnownEnds:
         return op_offset is not None
 
     def _copied(self, start: int, end: int) -> list[int]:
-        """Those between two offsets that were stored again: their ends are those of the copies, too."""
+        """The half messages between two offsets that were stored again. Their ends apply to the copies, too."""
         if len(self._copies) < end - start:
             return [first for first in self._copies if start <= first < end]
         return [first for first in range(start, end) if first in self._copies]
@@ -127,11 +127,11 @@ class KnownEnds:
         self._ended_late.update(self._ended.pop_between(start, half_offset))
 
     def copied(self, queue_offset: int, first: int) -> None:
-        """The half message that was first stored at `first` has a copy."""
+        """Records a copy of the half message that was first stored at `first`."""
         self._copies[first] = max(self._copies.get(first, -1), queue_offset)
 
     def is_passed(self, half_offset: int, first: int) -> bool:
-        """Whether a half message, first stored at `first`, is dealt with, and so are all its copies."""
+        """Whether the rounds have passed a half message, first stored at `first`, and all its copies."""
         return max(half_offset, self._copies.get(first, -1)) < self.half_offset
 
     def forget_passed(self) -> None:

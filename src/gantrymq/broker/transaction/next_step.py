@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.transaction.half_batches import DROPPED_AFTER_MS
-from gantrymq.broker.transaction.half_messages import destination
+from gantrymq.broker.transaction.half_messages import destination, number_of
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.half_ranges import GANTRY_HALF
 from gantrymq.protocol.record import Record
@@ -77,7 +77,3 @@ def _time_ms(fields: dict[str, str], config: BrokerConfig) -> int:
 def born_ms(record: Record) -> int:
     """When a half message was made, ms: by its producer's clock, if that isn't ahead of ours."""
     return min(record.born_timestamp, record.store_timestamp)
-
-
-def number_of(text: str | None, default: int) -> int:
-    return int(text) if text and text.isdecimal() and len(text) < 20 else default

@@ -4,7 +4,7 @@ An op message's body lists queue offsets of the half queue, each with a comma be
 share one message: they wait here until they are written to queue 0 of RMQ_SYS_TRANS_OP_HALF_TOPIC.
 
 After a crash, or a change of master, the messages that were committed since the last op message are found in the log
-(`committed`). The property GANTRY_MORE marks an op message that does not list everything that had ended by then.
+(`commit_scan`). The property GANTRY_MORE marks an op message that does not list everything that had ended by then.
 
 Queue 1 of the topic, which Java does not use, lists queue offsets of TRANS_CHECK_MAX_TIME_TOPIC: the half messages that
 the broker had given up and that have ended later (`given_up`).
@@ -42,7 +42,7 @@ Written = Callable[[int, list[int]], None]
 
 
 class OpMessages:
-    """The half messages that are done with, but not yet said to be so in the store; `queue_id` as above."""
+    """The half messages that have ended but are in no op message yet. `queue_id` as above."""
 
     def __init__(self, config: BrokerConfig, appender: Appender, queue_id: int = 0) -> None:
         self._config = config
@@ -120,7 +120,7 @@ def op_queue(store: MessageStore, queue_id: int = 0) -> ConsumeQueue:
 
 
 def lists_all(op_message: Record) -> bool:
-    """Whether no message was committed before this op message that neither it nor an earlier one lists."""
+    """Whether this op message and earlier ones list every message that was committed before it."""
     return find_property(op_message.properties, _MORE) is None
 
 

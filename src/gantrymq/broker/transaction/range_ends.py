@@ -77,11 +77,11 @@ class RangeEnds:
         self._is_ready = False
 
     def start(self) -> None:
-        """The broker is a master; `found` follows."""
+        """Called when the broker becomes master; `found` follows."""
         self._is_master = True
 
     def clear(self) -> None:
-        """The broker is a slave: what is decided is read anew when it is a master again."""
+        """Called when the broker becomes slave. As master, it reads the decisions anew."""
         self._is_master = self._is_ready = False
         self._remembered.clear()
 

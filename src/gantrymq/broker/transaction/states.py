@@ -1,8 +1,8 @@
-"""Which transactions are open, and which have ended: read from the log after a start and after a change of role.
+"""The open and the ended transactions, read from the log after a start and after a change of role.
 
-Op messages say what has ended. What was committed since the last one is found in the log itself (`committed`), so that
-nobody is asked about it, and it is not stored once more. A half message that was stored again counts as one with its
-copies: its producer may name any of them, and the first end counts.
+Op messages list the transactions that have ended. Commits since the last op message are found in the log itself
+(`commit_scan`), so they are neither checked nor stored again. A half message and its copies count as one: the producer
+may name any of them, and the first end counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gantrymq.broker.appender import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.queue_reader import QueueReader
-from gantrymq.broker.transaction.committed import committed_halves
+from gantrymq.broker.transaction.commit_scan import committed_halves
 from gantrymq.broker.transaction.decisions import Decision, Decisions, is_decision
 from gantrymq.broker.transaction.given_up import GivenUp
 from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, first_half_offset_of, half_queue
@@ -23,15 +23,16 @@ from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op
 from gantrymq.errors import GantryError
 from gantrymq.store.consume_queue import UNIT, ConsumeQueue
 
-#: Half messages and op messages that are read in one step. An op message may list some hundred half messages.
+#: Number of half messages, and of op messages, that are read in one step. An op message may list some hundred half
+#: messages.
 _BATCH = 32
 _OP_BATCH = 8
 
 
 class TransactionStates:
-    """The transactions of one broker, after `load`. What ended just now is in `ops`.
+    """The transactions of one broker, after `load`. Ends that are not stored yet are in `ops`.
 
-    Which transactions have ended is known once `catch_up` has read it.
+    The ended transactions are complete when `is_ready`, after calls of `catch_up`.
     """
 
     def __init__(self, config: BrokerConfig, appender: Appender, offsets: ConsumerOffsets, ops: OpMessages) -> None:
@@ -43,9 +44,9 @@ class TransactionStates:
         #: The half messages that have ended, and the offset before which all have.
         self._ends = KnownEnds(ops)
         self.given_up = GivenUp(config, appender)
-        #: About many half messages at once.
+        #: Decisions about many half messages at once.
         self.decisions = Decisions()
-        #: The rest of the log to be read; None when everything has been read.
+        #: Reads the rest of the log; None after everything has been read.
         self._reading: Iterator[None] | None = None
 
     def load(self) -> None:
@@ -80,11 +81,11 @@ class TransactionStates:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is known which transactions have ended."""
+        """Whether everything has been read."""
         return self._reading is None
 
     def catch_up(self) -> bool:
-        """Reads some of what the log says about transactions; whether there is more. Raises StoreError."""
+        """Reads a part of the log about transactions; returns whether there is more. Raises StoreError."""
         if self._reading is None:
             return self.read_ops()
         try:
@@ -97,7 +98,7 @@ class TransactionStates:
         return self._reading is not None
 
     def _read(self) -> Iterator[None]:
-        """In steps. It may begin anew: nothing is written before it has ended."""
+        """Reads the log in steps. It can be repeated, because nothing is written before its end."""
         while self.read_ops():
             yield
         yield from self._read_copies()
@@ -105,7 +106,7 @@ class TransactionStates:
             if first is None:
                 yield
             elif first >= self._ends.half_offset and not self._ends.has(first):
-                # The broker was killed before it had written the op message of the half message itself.
+                # The broker was killed before it wrote the op message of the half message.
                 self._ops.add(first)
         begin = self.given_up.begin
         unit = half_queue(self._store).unit(self._ends.half_offset)
@@ -128,7 +129,7 @@ class TransactionStates:
             if not units:
                 offset = queue.next_file_offset(offset)
             for physical_offset, _, _ in UNIT.iter_unpack(units):
-                # A damaged one is counted when it is passed.
+                # Damaged records are counted when a round passes them.
                 with suppress(GantryError):
                     first = first_half_offset_of(self._store.read_record(physical_offset).properties)
                     if first >= 0:
@@ -150,8 +151,8 @@ class TransactionStates:
         return ends.op_read != start
 
     def write_ops(self) -> None:
-        """Writes which transactions have ended. Raises GantryError: what can't be written stays for the next time."""
-        # An op message says that all that was committed before it is written down.
+        """Stores which transactions have ended. Raises GantryError; the others remain for the next call."""
+        # First: an op message without GANTRY_MORE means that all earlier commits are listed.
         self.given_up.write()
         self._ops.write(self._op_written)
 
@@ -181,14 +182,14 @@ class TransactionStates:
         return self._ends.has(half_offset)
 
     def is_over(self, half_offset: int, first: int) -> bool:
-        """Whether the transaction has ended of a half message that was first stored at `first`; -1: it is no copy."""
+        """Whether a half message's transaction has ended. `first` is its first queue offset, -1 if it is no copy."""
         first = half_offset if first < 0 else first
         if self._ends.has(first) or self._ends.has(half_offset):
             return True
         return self._ends.is_passed(half_offset, first) and first not in self.given_up
 
     def ended(self, half_offset: int, first: int) -> bool:
-        """The transaction of a half message has ended; whether there are enough op messages to be written now."""
+        """Records the end of a transaction; returns whether an op message should be written at once."""
         first = half_offset if first < 0 else first
         self.given_up.end(first)
         is_enough = False if self._ends.has(first) else self._ops.add(first)
@@ -197,7 +198,7 @@ class TransactionStates:
         return is_enough
 
     def copied(self, half_offset: int, first: int) -> None:
-        """A half message that was first stored at `first` is stored again."""
+        """Records a copy of the half message that was first stored at `first`."""
         self._ends.copied(half_offset, first)
 
     def step_over(self) -> None:

@@ -101,7 +101,7 @@ class Transactions(Part):
         )
         self._turn = 0
         self._saved = (-1, -1)
-        #: Groups with open transactions and no producer, which the log names.
+        #: Groups with open transactions and no producer. The log has named them.
         self._absent: set[str] = set()
         self._is_master = False
         #: Its log is a copy of another's, which goes on with the transactions.
@@ -144,7 +144,7 @@ class Transactions(Part):
         self._checking.start(0.0)
 
     async def become_slave(self) -> None:
-        """The next master finds in the log what was committed; about what was rolled back it may ask once more."""
+        """Stops the work. The next master finds commits in the log, and may check rollbacks once more."""
         self._follows, self._is_master = True, False
         await self._end_work()
         self._ops.clear()
@@ -174,7 +174,7 @@ class Transactions(Part):
     # -- requests -----------------------------------------------------------------------------------------------
 
     def end_when_ready(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """As `end`, once it is known which transactions have ended."""
+        """As `end`, after all ended transactions have been read from the log."""
         if self._check.is_ready:
             return self._room_waits.holding(self.end)(connection, request)
         return self._long_requests.run(connection, request, self._when_ready(connection, request))
@@ -227,7 +227,7 @@ class Transactions(Part):
                     f"half message {record.queue_offset} was given up, and so many others since that the broker does "
                     f"not know whether its transaction has ended: it is in {TRANSACTION_CHECK_MAX_TIME_TOPIC}",
                 )
-            # The first end counts. A producer repeats it when an answer is lost, or when it was asked twice.
+            # The first end counts. A producer repeats an end if a response was lost or the broker checked twice.
             return RemotingCommand.response()
         if verdict == TRANSACTION_COMMIT:
             self._flush_waits.check()

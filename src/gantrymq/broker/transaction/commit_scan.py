@@ -1,8 +1,8 @@
-"""Finds in the log which transactions were committed, as far as no op message says so yet.
+"""Finds the committed transactions in the log for which no op message exists yet.
 
-A commit stores the message; the op message follows up to `transactionOpBatchInterval` later. In between the broker may
-be killed, or another one become master. So the end of the log is read at each start and change of role: a message that
-was committed names the half message that it comes from.
+A commit stores the message; the op message follows up to `transactionOpBatchInterval` later. In between, the
+broker may be killed, or another one may become master. The end of the log is therefore read at each start and change of
+role. Each committed message has the physical offset of its half message.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from gantrymq.store.message_store import MessageStore
 
 log = peer_log(__name__)
 
-#: Each committed message has it: its half message had, else nobody could have ended it.
+#: A property of every committed message. Its half message had it as well, because no transaction ends without it.
 _MARK = b"PGROUP\x01"
-#: Op messages that are looked at in one step.
+#: Number of op messages that are read in one step.
 _OP_STEP = 64
-#: No more of the log's end is read, bytes: some seconds' work. Op messages are written much sooner, unless
+#: Largest part of the log that is read, in bytes: it takes some seconds. Op messages are written much sooner, unless
 #: `transactionOpBatchInterval` is long.
 _MOST_BYTES = 2 * 1024**3
 
 
 def committed_halves(store: MessageStore, begin: int) -> Iterator[Record | None]:
-    """The half messages of what was committed since the last op message, and not before `begin`, a physical offset.
+    """Yields the half messages of commits since the last op message, and since the physical offset `begin`.
 
-    None after each step. Raises StoreError.
+    Yields None after each step. Raises StoreError.
     """
     for last in _last_listing(store):
         if last is None:
@@ -39,7 +39,7 @@ def committed_halves(store: MessageStore, begin: int) -> Iterator[Record | None]
         else:
             begin = max(begin, last)
     end, file_size = store.max_physical_offset, store.config.mapped_file_size_commit_log
-    # A record begins where a file does.
+    # The begin of a file is the begin of a record.
     begin = max(begin, store.min_physical_offset, (end - _MOST_BYTES) // file_size * file_size)
     try:
         for record in store.look_for_records(_MARK, begin):
@@ -54,7 +54,7 @@ def committed_halves(store: MessageStore, begin: int) -> Iterator[Record | None]
 
 
 def _last_listing(store: MessageStore) -> Iterator[int | None]:
-    """The physical offset of the last op message before which nothing was committed that none lists; None as above."""
+    """Yields the physical offset of the last op message that `lists_all`; None after each step."""
     queue = op_queue(store)
     offset = queue.max_offset
     while offset > queue.min_offset:
