@@ -194,7 +194,7 @@ def test_what_is_kept_is_counted_until_it_is_gone(
         expected = sum(
             len(group.clients) * MEMBER_BYTES
             + size_of(ConsumerData(group.name, group.consume_type, group.message_model, group.consume_from_where))
-            + group.of_members.size
+            + group.member_subscriptions.size
             for group in members.consumers.values()
         )
         expected += sum(len(clients) * (MEMBER_BYTES + len(name)) for name, clients in members.producers.items())

@@ -49,7 +49,7 @@ class Appender:
         *,
         is_of_deleted: Callable[[str, int], bool] = lambda topic, log_offset: False,
     ) -> None:
-        """`is_of_deleted(topic, physical offset)`: whether a record is of a topic that was deleted since."""
+        """`is_of_deleted(topic, physical offset)` returns whether a record's topic was deleted after it."""
         self.is_of_deleted = is_of_deleted
         self.store = store
         self.store_host = store_host

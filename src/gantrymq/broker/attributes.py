@@ -1,7 +1,7 @@
-"""Attributes of topics and groups: which there are, and how a request changes them.
+"""The attributes of topics and groups, and how a request changes them.
 
-Source: TopicAttributes, SubscriptionGroupAttributes, AttributeParser, AttributeUtil.alterCurrentAttributes. What Java
-refuses is refused here with the same code. Values of features that this broker lacks are refused as well: a topic with
+Source: TopicAttributes, SubscriptionGroupAttributes, AttributeParser, AttributeUtil.alterCurrentAttributes. The
+broker refuses what Java refuses, with the same code. It also refuses values of features that it lacks: a topic with
 `cleanup.policy=COMPACTION` would not be compacted.
 """
 
@@ -16,14 +16,14 @@ from gantrymq.protocol.codes import ResponseCode
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 _MAX_INT64 = (1 << 63) - 1
-#: Attributes of features of newer Java releases begin so.
+#: Prefixes of attributes of newer Java releases.
 _UNSUPPORTED_PREFIXES = ("lite.", "priority.")
 
 
 class Attribute(NamedTuple):
-    """`problem` returns what is wrong with a value, "" for a right one.
+    """`problem` returns the error text for a value, "" if the value is valid.
 
-    After the creation, only a changeable attribute can be set or removed.
+    After the creation of a topic or group, only changeable attributes can be set or removed.
     """
 
     problem: Callable[[str], str]
@@ -60,7 +60,7 @@ GROUP_ATTRIBUTES: Mapping[str, Attribute] = {}
 
 
 def parse_changes(text: str | None) -> dict[str, str]:
-    """`+name=value,-other` as {"+name": "value", "-other": ""}. Raises RequestRefused for a name that comes twice."""
+    """`+name=value,-other` as {"+name": "value", "-other": ""}. Raises RequestRefused for a duplicate name."""
     changes: dict[str, str] = {}
     for item in (text or "").split(","):
         name, _, value = item.strip().partition("=")
@@ -74,9 +74,9 @@ def parse_changes(text: str | None) -> dict[str, str]:
 def altered(
     attributes: Mapping[str, Attribute], current: Mapping[str, str] | None, changes: Mapping[str, str]
 ) -> dict[str, str]:
-    """`current` with what `+name` sets and `-name` removes; None for a topic or group that is created.
+    """Returns `current` with the changes: `+name` sets an attribute, `-name` removes it.
 
-    Raises RequestRefused for a change that `attributes` doesn't allow.
+    `current` is None for a new topic or group. Raises RequestRefused for a change that `attributes` doesn't allow.
     """
     changed = dict(current or {})
     seen: set[str] = set()

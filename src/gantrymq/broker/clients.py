@@ -180,7 +180,7 @@ class Clients(Part):
             self._telling.wake(max(self._tell_at - self._loop.time(), 0.0))
 
     def _register_filters(self, group_name: str, now_ms: int) -> None:
-        """Makes the SQL92 filters of a group those of its subscriptions in force."""
+        """Sets the SQL92 filters of a group to those of its subscriptions in force."""
         group = self._members.consumers.get(group_name)
         self._consumer_filters.register(group_name, () if group is None else group.subscriptions.values(), now_ms)
 
@@ -242,7 +242,7 @@ class Clients(Part):
         return RemotingCommand.response(body=encode_json(ConsumerList(group.client_ids())))
 
     def query_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """How far a group has got; a new group starts at 0 while the queue's first message is still in memory.
+        """Returns the offset of a group. A new group starts at 0 while the queue's first message is still in memory.
 
         As in Java, an empty queue has no such message: the client decides where it starts.
         """

@@ -1,9 +1,9 @@
 """What consumer groups filter by, and consumerFilter.json (`ConsumerFilterManager`, `ConsumerFilterData`).
 
-A group's heartbeat brings an expression for each topic, a pull that carries none of its own is filtered by it. Which
-member's expression is in force is decided in `group_subscriptions`, not by versions, as in Java. The expression is
-compiled when the first pull asks for it. Java keeps the places of a Bloom filter beside each expression;
-here they are kept as they came, and a new expression has none.
+A group's heartbeat brings an expression for each topic, a pull that carries none of its own is filtered by it. Java
+chooses between members' expressions by version; here `group_subscriptions` decides which one is in force. The first
+pull that needs an expression compiles it. Java keeps the positions of a Bloom filter beside each expression; here they
+are kept as they came, and a new expression has none.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ConsumerFilters(Part):
         return compile_sql(found.expression)
 
     def register(self, group: str, subscriptions: Collection[SubscriptionData], now_ms: int) -> None:
-        """Takes the subscriptions of a group that are in force; expressions for other topics die."""
+        """Takes over the subscriptions in force of a group. Its expressions for other topics are marked as dead."""
         for subscription in subscriptions:
             if (
                 subscription.expression_type == EXPRESSION_SQL92

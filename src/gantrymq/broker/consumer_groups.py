@@ -42,14 +42,14 @@ class ConsumerGroup(Generic[M]):
     message_model: str
     consume_from_where: str
     clients: dict[M, Client[M]] = field(default_factory=dict)
-    of_members: GroupSubscriptions[M] = field(default_factory=GroupSubscriptions)
+    member_subscriptions: GroupSubscriptions[M] = field(default_factory=GroupSubscriptions)
     #: Memory of the group without its members and subscriptions, bytes.
     size: int = 0
 
     @property
     def subscriptions(self) -> dict[str, SubscriptionData]:
         """The subscriptions in force, by topic."""
-        return self.of_members.in_force
+        return self.member_subscriptions.in_force
 
     def client_ids(self) -> list[str]:
         return [client.client_id for client in self.clients.values()]
@@ -133,14 +133,16 @@ class GroupMembers(Generic[M]):
         if group is None:
             group = ConsumerGroup(data.group_name, data.consume_type, data.message_model, data.consume_from_where)
         known = group.clients.get(client.member)
-        update = group.of_members.update(client.member, data.subscription_data_set)
+        update = group.member_subscriptions.update(client.member, data.subscription_data_set)
         mine = self._memberships_of(client)
         size = size_of(data)
         more = size - group.size + update.growth
         if known is None:
             self.check_room(client, data.group_name)
             more += MEMBER_BYTES
-        self.kept.change(more, max(size + group.of_members.size + update.growth, (mine.count + 1) * MEMBER_BYTES))
+        self.kept.change(
+            more, max(size + group.member_subscriptions.size + update.growth, (mine.count + 1) * MEMBER_BYTES)
+        )
 
         changed = known is None or known.client_id != client.client_id
         changed |= update.in_force.keys() != group.subscriptions.keys()
@@ -148,7 +150,7 @@ class GroupMembers(Generic[M]):
         group.consume_type = data.consume_type
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
-        group.of_members.apply(client.member, update)
+        group.member_subscriptions.apply(client.member, update)
         group.size = size
         group.clients[client.member] = client
         mine.consumers[data.group_name] = client
@@ -253,10 +255,10 @@ class GroupMembers(Generic[M]):
         group = self.consumers.get(group_name)
         if group is None or group.clients.pop(member, None) is None:
             return set()
-        before = group.of_members.size
-        group.of_members.leave(member)
-        self.kept.change(group.of_members.size - before - MEMBER_BYTES, 0)
+        before = group.member_subscriptions.size
+        group.member_subscriptions.leave(member)
+        self.kept.change(group.member_subscriptions.size - before - MEMBER_BYTES, 0)
         if not group.clients:
-            self.kept.change(-group.size - group.of_members.size, 0)
+            self.kept.change(-group.size - group.member_subscriptions.size, 0)
             del self.consumers[group_name]
         return {group_name}

@@ -64,12 +64,12 @@ class ConsumerOffsets(Part):
         self._file.changed()
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int, log_end: int) -> None:
-        """Sets an offset from outside. What the group has popped in this queue before is discarded."""
+        """Sets an offset by request of an administrator. The group's earlier pops in this queue are discarded."""
         self.commit(group, topic, queue_id, offset)
         self._table.discards.resets.setdefault(f"{topic}{_SEPARATOR}{group}", {})[queue_id] = log_end
 
     def is_of_deleted(self, topic: str, log_offset: int) -> bool:
-        """Whether a record at this physical offset is of a topic that was deleted since, and perhaps created again."""
+        """Whether the topic of a record at this physical offset was deleted after it, and perhaps created again."""
         return self._table.discards.is_of_deleted(topic, log_offset)
 
     def topic_begin(self, topic: str) -> int:
@@ -77,11 +77,11 @@ class ConsumerOffsets(Part):
         return self._table.discards.deleted_topics.get(topic, 0)
 
     def is_old_pop(self, group: str, topic: str, queue_id: int, log_offset: int) -> bool:
-        """Whether a pop was made before a reset, or in a topic that was deleted since. See `Discards`."""
+        """Whether the group was reset or the topic deleted after a pop. See `Discards`."""
         return self._table.discards.is_old_pop(f"{topic}{_SEPARATOR}{group}", topic, queue_id, log_offset)
 
     def log_is_from(self, begin: int, end: int) -> dict[str, int]:
-        """To be called when the broker becomes master: its log may have lost its end. Returns the deleted topics."""
+        """Called when the broker becomes master, because its log may have lost its end. Returns the deleted topics."""
         if self._table.discards.log_is_from(begin, end):
             self._file.changed()
         return self._table.discards.deleted_topics
@@ -109,7 +109,7 @@ class ConsumerOffsets(Part):
     def copy(self, master: OffsetTable) -> None:
         """Takes the offsets of the master's table. What it doesn't know stays: it was away when that was committed.
 
-        Offsets in topics that were deleted on the master since the last copy do not stay.
+        Offsets in topics that the master has deleted since the last copy are removed.
         """
         own, discards = self._table.discards, master.discards
         deleted = {topic for topic, at in discards.deleted_topics.items() if at > own.deleted_topics.get(topic, 0)}
@@ -128,7 +128,7 @@ class ConsumerOffsets(Part):
     def advance(self, other: OffsetTable) -> None:
         """Takes the offsets of another's table that are further: it stood in for this broker.
 
-        Offsets in a topic whose deletion it has not copied are those of the old topic.
+        If `other` lacks the deletion of a topic, its offsets in this topic are those of the old topic, and are skipped.
         """
         deleted = self._table.discards.deleted_topics
         for key, queues in _without_negative(other.offset_table).items():
@@ -146,7 +146,7 @@ class ConsumerOffsets(Part):
             self._remove(topic, group)
 
     def topics_deleted(self, topics: Set[str], log_begin: int, log_end: int) -> None:
-        """Forgets every group's offsets of these topics. What the log has of them up to its end is discarded."""
+        """Removes every group's offsets of these topics. All their records in the log are discarded."""
         self._remove_all(topics)
         self._table.discards.delete(topics, log_begin, log_end)
         self._file.changed()

@@ -38,14 +38,14 @@ class Deliveries:
         delivery.read_to[queue.queue_id] = result.next_begin_offset
 
     def forget_positions(self, topic: str, group: str, queue_ids: Iterable[int]) -> None:
-        """The group goes on elsewhere: how far it had read says nothing of it any more."""
+        """Forgets the read positions of a group in these queues, because the group was reset."""
         delivery = self.table.get((topic, group))
         if delivery is not None:
             for queue_id in queue_ids:
                 delivery.read_to.pop(queue_id, None)
 
     def topics_deleted(self, topics: Collection[str]) -> None:
-        """Nobody has read anything of topics of these names that are created again."""
+        """Forgets the read positions of all groups in deleted topics."""
         for (topic, _), delivery in self.table.items():
             if topic in topics:
                 delivery.read_to.clear()

@@ -28,7 +28,7 @@ from gantrymq.system import clock
 
 log = peer_log(__name__)
 
-#: An entry names at most so many messages: 1 KiB.
+#: Largest number of messages of an entry, which then has 1 KiB.
 MAX_SOURCES = 64
 #: The queues of the topic, each with the entries of one kind.
 LEVELS_QUEUE = 0
@@ -42,7 +42,7 @@ _TIMER_TOPIC = TIMER_TOPIC.encode()
 class JournalEntry(msgspec.Struct, rename="camel", kw_only=True):
     """The fields of every entry. Each kind of entry adds its progress."""
 
-    #: Physical offsets of the messages that are delivered next, in this order. Some may be left out.
+    #: Physical offsets of the next messages, in the order of their delivery. The broker may skip some of them.
     sources: list[int]
 
 
@@ -56,15 +56,15 @@ class DeliveryJournal(Generic[E]):
         self._appender = appender
         self._queue_id = queue_id
         self._kind = kind
-        #: The messages of the newest entry that this broker has stored, which may be delivered without another entry,
-        #: and where the log ends as long as nothing else was stored.
+        #: The pending messages of the newest entry, which need no other entry.
+        #: `_log_end` is the end of the log as long as no other record is stored.
         self._sources: list[int] = []
         self._log_end = -1
 
     def announces(self, source: int) -> bool:
         """Whether the message at this physical offset can be delivered without another entry."""
         if self._appender.elsewhere is not None:
-            # The log is a slave's.
+            # A slave can't write to the log.
             return True
         if self._log_end != self._appender.store.max_physical_offset or source not in self._sources:
             return False
@@ -81,15 +81,15 @@ class DeliveryJournal(Generic[E]):
         self._log_end = put.physical_offset + put.size
 
     def delivered(self, put: PutResult) -> None:
-        """The first of the messages that were announced is stored there."""
+        """Records that the first announced message was stored as `put`."""
         if self._appender.elsewhere is None:
             del self._sources[:1]
             self._log_end = put.physical_offset + put.size
 
     def last(self) -> tuple[E, int] | None:
-        """The newest entry, and how many of its sources are dealt with; None where the log has none.
+        """The newest entry, and how many of its sources are delivered or skipped; None if the log has no entry.
 
-        Raises StoreError when the log can't be read.
+        Raises StoreError if the log can't be read.
         """
         store = self._appender.store
         queue = store.find_queue(DELIVERY_JOURNAL_TOPIC, self._queue_id)
@@ -105,7 +105,7 @@ class DeliveryJournal(Generic[E]):
             return None
 
     def _count_delivered(self, entry: E, start: int) -> int:
-        """How many sources are dealt with by the records from a physical offset on: the last one found, and all before.
+        """Counts the sources up to the last one of which a copy follows the entry, which ends at `start`.
 
         Raises RecordError, StoreError.
         """
@@ -118,14 +118,14 @@ class DeliveryJournal(Generic[E]):
         return done
 
     def _is_copy(self, record: Record, source_offset: int) -> bool:
-        """Whether a record is what the message at a physical offset became when it was delivered."""
+        """Whether a record is the delivered copy of the message at a physical offset."""
         store = self._appender.store
         if not store.min_physical_offset <= source_offset < record.physical_offset:
             return False
         try:
             source = store.read_record(source_offset)
         except RecordError:
-            # A damaged message is left out.
+            # The broker skips damaged messages.
             return False
         return (
             record.topic in (find_property(source.properties, _REAL_TOPIC), _TIMER_TOPIC)

@@ -1,4 +1,4 @@
-"""Which records in the commit log are discarded, because their topic was deleted or their group was reset.
+"""The records in the commit log that are discarded, because their topic was deleted or their group was reset.
 
 A record's topic is only a name: after a topic is deleted and created again, delayed messages and checkpoints of pops
 that belong to the old topic are still in the log. The end of the log at the deletion separates them from those of the
@@ -12,21 +12,21 @@ from collections.abc import Iterable
 
 import msgspec
 
-#: Deletions that are kept; they take 30 MB of memory at most. The oldest make room, and what was delayed for their
-#: topics can come back if these are created again.
+#: Largest number of recorded deletions, which take 30 MB of memory. Further ones replace the oldest. If such a topic is
+#: created again, its old delayed messages can be delivered.
 MAX_DELETED_TOPICS = 100_000
 
 
 class Discards(msgspec.Struct, omit_defaults=True, rename="camel"):
     """Log ends at deletions and at resets; a part of consumerOffset.json that Java's brokers ignore."""
 
-    #: Topic -> end of the log when it was deleted last.
+    #: Topic -> end of the log at its last deletion.
     deleted_topics: dict[str, int] = {}
-    #: "topic@group" -> queue id -> end of the log when the group's offset was reset last.
+    #: "topic@group" -> queue id -> end of the log at the last reset of the group's offset.
     resets: dict[str, dict[int, int]] = {}
 
     def delete(self, topics: Iterable[str], log_begin: int, log_end: int) -> None:
-        """Topics are deleted; the log is from `log_begin` to `log_end`."""
+        """Records the deletion of topics. The log reaches from `log_begin` to `log_end`."""
         deleted = self.deleted_topics
         for topic in topics:
             # The last deletion is at the end, so the oldest is the first.
@@ -36,7 +36,7 @@ class Discards(msgspec.Struct, omit_defaults=True, rename="camel"):
             del deleted[first]
 
     def is_of_deleted(self, topic: str, log_offset: int) -> bool:
-        """Whether a record at this physical offset is of a topic that was deleted since."""
+        """Whether the topic of a record at this physical offset was deleted after it."""
         return log_offset < self.deleted_topics.get(topic, 0)
 
     def is_old_pop(self, key: str, topic: str, queue_id: int, log_offset: int) -> bool:
@@ -49,9 +49,10 @@ class Discards(msgspec.Struct, omit_defaults=True, rename="camel"):
         return log_offset < self.resets.get(key, {}).get(queue_id, 0) or self.is_of_deleted(topic, log_offset)
 
     def log_is_from(self, begin: int, end: int) -> bool:
-        """Adapts to the log that there is; whether that changed anything.
+        """Adapts the deletions and resets to the log; returns whether any changed.
 
-        Deletions before its begin concern no record. A log that has lost its end can get new records there.
+        Deletions before the begin of the log concern no record and are dropped. If the log has lost its end, later ones
+        are moved to its end: the next records there are new.
         """
         deleted = {topic: min(at, end) for topic, at in self.deleted_topics.items() if at > begin}
         resets = {

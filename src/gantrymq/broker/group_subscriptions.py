@@ -21,7 +21,7 @@ from gantrymq.protocol.bodies.heartbeat import SubscriptionData
 
 M = TypeVar("M")
 
-#: Memory that a subscription that is not in force takes beside its own size, bytes.
+#: Memory for the entry of a subscription that is not in force, in bytes, without the subscription.
 _ENTRY_BYTES = 100
 
 
@@ -31,25 +31,25 @@ class Update(Generic[M]):
 
     in_force: dict[str, SubscriptionData]
     version: int
-    #: (topic, member, its subscription, or None if it has the one in force)
+    #: (topic, member, its subscription; None if it has the one in force).
     others: list[tuple[str, M, SubscriptionData | None]]
-    #: How many bytes all subscriptions take more, or less.
+    #: Change of the memory of all subscriptions, in bytes.
     growth: int = 0
 
 
 class GroupSubscriptions(Generic[M]):
-    """The subscriptions of one group. `size` counts the bytes of all subscriptions, those in force and the others."""
+    """The subscriptions of one group. `size` is the memory of all of them, in force or not, in bytes."""
 
     def __init__(self) -> None:
         self.in_force: dict[str, SubscriptionData] = {}
         self.size = 0
         #: Member -> its newest version.
         self._versions: dict[M, int] = {}
-        #: Topic -> member -> its subscription, where that differs from the one in force; the last change comes last.
+        #: Topic -> member -> its subscription, if that differs from the one in force. The last change comes last.
         self._others: dict[str, dict[M, SubscriptionData]] = {}
 
     def update(self, member: M, subscriptions: Iterable[SubscriptionData]) -> Update[M]:
-        """Computes what a member's heartbeat changes; `apply` changes it. Topics that it does not name are left out."""
+        """Computes the change by a member's heartbeat, for `apply`. Removes topics that the heartbeat lacks."""
         newest: dict[str, SubscriptionData] = {}
         for each in subscriptions:
             if each.topic not in newest or each.sub_version > newest[each.topic].sub_version:
@@ -83,6 +83,7 @@ class GroupSubscriptions(Generic[M]):
         return update
 
     def apply(self, member: M, update: Update[M]) -> None:
+        """Applies a result of `update`."""
         self.in_force = update.in_force
         self._versions[member] = update.version
         self.size += update.growth
@@ -90,7 +91,7 @@ class GroupSubscriptions(Generic[M]):
             self._put(topic, other, subscription)
 
     def leave(self, member: M) -> None:
-        """A member is gone, and its subscriptions with it."""
+        """Removes a member and its subscriptions."""
         self._versions.pop(member, None)
         for topic in list(self._others):
             self._drop(topic, member)
@@ -129,7 +130,7 @@ def _is_same(one: SubscriptionData, other: SubscriptionData) -> bool:
 
 
 def _with_version(subscription: SubscriptionData, before: SubscriptionData) -> SubscriptionData:
-    """The version in force never falls, because a pull with a newer version than it is refused."""
+    """The subscription with a version not below that of `before`, because a pull with a newer version is refused."""
     if subscription.sub_version >= before.sub_version:
         return subscription
     return replace(subscription, sub_version=before.sub_version)

@@ -40,12 +40,12 @@ class KeptBytes:
 
 
 def size_of(data: ConsumerData) -> int:
-    """Memory of a group without its subscriptions, bytes."""
+    """Memory of a group without its subscriptions, in bytes."""
     size = GROUP_BYTES + len(data.group_name) + len(data.consume_type) + len(data.message_model)
     return size + len(data.consume_from_where)
 
 
 def subscription_size(each: SubscriptionData) -> int:
-    """Memory of one subscription, bytes."""
+    """Memory of one subscription, in bytes."""
     size = _SUBSCRIPTION_BYTES + len(each.topic) + len(each.sub_string) + len(each.expression_type)
     return size + _TAG_BYTES * max(len(each.tags_set), len(each.code_set)) + sum(map(len, each.tags_set))

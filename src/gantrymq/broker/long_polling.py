@@ -33,7 +33,7 @@ V = TypeVar("V")
 
 @dataclass(slots=True, eq=False)
 class WaitingPull:
-    """A pull request on hold until `deadline` (loop time, s); `topic_begin` of its topic as it was then."""
+    """A pull request on hold until `deadline` (loop time, s). `topic_begin` is that of its topic at its arrival."""
 
     connection: Connection
     request: RemotingCommand

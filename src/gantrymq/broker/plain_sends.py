@@ -12,9 +12,9 @@ Nothing is remembered of the store: places and room are read from log and queues
 `Sending` itself remembers is forgotten here, too, whenever a topic, the configuration or the role changes.
 
 Where answers wait for the disk or for slaves those of one call wait together, and who doesn't want to wait goes the way
-of all others. How long answers wait depends on the client's timeout, which is part of the header. So the headers of
-each duration have a native object of their own, and a connection uses the one of its last header. Nothing is told with
-access control or enabledAppendPropCRC, and of hosts with an IPv6 address.
+of all others. The longest wait of an answer depends on the client's timeout, which is part of the header. Each duration
+therefore has its own native object, and a connection uses the object of its last header. This path is off with access
+control or enabledAppendPropCRC, and for hosts with an IPv6 address.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _ODD: list[tuple[bytes, bytes | None]] = [
 _CARELESS = (b"WAIT\x01", b"true\x02")
 #: What `BatchSending` looks for among the properties of a batch's messages.
 _ODD_IN_BATCH = b"POP_CK\x01"
-#: There are native objects for so many durations, each of which may keep 4 MiB of headers.
+#: Largest number of durations with a native object, each of which may keep 4 MiB of headers.
 _MOST_DURATIONS = 4
-#: The attribute of a connection that names its duration, ms.
+#: The connection attribute for the duration of its last header, in ms.
 _WITHIN_MS = "answer_within_ms"
 _DEFAULT_WITHIN_MS = answer_within_ms(None)
 
@@ -69,12 +69,12 @@ class PlainSends:
         self._is_safe = False
         self._appender = appender
         self._append = appender.store.append_sends
-        #: By how long answers wait at most, ms.
+        #: By the longest wait of an answer, in ms.
         self._sends: dict[int, _Sends] = {}
         self._new_sends: Callable[[], _Sends] | None = None
         #: What the last look at this connection ended before has a header that `tell` may explain.
         self._asks: Connection | None = None
-        #: The native object that ended there.
+        #: The native object that ended at this header.
         self._asking: _Sends | None = None
 
     def begin(self, responses: SendResponses, own_properties: bytes) -> None:
@@ -101,7 +101,7 @@ class PlainSends:
 
     @property
     def known(self) -> int:
-        """How many headers native code knows."""
+        """Number of headers that native code caches."""
         return sum(map(len, self._sends.values()))
 
     def first_look(self, connection: Connection, data: bytes) -> tuple[int, bytes]:
@@ -114,7 +114,7 @@ class PlainSends:
         within_ms = connection.attributes.get(_WITHIN_MS, _DEFAULT_WITHIN_MS)
         sends = self._sends.get(within_ms)
         if sends is None:
-            # Without one for its own duration, those that it sends with the default one are plain at least.
+            # Without an object for its own duration, the connection uses the default one.
             within_ms = _DEFAULT_WITHIN_MS
             sends = self._sends.get(within_ms)
             if sends is None:
@@ -154,7 +154,7 @@ class PlainSends:
         target, options = sent.target, sent.options
         sends = self._sends_for(connection, options.timeout_ms)
         if sends is not self._asking:
-            # It hasn't seen this header: the connection's next send is asked about.
+            # This object hasn't seen the header: `allow` follows after the connection's next send.
             return
         is_plain = not (
             request.flag
@@ -176,7 +176,7 @@ class PlainSends:
             )
 
     def _sends_for(self, connection: Connection | None, timeout_ms: int | None) -> _Sends | None:
-        """The native object for the headers of a client with this timeout, which the connection uses from now on."""
+        """The native object for this client timeout. The connection uses it for its next sends."""
         within_ms = answer_within_ms(timeout_ms) if self._is_safe else _DEFAULT_WITHIN_MS
         sends = self._sends.get(within_ms)
         if sends is None and self._new_sends is not None and len(self._sends) < _MOST_DURATIONS:

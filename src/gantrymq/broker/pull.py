@@ -108,7 +108,7 @@ class Pulling(Part):
                 self._reused.answered(queue, group, offset)
 
     def queues_deleted(self, queues: Iterable[ConsumeQueue]) -> None:
-        """Has the pulls and pops answered that wait for messages in them."""
+        """Answers the pulls and pops that wait for messages in deleted queues."""
         for queue in queues:
             self.polling.message_arrived(queue)
 
@@ -208,7 +208,7 @@ class Pulling(Part):
 
     def _retry_in_steps(self, pull: WaitingPull, expired: bool) -> Steps:
         if self._store.find_queue(pull.header.topic, pull.header.queue_id) is not pull.queue:
-            # Deleted. The consumer pulls again, and learns by `topic_begin` that it is another queue.
+            # The queue was deleted. The consumer pulls again, and detects the new queue by `topic_begin`.
             result, expired = _nothing(pull.queue, pull.header), True
         elif pull.connection.is_full:
             # Its peer may wait with any number of pulls; what it doesn't take isn't gathered for it.
@@ -260,7 +260,7 @@ class Pulling(Part):
         return result
 
     def _go_to_begin_of_new_topic(self, result: GetResult, topic: str) -> None:
-        """A consumer is beyond the end of a queue. If the topic was created again, its offset is of the old topic."""
+        """Sends a consumer to the begin of a queue if the topic was created again: its offset is of the old topic."""
         if self._offsets.topic_begin(topic):
             result.next_begin_offset = result.min_offset
 

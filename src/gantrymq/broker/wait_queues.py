@@ -1,6 +1,7 @@
-"""Items that wait, each at most until its own deadline.
+"""Wait queues whose items have deadlines.
 
-There is one queue for each duration, so deadlines come in the order of the queue: no heap, and no timer for each item.
+There is one queue for each duration, so the items of a queue are in the order of their deadlines. This needs no heap
+and no timer for each item.
 Callers keep the number of different durations small (`late_answers.answer_within_ms`).
 """
 
@@ -14,7 +15,7 @@ T = TypeVar("T")
 
 
 class WaitQueues(Generic[T]):
-    """Times are seconds of the event loop's clock."""
+    """The wait queues by duration. Times are seconds of the event loop's clock."""
 
     def __init__(self) -> None:
         #: By duration: (deadline, item).
@@ -24,7 +25,7 @@ class WaitQueues(Generic[T]):
         return sum(map(len, self._queues.values()))
 
     def add(self, item: T, now: float, timeout_s: float) -> bool:
-        """Has `item` wait; True if no other item waits for the same duration, so that a timer may have to be set."""
+        """Adds `item`. Returns True if it is the only one of its duration: the caller may need to set a timer."""
         queue = self._queues.get(timeout_s)
         if queue is None:
             queue = self._queues[timeout_s] = deque()
@@ -32,26 +33,26 @@ class WaitQueues(Generic[T]):
         return len(queue) == 1
 
     def take_while(self, condition: Callable[[T], bool]) -> Iterator[T]:
-        """Removes items from the front of each queue for as long as the condition holds."""
+        """Removes and yields items from the front of each queue while the condition holds."""
         for timeout_s, queue in list(self._queues.items()):
             while queue and condition(queue[0][1]):
                 yield queue.popleft()[1]
             self._drop_if_empty(timeout_s, queue)
 
     def late(self, now: float) -> Iterator[T]:
-        """Removes the items whose deadline has passed."""
+        """Removes and yields the items whose deadline has passed."""
         for timeout_s, queue in list(self._queues.items()):
             while queue and queue[0][0] <= now:
                 yield queue.popleft()[1]
             self._drop_if_empty(timeout_s, queue)
 
     def all(self) -> Iterator[T]:
-        """Removes all items."""
+        """Removes and yields all items."""
         return self.take_while(lambda item: True)
 
     @property
     def next_deadline(self) -> float | None:
-        """The first deadline of all items; None if nothing waits."""
+        """The earliest deadline; None if nothing waits."""
         return min((queue[0][0] for queue in self._queues.values() if queue), default=None)
 
     def _drop_if_empty(self, timeout_s: float, queue: deque[tuple[float, T]]) -> None:

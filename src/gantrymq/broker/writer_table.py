@@ -10,7 +10,7 @@ import msgspec
 class Written(NamedTuple):
     """What a writer wrote last into a queue: `queue_offset` is its last row's, `at_ms` when it was stored.
 
-    `queues` are those that the rows of the batch go to (`row_ids.QUEUES_FIELD`), "" where that isn't known.
+    `queues` are the target queues of the batch (`row_ids.QUEUES_FIELD`), "" if unknown.
     """
 
     batch: int

@@ -74,7 +74,7 @@ _START_S = 0.2
 _SLICE_S = 0.005
 #: So long a request waits for that: a client's own patience ends then, too, s.
 _WAIT_S = 2.0
-#: Queues whose last row is looked up in one step of a request.
+#: Number of queues that are looked up in one step of a request.
 _QUEUES_AT_ONCE = 500
 
 
@@ -101,7 +101,7 @@ class Writers(Part):
         self._has_file = False
         #: The queues that rows were sent to, as they were then.
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
-        #: By topic the largest id of a queue in the table.
+        #: Topic -> largest queue id in the table.
         self._last_queues: dict[str, int] = {}
         #: What is still to be read of the log, and from where on.
         self._records: Iterator[Record | None] | None = None
@@ -343,7 +343,7 @@ class Writers(Part):
         return (first_offset, offsets) if len(offsets) == rows.total else (-1, [])
 
     def _get_queues(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """To which queues the rows of a writer's batch go, if the broker has some of them."""
+        """Returns the target queues of a writer's batch, if the broker has rows of it."""
         header = request.read_header(GetWriterQueuesRequestHeader)
         if len(header.writer) > MAX_ID_LENGTH:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the writer has more than {MAX_ID_LENGTH} characters")
@@ -398,13 +398,14 @@ class Writers(Part):
 
 
 def _listed_queues(request: RemotingCommand) -> str:
+    """The field `gantryQueues` of a request; "" if it is missing or invalid."""
     text = request.ext_fields.get(QUEUES_FIELD, "")
     return _shared(text) if text and is_queue_list(text) else ""
 
 
 @lru_cache(maxsize=1024)
 def _shared(text: str) -> str:
-    """The same string for equal ones, as the entries of a batch have. `sys.intern` of Python 3.12 frees none."""
+    """Returns one string for equal ones, to save memory. `sys.intern` of Python 3.12 never frees its strings."""
     return text
 
 

@@ -34,7 +34,7 @@ log = peer_log(__name__)
 
 #: Queues that are looked at in one step of a request: 0.5 ms.
 _LOOKED_AT = 500
-#: Queues that are reset in one step.
+#: Number of queues that are reset in one step.
 _RESET_AT_ONCE = 1000
 
 _MAX_LONG = 2**63 - 1
@@ -45,7 +45,7 @@ _NO_OFFSET = (None, -1)
 class OffsetAdmin(Part):
     """Requests about how far groups have got.
 
-    `offsets_reset` is called with topic, group and the offsets by queue id that a request has set.
+    After a reset, `offsets_reset` is called with the topic, the group and the new offsets by queue id.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class OffsetAdmin(Part):
         header: ResetOffsetRequestHeader,
         queue_ids: Sequence[int],
     ) -> Steps:
-        """A topic may have 65,536 queues. Those of one step are reset together; at least 1,000 are."""
+        """Resets the queues in steps of _RESET_AT_ONCE, because a topic may have 65,536 queues."""
         body = ResetOffsetBody()
         for start in range(0, len(queue_ids), _RESET_AT_ONCE):
             if start:

@@ -43,7 +43,7 @@ class _CreateTopicList(msgspec.Struct, rename="camel"):
 
 
 class TopicAdmin(Part):
-    """Requests about the topic table; `deleted` is called with the names and the queues of topics that are deleted."""
+    """Requests about the topic table; `deleted` is called with the names and the queues of deleted topics."""
 
     def __init__(
         self,
@@ -125,7 +125,10 @@ class TopicAdmin(Part):
         return None
 
     async def _written(self) -> None:
-        """Else a broker that is killed has the topic no more, but what was delayed for it comes back."""
+        """Waits until both tables are on disk.
+
+        If only the topic table was on disk, a broker that is killed would deliver delayed messages of deleted topics.
+        """
         await asyncio.gather(self._offsets.written(), self._topics.written())
 
     def _queues_of(self, topic: TopicConfig) -> list[ConsumeQueue]:
