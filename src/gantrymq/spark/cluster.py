@@ -103,7 +103,7 @@ class Cluster(NameServers):
         self._from_slaves = from_slaves
         #: Slaves that didn't answer, or don't serve pulls.
         self._refusing: set[str] = set()
-        #: Brokers that refuse `max_offsets_once`.
+        #: Names of brokers that refuse GET_TOPIC_STATS_INFO.
         self._without_stats: set[str] = set()
 
     async def __aenter__(self) -> Self:
@@ -163,8 +163,8 @@ class Cluster(NameServers):
     async def write_queues(self, topic: str) -> list[MessageQueue]:
         """The writable queues; a topic that brokers would make on the first message is made of theirs.
 
-        Raises NoRouteInfo, also for a NameServer that awaits brokers, BrokerUnavailable while no broker of the topic
-        has a master, or ClientError for a topic without any.
+        Raises NoRouteInfo, also while NameServers await brokers of the topic, BrokerUnavailable while no broker of the
+        topic has a master, or ClientError for a topic without any.
         """
 
         async def attempt() -> list[MessageQueue]:
@@ -190,7 +190,7 @@ class Cluster(NameServers):
         return _writable(topic, route)
 
     def _complete(self, topic: str, route: TopicRouteData) -> TopicRouteData:
-        """`route` of the topic. Raises RouteNotReady if it lacks brokers that NameServers await."""
+        """Returns `route`. Raises RouteNotReady if it lacks brokers that NameServers await."""
         if awaited := self.awaited_brokers(topic):
             raise RouteNotReady(topic, self._routes.name_servers, awaited)
         return route
@@ -208,8 +208,8 @@ class Cluster(NameServers):
     async def max_offsets_once(self, queue: MessageQueue) -> dict[int, int]:
         """{queue id: max offset} of all queues that the broker of `queue` has of its topic, without a second try.
 
-        Empty if only requests of single queues say: for a static topic, whose queues have parts on several brokers, and
-        where the access control allows no more.
+        Empty if only requests for single queues are possible: for a static topic, whose queues have parts on several
+        brokers, and if access control refuses the request.
         """
         route = self._routes.cached(queue.topic)
         if route is None or route.topic_queue_mapping_by_broker or queue.broker_name in self._without_stats:
@@ -355,9 +355,9 @@ class Cluster(NameServers):
         return await self.until(attempt, queue.topic)
 
     async def writer_queues(self, queue: MessageQueue, writer: str, batch: int) -> str | None:
-        """The queues that the rows of a writer's batch go to (`row_ids.QUEUES_FIELD`), if the broker of `queue` knows.
+        """The list of target queues of a writer's batch (`row_ids.QUEUES_FIELD`) from the broker of `queue`.
 
-        Brokers of Java don't.
+        None if the broker has no such list. Java's brokers have none.
         """
         if self._routes.cached(queue.topic) is None:
             await self.until(partial(self._routes.get_or_default, queue.topic))

@@ -41,12 +41,12 @@ COLUMNS: dict[str, DataType] = {
 
 
 def proper_name(name: str, columns: Iterable[str] = (*COLUMNS, VALUE)) -> str:
-    """The name as `columns` have it: Spark resolves names in any case. A name that isn't among them stays as it is."""
+    """The spelling of `name` in `columns`, because Spark's names are case-insensitive. Other names stay unchanged."""
     return next((column for column in columns if column.lower() == name.lower()), name)
 
 
 def without_collation(kind: DataType) -> DataType:
-    """The type with plain strings: Arrow data of a collated one has the same form."""
+    """The type without collations. The Arrow data is the same with and without them."""
     match kind:
         case StringType():
             return StringType()
@@ -62,12 +62,12 @@ def without_collation(kind: DataType) -> DataType:
 
 
 def plain_field(field: StructField, name: str) -> StructField:
-    """The field with that name, and without collations."""
+    """The field with this name and without collations."""
     return StructField(name, without_collation(field.dataType), field.nullable)
 
 
 def with_names(rows: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
-    """The same rows with these names of columns."""
+    """The same rows with these column names."""
     return rows if rows.schema.names == list(names) else pa.RecordBatch.from_arrays(rows.columns, names=list(names))
 
 
@@ -101,10 +101,10 @@ def default_schema(
 def arrow_schema(
     schema: StructType, property_columns: Iterable[str] = (), body: BodyOptions | None = None
 ) -> pa.Schema:
-    """The columns by their proper names; `schema` may have names in any case, and collated strings.
+    """The Arrow schema of a read. `schema` may have names in any case, and collated strings.
 
-    `property_columns` are columns besides, of single properties, and so is the value of a `body`. Raises ConfigError
-    for a column that no read has, that comes twice, or is of another type.
+    `property_columns` are additional columns with single properties; a `body` adds the column of its value. Raises
+    ConfigError for a column that is unknown, duplicate or of another type.
     """
     names = (*COLUMNS, VALUE, *property_columns)
     fields = [plain_field(field, proper_name(field.name, names)) for field in schema.fields]

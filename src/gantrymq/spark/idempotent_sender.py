@@ -1,8 +1,8 @@
 """Sends the rows of a write with exactlyOnce, so that brokers can tell which of them they have (`protocol.row_ids`).
 
-Which queue a row goes to follows from its number, or its sharding key, and the queues of the write: those of an earlier
-attempt, if brokers have rows of it, else those that the driver has found. To each queue rows go in order, one request
-after the other, and to all queues at once. Where a broker is away its rows wait for it: elsewhere they could be there
+The number or the sharding key of a row selects one of the write's queues. These are the queues of an earlier attempt if
+brokers have rows of it, else those that the driver has found. Rows are sent to each queue in order, one request after
+the other, and to all queues at once. If a broker is away, its rows wait for it, because another queue could have them
 twice.
 """
 
@@ -47,8 +47,8 @@ ROWS_IN_A_ROW = 1000
 async def queues_to_write(cluster: Cluster, options: WriteOptions) -> list[MessageQueue]:
     """The topic's queues, when all of its brokers are there.
 
-    Raises BrokersAway for those that expectedBrokers names or NameServers remember to have lost, NoRouteInfo at once
-    for a topic that doesn't exist, or ClientError.
+    Raises BrokersAway for missing brokers of expectedBrokers and lost brokers of NameServers, NoRouteInfo at once for a
+    topic that doesn't exist, or ClientError.
     """
     topic = options.topic
     assert topic is not None, "exactlyOnce needs it"
@@ -75,7 +75,7 @@ async def queues_to_write(cluster: Cluster, options: WriteOptions) -> list[Messa
 
 
 async def _check_exists(cluster: Cluster, topic: str, expected_brokers: Collection[str]) -> None:
-    """Raises NoRouteInfo for a topic that is on no broker, unless it may be on one that is away."""
+    """Raises NoRouteInfo if the topic is on no broker and can't be on a broker that is away."""
     try:
         await cluster.read_queues(topic, wait=False)
     except NoRouteInfo as e:
@@ -86,16 +86,16 @@ async def _check_exists(cluster: Cluster, topic: str, expected_brokers: Collecti
             return
         raise
     except ClientError:
-        # It exists, and can't be read.
+        # The topic exists but can't be read.
         return
 
 
 async def queues_of_attempts(
     cluster: Cluster, queues: Sequence[MessageQueue], write_id: str, partition: int
 ) -> Sequence[MessageQueue]:
-    """The queues that an earlier attempt of the task has sent rows to, as far as brokers know; else `queues`.
+    """The queues of an earlier attempt of the task, if brokers have them; else `queues`.
 
-    Raises ClientError for attempts that sent to other queues each.
+    Raises ClientError if earlier attempts had different queues.
     """
     write, _, batch = write_id.rpartition("-")
     brokers = {queue.broker_name: queue for queue in queues}
@@ -106,12 +106,14 @@ async def queues_of_attempts(
     if not listed:
         return queues
     if len(set(listed.values())) > 1:
-        raise ClientError(f"attempts of partition {partition} of write {write_id} have sent to other queues: {listed}")
+        raise ClientError(
+            f"attempts of partition {partition} of write {write_id} have sent to different queues: {listed}"
+        )
     # The form of an order topic's configuration.
     found = write_queues(queues[0].topic, TopicRouteData(order_topic_conf=next(iter(listed.values()))))
     if found != list(queues):
         log.warning(
-            "partition %d of write %s goes to the queues of its first attempt, %s: the topic has %s by now",
+            "partition %d of write %s goes to the queues of its first attempt, %s, although the topic has %s",
             partition,
             write_id,
             _list_queues(found),
@@ -139,7 +141,7 @@ class IdempotentSender:
         self._places: dict[MessageQueue, Place] = {}
         #: Queues that have more rows than this attempt has sent, and up to which one.
         self._ahead: dict[MessageQueue, int] = {}
-        #: Fields of each request that are the same.
+        #: Fields that are the same in each request.
         listed = _list_queues(queues)
         self._fields = {QUEUES_FIELD: listed} if len(listed) <= MAX_QUEUES_LENGTH else {}
 

@@ -95,7 +95,7 @@ class NameServers:
             return None
 
     def awaited_brokers(self, topic: str) -> frozenset[str]:
-        """Brokers that the last route of the topic lacks, because the NameServers have just started."""
+        """Brokers that are missing in the last route of the topic because the NameServers have just started."""
         return self._routes.awaited(topic)
 
     async def brokers_elsewhere(self, topic: str) -> dict[str, str]:

@@ -31,7 +31,7 @@ LARGEST_NUMBER = 2**63 - 1
 class Boundary:
     """Where reading starts or ends: a number for all queues, one for some of them, or times in ms.
 
-    Queues that none of `by_queue`, `by_topic` and `times` names get `number`; `times` may name a whole topic.
+    Queues without an entry in `by_queue`, `by_topic` or `times` get `number`. A key of `times` can be a whole topic.
     """
 
     number: int = EARLIEST_NUMBER
@@ -47,7 +47,7 @@ class Boundary:
         return self.number if named is None else named
 
     def named_number_of(self, queue: MessageQueue) -> int | None:
-        """`number_of` for a queue that is named, by itself or with its topic; None for others."""
+        """The offset or stand-in of a queue that is named itself or by its topic; None for other queues."""
         return self.by_queue.get(queue, self.by_topic.get(queue.topic))
 
     def time_of(self, queue: MessageQueue) -> int | None:
@@ -56,7 +56,7 @@ class Boundary:
 
     @property
     def naming_option(self) -> str:
-        """The option that names queues or topics, without `starting` or `ending`."""
+        """The name of the option for queues and topics, without the prefix `starting` or `ending`."""
         return "OffsetsByTimestamp" if self.times else "Offsets"
 
     def named(self) -> set[MessageQueue]:
@@ -219,7 +219,7 @@ def parse_queues(option: str, text: str) -> list[MessageQueue]:
 
 
 def in_turn(queues: Iterable[MessageQueue], after: MessageQueue | None) -> list[MessageQueue]:
-    """The queues in order, beginning behind `after`, which comes last."""
+    """The queues in order, from the one behind `after` on; `after` is the last."""
     return sorted(queues, key=lambda queue: (after is not None and queue <= after, queue))
 
 
@@ -229,10 +229,10 @@ def limit_rows(
     max_rows: int,
     after: MessageQueue | None = None,
 ) -> Offsets:
-    """`end`, brought nearer to `start` so that `max_rows` offsets lie between, or all if there are fewer.
+    """Returns ends with at most `max_rows` offsets between `start` and them.
 
-    Each queue with offsets gets one, and a share of the rest by the number of its offsets. If there are more queues
-    than rows, the queues that follow `after` get one row each; the caller passes the last of them the next time, so
+    Each queue with offsets gets one, and a share of the rest in proportion to its offsets. If there are more queues
+    than rows, the queues behind `after` get one row each. The caller passes the last of them in the next call, so
     that every queue has its turn. Every queue of `end` must be in `start`.
     """
     waiting = {queue: end[queue] - start[queue] for queue in end if end[queue] > start[queue]}
@@ -244,7 +244,7 @@ def limit_rows(
     else:
         rest, of_all = max_rows - len(waiting), total - len(waiting)
         shares = {queue: 1 + (count - 1) * rest // of_all for queue, count in waiting.items()}
-        # The queues that the rounding took most from get what it left.
+        # The rows that are left after rounding go to the queues that lost most by it.
         rounded = sorted(waiting, key=lambda queue: (-((waiting[queue] - 1) * rest % of_all), queue))
         for queue in rounded[: max_rows - sum(shares.values())]:
             shares[queue] += 1
@@ -257,7 +257,7 @@ def last_in_turn(
     limited: Mapping[MessageQueue, int],
     after: MessageQueue | None,
 ) -> MessageQueue | None:
-    """The next `after` argument of `limit_rows`; None if every queue with offsets got some."""
+    """The argument `after` of the next `limit_rows`; None if every queue with offsets got some."""
     served = [queue for queue, offset in limited.items() if offset > start[queue]]
     if len(served) == sum(offset > start[queue] for queue, offset in end.items()):
         return None

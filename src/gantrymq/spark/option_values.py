@@ -25,7 +25,7 @@ from gantrymq.spark.security import Security
 _SPARKS_OWN = ("checkpointLocation", "queryName")
 _APP_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 _LAST_VERSION = 10**18 - 1
-#: `int` takes `1_0` and digits of other scripts, too.
+#: `int` alone also accepts `1_0` and digits of other scripts.
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,100}")
 #: Access keys and TLS; the names of TLS are those of Apache's clients.
 SECURITY = (

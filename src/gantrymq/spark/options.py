@@ -114,8 +114,8 @@ class ReadOptions:
                             allow it (enablePropertyFilter=true)
     consumerGroup           streaming: where the query has got to is committed for this group after each batch, so that
                             brokers show its lag. Where a query starts is never taken from it but from the checkpoint
-    maxOffsetsPerTrigger    streaming: at most so many messages a batch. Each queue with messages gets one, and a share
-                            of the rest by the number of its messages; more queues than that take turns
+    maxOffsetsPerTrigger    streaming: largest number of messages of a batch. Each queue with messages gets one, and a
+                            share of the rest in proportion to its messages; more queues than that take turns
     maxBytesPerTrigger      streaming: at most about so many bytes a batch, of messages as they are stored, also of
                             those that a filter leaves out; estimated from samples (`sizes`). Where both are given both
                             hold

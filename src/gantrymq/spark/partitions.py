@@ -64,13 +64,13 @@ def plan_partitions(
     return _shared_out(sorted(part for parts in partitions for part in parts), options.max_partitions, sizes)
 
 
-#: By queue the numbers of the partitions that read it, and between them the offsets where one follows the other:
+#: For each queue, the numbers of the partitions that read it, separated by the offsets at which the next one begins.
 #: `[0, 50, 1]` is partition 0 up to offset 50 (excluded), then partition 1.
 RecordedPlan = dict[MessageQueue, list[int]]
 
 
 def record_plan(partitions: Sequence[Sequence[OffsetRange]]) -> RecordedPlan:
-    """The plan from which `recorded_partitions` makes the same partitions, given the same starts and ends."""
+    """The plan from which `recorded_partitions` makes these partitions again, with the same starts and ends."""
     plan: RecordedPlan = {}
     pieces = sorted((part, number) for number, parts in enumerate(partitions) for part in parts)
     for part, number in pieces:
@@ -82,9 +82,7 @@ def record_plan(partitions: Sequence[Sequence[OffsetRange]]) -> RecordedPlan:
 def recorded_partitions(
     plan: RecordedPlan, start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int]
 ) -> list[list[OffsetRange]]:
-    """The ranges that each task reads by a recorded plan.
-
-    If an `end` is nearer than it was, tasks read less, or nothing.
+    """The ranges of each task by a recorded plan. If an `end` is lower than at that time, tasks read less, or nothing.
 
     Raises ConfigError for a plan of other queues or offsets.
     """

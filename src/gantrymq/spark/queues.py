@@ -52,7 +52,7 @@ async def find_queues(
         try:
             queues += await cluster.read_queues(topic, wait=topic not in may_be_away)
         except NoRouteInfo as e:
-            # A NameServer that waits for brokers says nothing of the topic.
+            # A NameServer that still waits for brokers does not answer for the topic.
             is_unanswered = known is None and isinstance(e, RouteNotReady) and not e.brokers
             if topic not in may_be_away or is_unanswered:
                 raise
@@ -123,7 +123,7 @@ async def _lost_brokers(cluster: Cluster, options: ReadOptions) -> dict[str, set
 
 
 def _awaited(cluster: Cluster, options: ReadOptions, queues: list[MessageQueue]) -> _Away:
-    """The brokers that the routes of `queues` lack because the NameServers have just started."""
+    """The brokers that are missing in the routes of `queues` because the NameServers have just started."""
     if options.assigned is not None:
         return {}
     source = "a NameServer, which has just started"

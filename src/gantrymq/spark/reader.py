@@ -79,7 +79,7 @@ class RocketMQBatchReader(DataSourceReader):
     """One read of what there is."""
 
     def __init__(self, options: ReadOptions, columns: pa.Schema, names: Sequence[str] | None = None) -> None:
-        """`names` are those that the rows' columns get, if not the proper ones."""
+        """`names` are the column names of the rows. Default: the names in `columns`."""
         self._options = options
         self._columns = columns
         self._names = names or columns.names
@@ -132,7 +132,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: ReadOptions, columns: pa.Schema, names: Sequence[str] | None = None) -> None:
-        """`names` are those that the rows' columns get, if not the proper ones."""
+        """`names` are the column names of the rows. Default: the names in `columns`."""
         self._options = options
         self._columns = columns
         self._names = names or columns.names
@@ -244,8 +244,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             if read:
                 log.warning(
-                    "the checkpoint is of an earlier version, and has no partitions of this micro-batch: they follow "
-                    "from the options. With exactlyOnce restart with the options that the micro-batch began with"
+                    "the checkpoint of an earlier version has no partitions of this micro-batch: they follow from the "
+                    "options. With exactlyOnce, restart the query with the options that the micro-batch began with"
                 )
             planned = self._plan(starts, ends)
         return [RangesPartition(ranges) for ranges in planned]

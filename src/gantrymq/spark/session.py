@@ -36,7 +36,7 @@ def session_builder(app_name: str = "gantrymq", *, remote: str | None = None) ->
     os.environ["JAVA_HOME"] = str(java_home())
     # Spark's own default is the python3 of PATH, which may not have this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Spark runs a task for each core, and OpenBLAS takes address space for each of its threads.
+    # Spark runs one task per core, and OpenBLAS takes address space for each of its threads.
     builder = SparkSession.builder.appName(app_name).config("spark.executorEnv.OPENBLAS_NUM_THREADS", "1")
     return builder.config(FILTER_PUSHDOWN, "true")
 

@@ -10,12 +10,12 @@
 
 Up to 120 (excluded) the queue has been read, by a micro-batch that began at 100; that is there only where the place
 before doesn't say so. The queue's oldest message was offset 40, stored at that time (ms), and the last one that was
-read, offset 119, was stored at the time that `$last` has: by these a queue is known again. `$began` is how the stream
-began. `$turn` is there if the micro-batch had fewer rows than there were queues with messages: the last queue that got
-one, so that the next micro-batch begins with the queue behind it. `$plan` are the partitions of the micro-batch
-(`partitions.RecordedPlan`), so that it has the same ones when it is run again with other options. No topic has a name
-with `$`. Checkpoints of earlier versions lack some or all of these; what a later one might have besides is refused, as
-it may change what the rest means.
+read, offset 119, was stored at the time that `$last` has: by these a queue is known again. `$began` has the brokers
+and the time of the stream's start. `$turn` exists if the micro-batch had fewer rows than there were queues with
+messages. It is the last queue that got a row: the next micro-batch begins with the queue behind it. `$plan` has the
+partitions of the micro-batch (`partitions.RecordedPlan`). A repeated micro-batch has the same ones, even with other
+options. No topic has a name with `$`. Checkpoints of earlier versions lack some or all of these fields. Unknown fields
+of later versions are refused, because they may change the meaning of the others.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class StreamPlace:
     """`starts`: of queues that the place before this one doesn't have, or has wrongly. `latest` is another offset when
     a first batch that failed is planned again after a restart, and what lies between would be lost.
 
-    `lasts`: when the message before a queue's end was stored, ms. `turn`: the `after` of `offsets.limit_rows`."""
+    `lasts`: when the message before a queue's end was stored, ms. `turn`: the argument `after` of `offsets.limit_rows`.
+    """
 
     ends: Offsets
     starts: Offsets = field(default_factory=dict)

@@ -45,14 +45,16 @@ async def initial_place(cluster: Cluster, options: ReadOptions) -> StreamPlace:
 
 
 def _check_all_named(starting: Boundary, queues: Iterable[MessageQueue]) -> None:
-    """Raises ConfigError for JSON offsets that leave out a queue, as Spark's Kafka source does: a stream that goes on
-    from noted offsets would read the messages of that queue from the first one on."""
+    """Raises ConfigError for JSON offsets that leave out a queue, as Spark's Kafka source does.
+
+    A stream that continues from noted offsets would otherwise read this queue from its first message.
+    """
     if not (starting.by_queue or starting.by_topic):
         return
     if unnamed := [name_of(queue) for queue in queues if starting.named_number_of(queue) is None]:
         topic = unnamed[0].partition(" ")[0]
         raise ConfigError(
-            f"option startingOffsets has no offset of {', '.join(unnamed)}: a stream needs one of each queue. "
+            f"option startingOffsets has no offset of {', '.join(unnamed)}: a stream needs one for each queue. "
             f'-1 is latest, -2 is earliest; {{"{topic}": "latest"}} is one for all queues of a topic'
         )
 
@@ -75,7 +77,7 @@ async def last_times(cluster: Cluster, options: ReadOptions, ends: Offsets) -> O
 async def latest_offsets(cluster: Cluster, options: ReadOptions, known: Iterable[MessageQueue] = ()) -> Offsets:
     """The ends of all queues, every one of them; tries again while a broker is away that has some of `known`.
 
-    Raises NoRouteInfo, BrokersAway, and DataLost for brokers with other names.
+    Raises NoRouteInfo, BrokersAway, and DataLost if the brokers have other names.
     """
     wanted = [queue for queue in known if is_wanted(options, queue)]
     if wanted:
@@ -152,9 +154,9 @@ async def advance(cluster: Cluster, options: ReadOptions, place: StreamPlace, *,
 async def _ends_by_broker(
     cluster: Cluster, queues: Iterable[MessageQueue], silent: set[str]
 ) -> dict[tuple[str, str], dict[int, int]]:
-    """{(topic, broker): {queue id: end}} where one request says so; brokers that don't answer become `silent`.
+    """{(topic, broker): {queue id: end}} by one request each, because an idle stream polls every few milliseconds.
 
-    A stream polls every few milliseconds while there is nothing to read.
+    Empty for brokers that refuse the request. Adds brokers that don't respond to `silent`.
     """
     of_broker: dict[tuple[str, str], list[MessageQueue]] = {}
     for queue in queues:
@@ -217,8 +219,10 @@ async def advance_towards(cluster: Cluster, options: ReadOptions, place: StreamP
 async def _check_broker_names(
     cluster: Cluster, options: ReadOptions, known: Iterable[MessageQueue], queues: Iterable[MessageQueue]
 ) -> None:
-    """Raises DataLost for a topic whose brokers all have other names than in the checkpoint, which no NameServer knows:
-    every queue would be a new one, and be read from its first message."""
+    """Raises DataLost if a topic is on none of the checkpoint's brokers and no NameServer has any of these.
+
+    Every queue would be a new one, and would be read from its first message.
+    """
     before, now = (
         {topic: {queue.broker_name for queue in of_topic} for topic, of_topic in groupby(sorted(each), key=_topic_of)}
         for each in ([queue for queue in known if is_wanted(options, queue)], queues)
@@ -233,7 +237,7 @@ async def _check_broker_names(
                 options,
                 f"topic {topic} is on {', '.join(sorted(now[topic]))}; the checkpoint has its queues on "
                 f"{', '.join(sorted(before[topic]))}, and no NameServer knows a broker of that name",
-                "All queues would be read from their first message. If the brokers have other names now, take another "
+                "All queues would be read from their first message. If the brokers were renamed, use another "
                 "checkpoint, and startingOffsets with the offsets of this one",
             )
 
@@ -294,7 +298,7 @@ async def _look(
     last: int | None,
     check_all: bool,
 ) -> _Look:
-    """`last` is the queue's end if it is known."""
+    """`last` is the queue's end, None if unknown."""
     if last is None:
         last = await cluster.max_offset_once(queue)
     known = place.ends.get(queue)

@@ -46,7 +46,7 @@ REGISTRY_OPTIONS = (URL, SUBJECT, "schema.registry.version", USER_INFO, TOKEN, A
 #: Time from the start of a request to the last byte of its response, in s. A timeout for each read would not limit a
 #: slow response.
 REQUEST_TIMEOUT_S = 10.0
-#: Size limit of a response. Registries store a schema as a message of at most some MiB.
+#: Size limit of a response, in bytes. Registries store a schema as a message of at most some MiB.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
@@ -166,7 +166,7 @@ class SchemaRegistry:
 
     def __init__(self, options: RegistryOptions) -> None:
         self._options = options
-        #: The connections, which the first request opens.
+        #: Opened by the first request.
         self._connections: _Connections | None = None
         self._unknown = UnknownIds()
 

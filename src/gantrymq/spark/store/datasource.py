@@ -31,7 +31,7 @@ class RocketMQStoreReader(DataSourceReader):
     """One read of a store's commit log. Raises StoreError, ConfigError."""
 
     def __init__(self, options: StoreOptions, columns: pa.Schema, names: Sequence[str]) -> None:
-        """`names` are those that the rows' columns get."""
+        """`names` are the column names of the rows."""
         self._options = options
         self._columns = columns
         self._names = names
