@@ -28,6 +28,7 @@ def check_groups(seen: Observation) -> Iterator[Finding]:
 
 
 def dead_letter_finding(group: str, count: int) -> Finding:
+    """The warning about the dead-letter messages of a group."""
     topic = DLQ_TOPIC_PREFIX + group
     return warning(
         f"group {group} has {count:,} dead-letter messages",
@@ -74,7 +75,7 @@ def check_lag(group: GroupSeen, *, even_without: bool = False) -> Iterator[Findi
                 what,
                 "its offsets come from a reader that does not join the group, such as a Spark query with "
                 "consumerGroup; that reader has stopped, or it is slower than its producers.",
-                "Check the query's progress, or delete a group that is not used any more: gantry admin deleteSubGroup "
+                "Check the query's progress. If the group is unused, delete it: gantry admin deleteSubGroup "
                 f"-g {group.name} -c CLUSTER",
             )
         elif group.members == []:

@@ -44,7 +44,7 @@ class GroupSeen:
     name: str
     lags: dict[str, Lag] = field(default_factory=lambda: defaultdict(Lag))
     members: list[str] | None = None
-    #: Whether a consumer has ever joined it.
+    #: Whether a consumer has ever joined the group.
     has_joined: bool = True
     subscriptions: dict[str, Subscriptions] = field(default_factory=dict)
 
@@ -95,7 +95,7 @@ async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | N
 
 
 async def dead_letters(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
-    """The number of messages in each of these dead-letter topics, by group. Groups without any are left out."""
+    """Counts the messages in each of these dead-letter topics, by group. Leaves out groups without any."""
     limit = asyncio.Semaphore(_MAX_CONCURRENT)
     found: dict[str, int] = {}
 
@@ -103,9 +103,8 @@ async def dead_letters(admin: AdminClient, topics: Iterable[str]) -> dict[str, i
         async with limit:
             with suppress(GantryError):
                 stats = await admin.topic_stats(topic)
-                number = sum(max(queue.max_offset - queue.min_offset, 0) for queue in stats.offset_table.values())
-                if number:
-                    found[topic.removeprefix(DLQ_TOPIC_PREFIX)] = number
+                if stats.message_count:
+                    found[topic.removeprefix(DLQ_TOPIC_PREFIX)] = stats.message_count
 
     await asyncio.gather(*(count(topic) for topic in topics))
     return dict(sorted(found.items()))

@@ -10,7 +10,7 @@ from gantrymq.client.doctor.finding import Finding, problem, warning
 from gantrymq.client.doctor.observation import Observation
 from gantrymq.system.clock import now_ms
 
-#: For so long after its last failure a job that works again is reported, in ms.
+#: A job that works again is reported until this long after its last failure, in ms.
 RECENT_MS = 10 * 60 * 1000
 
 

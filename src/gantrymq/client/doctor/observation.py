@@ -86,7 +86,7 @@ class BrokerSeen:
 
     @property
     def leads(self) -> bool:
-        """Whether it has the role of a master, whatever NameServers and controllers say."""
+        """Whether its own configuration has the role of a master. NameServers and controllers may disagree."""
         return self.config.get("brokerRole") in ("SYNC_MASTER", "ASYNC_MASTER")
 
     @property
@@ -110,7 +110,7 @@ class Observation:
     group_count: int = 0
     #: The one group in question.
     group: OneGroup | None = None
-    #: Replicas that a controller names and no NameServer has.
+    #: Replicas that are known to a controller and registered with no NameServer.
     unregistered: list[BrokerSeen] = field(default_factory=list)
     #: Number of dead-letter messages by consumer group.
     dead_letters: dict[str, int] = field(default_factory=dict)
@@ -165,7 +165,7 @@ async def observe(
 
 
 def _unregistered(brokers: Sequence[BrokerSeen]) -> list[BrokerSeen]:
-    """Replicas that the controllers of `brokers` name at other addresses, with the controller's ids."""
+    """Replicas whose addresses only the controllers of `brokers` have, with the controllers' broker ids."""
     registered = {broker.address for broker in brokers}
     found: dict[str, BrokerSeen] = {}
     for broker in brokers:

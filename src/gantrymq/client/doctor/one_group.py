@@ -33,7 +33,7 @@ class OneGroup:
     connected: dict[str, ConsumerConnection] = field(default_factory=dict)
     progress: dict[MessageQueue, OffsetWrapper] = field(default_factory=dict)
     dead_letters: int = 0
-    #: Whether a consumer has ever joined it.
+    #: Whether a consumer has ever joined the group.
     has_joined: bool = True
     #: What members say of themselves, by client id.
     running: dict[str, ConsumerRunningInfo] = field(default_factory=dict)
@@ -70,14 +70,13 @@ async def observe_group(admin: AdminClient, name: str, masters: dict[str, str]) 
     try:
         await admin.topic_route(retry_topic(name))
     except NoRouteInfo:
-        # Brokers create the retry topic when the first consumer joins. Without it, only they have the group's offsets.
+        # Brokers create the retry topic when the first consumer joins. Without it, only brokers have the offsets.
         group.has_joined = False
         for address in masters:
             for stats in (await admin.broker_consume_stats(address)).by_group.get(name, ()):
                 group.progress |= stats.offset_table
     with suppress(NoRouteInfo, PartialFailure):
-        letters = await admin.topic_stats(DLQ_TOPIC_PREFIX + name)
-        group.dead_letters = sum(queue.max_offset - queue.min_offset for queue in letters.offset_table.values())
+        group.dead_letters = (await admin.topic_stats(DLQ_TOPIC_PREFIX + name)).message_count
     await _ask(admin, group)
     return group
 

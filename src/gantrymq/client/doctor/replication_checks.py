@@ -12,8 +12,8 @@ from gantrymq.system import clock
 
 #: A slave that lacks a message for so long is behind, ms; one that just came is for a while.
 LATE_MS = 10_000
-#: Silence on an open replication link that is reported, in s. A master sends something every haSendHeartbeatInterval
-#: (5 s).
+#: Longest normal silence on an open replication link, in s. A master sends at least one frame per
+#: haSendHeartbeatInterval (5 s).
 SILENT_LINK_S = 12.0
 
 
@@ -36,7 +36,7 @@ def check_replication(seen: Observation) -> Iterator[Finding]:
 
 
 def _check_deposed(brokers: list[BrokerSeen]) -> Iterator[Finding]:
-    """Brokers that act as masters although their controllers name another one."""
+    """Finds brokers that act as master although their controllers name another one."""
     info = _sync_state(brokers)
     if info is None or info.master_address is None:
         return
@@ -51,7 +51,7 @@ def _check_deposed(brokers: list[BrokerSeen]) -> Iterator[Finding]:
 
 
 def _check_silent_slaves(brokers: list[BrokerSeen]) -> Iterator[Finding]:
-    """Slaves that don't respond although sends wait for their copy."""
+    """Finds slaves that don't respond although sends wait for their copy."""
     master = next((broker for broker in brokers if broker.is_master and broker.error is None), None)
     silent = [broker for broker in brokers if not broker.is_master and broker.error is not None]
     if master is None or not silent:
@@ -79,7 +79,7 @@ def _check_silent_slaves(brokers: list[BrokerSeen]) -> Iterator[Finding]:
 
 
 def _sync_state(brokers: list[BrokerSeen]) -> ReplicasInfo | None:
-    """The broker set as the controllers of these brokers have it."""
+    """The state of the broker set in the controllers of these brokers; None if unknown."""
     return next((broker.sync_state_set.info for broker in brokers if broker.sync_state_set is not None), None)
 
 
@@ -92,7 +92,7 @@ def _in_sync(brokers: list[BrokerSeen]) -> str:
 
 
 def _check_half_open(master: BrokerSeen, slaves: list[BrokerSeen]) -> Iterator[Finding]:
-    """Slaves that received nothing of late over a link that both sides take for open."""
+    """Finds slaves that recently received nothing over a link that both sides consider open."""
     for slave in slaves:
         if slave.ha_status is None or not slave.ha_status.client.is_activated:
             continue
@@ -169,8 +169,7 @@ def _check_one_set(name: str, seen: SyncStateSetSeen, brokers: list[BrokerSeen])
     if seen.error is not None:
         yield problem(
             f"the controllers of broker {name} ({controllers}) can't be asked: {seen.error}",
-            "while no controller answers, no master is elected, and some masters of ours reject messages "
-            "(docs/controller.md).",
+            "while no controller answers, no master is elected, and some masters reject messages (docs/controller.md).",
             "Start a controller there (gantry controller), or see why it can't be reached from here.",
         )
         return

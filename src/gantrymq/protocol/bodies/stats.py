@@ -110,6 +110,11 @@ class TopicStatsTable:
     offset_table: dict[MessageQueue, TopicOffset] = field(default_factory=dict)
     topic_put_tps: float = 0.0
 
+    @property
+    def message_count(self) -> int:
+        """Number of messages in all queues."""
+        return sum(max(queue.max_offset - queue.min_offset, 0) for queue in self.offset_table.values())
+
     def encode(self) -> bytes:
         return finish(self.encode_in_steps())
 
