@@ -23,7 +23,7 @@ _MARKS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("!!", "yellow"), Seve
 def run_doctor(
     target: Target, topic: str | None, group: str | None, proxy: str | None, *, is_cluster_meant: bool, json: bool
 ) -> int:
-    """Prints the findings about the cluster, if it is meant, and about the proxy.
+    """Prints the findings about the cluster, if `is_cluster_meant`, and about the proxy.
 
     Returns the exit code: 1 if one finding is a problem, WARNINGS if one is a warning, else 0.
     """

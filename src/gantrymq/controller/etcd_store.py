@@ -41,7 +41,7 @@ INTERVAL_S = 0.3
 KEEP_TIMEOUT_S = 0.6
 #: Timeout of any other request to one member, in s. The next member gets the request after that.
 TIMEOUT_S = 1.5
-#: Broker sets in one response.
+#: Largest number of broker sets in one response.
 PAGE = 500
 
 

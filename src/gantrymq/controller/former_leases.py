@@ -22,11 +22,11 @@ class FormerLeases:
 
     def __init__(self) -> None:
         self._until_ms: int | None = None
-        #: Brokers that sent a heartbeat in this term. Their leases are this leader's own.
+        #: Brokers that sent a heartbeat in this term. Their leases come from this leader.
         self._heard: set[BrokerIdentity] = set()
 
     def begin(self, now_ms: int) -> None:
-        """Starts the wait: this controller leads from now on."""
+        """Starts the wait, at the begin of this controller's term."""
         self._until_ms = now_ms + MAX_LEASE_MS
         self._heard.clear()
 
@@ -36,7 +36,7 @@ class FormerLeases:
             self._heard.add(broker)
 
     def left_ms(self, known: BrokerSet, live: Live, now_ms: int) -> int:
-        """Time in which the set's master may still hold a lease of the previous leader. 0: an election is safe."""
+        """For how many ms the set's master may still hold a lease of the previous leader. 0: an election is safe."""
         if self._until_ms is None or known.master is None:
             return 0
         master = BrokerIdentity(known.cluster_name, known.broker_name, known.master)

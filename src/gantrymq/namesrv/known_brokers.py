@@ -65,14 +65,14 @@ class _Snapshot(NamedTuple):
     clusters: dict[str, str]
     topics: dict[str, TopicQueues]
     lost: list[LostBroker]
-    #: The time of the snapshot by the monotonic clock, as in `LostBroker.since_ms`. Adding `epoch_ms` to such a time gives
-    #: the ms since the epoch.
+    #: The time of the snapshot by the monotonic clock, as in `LostBroker.since_ms`, and the number that turns such a
+    #: time into ms since the epoch.
     now_ms: int
     epoch_ms: int
 
 
 class KnownBrokersFile:
-    """Writes changes of `table` to the file at `path`, at most INTERVAL_S later, or `_PAUSE_FACTOR` times a write's time."""
+    """Writes changes of `table` to the file at `path`, after INTERVAL_S or, if writes are slow, later."""
 
     def __init__(self, path: Path, table: RouteTable, jobs: Jobs) -> None:
         self._path = path

@@ -13,8 +13,8 @@ from gantrymq.protocol.private_fields import AWAITED_BROKERS_FIELD, UPTIME_FIELD
 
 #: Interval at which brokers register (`registerNameServerPeriod`), in ms.
 REGISTRATION_PERIOD_MS = 30_000
-#: The remark of a NameServer with needWaitForService in its first waitSecondsForService seconds. The response code alone
-#: does not tell: it has other causes, too.
+#: The remark of a NameServer with needWaitForService in its first waitSecondsForService seconds. The response code
+#: has other causes, too.
 _NOT_READY = "name server not ready"
 
 

@@ -17,8 +17,8 @@ SYNC_FLUSH = "SYNC_FLUSH"
 
 #: Bytes of one unit of a consume queue (`ConsumeQueue.CQ_STORE_UNIT_SIZE`).
 UNIT_SIZE = 20
-#: Settings with which a Java broker has messages or tables in other files than this broker reads. The values are
-#: regular expressions, matched in any case. A comma separates directories of the log (MixAll.MULTI_PATH_SPLITTER).
+#: Settings that make a Java broker keep messages or tables in files that this broker doesn't read. The values are
+#: regular expressions, matched in any case. A comma separates directories of the log (`MixAll.MULTI_PATH_SPLITTER`).
 _UNSUPPORTED = {
     "storePathCommitLog": ".*,.*",
     "readOnlyCommitLogStorePaths": r"\s*\S.*",
@@ -136,7 +136,7 @@ class StoreConfig:
 
 
 def check_supported(properties: Mapping[str, str]) -> None:
-    """Raises ConfigError for a setting of a store that this broker can't read: it would take the store as empty."""
+    """Raises ConfigError for a setting of a store that this broker can't read. It would treat the store as empty."""
     for key, pattern in _UNSUPPORTED.items():
         value = properties.get(key, "").strip()
         if re.fullmatch(pattern, value, re.IGNORECASE | re.DOTALL):

@@ -4,7 +4,7 @@ Two locks: of the file `lock`, which Java's broker takes, too; and of the direct
 has deleted that file. The alternative that lost, to look now and then whether it is still the same file, leaves a
 moment in which there are two brokers.
 
-The directory of the log has a lock of its own (`LogFiles`): it may be elsewhere, in another broker's store even.
+The directory of the log has a lock of its own (`LogFiles`), because it may be inside another broker's store.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class LogFiles:
         self._behind_gap: list[MappedFile] = []
         #: Holds the lock of the directory.
         self._directory_fd: int | None = None
-        #: There was no file to load.
+        #: Whether `load` found no file.
         self.was_missing = False
 
     def __contains__(self, base: int) -> bool:
@@ -123,7 +123,7 @@ class LogFiles:
         return files.read_bytes(MappedFile(self.directory, base, 0).path, FIXED_SIZE_V4)
 
     def end_at(self, end: int) -> None:
-        """Deletes the files after the one that the physical offset is in. The directory is made if it is missing.
+        """Deletes the files after the one that contains the physical offset. Creates the directory if it is missing.
 
         Raises StoreError, OSError.
         """
@@ -198,7 +198,7 @@ class LogFiles:
             stack.callback(self._close_directory)
 
     def _lock_directory(self) -> None:
-        """Opens and locks the directory: two brokers that write to one log destroy it."""
+        """Opens and locks the directory, because two brokers that write to one log destroy it. Raises StoreLocked."""
         fd = open_directory(self.directory)
         if not lock_directory(fd, self.directory):
             files.close(fd)

@@ -131,7 +131,7 @@ class MessageStore:
         self._drop_torn()
 
     def _check_log_is_there(self) -> None:
-        """Raises StoreError if queues have messages and the log has no file: recovery would cut all of them."""
+        """Raises StoreError if queues have messages and the log has no file. Recovery would remove them all."""
         if self._log.was_missing and any(queue.max_offset for queue in self._queues):
             config = self.config
             raise StoreError(
@@ -230,7 +230,7 @@ class MessageStore:
             self._threads.queue_flusher.flush_soon()
 
     def delete_queues_before(self, topic: str, physical_offset: int) -> None:
-        """Deletes the queues of a topic whose last message is before this offset. Raises StoreError."""
+        """Deletes the queues of a topic that have only messages before this physical offset. Raises StoreError."""
         self._queues.delete(
             [
                 queue

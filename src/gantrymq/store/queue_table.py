@@ -78,7 +78,7 @@ class QueueTable:
         return {topic: ids for topic, ids in found.items() if ids}
 
     def queue_ids(self, topic: str) -> list[int]:
-        """The queues of a topic, those without files too."""
+        """The queue ids of a topic, including queues without files."""
         return list(self._table.get(topic, ()))
 
     def mark_dirty(self, queue: ConsumeQueue) -> None:

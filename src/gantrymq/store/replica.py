@@ -91,8 +91,8 @@ class Replica:
         self._repeated = 0
         #: Queues that got messages and nobody knows of it.
         self._told: dict[ConsumeQueue, None] = {}
-        #: Each is called when the log has lost its end, before anything is stored there: offsets may be beyond the
-        #: ends of queues.
+        #: Called when the log has lost its end, before anything is stored there. Offsets can then be beyond the ends of
+        #: queues.
         self.cut_listeners: list[Callable[[], None]] = []
         #: Place and checksum of what was refused and may come again.
         self._doubted = (-1, 0)

@@ -29,7 +29,7 @@ _BLANK_SLOTS = 60
 
 
 class Wait(NamedTuple):
-    """The slot, ms, in which a record waits; a rolled one waits again afterwards."""
+    """The slot in which a record waits, in ms. If `is_rolled`, the record waits again after this slot."""
 
     slot_ms: int
     is_rolled: bool = False
@@ -43,8 +43,8 @@ class TimerStore:
         self.read_time_ms = 0
         #: The queue offset of the next message that isn't in the log yet.
         self.queue_offset = 0
-        #: The checkpoint at the start: of the messages before this queue offset, this broker or a former
-        #: master has delivered those whose slot is before this time, ms.
+        #: From the checkpoint at the start: this broker or a former master has delivered the messages that are before
+        #: this queue offset and whose slots are before this time, in ms.
         self.delivered_queue_offset = 0
         self.delivered_time_ms = 0
         #: Messages in slots that aren't delivered yet.
@@ -59,7 +59,7 @@ class TimerStore:
         self._log = TimerLog(root / "timerlog", log_file_size)
         self._checkpoint_path = root / "config" / "timercheck"
         self._checkpoint = TimerCheckpoint()
-        #: Times of slots with messages, each once: a heap, and the same as a set.
+        #: Times of slots with messages, in ms: as a heap, and as a set for lookups.
         self._due: list[int] = []
         self._due_slots: set[int] = set()
         #: Records that are in the log though `queue_offset` says that they may not be.
@@ -113,7 +113,7 @@ class TimerStore:
             end = place + ENTRY_SIZE
             self._already.add(entry.physical_offset)
             if checkpoint.read_time_ms and place >= flushed:
-                # It came after the checkpoint, and waits in an earlier slot if the clock was set back meanwhile.
+                # An entry after the checkpoint is in an earlier slot if the clock was set back meanwhile.
                 self.read_time_ms = min(self.read_time_ms, entry.slot_ms)
         self._log.start_at(end)
         if end > self._log.first and next(self._wheel.slots_from(0), None) is None:
@@ -162,7 +162,7 @@ class TimerStore:
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def wait(self, due_ms: int, from_ms: int) -> Wait:
-        """How long a record waits that is due at `due_ms` and came at `from_ms`: at most as long as the roll window."""
+        """The slot for a record that arrives at `from_ms` and is due at `due_ms`, at most one roll window later."""
         precision_ms, window = self._precision_ms, self._roll_window_slots
         from_ms -= from_ms % precision_ms
         over_ms = due_ms - from_ms - window * precision_ms
@@ -176,7 +176,7 @@ class TimerStore:
     def add(
         self, wait: Wait, now_ms: int, physical_offset: int, size: int, topic: str, *, takes_back: bool = False
     ) -> None:
-        """Lets a record wait. Raises StoreFull, StoreError; then it doesn't."""
+        """Adds a record to its slot. Raises StoreFull, StoreError; the record is not added then."""
         magic = MAGIC_DEFAULT
         if wait.is_rolled:
             magic |= MAGIC_ROLL
@@ -197,7 +197,7 @@ class TimerStore:
             if slot.time_ms in self._due_slots:
                 self.waiting += entry.messages
             else:
-                # Messages of a slot that was passed before the clock was set back count as delivered, too.
+                # The slot was passed, and is due again because the clock was set back. All its messages count.
                 self._count(slot.time_ms, num)
 
     def _count(self, slot_ms: int, count: int) -> None:
@@ -265,11 +265,11 @@ class TimerStore:
         self.read_time_ms = max(self.read_time_ms, now_ms - now_ms % self._precision_ms)
 
     def is_ahead_of(self, now_ms: int) -> bool:
-        """Whether slots are passed that are still to come: the clock was set back."""
+        """Whether slots after `now_ms` have been passed, because the clock was set back."""
         return self.read_time_ms > now_ms
 
     def set_back(self, now_ms: int) -> None:
-        """The slot of now is the first that isn't delivered yet, for messages that come from here on."""
+        """Makes the slot of `now_ms` the next one to deliver, for messages that arrive from here on."""
         self.read_time_ms = now_ms - now_ms % self._precision_ms
 
     def is_too_far_behind(self, now_ms: int) -> bool:

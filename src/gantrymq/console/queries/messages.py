@@ -144,7 +144,7 @@ async def messages(eye: Eye, arguments: MessagesArguments) -> MessagesPage:
     if arguments.key:
         keyed = await eye.admin.messages_by_key(
             topic,
-            # Other white space is part of a key.
+            # Only spaces separate keys: other white space is part of a key.
             arguments.key.strip(" "),
             max_num=size,
             begin_ms=begin_ms or 0,
