@@ -306,7 +306,7 @@ class Run:
     # -- the end ------------------------------------------------------------------------------------------------
 
     async def _judge_workloads(self) -> list[str]:
-        """Counts the transactions and delayed messages that were stored again; names those that are missing."""
+        """Counts the transactions and delayed messages that were stored again; returns the missing ones as problems."""
         problems: list[str] = []
         for word, topic in (("transactions", TRANSACTIONS), ("delays", DELAYS)):
             kept = self._kept[word]
@@ -336,7 +336,7 @@ class Run:
         return problems
 
     def _count_again(self, word: str, at_ms: int) -> None:
-        """In the round in which the later copy was stored."""
+        """Counts a repeated message for the round in which the later copy was stored."""
         of = next((one for one in reversed(self.rounds) if one.began_ms <= at_ms), None)
         if of is not None and word == "transactions":
             of.transactions_again += 1

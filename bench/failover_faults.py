@@ -1,4 +1,4 @@
-"""The faults of a failover: whom each one hits, how it begins and ends.
+"""The faults of a failover: the servers that each one hits, its begin and its end.
 
 | word | what happens |
 |---|---|
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from failover_servers import BROKERS, Servers
 
-#: How long a server stays away, after sends go on, or a link stays cut, s.
+#: Least and longest time that a server stays away after sends go on, or that a link stays cut, in s.
 AWAY_S = (0.0, 3.0)
-#: Long enough for every lease and heartbeat to end, s.
+#: The same for long faults: every lease and heartbeat ends in this time.
 LONG_S = (16.0, 22.0)
 
 

@@ -1,4 +1,4 @@
-"""What a failover leaves to be read: messages, logs, and the records of its workloads."""
+"""Reads the messages, logs and workload records after a failover."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def messages_of(names: str, topic: str) -> list[MessageExt]:
 
 
 class Events:
-    """Reads what the workloads record, as it grows."""
+    """Reads the workloads' record file while it grows."""
 
     def __init__(self, path: Path) -> None:
         path.touch()
@@ -58,7 +58,7 @@ class Events:
 def log_of(store: Path, last: int) -> str:
     """A hash of its log up to the end of the record that begins at `last`.
 
-    What comes behind it a master may have written for itself while its slaves ended.
+    Behind this record, a master may have written records while its slaves ended.
     """
     log = b"".join(file.read_bytes() for file in sorted((store / "commitlog").iterdir()))
     return hashlib.sha256(log[: last + int.from_bytes(log[last : last + 4], "big")]).hexdigest()

@@ -68,7 +68,7 @@ class Clients:
         self.is_set_up = asyncio.Event()
         #: When producers began, from where on faults count.
         self.sending_at = 0.0
-        #: When all were told to end.
+        #: Time at which the clients were stopped, in s.
         self.ended_at = 0.0
         #: Producers that have sent all.
         self.done: set[str] = set()

@@ -1,7 +1,7 @@
-"""Copies: how often the brokers' logs have each message at the end of a run, waiting for its time or in its queue.
+"""Copies: the number of records of each message in the brokers' logs at the end of a run, waiting and delivered.
 
-A producer that gets no answer sends again, so that a message may be stored several times and delivered as often. What
-the log has more of in the queues of the topic than of what waited, a broker has delivered again.
+A producer that gets no response sends again, so a message may be stored, and delivered, several times. If the queues of
+the topic have more copies than waited, a broker has repeated a delivery.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from sim.cluster import Servers
 from sim.plan import QUEUES, TOPIC
 from sim.system import EPOCH_S
 
-#: The levels that messages of the simulator wait in.
+#: Number of delay levels.
 _LEVELS = 18
 
 
 @dataclass
 class Copies:
-    """Of one message, in the logs of all masters."""
+    """The copies of one message in the logs of all masters."""
 
-    #: Its copies that wait, or have waited, for their time.
+    #: Number of copies that wait, or have waited, for their time.
     waited: int = 0
-    #: When those in the queues of its topic were stored, by the clocks of their brokers, s.
+    #: Store times of the copies in the queues of the topic, by the clocks of their brokers, in s.
     stored_at: list[float] = field(default_factory=list)
-    #: The same of the copies that the end of a transaction stored: by the place of the half message.
+    #: Store times of the copies that were committed, by broker and physical offset of the half message.
     committed_at: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
 def copies_of(servers: Servers) -> dict[str, Copies]:
-    """By the name of the message."""
+    """The copies of all messages, by the name of the message."""
     found: dict[str, Copies] = defaultdict(Copies)
     masters = servers.masters()
     for program, broker in servers.looked_into():
@@ -71,7 +71,7 @@ def _records(store: MessageStore, queues: list[tuple[str, int]]) -> Iterator[Rec
                 try:
                     yield store.read_record(unit[0])
                 except GantryError:
-                    # It has rotted, or syncs have lied about it.
+                    # A fault has damaged it: `rot` or `lies`.
                     continue
 
 

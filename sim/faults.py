@@ -28,11 +28,11 @@ from sim.system import World
 _UNSYNCED_S = 3.0
 #: After these a broker reads its log as it finds it.
 _CRASHES = ("kill", "kill-all", "power", "power-at-sync", "sync-error")
-#: After these a broker does nothing again that it has done.
+#: A broker repeats no delivery and no commit after these.
 _ORDERLY = ("end", "end-all", "hand-over", "handed", "relieved", "rot", "rot-unread", "clock", "far-clock", "drift")
 #: The power goes before one of so many syncs; a thread that syncs lets the loop of its process go round so often.
 _SYNCS, _TURNS = 20, 5
-#: The greatest error of a clock, s.
+#: Largest error of a clock, in s.
 _FAR_S = 3600.0
 
 
@@ -65,7 +65,7 @@ class Site:
 
 
 def far_clock_s(strength: float) -> float:
-    """How far a clock is ahead, s: small errors are as frequent as large ones."""
+    """The error of a clock, in s. Small errors are as frequent as large ones."""
     share = 2 * strength - 1
     return _FAR_S * share * abs(share)
 
@@ -241,7 +241,7 @@ class ClockJump:
 
 
 class FarClock:
-    """Its wall clock is wrong by up to an hour, ahead or behind."""
+    """The host's wall clock is wrong by up to an hour, ahead or behind."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         program.host.clock_ahead_s = far_clock_s(strength)
@@ -466,7 +466,7 @@ SCRIPTS: dict[str, Script] = {}
 
 
 async def happen(site: Site, fault: Fault) -> None:
-    """One fault, from its time on, for its time. One whose time is below 0 has begun before the programs (`run.py`)."""
+    """Runs one fault. A fault whose `at` is below 0 was begun before the programs (`run.py`)."""
     await asyncio.sleep(max(fault.at, 0.0))
     site.history.note(site.world.loop.time(), f"fault {fault}")
     since = site.world.loop.time()

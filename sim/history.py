@@ -8,13 +8,13 @@ from enum import Enum
 
 
 class Delay(Enum):
-    """How the time of a delayed message is given."""
+    """The way in which the delivery time of a message is given."""
 
     NONE = "NONE"
     #: A delay level, or a delay: added to the time of the broker that stores it.
     LEVEL = "LEVEL"
     AFTER = "AFTER"
-    #: A time, by the clock of its producer.
+    #: A time by the clock of the producer.
     AT = "AT"
 
 
@@ -31,7 +31,7 @@ class Sent:
     #: Not to be delivered before, s.
     not_before: float = 0.0
     delay: Delay = Delay.NONE
-    #: The error of the producer's clock when it was sent, s.
+    #: Error of the producer's clock at the send, in s.
     clock_error_s: float = 0.0
     #: Acknowledged at; None while nobody knows.
     stored_at: float | None = None
@@ -79,7 +79,7 @@ class History:
     errors: list[str] = field(default_factory=list)
     #: From when to when each fault was, s.
     faults: list[tuple[float, float]] = field(default_factory=list)
-    #: From when to when something was wrong after which a broker may do again what it has done, s.
+    #: Begin and end, in s, of each fault after which a broker may repeat deliveries and commits.
     crashes: list[tuple[float, float]] = field(default_factory=list)
     #: Orderly handlers at work.
     handling: list[Handling] = field(default_factory=list)

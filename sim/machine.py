@@ -41,12 +41,12 @@ class Host:
         self.address = address
         self._clock_ahead_s = 0.0
         self._clock_drift = 0.0
-        #: What these were, and from when on, s.
+        #: (since, ahead, drift) of each setting of the clock; times in s.
         self._clock_settings = [(0.0, 0.0, 0.0)]
         #: What its threads do takes up to so much longer, s.
         self.thread_s = 0.0
         self.process: Process | None = None
-        #: When its process began, s.
+        #: Start time of the process, in s.
         self.started_at = 0.0
         #: What its process was, and from when on, s.
         self.states: list[tuple[float, State]] = []
@@ -57,7 +57,7 @@ class Host:
 
     @property
     def clock_ahead_s(self) -> float:
-        """The wall clock is so many seconds ahead of the simulated time, apart from its drift."""
+        """Seconds by which the wall clock is ahead of the simulated time, without its drift."""
         return self._clock_ahead_s
 
     @clock_ahead_s.setter
@@ -67,7 +67,7 @@ class Host:
 
     @property
     def clock_drift(self) -> float:
-        """The wall clock runs faster by this factor (0.001: 1 ms in 1 s)."""
+        """Relative speed error of the wall clock: 0.001 means 1 ms per second ahead."""
         return self._clock_drift
 
     @clock_drift.setter
@@ -81,7 +81,7 @@ class Host:
         return epoch_s + now + self._clock_ahead_s + now * self._clock_drift
 
     def clock_errors(self, since: float, until: float) -> tuple[float, float]:
-        """The least and the greatest error of the wall clock between two times, s; positive: it is ahead."""
+        """The least and the greatest error of the wall clock between two times, in s. Positive: it is ahead."""
         errors: list[float] = []
         for number, (begin, ahead_s, drift) in enumerate(self._clock_settings):
             following = self._clock_settings[number + 1 :]

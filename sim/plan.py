@@ -16,9 +16,9 @@ FAULTS_S = 90.0
 _SLOWER_SHARE = 0.2
 #: Of those that may have power failures the share with one before a sync.
 _AT_SYNC_SHARE = 0.125
-#: The share of seeds with clocks that are wrong by up to an hour, and of these clocks those that are so from the start.
+#: Share of seeds with clocks that are wrong by up to an hour, and share of these clocks that are wrong from the start.
 _FAR_CLOCKS_SHARE, _FROM_THE_START_SHARE = 0.15, 0.3
-#: Workloads whose checkers take the time of messages from their brokers' clocks.
+#: Workloads whose checkers use times of the brokers' clocks.
 _TIMED_EXTRAS = {"offsets", "pop-resets", "recalls", "recreations", "retention"}
 #: The names of workloads.EXTRAS; those load the whole package, and a plan is a table.
 EXTRAS = (
@@ -33,7 +33,7 @@ EXTRAS = (
     "slow-pops",
     "topics",
 )
-#: Those that are drawn by a chance of their own, and the share of seeds with one of them.
+#: Workloads that are drawn with their own random numbers; share of seeds with one, and share of these without faults.
 LATER_EXTRAS = ("endings", "pop-resets", "recreations")
 _LATER_EXTRAS_SHARE, _CALM_SHARE = 0.12, 0.5
 
@@ -42,7 +42,7 @@ _LATER_EXTRAS_SHARE, _CALM_SHARE = 0.12, 0.5
 class Fault:
     """`kind` of faults.py, whom it hits, from when and for how long, s since the first send; `strength` from 0 to 1.
 
-    One of a clock whose `at` is below 0 is there when the programs start.
+    A clock fault with `at` below 0 begins before the programs start.
     """
 
     kind: str
@@ -214,17 +214,17 @@ def make_plan(seed: str) -> Plan:
 
 
 def add_extra(plan: Plan) -> None:
-    """One more workload."""
+    """Adds one of LATER_EXTRAS to some plans."""
     chance = Random(f"{plan.seed} later extras")
     if chance.random() < _LATER_EXTRAS_SHARE:
         plan.extras += (chance.choice(LATER_EXTRAS),)
         if chance.random() < _CALM_SHARE:
-            # They promise most where nothing is wrong with servers.
+            # Their checkers are strictest if the servers have no fault.
             plan.faults = [fault for fault in plan.faults if fault.whom in plan.clients and fault.kind != "reset"]
 
 
 def add_far_clocks(plan: Plan) -> None:
-    """Clocks that are wrong by up to an hour, mostly of brokers; some programs are restarted meanwhile."""
+    """Adds clocks that are wrong by up to an hour, mostly of brokers; restarts some of their programs."""
     chance = Random(f"{plan.seed} far clocks")
     if chance.random() >= _FAR_CLOCKS_SHARE or _TIMED_EXTRAS & set(plan.extras):
         return
@@ -238,7 +238,7 @@ def add_far_clocks(plan: Plan) -> None:
         if chance.random() < 0.5:
             restart, at = chance.choice(("kill", "end")), max(at, 0.0) + chance.uniform(-2, lasts + 5)
             plan.faults.append(Fault(restart, whom, round(max(at, 0.0), 2), round(chance.uniform(0.5, 5), 2), 0.5))
-    # Or there may be nothing that a wrong clock has an effect on.
+    # A wrong clock needs delayed messages to have an effect.
     plan.delayed = max(plan.delayed, chance.choice((0.05, 0.2)))
 
 

@@ -23,11 +23,11 @@ _ACTING_SHARE = 0.5
 _SYNC_ERROR_SHARE, _LYING_SHARE = 0.2, 0.15
 #: Of those with controllers the share in which only their state goes back.
 _GONE_BACK_SHARE = 0.08
-#: These take away what other faults count on.
+#: Scripts that allow no other faults or workloads.
 _ALONE = {"away", "gone-back", "lying"}
-#: Of those with controllers the share in which a master reaches none of them.
+#: Share of the seeds with controllers in which a master reaches none of them.
 _UNCONFIRMED_SHARE = 0.1
-#: Of those with controllers the share in which a master changes as planned, with much that waits for its time.
+#: Share of the seeds with controllers in which masters change as planned, with many delayed messages.
 _RELIEVED_SHARE = 0.15
 #: The workloads of workloads/ that such seeds may have.
 _EXTRAS = (

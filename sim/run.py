@@ -46,7 +46,7 @@ _LASTING = (
     "garble",
     "trouble",
 )
-#: Of real calls that many are told, and of the problems that one checker finds.
+#: Largest number of reported real calls, and of reported problems of one checker.
 _FEW, _MANY = 5, 20
 
 

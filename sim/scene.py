@@ -26,14 +26,14 @@ AGAIN_S = 0.5
 #: How long a consumer may believe in the lock of a broker that died, with what it takes to come back, s.
 _LOCK_LIFE_S = 90.0
 
-#: What is due has come within, s.
+#: Longest time from the due time of a message to its arrival, in s.
 _DUE_S = 10.0
 
 Queue = tuple[str, str, int]
 
 
 def has_wrong_clocks(plan: Plan) -> bool:
-    """Some clock of this plan is wrong for a time."""
+    """Whether a clock of this plan is wrong for some time."""
     return any(fault.kind in ("clock", "far-clock", "drift") for fault in plan.faults)
 
 
@@ -66,9 +66,9 @@ class Scene:
         #: How long bodies are, where they are longer than a name; and those that came.
         self.lengths: dict[str, int] = {}
         self.received_lengths: dict[str, set[int]] = defaultdict(set)
-        #: How often the brokers' logs have each message of the usual topic in the end, by its name.
+        #: Copies of each message of the usual topic in the brokers' logs at the end, by its name.
         self.copies: dict[str, Copies] = {}
-        #: The message of each unique id.
+        #: Unique id -> name of its message.
         self._ids: dict[str, str] = {}
         #: Groups that have messages more than once without a fault.
         self.rewound: set[str] = set()
@@ -79,7 +79,7 @@ class Scene:
 
     @property
     def has_server_faults(self) -> bool:
-        """Something goes wrong with a server, or with everybody's connections."""
+        """Whether the plan has a fault of a server or of all connections."""
         clients = set(self.plan.clients)
         return any(fault.whom not in clients or fault.kind == "reset" for fault in self.plan.faults)
 
@@ -128,7 +128,7 @@ class Scene:
         self.history.acknowledge(name, self.now())
 
     def _look_at_ids(self, name: str, ids: list[str]) -> None:
-        """No two messages have the same unique id."""
+        """Reports messages with the same unique id."""
         for unique_id in ids:
             other = self._ids.setdefault(unique_id, name)
             if other != name:
@@ -165,7 +165,7 @@ class Scene:
         return any(excuse(sent) for excuse in self.excuses)
 
     def is_put_off(self, sent: Sent) -> bool:
-        """It is timed by a clock that was ahead, and by that time not due yet."""
+        """Whether the delivery time was set by a clock that was ahead, and is not reached yet."""
         if sent.delay not in (Delay.AFTER, Delay.AT):
             return False
         if sent.delay is Delay.AT:
@@ -176,9 +176,9 @@ class Scene:
         return late_s > 0 and self.now() < sent.not_before + late_s + _DUE_S
 
     def clock_errors(self, broker: str, since: float, until: float) -> tuple[float, float]:
-        """The least and the greatest error of the clocks of a name's brokers between two times, s.
+        """The least and the greatest error of the clocks of a name's brokers between two times, in s.
 
-        Of all brokers where others deliver what is due at a name.
+        With acting masters, all brokers count, because they deliver for each other.
         """
         errors = [
             program.host.clock_errors(since, until)

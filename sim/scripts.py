@@ -28,7 +28,7 @@ _IN_SYNC_S = 30.0
 _OVER_S, _ASKED_S = 0.1, 2.0
 #: How often a master's place is handed over, and how long a turn of a busy loop takes, s.
 HANDOVERS, _BUSY_TURN_S = 5, 0.004
-#: How often it changes as planned.
+#: Number of planned changes of master in `Relieved`.
 RELIEFS = 4
 #: Who comes back with less of its log stays away until no controller has it as in sync, s.
 _MISSED_S = 15.0
@@ -55,7 +55,7 @@ class Isolated:
 
 
 class Unconfirmed:
-    """The master reaches no controller, while its clients and slaves do reach it: another is elected."""
+    """The master reaches no controller, but its clients and slaves reach the master. Another one is elected."""
 
     async def play(self, site: Site, fault: Fault) -> None:
         master = _master(site, fault)
@@ -146,7 +146,7 @@ class Handed:
 
 
 class Relieved:
-    """The master changes several times as planned: it hands its place over, or is ended and started again."""
+    """The master changes several times as planned, by an election or by an orderly restart."""
 
     async def play(self, site: Site, fault: Fault) -> None:
         chance = Random(f"{site.world.seed} relieved {fault.strength}")

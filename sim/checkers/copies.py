@@ -1,7 +1,7 @@
-"""What brokers may deliver again of what they have delivered: delayed and timed messages, and ends of transactions.
+"""Repeated deliveries of delayed and timed messages, and repeated commits of transactions.
 
-A planned change of master, or a restart in order, repeats nothing. A crash repeats each message once at most, and only
-what was delivered shortly before.
+A planned change of master or an orderly restart repeats nothing. A crash repeats each message at most once, and only
+messages that were delivered shortly before.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from sim.scene import has_wrong_clocks
 if TYPE_CHECKING:
     from sim.run import Run
 
-#: A broker keeps how far it has got, and its slaves copy that, within, s.
+#: Longest time until a broker has stored its progress and its slaves have copied it, in s.
 _KEPT_S = 15.0
-#: After a crash a broker begins where it was, within, s.
+#: Longest time after a crash in which a broker repeats deliveries, in s.
 _SETTLED_S = 60.0
 
 

@@ -49,7 +49,7 @@ def nothing_is_invented(run: Run) -> Iterator[str]:
 
 
 def nothing_is_early(run: Run) -> Iterator[str]:
-    """A delayed message isn't early, except by as much as the clocks that its time is taken from differ."""
+    """A delayed message isn't early by more than the difference of the clocks that determine its time."""
     for one in run.history.received:
         sent = run.history.sent.get(one.name)
         if sent is not None and one.at < sent.not_before - _EARLY_S:
@@ -59,14 +59,14 @@ def nothing_is_early(run: Run) -> Iterator[str]:
 
 
 def _clocks_differ_s(run: Run, sent: Sent, one: Received) -> float:
-    """The clock of the broker that delivers a message was ahead, from its send on, of the one that set its time."""
+    """The time, in s, that the delivering broker's clock was ahead of the clock that set the delivery time."""
     errors = run.clients.scene.clock_errors
     least, most = errors(one.broker, sent.asked_at, one.at)
     set_least, set_most = errors(sent.broker, sent.asked_at, sent.stored_at or one.at)
     if sent.delay is Delay.AT:
         set_least = sent.clock_error_s
     if sent.delay is Delay.LEVEL and least < set_most:
-        # It is due later than a level from now on: by the broker the clock was wrong when it was stored.
+        # The broker sees a store time in the future, and delivers at once.
         return inf
     return max(most - set_least, 0.0)
 

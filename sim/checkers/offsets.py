@@ -12,7 +12,7 @@ from sim.plan import QUEUES, TOPIC
 if TYPE_CHECKING:
     from sim.run import Run
 
-#: Consumers find a broker that has started again within, s: routes are asked for each 30 s.
+#: Longest time until consumers find a broker that has restarted, in s. Clients request routes every 30 s.
 _FOUND_S = 60.0
 
 
@@ -27,7 +27,7 @@ def handled_is_committed(run: Run) -> Iterator[str]:
         if broker is None or broker.config.broker_role is BrokerRole.SLAVE:
             continue
         if program.host.started_at > run.clients.ended_at - _FOUND_S:
-            # What was acknowledged has come, but consumers may not have found the broker again.
+            # All acknowledged messages arrived, but consumers may not have found the broker again.
             continue
         for queue_id in range(QUEUES):
             end = program.look(partial(broker.store.queue, TOPIC, queue_id)).max_offset

@@ -76,7 +76,7 @@ class Workload:
                 self.scene.ask(Sent(name, topic, asked_at=self.scene.now()))
                 try:
                     result = await producer.send(Message(topic, name.encode()) if make is None else make(name))
-                    # A message of `make` may be delayed: then its result has not its place in the topic.
+                    # A message of `make` may be delayed: its result then lacks the offset in the topic.
                     self.scene.stored(name, result, 0 if make is None else None)
                 except GantryError as e:
                     self.scene.history.fail(self.scene.now(), program.name, e)

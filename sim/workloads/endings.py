@@ -1,4 +1,4 @@
-"""Transactions that are ended twice: the first end counts, whatever comes after it."""
+"""Transactions that are ended twice. Only the first end counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sim.workloads.base import Workload
 
 _MESSAGES = 20
 _COMMIT, _ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
-#: The second end comes within, s: before and after the broker has written the first one down.
+#: Longest delays of the second end, in s: before and after the broker has stored the first one.
 _AGAIN_S = (0.0, 0.5, 5.0, 30.0)
 
 
@@ -37,7 +37,7 @@ class _Decisions:
 
 
 class Endings(Workload):
-    """A rollback and then a commit, or two commits, of messages of the usual topic (`checkers/copies.py`)."""
+    """Sends a rollback and then a commit, or two commits, for messages of the usual topic (`checkers/copies.py`)."""
 
     network = 36
 
@@ -61,11 +61,11 @@ class Endings(Workload):
                 await asyncio.sleep(2 * self.chance.random())
             self._is_done = True
             assert program.ending is not None
-            # It may be asked what became of one.
+            # Stays online for checks of its transactions.
             await program.ending.wait()
 
     async def _decide(self, producer: TransactionProducer, name: str) -> None:
-        # Of ends that are lost on the way the second one may be the first that comes.
+        # With faults the first end may be lost, so the second one may count.
         is_void = self.chance.random() < 0.5 and not self.has_faults
         self.scene.ask(Sent(name, TOPIC, asked_at=self.scene.now(), is_void=is_void))
         message = Message(TOPIC, name.encode())

@@ -1,4 +1,4 @@
-"""POP groups, one of them in order, that an administrator sends back: what they have acknowledged comes again."""
+"""POP groups, one of them orderly, whose offsets an administrator resets: acknowledged messages are delivered again."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _MESSAGES = 40
 _GROUPS = {"carriers": SimpleConsumer, "orderly-carriers": OrderlySimpleConsumer}
 _RESETS = 4
 _INVISIBLE_S = 20.0
-#: By the name of the broker and the queue.
+#: (broker name, queue id) -> offset.
 Offsets = dict[tuple[str, int], int]
 
 
 class PopResets(Workload):
-    """One message in five isn't acknowledged, so that the committed offset stays where it is while others are done."""
+    """One message in five isn't acknowledged: the committed offset stays there while later ones are acknowledged."""
 
     network = 34
     sends = True
@@ -33,7 +33,7 @@ class PopResets(Workload):
         super().__init__(scene)
         self._is_made = asyncio.Event()
         self._left = len(_GROUPS)
-        #: (group, when it was told, {(broker, queue): offset}, what was stored by then).
+        #: (group, time of the reset in s, offsets, names of the messages stored by then).
         self._resets: list[tuple[str, float, Offsets, frozenset[str]]] = []
         self.add("dispatcher", self._send)
         for group in _GROUPS:
@@ -90,7 +90,7 @@ class PopResets(Workload):
         return {(queue.broker_name, queue.queue_id): offset for queue, offset in answer.items()}
 
     async def _to_what_is_committed(self, admin: AdminClient, group: str) -> Offsets:
-        """What was acknowledged behind it has been so for nothing."""
+        """Resets to the committed offset. Acknowledgements of later messages are void."""
         offsets: Offsets = {}
         for broker in (await admin.topic_route(_TOPIC)).broker_datas:
             if (address := broker.master_address) is None:
@@ -106,7 +106,7 @@ class PopResets(Workload):
 
     def _missing(self) -> Iterator[str]:
         if self.scene.has_server_faults:
-            # A broker that dies, or is cut off, may have the reset lost, here as in Java.
+            # A broker that dies or is cut off may lose the reset, as in Java.
             return
         for group, told_at, offsets, stored in self._resets:
             again = {one.name for one in self.scene.history.received if one.group == group and one.at >= told_at}

@@ -23,20 +23,20 @@ from sim.workloads.ordered_pops import OrderlySimpleConsumer
 _TOPIC = "site"
 _CLUSTER = "DefaultCluster"
 _LIVES = 3
-#: Messages of a life, and the least share of them that is delayed.
+#: Number of messages of a life, and the least share that is delayed.
 _MESSAGES, _DELAYED = 12, 0.3
 _QUEUES = 2
 #: Delays, of which there are levels, s.
 _SOON_S, _LATER_S = 5.0, 10.0
-#: So long after it was made again the consumers' routes have it, s.
+#: Longest time until the consumers' routes have the new topic, in s.
 _ROUTES_S = 35.0
-#: What was received by then need not be the new topic's, s.
+#: For this time after the creation, messages of the old topic may still arrive, in s.
 _UNDER_WAY_S = 1.0
 _KINDS = ("push", "orderly", "broadcast", "lite", "pop", "orderly-pop")
 
 
 class Recreations(Workload):
-    """Each time with delayed messages that are not due yet."""
+    """Deletes and creates the topic while delayed messages are not due yet."""
 
     network = 35
 
@@ -44,7 +44,7 @@ class Recreations(Workload):
         super().__init__(scene)
         self._is_made = asyncio.Event()
         self._is_done = False
-        #: Messages of each life, when it was deleted, and whether each broker has done so.
+        #: Names of the messages, and times of deletion and creation, of each life. `_is_sure`: all brokers deleted it.
         self._lives: list[set[str]] = []
         self._deleted_at: list[float] = []
         self._made_at: list[float] = []
@@ -60,7 +60,7 @@ class Recreations(Workload):
         return self._is_done
 
     def _is_deleted(self, sent: Sent) -> bool:
-        """It was of a topic that is no more, or is still on a broker that wasn't reached."""
+        """Whether a message's topic was deleted, or may remain on a broker that wasn't reached."""
         if sent.topic != _TOPIC:
             return False
         return not self._is_sure or any(sent.name in life for life in self._lives[: len(self._deleted_at)])
@@ -77,7 +77,7 @@ class Recreations(Workload):
                     await asyncio.sleep(self.chance.random())
                 if life == _LIVES - 1:
                     break
-                # Consumers have most of it by then.
+                # Consumers receive most messages in this time.
                 await asyncio.sleep(self.chance.uniform(0, 10))
                 await self._send(producer, program, f"{program.name}.{life}.last", delay_s=_LATER_S)
                 deleted_at = self.scene.now()
@@ -157,7 +157,7 @@ class Recreations(Workload):
                         self.scene.receive(message, program.name, program.name)
                         await consumer.ack(message)
                 except GantryError as e:
-                    # It may be deleted.
+                    # The topic may be deleted.
                     self.scene.history.note(self.scene.now(), f"{program.name}: {e}")
                     await asyncio.sleep(AGAIN_S)
 

@@ -118,8 +118,8 @@ def lost_rows(row: RowId, after: Place, had: Place) -> RequestRefused:
 def other_queues(row: RowId, queues: str, written: Written) -> RequestRefused:
     return RequestRefused(
         ResponseCode.ILLEGAL_OPERATION,
-        f"batch {row.batch} of the writer {row.writer} goes to the queues {queues}, and went to {written.queues} when "
-        "it was sent first: rows would be stored twice. Run the task again, which then sends to those queues",
+        f"batch {row.batch} of the writer {row.writer} goes to the queues {queues}, and went to {written.queues} "
+        "in its first attempt: rows would be stored twice. Run the task again: it then sends to the former queues",
     )
 
 

@@ -91,7 +91,10 @@ def recorded_partitions(
         of_queue = plan.get(queue, [])
         bounds = [start[queue], *of_queue[1::2]]
         if len(of_queue) % 2 == 0 or bounds != sorted(set(bounds)):
-            raise ConfigError(f"the checkpoint's plan {of_queue} doesn't fit {queue} from offset {start[queue]} on")
+            raise ConfigError(
+                f"the checkpoint's plan {of_queue} doesn't fit {queue} from offset {start[queue]} on: start "
+                "with another checkpoint"
+            )
         for number, first, last in zip(of_queue[::2], bounds, [*bounds[1:], end[queue]], strict=True):
             if (last := min(last, end[queue])) > first:
                 partitions.setdefault(number, []).append(OffsetRange(queue, first, last))

@@ -140,7 +140,9 @@ def check_supported(properties: Mapping[str, str]) -> None:
     for key, pattern in _UNSUPPORTED.items():
         value = properties.get(key, "").strip()
         if re.fullmatch(pattern, value, re.IGNORECASE | re.DOTALL):
-            raise ConfigError(f"{key}={value[:200]} is not supported by this broker: it can't use a store with it")
+            raise ConfigError(
+                f"{key}={value[:200]} is not supported by this broker: remove it, and use a store without it"
+            )
 
 
 def delete_hours(delete_when: str) -> frozenset[int]:

@@ -113,7 +113,7 @@ class RangeEnds:
     def _decide(self, connection: Connection, request: RemotingCommand, decision: Decision) -> Steps:
         while not self._is_ready:
             if not self._is_master:
-                raise RequestRefused(ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave now")
+                raise RequestRefused(ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave")
             if self._check.catch_up():
                 yield
             else:

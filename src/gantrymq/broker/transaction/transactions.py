@@ -183,7 +183,7 @@ class Transactions(Part):
         while self._check.catch_up():
             yield
         if not self._is_master:
-            raise RequestRefused(ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave now")
+            raise RequestRefused(ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave")
         return self._room_waits.holding(self.end)(connection, request)
 
     def end(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -224,8 +224,8 @@ class Transactions(Part):
             if self._check.given_up.is_forgotten(record.queue_offset if first < 0 else first):
                 raise RequestRefused(
                     ResponseCode.SYSTEM_ERROR,
-                    f"half message {record.queue_offset} was given up, and so many others since that the broker does "
-                    f"not know whether its transaction has ended: it is in {TRANSACTION_CHECK_MAX_TIME_TOPIC}",
+                    f"it is unknown whether the transaction of half message {record.queue_offset} has ended, "
+                    f"because too many others were given up since: look for it in {TRANSACTION_CHECK_MAX_TIME_TOPIC}",
                 )
             # The first end counts. A producer repeats an end if a response was lost or the broker checked twice.
             return RemotingCommand.response()
