@@ -6,10 +6,11 @@ import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import CLUSTER, create
+from cli_support import CLUSTER, create, name_server
 from waiting import until
 
 from gantrymq.auth.config import AuthConfig
@@ -21,9 +22,9 @@ from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.doctor.diagnosis import diagnose, judge
 from gantrymq.client.doctor.finding import Finding, Severity
-from gantrymq.client.doctor.groups_seen import GroupSeen, Lag
+from gantrymq.client.doctor.groups_seen import GroupSeen, Lag, groups_seen
 from gantrymq.client.doctor.observation import Observation
-from gantrymq.client.doctor.one_group import OneGroup
+from gantrymq.client.doctor.one_group import OneGroup, observe_group
 from gantrymq.client.doctor.one_group_checks import check_one_group
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError, RequestTimeout
@@ -172,6 +173,21 @@ async def test_a_reader_that_never_joins_its_group(cluster: EmbeddedCluster) -> 
     )
     told = [finding.what for finding in await of_group(cluster, "query")]
     assert any("no members, and no consumer has ever joined it" in what for what in told), told
+
+
+async def test_a_name_server_that_waits_says_nothing_about_members(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    """It answers no route of any topic yet, so a group may have consumers."""
+    broker = cluster.brokers[0]
+    async with AdminClient(cluster.name_server) as admin:
+        await create(admin, TopicConfig("waited", 1, 1))
+        await admin.create_group(SubscriptionGroupConfig("unclear"), cluster=CLUSTER)
+        await admin.reset_queue_offset(broker, "unclear", "waited", 0, 0)
+    async with name_server(tmp_path, need_wait_for_service=True) as server, AdminClient(server.address) as admin:
+        groups, _ = await groups_seen(admin, [broker], None)
+        one = await observe_group(admin, "unclear", {broker: "broker-a"})
+    [seen] = [group for group in groups if group.name == "unclear"]
+    assert (seen.members, seen.has_joined) == (None, True)
+    assert one.has_joined
 
 
 def test_a_query_that_has_stopped() -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
+from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, RouteNotReady
 from gantrymq.protocol.bodies.consumer import ConsumerRunningInfo
 from gantrymq.protocol.bodies.stats import ConsumeStats, OffsetWrapper
 from gantrymq.protocol.codes import ResponseCode
@@ -116,9 +116,10 @@ async def _ask_members(admin: AdminClient, group: GroupSeen) -> None:
     except BrokerError as e:
         group.members = [] if e.code == ResponseCode.CONSUMER_NOT_ONLINE else None
         return
-    except NoRouteInfo:
-        # Brokers create the retry topic when the first consumer joins.
-        group.members, group.has_joined = [], False
+    except NoRouteInfo as e:
+        if not isinstance(e, RouteNotReady):
+            # Brokers create the retry topic when the first consumer joins.
+            group.members, group.has_joined = [], False
         return
     except GantryError:
         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.doctor.groups_seen import MAX_MEMBERS, MEMBERS_TIMEOUT_S, GroupSeen, subscriptions_of
-from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, PartialFailure
+from gantrymq.errors import BrokerError, GantryError, NoRouteInfo, PartialFailure, RouteNotReady
 from gantrymq.protocol.bodies.connection import ConsumerConnection
 from gantrymq.protocol.bodies.consumer import ConsumerRunningInfo
 from gantrymq.protocol.bodies.stats import OffsetWrapper
@@ -68,7 +68,8 @@ async def observe_group(admin: AdminClient, name: str, masters: dict[str, str]) 
     with suppress(NoRouteInfo, PartialFailure):
         group.progress = (await admin.consume_stats(name)).offset_table
     try:
-        await admin.topic_route(retry_topic(name))
+        with suppress(RouteNotReady):
+            await admin.topic_route(retry_topic(name))
     except NoRouteInfo:
         # Brokers create the retry topic when the first consumer joins. Without it, only brokers have the offsets.
         group.has_joined = False
