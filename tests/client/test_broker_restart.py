@@ -11,13 +11,14 @@ from waiting import until
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.client.consuming import queue_puller
+from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError, RemotingError
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
-from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.store.config import StoreConfig
 
 
@@ -61,6 +62,56 @@ async def test_clients_go_on_after_a_restart(tmp_path: Path, monkeypatch: pytest
     await broker.stop()
     await name_server.stop()
     assert bodies == [b"before", b"after"]
+
+
+async def test_a_consumer_that_ends_commits_again_what_a_killed_broker_has_lost(tmp_path: Path) -> None:
+    """Its next consumer would get the messages once more though this one ended in order after the broker was back."""
+    name_server = NameServer(NamesrvConfig(listen_port=0, kv_config_path=tmp_path / "kvConfig.json"))
+    await name_server.start()
+    store, port = tmp_path / "store", free_port()
+
+    def new_broker() -> Broker:
+        return Broker(
+            BrokerConfig(
+                broker_name="broker-a",
+                listen_port=port,
+                namesrv_addr=[name_server.address],
+                store=StoreConfig(store_path_root_dir=store, mapped_file_size_commit_log=4 * 1024 * 1024),
+            )
+        )
+
+    broker = new_broker()
+    await broker.start()
+    async with Producer(name_server.address, "producers") as producer:
+        result = await producer.send(Message("topic", b"handled"))
+    queue_id = result.queue.queue_id
+    async with LitePullConsumer(name_server.address, "group", consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+        await consumer.assign([result.queue])
+        assert [message.body for message in await consumer.poll()] == [b"handled"]
+        # A pull would tell the broker the offset, too.
+        consumer.pause([result.queue])
+        await consumer.commit()
+        assert broker.offsets.queues("group", "topic") == {queue_id: 1}
+        await broker.stop()
+        # As a kill between the commit and the next write of the table leaves it.
+        (store / "config" / "consumerOffset.json").write_text('{"offsetTable":{}}')
+        (store / "config" / "consumerOffset.json.bak").unlink(missing_ok=True)
+        broker = new_broker()
+        await broker.start()
+        assert broker.offsets.queues("group", "topic") == {}
+        await until(lambda: _has_found(consumer, result.queue))
+    committed = broker.offsets.queues("group", "topic")
+    await broker.stop()
+    await name_server.stop()
+    assert committed == {queue_id: 1}
+
+
+async def _has_found(consumer: LitePullConsumer, queue: MessageQueue) -> bool:
+    try:
+        await consumer.end_offset(queue)
+    except GantryError:
+        return False
+    return True
 
 
 async def _send_when_possible(producer: Producer, message: Message) -> None:

@@ -203,7 +203,7 @@ class AssignedQueues:
         try:
             if self._commits:
                 async with asyncio.timeout(deadline.left()):
-                    await self._commit_each()
+                    await self._commit_last(*self.process_queues)
         except TimeoutError:
             log.warning("the offsets of group %s were not all committed: what was done since is repeated", self._group)
         finally:
@@ -219,7 +219,7 @@ class AssignedQueues:
         """Stops reading a queue: what is not handled yet is left to its next reader."""
         process_queue = await self._drop(queue)
         if self._commits:
-            await self._commit(process_queue)
+            await self._commit_last(process_queue)
         self.offset_store.forget(queue)
         self._moved_at.pop(queue, None)
         if self._locks is not None:
@@ -328,6 +328,12 @@ class AssignedQueues:
             # Whatever it is (hooks are the user's): the offsets are committed again in 5 s, or by the next reader.
             what = " ".join([f"can't commit the offsets of group {self._group}", *_notes(e)])
             self._client.troubles.tell(what, e)
+
+    async def _commit_last(self, *process_queues: ProcessQueue) -> None:
+        """Commits what has not changed, too: this consumer won't repeat it, and a killed broker may have lost it."""
+        for process_queue in process_queues:
+            self.offset_store.forget(process_queue.queue)
+        await self._commit(*process_queues)
 
     def _is_own(self, process_queue: ProcessQueue) -> bool:
         """What another consumer has had since may be further there."""

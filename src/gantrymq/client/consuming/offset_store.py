@@ -36,7 +36,7 @@ class OffsetStore(Protocol):
         """Stores the offsets. Raises the first GantryError after all were tried."""
 
     def forget(self, queue: MessageQueue) -> None:
-        """For a queue that another consumer may commit from now on."""
+        """The next commit is sent, whatever was committed: the broker may have lost it, another consumer changed it."""
 
 
 class BrokerOffsetStore:
