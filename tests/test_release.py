@@ -164,4 +164,5 @@ def test_commands_run_without_uvloop(cluster: EmbeddedCluster) -> None:
     for arguments in (["admin", "topicList"], ["doctor"], ["consume", "TBW102", "-e"]):
         command = [sys.executable, "-c", script, *arguments, "-n", cluster.name_server]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
+        # Other tests' groups are gone: doctor warns of them.
+        assert done.returncode in ((0, 3) if arguments == ["doctor"] else (0,)), done.stdout + done.stderr

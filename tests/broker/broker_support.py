@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from step_timer import StepTimer
+
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.errors import StoreError
 from gantrymq.namesrv.config import NamesrvConfig
@@ -143,19 +145,18 @@ class Disk:
 
 
 async def longest_step(work: Callable[[], bool]) -> float:
-    """The longest turn of the loop until `work` says that it is done, s; of CPU time, as the machine may be busy."""
-    longest = 0.0
+    """The longest turn of the loop until `work` says that it is done, s, as a `StepTimer` tells it."""
     gc.collect()
     gc.freeze()
+    timer = StepTimer()
     try:
         async with asyncio.timeout(60):
             while not work():
-                began = time.thread_time()
-                await asyncio.sleep(0)
-                longest = max(longest, time.thread_time() - began)
+                with timer.step():
+                    await asyncio.sleep(0)
     finally:
         gc.unfreeze()
-    return longest
+    return timer.longest
 
 
 def name_server(directory: Path, **options: Any) -> NameServer:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from time import thread_time
 
 import msgspec
 import pytest
 from administration import beat, commit, create_group, queue, send
 from broker_support import Peer, config
+from step_timer import StepTimer
 from waiting import until
 
 from gantrymq.broker.broker import Broker
@@ -240,19 +240,17 @@ async def test_correction_offsets(peer: Peer, broker: Broker) -> None:
 async def test_65536_queues_are_reset_in_short_steps(peer: Peer, broker: Broker, code: RequestCode) -> None:
     broker.topics.put(TopicConfig("orders", MAX_QUEUE_NUMS, MAX_QUEUE_NUMS))
     await create_group(peer)
-    longest = 0.0
+    timer = StepTimer()
 
-    async def watch() -> None:
-        nonlocal longest
+    async def measure() -> None:
         while True:
-            began = thread_time()
-            await asyncio.sleep(0)
-            longest = max(longest, thread_time() - began)
+            with timer.step():
+                await asyncio.sleep(0)
 
     if code == RequestCode.CLONE_GROUP_OFFSET:
         for queue_id in range(MAX_QUEUE_NUMS):
             broker.offsets.commit("source", "orders", queue_id, 0)
-    watching = asyncio.create_task(watch())
+    watching = asyncio.create_task(measure())
     if code == RequestCode.CLONE_GROUP_OFFSET:
         header = CloneGroupOffsetRequestHeader(src_group="source", dest_group="consumers", topic="orders", offline=True)
         response = await peer.ask(code, header)
@@ -263,4 +261,4 @@ async def test_65536_queues_are_reset_in_short_steps(peer: Peer, broker: Broker,
     assert response.code == ResponseCode.SUCCESS, response.remark
     assert broker.offsets.queues("consumers", "orders") == dict.fromkeys(range(MAX_QUEUE_NUMS), 0)
     # In one step it takes 1.5 s.
-    assert longest < 0.25
+    assert timer.longest < 0.25

@@ -21,7 +21,7 @@ ROUNDS = 8
 BROKER = """
 import asyncio, sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
 from broker_support import config
 from gantrymq.broker.broker import Broker
 

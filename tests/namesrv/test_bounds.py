@@ -6,10 +6,10 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from time import thread_time
 
 import pytest
 from namesrv_support import broker_header, registration, topics_body
+from step_timer import StepTimer
 from waiting import until
 
 from gantrymq.errors import BrokerError, RequestRefused
@@ -36,14 +36,14 @@ TOPICS = 40_000
 @contextmanager
 def short() -> Iterator[None]:
     """What is done in it takes no longer than a step may; without the collector, which sees all of these tests."""
+    timer = StepTimer()
     gc.disable()
-    began = thread_time()
     try:
-        yield
+        with timer.step():
+            yield
     finally:
-        took = thread_time() - began
         gc.enable()
-    assert took < LONGEST_S
+    assert timer.longest < LONGEST_S
 
 
 def many(forms: int = 8, name: str = "topic", version: int = 1) -> RegisterBrokerBody:
@@ -53,19 +53,17 @@ def many(forms: int = 8, name: str = "topic", version: int = 1) -> RegisterBroke
 @asynccontextmanager
 async def longest_turn() -> AsyncIterator[Callable[[], float]]:
     """How much processor time any turn of the loop took."""
-    longest = 0.0
+    timer = StepTimer()
 
-    async def watch() -> None:
-        nonlocal longest
+    async def measure() -> None:
         while True:
-            began = thread_time()
-            await asyncio.sleep(0)
-            longest = max(longest, thread_time() - began)
+            with timer.step():
+                await asyncio.sleep(0)
 
-    watching = asyncio.create_task(watch())
+    watching = asyncio.create_task(measure())
     gc.disable()
     try:
-        yield lambda: longest
+        yield lambda: timer.longest
     finally:
         gc.enable()
         watching.cancel()

@@ -125,4 +125,4 @@ def test_it_runs(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the proxy needs all of 127.0.0.0/8")
 def test_a_hand_over_costs_no_send(tmp_path: Path) -> None:
     assert run(tmp_path, "--rounds=2", "--faults", "handed over") == 2
-    assert (tmp_path / "run" / "sqlite" / "load.log").read_text() == ""
+    assert (tmp_path / "run" / "sqlite" / "failover_load.log").read_text() == ""

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 from broken_records import ZLIB, LogBroker, good, serving_topic
+from step_timer import StepTimer
 from waiting import until
 
 from gantrymq.client.consuming import large_bodies
@@ -42,19 +43,17 @@ async def watched() -> AsyncIterator[None]:
 
     A turn's time is what its thread worked: what the machine keeps from it doesn't count.
     """
-    longest = 0.0
+    timer = StepTimer()
 
-    async def watch() -> None:
-        nonlocal longest
+    async def measure() -> None:
         while True:
-            before = time.thread_time()
-            await asyncio.sleep(0.001)
-            longest = max(longest, time.thread_time() - before)
+            with timer.step():
+                await asyncio.sleep(0.001)
 
     # A turn in which the collector looks at all that this process of tests has loaded is no fault of the consumer.
     gc.collect()
     gc.freeze()
-    watching = asyncio.ensure_future(watch())
+    watching = asyncio.ensure_future(measure())
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -66,8 +65,8 @@ async def watched() -> AsyncIterator[None]:
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
-    print(f"longest turn {1000 * longest:.0f} ms, most memory {most / 1024 / 1024:.0f} MiB")
-    assert longest < LONGEST_S
+    print(f"longest turn {1000 * timer.longest:.0f} ms, most memory {most / 1024 / 1024:.0f} MiB")
+    assert timer.longest < LONGEST_S
     assert most < MOST_BYTES
 
 

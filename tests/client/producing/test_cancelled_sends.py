@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +17,12 @@ from cancelling import cancel_at_every_turn
 from scripted import ScriptedNameServer, route_over, serving
 from waiting import wait_until
 
-from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
-from gantrymq.client.producing.request_reply import reply_message
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.errors import GantryError
 from gantrymq.protocol.message import Message, MessageExt
-from gantrymq.sync import SyncProducer, SyncPushConsumer
+from gantrymq.sync import SyncProducer
 from gantrymq.testing.processes import ProcessCluster
 
 TOPIC, QUESTIONS = "cancelled", "questions"
@@ -102,27 +103,24 @@ CALLS: dict[str, tuple[Kind, Call]] = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    """In processes of its own: what is left in this one is the clients'. Questions are answered in threads."""
+    """In processes of its own, as the program that answers questions: what is left in this one is the clients'."""
     directory = tmp_path_factory.mktemp("cluster")
-    with (
-        ProcessCluster(directory, broker_properties={"recallMessageEnable": "true"}) as cluster,
-        SyncProducer(Producer(cluster.namesrv_addr, "repliers")) as producer,
-    ):
-        for topic in (TOPIC, QUESTIONS):
-            producer.send(Message(topic, b"x"))
-            wait_until(lambda topic=topic: _is_known(producer, topic))
-
-        def answer(message: MessageExt) -> None:
-            # Whoever was cancelled no longer waits for it.
-            if message.body == b"question":
-                producer.send(reply_message(message, b"reply"))
-
-        consumer = PushConsumer(cluster.namesrv_addr, "answering", answer)
-        consumer.subscribe(QUESTIONS)
-        with SyncPushConsumer(consumer):
-            # What it opens it has open.
-            producer.request(Message(QUESTIONS, b"question"), 20_000)
-            yield cluster
+    with ProcessCluster(directory, broker_properties={"recallMessageEnable": "true"}) as cluster:
+        with SyncProducer(Producer(cluster.namesrv_addr, "repliers")) as producer:
+            for topic in (TOPIC, QUESTIONS):
+                producer.send(Message(topic, b"x"))
+                wait_until(lambda topic=topic: _is_known(producer, topic))
+        command = [sys.executable, str(Path(__file__).parent / "answering.py"), cluster.namesrv_addr, QUESTIONS]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as answering:
+            assert answering.stdin is not None
+            assert answering.stdout is not None
+            try:
+                assert answering.stdout.readline() == "ready\n"
+                yield cluster
+                answering.stdin.close()
+                assert answering.wait(30) == 0
+            finally:
+                answering.kill()
 
 
 def _is_known(producer: SyncProducer, topic: str) -> bool:

@@ -121,15 +121,16 @@ class TopicAdmin(Part):
             self._topics.remove(name)
             self._store.delete_topic(name)
         self._deleted(known, queues)
-        connection.respond_with(request, answer_after(self._written()))
+        connection.respond_with(request, self._answer_deletion())
         return None
 
-    async def _written(self) -> None:
-        """Waits until both tables are on disk.
+    async def _answer_deletion(self) -> RemotingCommand:
+        """The response, when both tables are on disk.
 
         If only the topic table was on disk, a broker that is killed would deliver delayed messages of deleted topics.
         """
         await asyncio.gather(self._offsets.written(), self._topics.written())
+        return RemotingCommand.response()
 
     def _queues_of(self, topic: TopicConfig) -> list[ConsumeQueue]:
         found = [
