@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -187,18 +186,19 @@ def gently(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def in_pieces(table: msgspec.Struct) -> Iterator[bytes]:
-    """A table's JSON, for `Saving.file`. Its dicts are copied now, and encoded as one goes through the pieces.
+    """Encodes a table as JSON, for `Saving.file`: the keys of its dicts are read now, their values with each piece.
 
-    An entry that changes meanwhile is written as it is by then, as a whole: one call encodes it.
+    An entry that changes meanwhile is written as it is by then, as a whole: one call encodes it. One that is removed
+    meanwhile is left out.
     """
-    fields: list[tuple[str, dict[Any, Any] | bytes | Iterator[bytes]]] = []
+    fields: list[_Field] = []
     omits_empty = table.__struct_config__.omit_defaults
     # Not msgspec.structs.fields, which compiles the annotations of the class each time.
     for name, encode_name in zip(table.__struct_fields__, table.__struct_encode_fields__, strict=True):
         value = getattr(table, name)
         if isinstance(value, dict):
             if value or not omits_empty:
-                fields.append((encode_name, value.copy()))
+                fields.append((encode_name, _Entries(value, list(value))))
         elif isinstance(value, msgspec.Struct):
             fields.append((encode_name, in_pieces(value)))
         else:
@@ -206,25 +206,36 @@ def in_pieces(table: msgspec.Struct) -> Iterator[bytes]:
     return _encoded(fields)
 
 
-def _encoded(fields: Sequence[tuple[str, dict[Any, Any] | bytes | Iterator[bytes]]]) -> Iterator[bytes]:
+class _Entries(NamedTuple):
+    """A dict, and the keys it had: a copy of the dict would take seven times as much for each client that asks."""
+
+    table: dict[Any, Any]
+    keys: list[Any]
+
+
+_Field = tuple[str, _Entries | bytes | Iterator[bytes]]
+
+
+def _encoded(fields: Sequence[_Field]) -> Iterator[bytes]:
     if not fields:
         yield b"{}"
         return
     before = b"{"
-    for name, value in fields:
+    for name, content in fields:
         yield before + encode_json(name) + b":"
         before = b","
-        if isinstance(value, bytes):
-            yield value
+        if isinstance(content, bytes):
+            yield content
             continue
-        if not isinstance(value, dict):
-            yield from value
+        if not isinstance(content, _Entries):
+            yield from content
             continue
-        entries = iter(value.items())
+        table, keys = content
         between = b"{"
-        while some := dict(islice(entries, _ENTRIES)):
-            yield between + encode_json(some)[1:-1]
-            between = b","
+        for start in range(0, len(keys), _ENTRIES):
+            if some := {key: value for key in keys[start : start + _ENTRIES] if (value := table.get(key)) is not None}:
+                yield between + encode_json(some)[1:-1]
+                between = b","
         yield b"}" if between == b"," else b"{}"
     yield b"}"
 

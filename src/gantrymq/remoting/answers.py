@@ -9,18 +9,32 @@ from gantrymq.protocol.command import RESPONSE_FLAG, RemotingCommand
 
 log = peer_log(__name__)
 
+#: Larger bodies are handed to the kernel apart, without a copy into the frame.
+LARGE_BODY = 64 * 1024
 #: Longer remarks of errors are cut: they may quote what the peer sent.
 _LONGEST_REMARK = 2000
 
 
+def reply_buffers(request: RemotingCommand, reply: RemotingCommand) -> tuple[bytes, ...]:
+    """The frame of `reply` as `encode_reply` has it; a large body is apart, and is not copied."""
+    if len(reply.body) <= LARGE_BODY:
+        return (encode_reply(request, reply),)
+    _address(request, reply)
+    return reply.encode_head(len(reply.body)), reply.body
+
+
 def encode_reply(request: RemotingCommand, reply: RemotingCommand) -> bytes:
     """The frame of `reply`, in the header encoding of `request`. Raises ProtocolError for what it can't carry."""
+    _address(request, reply)
+    return reply.encode()
+
+
+def _address(request: RemotingCommand, reply: RemotingCommand) -> None:
     if reply.serialize_type != request.serialize_type:
         _ = reply.ext_fields  # Those of a command that another server sent are still in its encoding.
         reply.serialize_type = request.serialize_type
     reply.opaque = request.opaque
     reply.flag |= RESPONSE_FLAG
-    return reply.encode()
 
 
 def error_response(error: Exception, request: RemotingCommand, address: str) -> RemotingCommand:

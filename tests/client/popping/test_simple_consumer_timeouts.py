@@ -14,9 +14,9 @@ from scripted import ScriptedNameServer, route_over, serving
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.errors import ProtocolError, RemotingError
 from gantrymq.protocol.codes import RequestCode
-from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.command import RESPONSE_FLAG, RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
-from gantrymq.remoting.connection import RESPONSE_FLAG, encode_reply
+from gantrymq.remoting.answers import encode_reply
 
 Answer = Callable[[RemotingCommand], bytes]
 

@@ -7,8 +7,9 @@ from gantrymq.broker.config import MAX_QUEUE_NUMS
 from gantrymq.broker.consumer_groups import GroupMembers
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.part import Part
-from gantrymq.broker.saving import answer_after, answer_in_pieces, in_pieces
+from gantrymq.broker.saving import answer_after
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
+from gantrymq.broker.table_response import TableResponse
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.offset import GroupList
@@ -54,6 +55,7 @@ class GroupAdmin(Part):
         self._address = address
         self._long_requests = long_requests
         self._groups = groups
+        self._all = TableResponse()
         self._members = members
         self._offsets = offsets
 
@@ -104,7 +106,7 @@ class GroupAdmin(Part):
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
         table = self._groups.table
         fields = {"totalGroupNum": str(len(table.subscription_group_table))}
-        return self._long_requests.run(connection, request, answer_in_pieces(in_pieces(table), fields))
+        return self._long_requests.run(connection, request, self._all.steps(table, fields))
 
     def get(self, connection: Connection, request: RemotingCommand) -> Reply:
         """One group; asking makes none, unlike in Java."""

@@ -11,7 +11,8 @@ from gantrymq.broker.attributes import TOPIC_ATTRIBUTES, altered, parse_changes
 from gantrymq.broker.config import MAX_QUEUE_NUMS
 from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.part import Part
-from gantrymq.broker.saving import answer_after, answer_in_pieces, in_pieces
+from gantrymq.broker.saving import answer_after
+from gantrymq.broker.table_response import TableResponse
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
@@ -57,6 +58,7 @@ class TopicAdmin(Part):
         self._deleted = deleted
         self._store = store
         self._topics = topics
+        self._all = TableResponse()
         self._offsets = offsets
         self._long_requests = long_requests
 
@@ -143,7 +145,7 @@ class TopicAdmin(Part):
         table = self._topics.table
         # A Java slave asks again until it has so many.
         fields = {"totalTopicNum": str(len(table.topic_config_table))}
-        return self._long_requests.run(connection, request, answer_in_pieces(in_pieces(table), fields))
+        return self._long_requests.run(connection, request, self._all.steps(table, fields))
 
     def get(self, connection: Connection, request: RemotingCommand) -> Reply:
         """One topic's configuration."""

@@ -1,0 +1,62 @@
+"""Clients that ask for a whole table at the same time share one encoding of it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from gantrymq.broker.table_response import TableResponse
+from gantrymq.protocol.bodies.topic_config import TopicConfig, TopicConfigTable
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json
+from gantrymq.remoting.long_requests import Steps
+
+
+def finished(steps: Steps) -> RemotingCommand:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(RemotingCommand, end.value)
+
+
+def topics(response: RemotingCommand) -> list[str]:
+    return list(decode_json(response.body, TopicConfigTable).topic_config_table)
+
+
+def new_table() -> TopicConfigTable:
+    names = [f"topic-{number}" for number in range(3000)]
+    return TopicConfigTable({name: TopicConfig(name) for name in names})
+
+
+def test_requests_at_the_same_time_get_the_same_bytes() -> None:
+    response, table = TableResponse(), new_table()
+    one = response.steps(table, {"n": "1"})
+    next(one)
+    next(one)
+    other = response.steps(table, {"n": "2"})
+    next(other)
+    first, second = finished(one), finished(other)
+    assert first.body is second.body
+    assert (first.ext_fields, second.ext_fields) == ({"n": "1"}, {"n": "2"})
+    assert topics(first) == list(table.topic_config_table)
+
+
+def test_a_request_after_a_change_sees_it() -> None:
+    response, table = TableResponse(), new_table()
+    before = response.steps(table, {})
+    next(before)
+    table.topic_config_table["new"] = TopicConfig("new")
+    del table.topic_config_table["topic-2999"]
+    table.data_version.advance()
+    after = response.steps(table, {})
+    next(after)
+    assert "new" not in topics(finished(before))
+    found = topics(finished(after))
+    assert "new" in found
+    assert "topic-2999" not in found
+
+
+def test_nothing_is_kept_when_all_have_their_response() -> None:
+    response, table = TableResponse(), new_table()
+    finished(response.steps(table, {}))
+    assert response._encoding is None
