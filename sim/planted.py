@@ -230,6 +230,12 @@ BUGS = (
         "self._settle(waiting, _SLAVES)",
     ),
     Planted(
+        "a send that the in-sync set has not confirmed returns",
+        "broker/flush_waits.py",
+        "        if code == ResponseCode.FLUSH_SLAVE_TIMEOUT:\n            waiting.is_unconfirmed =",
+        "        if code == ResponseCode.FLUSH_SLAVE_TIMEOUT:\n            _ =",
+    ),
+    Planted(
         "a slave acknowledges what isn't on its disk",
         "replication/slave.py",
         "return self._store.flushed_offset if self._store.config.flush_disk_type == SYNC_FLUSH else None",

@@ -91,6 +91,7 @@ PLANS = {
     "a deleted topic's delayed messages come into the next one": _CREATED_AGAIN,
     "a send doesn't wait for slaves": _TORN,
     "slaves that take too long count as having it": _TORN,
+    "a send that the in-sync set has not confirmed returns": _ISOLATED,
     "a slave acknowledges what isn't on its disk": _TWO_IN_SYNC,
     "who isn't in sync is elected": _TORN_LONG,
     "a master says by itself who is in sync": _ISOLATED,
