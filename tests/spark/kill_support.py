@@ -14,7 +14,7 @@ from spark_support import WAIT_S
 from waiting import wait_until
 
 #: How often a test kills its driver. Those with 20 kills are run by `-m many_kills` alone (conftest.py).
-kills = pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.many_kills)])
+kills = pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.many_kills)])
 
 
 def batches_begun(checkpoint: Path) -> int:

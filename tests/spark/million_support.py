@@ -28,9 +28,9 @@ TOPIC = "million"
 #: On each of two brokers.
 QUEUES = 4
 SEND_AT_ONCE = 2000
-KILLS = 5
+KILLS = 2
 #: Micro-batches of the whole.
-BATCHES = 24
+BATCHES = 12
 
 
 async def fill(name_server: str, brokers: Sequence[str]) -> None:

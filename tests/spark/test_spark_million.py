@@ -34,7 +34,7 @@ def test_in_batch(spark: SparkSession, name_server: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_killed_five_times(spark: SparkSession, name_server: str, tmp_path: Path) -> None:
+def test_a_driver_that_is_killed_twice(spark: SparkSession, name_server: str, tmp_path: Path) -> None:
     stream_with_killed_drivers(name_server, tmp_path)
     assert_each_number_once(spark.read.schema("number long").parquet(str(tmp_path / "out")))
 
