@@ -86,6 +86,8 @@ class Run:
         self._rate = rate
         self._chance = chance
         self._faults = faults
+        #: Those that come before any of them comes again.
+        self._next_faults: list[str] = []
         self._stack = AsyncExitStack()
         self._history = History(servers.directory / "acknowledged")
         self.acknowledged: list[Acknowledged] = []
@@ -155,7 +157,9 @@ class Run:
             if process.poll() is not None:
                 raise RuntimeError(f"a load has ended with status {process.returncode}; see its log")
         await self.pause(self._chance.uniform(*STEADY_S))
-        name = self._chance.choice(self._faults)
+        if not self._next_faults:
+            self._next_faults = self._chance.sample(self._faults, len(self._faults))
+        name = self._next_faults.pop()
         fault = FAULTS[name]
         away_s = self._chance.uniform(*fault.away_s)
         hit = Hit(fault, tuple([await self._victim(role, n) for n, role in enumerate(fault.whom)]))
