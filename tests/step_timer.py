@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from time import thread_time
 
 #: Processor time of `_work` on the machine on which the limits were set, s.
@@ -34,6 +36,26 @@ class StepTimer:
     def longest(self) -> float:
         """The longest step so far, in seconds."""
         return self._longest / max(self._slowness, _slowness())
+
+
+@asynccontextmanager
+async def loop_steps() -> AsyncIterator[StepTimer]:
+    """Measures each turn of the event loop in the block, without the garbage of other tests."""
+    timer = StepTimer()
+
+    async def measure() -> None:
+        while True:
+            with timer.step():
+                await asyncio.sleep(0)
+
+    gc.collect()
+    gc.freeze()
+    measuring = asyncio.create_task(measure())
+    try:
+        yield timer
+    finally:
+        measuring.cancel()
+        gc.unfreeze()
 
 
 def _slowness() -> float:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from administration import beat, commit, create_group, queue, send
 from broker_support import Peer, config
-from step_timer import StepTimer
+from step_timer import loop_steps
 from waiting import until
 
 from gantrymq.broker.broker import Broker
@@ -240,24 +240,18 @@ async def test_correction_offsets(peer: Peer, broker: Broker) -> None:
 async def test_65536_queues_are_reset_in_short_steps(peer: Peer, broker: Broker, code: RequestCode) -> None:
     broker.topics.put(TopicConfig("orders", MAX_QUEUE_NUMS, MAX_QUEUE_NUMS))
     await create_group(peer)
-    timer = StepTimer()
-
-    async def measure() -> None:
-        while True:
-            with timer.step():
-                await asyncio.sleep(0)
-
     if code == RequestCode.CLONE_GROUP_OFFSET:
         for queue_id in range(MAX_QUEUE_NUMS):
             broker.offsets.commit("source", "orders", queue_id, 0)
-    watching = asyncio.create_task(measure())
-    if code == RequestCode.CLONE_GROUP_OFFSET:
-        header = CloneGroupOffsetRequestHeader(src_group="source", dest_group="consumers", topic="orders", offline=True)
-        response = await peer.ask(code, header)
-    else:
-        response = await peer.ask(code, reset())
-        assert len(ResetOffsetBody.decode(response.body).offset_table) == MAX_QUEUE_NUMS
-    watching.cancel()
+    async with loop_steps() as timer:
+        if code == RequestCode.CLONE_GROUP_OFFSET:
+            header = CloneGroupOffsetRequestHeader(
+                src_group="source", dest_group="consumers", topic="orders", offline=True
+            )
+            response = await peer.ask(code, header)
+        else:
+            response = await peer.ask(code, reset())
+            assert len(ResetOffsetBody.decode(response.body).offset_table) == MAX_QUEUE_NUMS
     assert response.code == ResponseCode.SUCCESS, response.remark
     assert broker.offsets.queues("consumers", "orders") == dict.fromkeys(range(MAX_QUEUE_NUMS), 0)
     # In one step it takes 1.5 s.

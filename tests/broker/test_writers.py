@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer, config
-from step_timer import StepTimer
+from step_timer import loop_steps
 from waiting import until
 from writer_support import TOPIC, Writer, numbered
 
@@ -181,16 +181,8 @@ async def test_the_queues_of_a_batch_in_a_topic_with_65536_queues(broker: Broker
     await remoting.call(address, RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header))
     listed = f"broker-a:{MAX_QUEUE_NUMS}"
     await Writer(remoting, broker.port, queue_id=MAX_QUEUE_NUMS - 1, queues=listed).send(numbered(0))
-    timer = StepTimer()
-
-    async def measure() -> None:
-        while True:
-            with timer.step():
-                await asyncio.sleep(0)
-
-    watching = asyncio.create_task(measure())
-    assert await asyncio.gather(*(queues_of(remoting, broker.port) for _ in range(20))) == [listed] * 20
-    watching.cancel()
+    async with loop_steps() as timer:
+        assert await asyncio.gather(*(queues_of(remoting, broker.port) for _ in range(20))) == [listed] * 20
     # All 20 requests need about 1 s.
     assert timer.longest < 0.1
     with pytest.raises(BrokerError) as refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,36 @@ def test_life_of_a_user(admin: Admin, cluster: EmbeddedCluster) -> None:
     assert admin("getUser", "-b", second, "-u", "alice") == [alice]
     admin("deleteUser", "-c", CLUSTER, "-u", "alice")
     assert admin("listUser", "-c", CLUSTER, "-f", "ali") == []
+
+
+def test_a_password_from_a_file_or_from_standard_input(
+    admin: Admin, cluster: EmbeddedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "password"
+    file.write_text("from-file\n")
+    admin("createUser", "-c", CLUSTER, "-u", "carol", "--passwordFile", str(file))
+    assert admin("getUser", "-b", cluster.brokers[0], "-u", "carol")[0]["password"] == "from-file"
+    monkeypatch.setattr("sys.stdin", StringIO("from-input\r\n"))
+    admin("updateUser", "-c", CLUSTER, "-u", "carol", "--passwordFile", "-")
+    assert admin("getUser", "-b", cluster.brokers[0], "-u", "carol")[0]["password"] == "from-input"
+    admin("deleteUser", "-c", CLUSTER, "-u", "carol")
+
+
+def test_a_password_file_that_is_no_use(
+    cluster: EmbeddedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "password"
+    command = ["admin", "createUser", "-b", cluster.brokers[0], "-u", "carol", "--passwordFile", str(file)]
+
+    def refusal(*more: str) -> str:
+        assert run([*command, *more]) == 2
+        # Typer wraps it into a frame.
+        return " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+    assert "can't read" in refusal()
+    file.write_text("\nsecret")
+    assert "is empty" in refusal()
+    assert "only one of the two" in refusal("-p", "secret12")
 
 
 def test_life_of_a_policy(admin: Admin, cluster: EmbeddedCluster) -> None:

@@ -23,7 +23,13 @@ ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "examples" / "kubernetes"
 TEXT = (ROOT / "docs" / "deployment.md").read_text()
 #: {kind: apiVersion} of what the manifests use.
-KINDS = {"ConfigMap": "v1", "Service": "v1", "PodDisruptionBudget": "policy/v1", "StatefulSet": "apps/v1"}
+KINDS = {
+    "ConfigMap": "v1",
+    "Service": "v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+    "PodDisruptionBudget": "policy/v1",
+    "StatefulSet": "apps/v1",
+}
 #: RFC 1123 labels, as names of objects, ports and volumes must be; ports have 15 characters at most.
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti)?")
@@ -32,7 +38,15 @@ FIELDS = {
     "StatefulSet": {"serviceName", "replicas", "podManagementPolicy", "selector", "template", "volumeClaimTemplates"},
     "Service": {"clusterIP", "publishNotReadyAddresses", "selector", "ports"},
     "PodDisruptionBudget": {"maxUnavailable", "selector"},
-    "pod": {"terminationGracePeriodSeconds", "securityContext", "affinity", "containers", "volumes"},
+    "NetworkPolicy": {"podSelector", "policyTypes", "ingress", "egress"},
+    "pod": {
+        "terminationGracePeriodSeconds",
+        "automountServiceAccountToken",
+        "securityContext",
+        "affinity",
+        "containers",
+        "volumes",
+    },
     "container": {
         "name",
         "image",
@@ -142,6 +156,58 @@ def test_a_pod_has_what_it_names(name: str) -> None:
     assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 10001
     assert "USER 10001" in (KUBERNETES / "Dockerfile").read_text()
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("name", ["namesrv", "broker"])
+def test_a_policy_opens_the_ports_of_its_pod_alone(name: str) -> None:
+    policy = of_kind(name, "NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"] == {"app": f"gantrymq-{name}"}
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    (container,) = pod(name)["containers"]
+    opened = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
+    assert opened == {each["name"] for each in container["ports"]}
+    # No rule lets everybody in.
+    assert all(rule["from"] for rule in policy["ingress"])
+
+
+def test_a_broker_may_connect_to_the_name_servers() -> None:
+    (rule,) = [rule for rule in of_kind("broker", "NetworkPolicy")["spec"]["egress"] if "to" in rule]
+    assert rule["to"] == [{"podSelector": of_kind("namesrv", "NetworkPolicy")["spec"]["podSelector"]}]
+    accepted = of_kind("namesrv", "NetworkPolicy")["spec"]["ingress"][0]["from"]
+    assert {"podSelector": of_kind("broker", "NetworkPolicy")["spec"]["podSelector"]} in accepted
+
+
+def test_all_that_comes_from_elsewhere_is_pinned() -> None:
+    lines = (KUBERNETES / "Dockerfile").read_text().splitlines()
+    images = [line.split()[1] for line in lines if line.startswith("FROM ")]
+    assert all(re.fullmatch(r"python:[\w.-]+@sha256:[0-9a-f]{64}", image) for image in images)
+    assert len(set(images)) == 1
+    workflows = list((ROOT / ".github" / "workflows").glob("*.yml"))
+    actions = [line for path in workflows for line in re.findall(r"uses: (.*)", path.read_text())]
+    assert actions
+    assert all(re.fullmatch(r"[\w/.-]+@[0-9a-f]{40} # v[\d.]+", action) for action in actions)
+
+
+def test_the_image_has_the_locked_versions() -> None:
+    everything, image = (
+        dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / name).read_text(), re.MULTILINE))
+        for name in ("requirements.lock", "requirements-server.lock")
+    )
+    assert image.items() <= everything.items()
+    assert {"hatchling", "cryptography", "uvicorn", "protobuf", "httpx"} <= image.keys()
+    text = (ROOT / "requirements-server.lock").read_text()
+    assert text.count("--hash=sha256:") >= len(image)
+
+
+def test_the_build_context_has_what_the_package_is_built_from() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    kept = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    needed = {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "requirements-server.lock"}
+    assert kept == {"src", "examples/pipelines", *needed}
+    assert all((ROOT / path).exists() for path in kept)
 
 
 @pytest.mark.parametrize("name", ["namesrv", "broker"])

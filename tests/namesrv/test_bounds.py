@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from namesrv_support import broker_header, registration, topics_body
-from step_timer import StepTimer
+from step_timer import StepTimer, loop_steps
 from waiting import until
 
 from gantrymq.errors import BrokerError, RequestRefused
@@ -50,34 +50,15 @@ def many(forms: int = 8, name: str = "topic", version: int = 1) -> RegisterBroke
     return topics_body(*(TopicConfig(f"{name}-{n}", n % forms, 8) for n in range(TOPICS)), version=version)
 
 
-@asynccontextmanager
-async def longest_turn() -> AsyncIterator[Callable[[], float]]:
-    """How much processor time any turn of the loop took."""
-    timer = StepTimer()
-
-    async def measure() -> None:
-        while True:
-            with timer.step():
-                await asyncio.sleep(0)
-
-    watching = asyncio.create_task(measure())
-    gc.disable()
-    try:
-        yield lambda: timer.longest
-    finally:
-        gc.enable()
-        watching.cancel()
-
-
 @pytest.mark.parametrize("compressed", [False, True])
 async def test_a_large_registration(server: NameServer, client: RemotingClient, compressed: bool) -> None:
     request = registration(broker_header(compressed=compressed), many())
     await client.connection(server.address)
-    async with longest_turn() as longest:
+    async with loop_steps() as timer:
         registering = asyncio.create_task(client.call(server.address, request, 60_000))
         await registering
     assert len(server.table.all_topics().topic_list) == TOPICS
-    assert longest() < LONGEST_S
+    assert timer.longest < LONGEST_S
     # One with the same version finds everything there.
     await client.call(server.address, request, 60_000)
 
@@ -223,10 +204,10 @@ async def test_other_bodies_have_bounds_too(
     server: NameServer, client: RemotingClient, code: int, header: object, body: bytes
 ) -> None:
     await client.connection(server.address)
-    async with longest_turn() as longest:
+    async with loop_steps() as timer:
         with pytest.raises(BrokerError, match=r"larger than|too many"):
             await client.call(server.address, RemotingCommand.request(code, header, body))
-    assert longest() < LONGEST_S
+    assert timer.longest < LONGEST_S
 
 
 async def test_so_many_brokers_are_told_at_a_time(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +19,12 @@ from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 app = typer.Typer(add_completion=False)
 
 Username = Annotated[str, typer.Option("-u", "--username", help="The user's name, which is its access key.")]
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--passwordFile", metavar="FILE", help="A file whose first line is the password; - for standard input."
+    ),
+]
 Subject = Annotated[str, typer.Option("-s", "--subject", help="User:NAME.")]
 Resources = Annotated[str, typer.Option("-r", "--resources", help="Topic:NAME, Group:NAME*, Cluster:*, with commas.")]
 Actions = Annotated[str, typer.Option("-a", "--actions", help="Pub, Sub, Create, Update, Delete, Get, List, All.")]
@@ -30,12 +38,21 @@ Target = Annotated[str, typer.Option("-t", "--toBroker", help="HOST:PORT.")]
 async def create_user(
     admin: AdminClient,
     username: Username,
-    password: Annotated[str, typer.Option("-p", "--password", help="The password, which is its secret key.")],
+    password: Annotated[
+        str | None,
+        typer.Option(
+            "-p", "--password", help="The password, which is the user's secret key. Others can see arguments."
+        ),
+    ] = None,
+    password_file: PasswordFile = None,
     cluster: Cluster = None,
     broker: Broker = None,
     user_type: Annotated[str | None, typer.Option("-t", "--userType", help="Super or Normal.")] = None,
 ) -> Output:
     """Create user to cluster."""
+    password = _password(password, password_file)
+    if password is None:
+        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     addresses = await _targets(admin, cluster, broker)
     await admin.create_user(addresses, UserInfo(username, password, user_type))
     return _done("create user", addresses)
@@ -47,13 +64,17 @@ async def update_user(
     username: Username,
     cluster: Cluster = None,
     broker: Broker = None,
-    password: Annotated[str | None, typer.Option("-p", "--password", help="The new password.")] = None,
+    password: Annotated[
+        str | None, typer.Option("-p", "--password", help="The new password. Others can see arguments.")
+    ] = None,
+    password_file: PasswordFile = None,
     user_type: Annotated[str | None, typer.Option("-t", "--userType", help="Super or Normal.")] = None,
     user_status: Annotated[str | None, typer.Option("-s", "--userStatus", help="enable or disable.")] = None,
 ) -> Output:
     """Update user to cluster."""
+    password = _password(password, password_file)
     if not (password or user_type or user_status):
-        raise typer.BadParameter("one of them is needed", param_hint="'-p' / '-t' / '-s'")
+        raise typer.BadParameter("one of them is needed", param_hint="'-p' / '--passwordFile' / '-t' / '-s'")
     addresses = await _targets(admin, cluster, broker)
     await admin.update_user(addresses, UserInfo(username, password, user_type, user_status))
     return _done("update user", addresses)
@@ -189,6 +210,22 @@ async def copy_acl(
         await admin.create_acl([target], acl)
     names = [acl.subject for acl in acls]
     return Output(names, [f"copy acl of {name} from {broker} to {target} success." for name in names])
+
+
+def _password(argument: str | None, file: Path | None) -> str | None:
+    """The password of a command line, None if it names none."""
+    if file is None:
+        return argument
+    if argument is not None:
+        raise typer.BadParameter("only one of the two is possible", param_hint="'-p' / '--passwordFile'")
+    try:
+        text = sys.stdin.read() if file == Path("-") else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise typer.BadParameter(f"can't read {file}: {e}", param_hint="'--passwordFile'") from e
+    password = text.partition("\n")[0].rstrip("\r")
+    if not password:
+        raise typer.BadParameter(f"the first line of {file} is empty", param_hint="'--passwordFile'")
+    return password
 
 
 async def _targets(admin: AdminClient, cluster: str | None, broker: str | None) -> list[str]:
