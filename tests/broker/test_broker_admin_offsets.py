@@ -235,7 +235,6 @@ async def test_correction_offsets(peer: Peer, broker: Broker) -> None:
     assert broker.offsets.query("ignored", "orders", 0) == 1
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("code", [RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, RequestCode.CLONE_GROUP_OFFSET])
 async def test_65536_queues_are_reset_in_short_steps(peer: Peer, broker: Broker, code: RequestCode) -> None:
     broker.topics.put(TopicConfig("orders", MAX_QUEUE_NUMS, MAX_QUEUE_NUMS))
