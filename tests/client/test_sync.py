@@ -115,6 +115,28 @@ def test_what_is_told_of_queues_may_use_the_consumer(name_server: str, topic: st
     assert told[-1] == "revoked"
 
 
+def test_queues_are_revoked_after_the_callback_that_assigned_them(name_server: str, topic: str, unique: str) -> None:
+    told: list[str] = []
+    entered, closed = threading.Event(), threading.Event()
+
+    def assigned(queues: set[MessageQueue]) -> None:
+        entered.set()
+        # Takes half a second, unless the close doesn't wait for it.
+        closed.wait(timeout=0.5)
+        told.append("assigned")
+
+    def revoked(queues: set[MessageQueue]) -> None:
+        told.append("revoked")
+        closed.set()
+
+    consumer = SyncLitePullConsumer(LitePullConsumer(name_server, unique, on_assigned=assigned, on_revoked=revoked))
+    consumer.subscribe(topic)
+    consumer.start()
+    assert entered.wait(timeout=20)
+    consumer.close()
+    assert told == ["assigned", "revoked"]
+
+
 def test_pop_and_subscriptions_that_change(name_server: str, unique: str) -> None:
     with SyncProducer(Producer(name_server, "producers")) as producer:
         producer.send(Message(unique, b"1"))

@@ -21,6 +21,8 @@ ErrorCallback = Callable[[Exception], object]
 
 #: How long `wait_assigned` waits.
 WAIT_MS = 30_000
+#: How long a callback waits for the one before, s. A callback that closes its own consumer waits for itself.
+_CALLBACK_S = 10.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,6 +67,8 @@ class Assignment:
         #: One for each who waits: a consumer may live again, on another event loop.
         self._waiting: dict[asyncio.Event, None] = {}
         self._threads = False
+        #: The last callback in a thread.
+        self._running: asyncio.Future[object] | None = None
 
     def tell_in_threads(self) -> None:
         """Has plain callbacks called in threads, where they may wait for what the event loop does."""
@@ -104,13 +108,20 @@ class Assignment:
         shown = {self._user_queue(queue) for queue in told}
         try:
             if self._threads and not inspect.iscoroutinefunction(callback):
-                result = await asyncio.to_thread(callback, shown)
+                result = await self._in_thread(callback, shown)
             else:
                 result = callback(shown)
             if inspect.isawaitable(result):
                 await result
         except Exception:
             log.exception("%s failed", getattr(callback, "__name__", callback))
+
+    async def _in_thread(self, callback: QueuesCallback, queues: set[MessageQueue]) -> object:
+        """Calls it when the callback before has returned, even if that one's caller was cancelled meanwhile."""
+        if self._running is not None:
+            await asyncio.wait({self._running}, timeout=_CALLBACK_S)
+        self._running = asyncio.ensure_future(asyncio.to_thread(callback, queues))
+        return await asyncio.shield(self._running)
 
 
 def of_user(queues: Collection[MessageQueue]) -> set[MessageQueue]:
