@@ -39,6 +39,20 @@ def test_a_thread(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     assert (tmp_path / "new" / "history.db").exists()
 
 
+def test_a_static_file_is_loaded_once(cluster: EmbeddedCluster) -> None:
+    with ConsoleThread(Settings(cluster.name_server, port=0)) as console, httpx.Client() as client:
+        address = f"{console.address}static/console.js"
+        answer = client.get(address)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/javascript")
+        again = client.get(address, headers={"if-none-match": f'"other", W/{answer.headers["etag"]}'})
+        assert (again.status_code, again.content) == (304, b"")
+        assert client.get(address, headers={"if-none-match": '"other"'}).content == answer.content
+        assert client.head(address).status_code == 200
+        for name in ("nothing.js", "../app.py", "%2e%2e/app.py"):
+            assert client.get(f"{console.address}static/{name}").status_code == 404
+
+
 def test_a_port_that_is_taken(cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture) -> None:
     """Who asked for it is told, and nothing else is."""
     with socket.socket() as other:

@@ -16,9 +16,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.routing import Route
 
 from gantrymq import __version__
 from gantrymq.background.loop_thread import LoopThread
@@ -42,6 +40,7 @@ from gantrymq.console.queries.messages import MessageArguments, find
 from gantrymq.console.sampler import Sampler
 from gantrymq.console.sessions import new_id
 from gantrymq.console.settings import Settings
+from gantrymq.console.static_files import StaticFiles
 from gantrymq.console.tail import MAX_TAILS, TailArguments, TailRound, tail
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
 from gantrymq.protocol.codes import ResponseCode
@@ -53,15 +52,6 @@ DONE_COOKIE = "gantry_done"
 _DONE_S = 60
 _A_YEAR_S = 365 * 86400
 _MAX_FIELDS = MAX_CHOSEN + 40
-
-
-class _Static(StaticFiles):
-    """Files whose addresses have the version in their query: they never change."""
-
-    def file_response(self, full_path: Any, stat_result: Any, scope: Scope, status_code: int = 200) -> Response:
-        response = super().file_response(full_path, stat_result, scope, status_code)
-        response.headers["Cache-Control"] = "public, max-age=86400"
-        return response
 
 
 class Console:
@@ -96,7 +86,7 @@ class Console:
             Route("/message/body", self._body),
             Route("/tail/stream", self._tail),
             Route("/dead-letters/export", self._export),
-            Mount("/static", _Static(directory=HERE / "static")),
+            Route("/static/{name}", StaticFiles(HERE / "static").serve),
         ]
         for page in PAGES:
             routes += [Route(f"/{page.name}", self._html(page)), Route(f"{API}/{page.name}", self._json(page))]
