@@ -17,16 +17,19 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gantrymq import __version__
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.console import figures
 from gantrymq.console.access import Access, Gate, TooManyAttempts, Visitor
 from gantrymq.console.audit import Audit
+from gantrymq.console.bodies import pieces_of
 from gantrymq.console.changes.all_changes import CHANGES
 from gantrymq.console.changes.change import Change, LongChange
 from gantrymq.console.changes.dead_letters import MAX_CHOSEN
 from gantrymq.console.changes.topics import MESSAGE_TYPES
+from gantrymq.console.downloads import Downloads, TooManyDownloads
 from gantrymq.console.eye import Eye
 from gantrymq.console.guard import LOCAL_NAMES, Guard
 from gantrymq.console.history import History
@@ -52,6 +55,8 @@ DONE_COOKIE = "gantry_done"
 _DONE_S = 60
 _A_YEAR_S = 365 * 86400
 _MAX_FIELDS = MAX_CHOSEN + 40
+#: A download is sent in pieces of so many bytes.
+_PIECE = 64 * 1024
 
 
 class Console:
@@ -69,6 +74,7 @@ class Console:
         for name in ("number", "size", "percent", "span", "moment"):
             self._templates.filters[name] = getattr(figures, name)
         self._tails = 0
+        self._downloads = Downloads()
         self._openapi = openapi(PAGES)
         self._done = URLSafeTimedSerializer(new_id(), salt="gantrymq.console.done")
         directory = settings.directory
@@ -198,8 +204,7 @@ class Console:
         if isinstance(change, LongChange):
             change.check(arguments)
         shown = {name: "***" if name in change.secrets else value for name, value in form.items()}
-        address = request.client.host if request.client is not None else "?"
-        write = partial(self._audit.write, visitor.user, address, change.name, shown)
+        write = partial(self._audit.write, visitor.user, _address(request), change.name, shown)
         write("asked for")
         outcome = "it was given up"
         try:
@@ -271,14 +276,36 @@ class Console:
 
     # -- what isn't a page ----------------------------------------------------------------------------------------
 
-    async def _body(self, request: Request) -> Response:
-        """A message's body as it is, to be kept and not to be shown."""
-        try:
-            arguments = arguments_of(MessageArguments, request.query_params)
-            body = (await find(self._visitor(request).eye, arguments)).body
-        except (BadArguments, GantryError) as e:
-            return self._error(request, e)
-        return Response(body, media_type="application/octet-stream", headers=_attachment("body.bin"))
+    async def _body(self, request: Request) -> ASGIApp:
+        """A message's body as it is, for a file and not for a page."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            response: Response
+            try:
+                arguments = arguments_of(MessageArguments, request.query_params)
+                async with self._download(request) as eye:
+                    async with eye.bodies:
+                        message = await find(eye, arguments)
+                    # Decompressed twice, and never in memory as a whole: a response that has begun can't fail.
+                    size = await asyncio.to_thread(lambda: sum(len(piece) for piece in pieces_of(message, _PIECE)))
+                    headers = _attachment("body.bin") | {"Content-Length": str(size)}
+                    response = StreamingResponse(
+                        pieces_of(message, _PIECE), media_type="application/octet-stream", headers=headers
+                    )
+                    await response(scope, receive, send)
+                    return
+            except (BadArguments, GantryError) as e:
+                response = self._error(request, e)
+            await response(scope, receive, send)
+
+        return answer
+
+    @asynccontextmanager
+    async def _download(self, request: Request) -> AsyncIterator[Eye]:
+        """One download of a visitor. Raises TooManyDownloads."""
+        visitor = self._visitor(request)
+        async with self._downloads.one_of(visitor.user or _address(request)):
+            yield visitor.eye
 
     async def _tail(self, request: Request) -> Response:
         """Server-sent events, each a TailRound in JSON."""
@@ -301,14 +328,23 @@ class Console:
             self._tails -= 1
         yield b"event: over\ndata: {}\n\n"
 
-    async def _export(self, request: Request) -> Response:
-        try:
-            arguments = arguments_of(LetterFilter, request.query_params)
-            arguments.times()
-        except BadArguments as e:
-            return self._error(request, e)
-        lines = export(self._visitor(request).eye, arguments)
-        return StreamingResponse(lines, media_type="application/x-ndjson", headers=_attachment("dead-letters.jsonl"))
+    async def _export(self, request: Request) -> ASGIApp:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            response: Response
+            try:
+                arguments = arguments_of(LetterFilter, request.query_params)
+                arguments.times()
+                async with self._download(request) as eye:
+                    lines = export(eye, arguments)
+                    headers = _attachment("dead-letters.jsonl")
+                    response = StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
+                    await response(scope, receive, send)
+                    return
+            except (BadArguments, TooManyDownloads) as e:
+                response = self._error(request, e)
+            await response(scope, receive, send)
+
+        return answer
 
     async def _choose_language(self, request: Request) -> Response:
         """Sets the cookie, and goes back to a page of this console."""
@@ -362,9 +398,16 @@ def _attachment(name: str) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="{name}"'}
 
 
+def _address(request: Request) -> str:
+    """Of the visitor."""
+    return request.client.host if request.client is not None else "?"
+
+
 def _status(error: Exception) -> int:
     if isinstance(error, BadArguments):
         return 400
+    if isinstance(error, TooManyDownloads):
+        return 503
     if isinstance(error, NoRouteInfo):
         return 404
     if isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION:

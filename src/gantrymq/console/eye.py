@@ -106,6 +106,8 @@ class Eye:
         self.settings = settings
         self.history = history
         self.hooks = hooks
+        #: Held while a page or a download has message bodies in memory.
+        self.bodies = limits.bodies
         self.admin = self._new_admin(limits)
         self._gatherer = gatherer
         #: The connections of the other thread, which has limits of its own.

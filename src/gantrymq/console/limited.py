@@ -22,6 +22,8 @@ from gantrymq.system import tls
 #: Questions under way, to all servers and to one.
 MAX_AT_ONCE = 32
 MAX_AT_ONE_SERVER = 6
+#: Results with message bodies in memory, each up to 4 MiB.
+MAX_BODIES = 16
 
 
 class Limits:
@@ -31,6 +33,8 @@ class Limits:
         self._all = asyncio.Semaphore(at_once)
         self._at_one_server = at_one_server
         self._by_server: dict[str, asyncio.Semaphore] = {}
+        #: Held by a caller while it has message bodies in memory.
+        self.bodies = asyncio.Semaphore(MAX_BODIES)
 
     def places(self, address: str) -> tuple[asyncio.Semaphore, asyncio.Semaphore]:
         """Those of one server, to be taken first, and those of all."""

@@ -125,8 +125,12 @@ async def _look(eye: Eye, place: _Place, expression: tuple[str, str]) -> tuple[l
         )
         rows = []
         if result.status is PullStatus.FOUND:
-            rows = [row_of(message) for message in decode_messages(result.body, place.queue.broker_name)]
+            rows = await asyncio.to_thread(_rows_of, result.body, place.queue.broker_name)
         place.next = max(result.next_begin_offset, place.next)
         return rows, left_out, ""
     except GantryError as e:
         return [], 0, str(e)
+
+
+def _rows_of(body: bytes, broker_name: str) -> list[MessageRow]:
+    return [row_of(message) for message in decode_messages(body, broker_name)]
