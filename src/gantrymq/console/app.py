@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -47,6 +48,8 @@ from gantrymq.console.static_files import StaticFiles
 from gantrymq.console.tail import MAX_TAILS, TailArguments, TailRound, tail
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
 from gantrymq.protocol.codes import ResponseCode
+
+log = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
 LANGUAGE_COOKIE = "gantry_language"
@@ -115,6 +118,7 @@ class Console:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self._gatherer.start()
         self._sampler.start()
+        self._access.start()
         try:
             yield
         finally:
@@ -124,8 +128,10 @@ class Console:
             await self._history.close()
 
     def _visitor(self, request: Request) -> Visitor:
+        """Raises GantryError if the session has ended since the gate let the request in."""
         visitor = self._access.visitor(request)
-        assert visitor is not None, "the gate is before all routes"
+        if visitor is None:
+            raise _Refused("your session has ended: log in again")
         return visitor
 
     # -- pages --------------------------------------------------------------------------------------------------
@@ -172,7 +178,7 @@ class Console:
             try:
                 done, arguments = await self._perform(request, change, form)
             except (BadArguments, GantryError) as e:
-                status = e.status if isinstance(e, _Refused) else _status(e)
+                status = _status(e)
                 return JSONResponse({"error": str(e)}, status) if is_api else self._error(request, e, status)
             if is_api:
                 return JSONResponse({"done": done})
@@ -205,7 +211,7 @@ class Console:
             change.check(arguments)
         shown = {name: "***" if name in change.secrets else value for name, value in form.items()}
         write = partial(self._audit.write, visitor.user, _address(request), change.name, shown)
-        write("asked for")
+        await asyncio.to_thread(write, "asked for")
         outcome = "it was given up"
         try:
             if isinstance(change, LongChange):
@@ -217,7 +223,11 @@ class Console:
             raise
         finally:
             visitor.eye.forget()
-            write(outcome)
+            if isinstance(change, LongChange):
+                # At once: the line of its end, which may come soon, is to be the last one.
+                self._record(write, outcome)
+            else:
+                await asyncio.to_thread(self._record, write, outcome)
         return outcome, arguments
 
     def _begin(self, eye: Eye, change: LongChange, arguments: msgspec.Struct, write: Callable[[str], None]) -> str:
@@ -225,10 +235,17 @@ class Console:
 
         def ended(outcome: str) -> None:
             eye.forget()
-            write(outcome)
+            self._record(write, outcome)
 
         work = eye.works.begin(change.name, change.about(arguments), partial(change.perform, eye, arguments), ended)
         return f"work {work.id} has begun"
+
+    def _record(self, write: Callable[[str], None], outcome: str) -> None:
+        """Writes what can't be undone any more. If that fails, the process's log has it."""
+        try:
+            write(outcome)
+        except GantryError as e:
+            log.error("%s; the outcome was: %s", e, outcome)
 
     async def _form(self, request: Request) -> dict[str, str]:
         """What was filled in; of a field that is there more than once all values, a line each."""
@@ -251,25 +268,34 @@ class Console:
             if not self._access.is_own_form(request, form.get("csrf", "")):
                 problem, status = "this form is too old: try again", 403
             else:
+                name = form.get("name", "")
+                write = partial(self._audit.write, name[:200], _address(request), "login", {})
+                outcome = ""
                 try:
-                    session_id = await self._access.enter(request, form.get("name", ""), form.get("password", ""))
+                    session_id = await self._access.enter(request, name, form.get("password", ""))
                     if session_id is not None:
+                        outcome = "logged in"
                         response = RedirectResponse(back, 303)
                         self._access.set_cookie(response, session_id)
                         return response
                     problem, status = "the name or the password is wrong", 403
+                    outcome = f"failed: {problem}"
                 except TooManyAttempts as e:
+                    # The attempts before it are recorded: nobody fills the disk by more of them.
                     problem, status = str(e), 429
                 except GantryError as e:
                     problem, status = str(e), 502
+                    outcome = f"failed: {problem}"
+                finally:
+                    if outcome:
+                        await asyncio.to_thread(self._record, write, outcome)
         return self._render(request, "login.html", "Log in", status=status, problem=problem, back=back)
 
     async def _logout(self, request: Request) -> Response:
-        visitor = self._visitor(request)
         form = await self._form(request)
         if not self._access.is_own_form(request, form.get("csrf", "")):
             return self._error(request, _Refused("this form is too old: try again"), 403)
-        self._access.sessions.end(visitor.session_id)
+        self._access.end(request)
         response = RedirectResponse("/", 303)
         self._access.set_cookie(response, new_id())
         return response
@@ -311,16 +337,17 @@ class Console:
         """Server-sent events, each a TailRound in JSON."""
         try:
             arguments = arguments_of(TailArguments, request.query_params)
-        except BadArguments as e:
-            return JSONResponse({"error": str(e)}, 400)
+            visitor = self._visitor(request)
+        except (BadArguments, _Refused) as e:
+            return JSONResponse({"error": str(e)}, _status(e))
         if self._tails >= MAX_TAILS:
             return JSONResponse({"error": f"{MAX_TAILS} live tails are open already"}, 503)
-        return StreamingResponse(self._events(self._visitor(request), arguments), media_type="text/event-stream")
+        return StreamingResponse(self._events(visitor, arguments), media_type="text/event-stream")
 
     async def _events(self, visitor: Visitor, arguments: TailArguments) -> AsyncIterator[bytes]:
         self._tails += 1
         try:
-            async for one in tail(visitor.eye, arguments):
+            async for one in tail(visitor.eye, arguments, partial(self._access.is_open, visitor)):
                 yield b"data: %b\n\n" % msgspec.json.encode(one)
         except GantryError as e:
             yield b"data: %b\n\n" % msgspec.json.encode(TailRound([], 0, str(e)))
@@ -334,13 +361,14 @@ class Console:
             try:
                 arguments = arguments_of(LetterFilter, request.query_params)
                 arguments.times()
+                visitor = self._visitor(request)
                 async with self._download(request) as eye:
-                    lines = export(eye, arguments)
+                    lines = export(eye, arguments, partial(self._access.is_open, visitor))
                     headers = _attachment("dead-letters.jsonl")
                     response = StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
                     await response(scope, receive, send)
                     return
-            except (BadArguments, TooManyDownloads) as e:
+            except (BadArguments, TooManyDownloads, _Refused) as e:
                 response = self._error(request, e)
             await response(scope, receive, send)
 
@@ -404,6 +432,8 @@ def _address(request: Request) -> str:
 
 
 def _status(error: Exception) -> int:
+    if isinstance(error, _Refused):
+        return error.status
     if isinstance(error, BadArguments):
         return 400
     if isinstance(error, TooManyDownloads):

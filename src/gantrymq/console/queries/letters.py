@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
@@ -159,7 +159,7 @@ async def export(eye: Eye, arguments: LetterFilter, is_open: Callable[[], bool] 
         return
     for _ in range(MAX_EXPORTED // _EXPORT_PAGE):
         rows = await reader.next_ones(_EXPORT_PAGE)
-        if not rows:
+        if not rows or not is_open():
             return
         for row in rows:
             yield msgspec.json.encode(row) + b"\n"
