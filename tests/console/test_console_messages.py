@@ -145,6 +145,27 @@ async def test_hostile_bodies(
         assert "49" not in re.findall(r"<pre[^>]*>(.*?)</pre>", html)
 
 
+async def test_directional_characters_are_shown_as_code_points(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+) -> None:
+    """In keys, tags, names and errors; a form's field has what was typed, and the API what is stored."""
+    await make_topic(cluster, "directed", 1)
+    message = Message("directed", b"x", keys=["k\u202ey"], tags="t\u2066g", properties={"p\u200fr": "v\u202el"})
+    result = producer.send(message)
+    place = {"topic": "directed", "broker": result.queue.broker_name, "queue": 0, "offset": result.queue_offset}
+    html = await html_of(visitor, "message", **place) + await html_of(visitor, "messages", topic="directed")
+    for shown in ("k\\u202ey", "t\\u2066g", "p\\u200fr", "v\\u202el"):
+        assert shown in html
+    assert not re.search("[\u202e\u2066\u200f]", html)
+    rows = (await json_of(visitor, "messages", topic="directed"))["rows"]
+    assert (rows[0]["keys"], rows[0]["tags"]) == (["k\u202ey"], "t\u2066g")
+    html = await html_of(visitor, "messages", topic="directed", key="k\u202ey")
+    assert 'name="key" value="k\u202ey"' in html
+    answer = await visitor.get("/message", params={"topic": "no\u202etopic", "id": "x"})
+    assert "no\\u202etopic" in answer.text
+    assert "\u202e" not in answer.text
+
+
 async def test_a_body_of_4_mib(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     await make_topic(cluster, "large", 1)
     body = b"x" * (4 * 1024 * 1024 - 2000)

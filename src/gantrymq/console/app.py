@@ -71,11 +71,14 @@ class Console:
             loader=jinja2.FileSystemLoader(HERE / "templates"),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
+            # Of every value on every page: a name can't change the direction of what is beside it.
+            finalize=figures.visible,
             trim_blocks=True,
             lstrip_blocks=True,
         )
         for name in ("number", "size", "percent", "span", "moment"):
             self._templates.filters[name] = getattr(figures, name)
+        self._templates.filters["exactly"] = figures.Exact
         self._tails = 0
         self._downloads = Downloads()
         self._openapi = openapi(PAGES)
