@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gantrymq.console.private_files import make_private_file
 from gantrymq.errors import GantryError
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,8 @@ class Audit:
             log.info("%s", line)
             return
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+            make_private_file(self._path)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND)
             try:
                 # Other consoles may have the same file.
                 fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -15,6 +15,7 @@ from gantrymq.background.thread import SupervisedThread
 from gantrymq.console.app import Console
 from gantrymq.console.connections import MAX_CONNECTIONS
 from gantrymq.console.http import HttpServer
+from gantrymq.console.private_files import make_private_directory
 from gantrymq.console.settings import Settings
 from gantrymq.errors import GantryError
 
@@ -73,7 +74,10 @@ class ConsoleThread:
 def _server(settings: Settings, listening: Callable[[str], None]) -> HttpServer:
     settings.check()
     if settings.directory is not None:
-        settings.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            make_private_directory(settings.directory)
+        except OSError as e:
+            raise GantryError(f"can't use the directory {settings.directory}: {e.strerror or e}") from e
     config = uvicorn.Config(
         Console(settings).app,
         http="h11",
