@@ -125,6 +125,14 @@ def test_readers(browsers: Browsers) -> None:
     assert browsers.closed == ["stopped", "slow"]
 
 
+def test_a_server_that_ends_waits_for_responses_only(browsers: Browsers) -> None:
+    browsers.open("incomplete")
+    for name, change in {"unread": unread, "idle": idle, "working": working}.items():
+        change(browsers.open(name))
+    browsers.connections.close_stalled()
+    assert browsers.closed == ["incomplete", "unread"]
+
+
 def test_unread_responses_of_all(browsers: Browsers) -> None:
     peers = [browsers.open(f"{n}") for n in range(3)]
     for peer in peers:

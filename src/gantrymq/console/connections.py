@@ -152,6 +152,12 @@ class Connections:
             total -= sizes[peer]
             self._close(peer)
 
+    def close_stalled(self) -> None:
+        """Closes those that are incomplete or unread: a server that ends doesn't wait for them."""
+        for peer in [one for peers in self._by_source.values() for one in peers]:
+            if peer.rank[0] in (State.INCOMPLETE, State.UNREAD):
+                self._close(peer)
+
     def _close(self, peer: Peer) -> None:
         self.remove(peer)
         peer.abort()

@@ -70,6 +70,9 @@ class HttpServer(uvicorn.Server):
         await self._arrivals.stop()
         while self._accepted:
             self._accepted.popleft()[0].close()
+        self._connections.close_stalled()
+        # Their protocols are notified in the next iteration of the loop.
+        await asyncio.sleep(0)
         await super().shutdown()
 
     def _count(self) -> int:
