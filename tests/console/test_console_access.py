@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import resource
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,14 @@ from gantrymq.auth.config import AuthConfig
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.console.attempts import MAX_FAILURES, MAX_KNOWN, WITHIN_S, Attempts
+from gantrymq.console.app import Console
+from gantrymq.console.attempts import DELAY_S, MAX_FAILURES, MAX_KNOWN, WITHIN_S, Attempts
+from gantrymq.console.audit import Audit
 from gantrymq.console.logins import hash_password
 from gantrymq.console.queries.all_pages import PAGES
 from gantrymq.console.sessions import COOKIE, IDLE_S, LONGEST_S, MAX_SESSIONS, Sessions
 from gantrymq.console.settings import Settings
-from gantrymq.errors import ConfigError
+from gantrymq.errors import ConfigError, GantryError
 from gantrymq.protocol.bodies.auth import UserInfo
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -163,6 +168,88 @@ async def test_guessing_is_slowed_down(stranger: httpx.AsyncClient) -> None:
     assert "too many attempts" in answer.text
 
 
+async def test_a_login_does_not_reset_the_failures_of_its_address(stranger: httpx.AsyncClient) -> None:
+    for _ in range(MAX_FAILURES - 1):
+        assert (await log_in(stranger, "root", "guess")).status_code == 403
+    assert (await log_in(stranger, "root", SECRET)).status_code == 303
+    assert (await log_in(stranger, "root", "guess")).status_code == 403
+    assert (await log_in(stranger, "root", SECRET)).status_code == 429
+
+
+async def test_wrong_passwords_from_elsewhere_lock_nobody_out(cluster: EmbeddedCluster) -> None:
+    app = Console(Settings(cluster.name_server, login="cluster")).app
+
+    def at(address: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app, client=(address, 1)), base_url="http://127.0.0.1", timeout=30
+        )
+
+    async with app.router.lifespan_context(app), at("10.0.0.1") as attacker, at("10.0.0.2") as admin:
+        for _ in range(MAX_FAILURES):
+            assert (await log_in(attacker, "root", "guess")).status_code == 403
+        assert (await log_in(attacker, "root", SECRET)).status_code == 429
+        began = time.monotonic()
+        assert (await log_in(admin, "root", SECRET)).status_code == 303
+        assert time.monotonic() - began >= DELAY_S
+
+
+async def test_addresses_of_one_network_fail_together(cluster: EmbeddedCluster) -> None:
+    """One owner of IPv6 addresses has 2^64 of them."""
+    app = Console(Settings(cluster.name_server, login="cluster")).app
+    async with app.router.lifespan_context(app):
+        codes = []
+        for n in range(MAX_FAILURES + 1):
+            transport = httpx.ASGITransport(app=app, client=(f"2001:db8::{n:x}", 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=30) as attacker:
+                codes.append((await log_in(attacker, f"user-{n}", "guess")).status_code)
+    assert codes == [403] * MAX_FAILURES + [429]
+
+
+async def test_logins_are_in_the_audit_log(stranger: httpx.AsyncClient, tmp_path: Path) -> None:
+    await log_in(stranger, "root", "guess\u202e")
+    await log_in(stranger, "ro\u202eot", SECRET)
+    await log_in(stranger, "root", SECRET)
+    text = (tmp_path / "audit.log").read_text()
+    lines = [msgspec.json.decode(line) for line in text.splitlines()]
+    assert [(line["change"], line["user"], line["outcome"][:6]) for line in lines] == [
+        ("login", "root", "failed"),
+        ("login", "ro\u202eot", "failed"),
+        ("login", "root", "logged"),
+    ]
+    assert {line["address"] for line in lines} == {"127.0.0.1"}
+    assert "guess" not in text
+    assert SECRET not in text
+    assert text.isascii()
+
+
+async def test_a_session_ends_when_its_user_is_removed(stranger: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
+    """And so does its live tail."""
+    async with AdminClient(cluster.name_server, hooks=[AclHook("root", SECRET)]) as admin:
+        await admin.ensure_topic("watched", queues=1)
+        await admin.create_user(cluster.brokers, UserInfo("carol", "carolpass", "Super"))
+        assert (await log_in(stranger, "carol", "carolpass")).status_code == 303
+        assert (await stranger.get("/overview")).status_code == 200
+        tail = asyncio.create_task(stranger.get("/tail/stream?topic=watched", timeout=60))
+        await admin.delete_user(cluster.brokers, "carol")
+
+        async def has_ended() -> bool:
+            return (await stranger.get("/overview")).status_code == 303
+
+        await until(has_ended)
+        assert "event: over" in (await tail).text
+
+
+async def test_a_live_tail_ends_with_its_session(stranger: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
+    async with AdminClient(cluster.name_server, hooks=[AclHook("root", SECRET)]) as admin:
+        await admin.ensure_topic("followed", queues=1)
+    await log_in(stranger, "root", SECRET)
+    token = token_in((await stranger.get("/overview")).text)
+    tail = asyncio.create_task(stranger.get("/tail/stream?topic=followed", timeout=60))
+    await asyncio.sleep(0)
+    assert (await stranger.post("/logout", data={"csrf": token})).status_code == 303
+    await asyncio.wait_for(tail, 30)
+
+
 async def test_next_leads_to_this_console_only(stranger: httpx.AsyncClient) -> None:
     token = token_in((await stranger.get("/login")).text)
     form = {"name": "root", "password": SECRET, "csrf": token}
@@ -227,6 +314,24 @@ async def test_login_with_a_file(open_cluster: EmbeddedCluster, tmp_path: Path) 
         topics = await admin.topic_list()
     assert "by-ann" in topics
     assert "by-vic" not in topics
+
+
+@pytest.mark.parametrize("change_of", ["role", "password", "removal"])
+async def test_a_session_ends_with_its_line_of_the_file(
+    open_cluster: EmbeddedCluster, tmp_path: Path, change_of: str
+) -> None:
+    users, hashed = tmp_path / "users", hash_password("annpass")
+    users.write_text(f"ann:admin:{hashed}\n")
+    async with browser(Settings(open_cluster.name_server, login="file", users_file=users)) as ann:
+        assert (await log_in(ann, "ann", "annpass")).status_code == 303
+        assert (await ann.get("/topics")).status_code == 200
+        lines = {"role": f"ann:viewer:{hashed}\n", "password": f"ann:admin:{hash_password('new')}\n", "removal": ""}
+        users.write_text(lines[change_of])
+
+        async def has_ended() -> bool:
+            return (await ann.get("/topics")).status_code == 303
+
+        await until(has_ended)
 
 
 @pytest.mark.parametrize("text", ["ann:king:$argon2id$x", "ann:admin:plain", "only-a-name", "\xff"])
@@ -328,6 +433,28 @@ async def test_what_cant_be_written_down_isnt_done(open_cluster: EmbeddedCluster
         assert "unwritten" not in await admin.topic_list()
 
 
+def test_a_line_of_the_audit_log_is_complete_or_isnt_there(tmp_path: Path) -> None:
+    """A disk that takes only a part of a line, and a console that was killed within one."""
+    path = tmp_path / "audit.log"
+    audit = Audit(path)
+    audit.write("ann", "::1", "create-topic", {"name": "first"}, "asked for")
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+    try:
+        with pytest.raises(GantryError, match="audit log"):
+            audit.write("ann", "::1", "create-topic", {"name": "second"}, "asked for")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    with path.open("ab") as file:
+        file.write(before[:20])
+    audit.write("ann", "::1", "create-topic", {"name": "third"}, "asked for")
+    lines = path.read_bytes().splitlines()
+    assert lines[1] == before[:20]
+    assert [msgspec.json.decode(line)["arguments"]["name"] for line in (lines[0], lines[2])] == ["first", "third"]
+
+
 async def test_a_password_is_in_no_log_and_on_no_page(stranger: httpx.AsyncClient, tmp_path: Path) -> None:
     await log_in(stranger, "root", SECRET)
     answer = await change(stranger, "save-user", cluster=CLUSTER, username="bob", password="bobspass1")
@@ -360,8 +487,14 @@ def test_attempts() -> None:
     for n in range(MAX_KNOWN + 1):
         attempts.failed(f"many {n}", 1000.0)
     assert len(attempts._failures) == MAX_KNOWN
-    attempts.succeeded("many 5")
-    assert attempts.wait_s("many 5", 1000.0) == 0
+    attempts = Attempts()
+    for n in range(MAX_FAILURES):
+        attempts.failed("a", n)
+    attempts.succeeded("a", 2)
+    assert attempts.wait_s("a", MAX_FAILURES) == 0
+    # Only that one is taken back.
+    attempts.failed("a", MAX_FAILURES)
+    assert attempts.wait_s("a", MAX_FAILURES) > 0
 
 
 def test_sessions_end() -> None:

@@ -19,8 +19,9 @@ import httpx
 import pytest
 
 from gantrymq.console import guard
+from gantrymq.console.connections import MAX_PER_ADDRESS
 from gantrymq.console.logins import hash_password
-from gantrymq.console.server import MAX_CONNECTIONS, ConsoleThread
+from gantrymq.console.server import ConsoleThread
 from gantrymq.console.settings import Settings
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -46,7 +47,7 @@ def test_connections_that_say_nothing(cluster: EmbeddedCluster) -> None:
     with ConsoleThread(Settings(cluster.name_server, port=0)) as console, ExitStack() as stack:
         tail = stack.enter_context(httpx.stream("GET", f"{console.address}tail/stream?topic=TBW102", timeout=30))
         assert tail.status_code == 200
-        silent = [stack.enter_context(connect(console.address)) for _ in range(MAX_CONNECTIONS + 20)]
+        silent = [stack.enter_context(connect(console.address)) for _ in range(MAX_PER_ADDRESS + 20)]
         assert httpx.get(f"{console.address}overview", timeout=30).status_code == 200
         silent[0].settimeout(10)
         assert silent[0].recv(1) == b""

@@ -16,8 +16,9 @@ from waiting import until
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.trace import TraceView
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
-from gantrymq.console.bodies import MAX_TEXT, text_of
+from gantrymq.console.bodies import PREVIEW_BYTES, text_of
 from gantrymq.console.eye import Eye
 from gantrymq.console.limited import Limits
 from gantrymq.console.queries.messages import timeline
@@ -25,6 +26,7 @@ from gantrymq.console.settings import Settings
 from gantrymq.console.tail import BEHIND, SHOWN, TailArguments, tail
 from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.sync import SyncProducer
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -143,6 +145,27 @@ async def test_hostile_bodies(
         assert "49" not in re.findall(r"<pre[^>]*>(.*?)</pre>", html)
 
 
+async def test_directional_characters_are_shown_as_code_points(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+) -> None:
+    """In keys, tags, names and errors; a form's field has what was typed, and the API what is stored."""
+    await make_topic(cluster, "directed", 1)
+    message = Message("directed", b"x", keys=["k\u202ey"], tags="t\u2066g", properties={"p\u200fr": "v\u202el"})
+    result = producer.send(message)
+    place = {"topic": "directed", "broker": result.queue.broker_name, "queue": 0, "offset": result.queue_offset}
+    html = await html_of(visitor, "message", **place) + await html_of(visitor, "messages", topic="directed")
+    for shown in ("k\\u202ey", "t\\u2066g", "p\\u200fr", "v\\u202el"):
+        assert shown in html
+    assert not re.search("[\u202e\u2066\u200f]", html)
+    rows = (await json_of(visitor, "messages", topic="directed"))["rows"]
+    assert (rows[0]["keys"], rows[0]["tags"]) == (["k\u202ey"], "t\u2066g")
+    html = await html_of(visitor, "messages", topic="directed", key="k\u202ey")
+    assert 'name="key" value="k\u202ey"' in html
+    answer = await visitor.get("/message", params={"topic": "no\u202etopic", "id": "x"})
+    assert "no\\u202etopic" in answer.text
+    assert "\u202e" not in answer.text
+
+
 async def test_a_body_of_4_mib(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     await make_topic(cluster, "large", 1)
     body = b"x" * (4 * 1024 * 1024 - 2000)
@@ -150,17 +173,53 @@ async def test_a_body_of_4_mib(visitor: httpx.AsyncClient, cluster: EmbeddedClus
     place = {"topic": "large", "broker": result.queue.broker_name, "queue": 0, "offset": result.queue_offset}
     page = await json_of(visitor, "message", **place)
     assert page["body"]["is_cut"]
-    assert len(page["body"]["text"]) == MAX_TEXT
+    assert len(page["body"]["text"]) == PREVIEW_BYTES
     assert len(await html_of(visitor, "message", **place)) < 200_000
     assert len((await visitor.get("/message/body", params=place)).content) == len(body)
     assert len(await html_of(visitor, "messages", topic="large")) < 20_000
 
 
 def test_text_that_is_cut_within_a_character() -> None:
-    kind, text = text_of("é".encode() * 200_000)
+    kind, text = text_of(b"x" + "é".encode() * 200 + b"\xc3", is_cut=True)
     assert kind == "text"
-    assert set(text) == {"é"}
+    assert set(text) == {"x", "é"}
+    assert text_of(b"ok\xc3")[0] == "binary"
     assert text_of(b"ok\xff")[0] == "binary"
+
+
+@pytest.mark.parametrize(
+    ("data", "is_cut", "kind", "text"),
+    [
+        (b'{"a": [], "b": {"c": -1.5e3}}', False, "json", '{\n  "a": [],\n  "b": {\n    "c": -1.5e3\n  }\n}'),
+        (b'[1, "a]b', True, "json", '[\n  1,\n  "a]b'),
+        (b"[tr", True, "json", "[\n  tr"),
+        (b"[1", False, "text", "[1"),
+        (b"[not json]", False, "text", "[not json]"),
+        (b"[not json, 1", True, "text", "[not json, 1"),
+        (b"]" * 40, False, "text", "]" * 40),
+        (b"[" * 33 + b"]" * 33, False, "text", "[" * 33 + "]" * 33),
+    ],
+)
+def test_json_is_laid_out(data: bytes, is_cut: bool, kind: str, text: str) -> None:
+    assert text_of(data, is_cut=is_cut) == (kind, text)
+
+
+@pytest.mark.parametrize("compression", list(CompressionType))
+async def test_only_the_beginning_of_a_body_is_shown(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, compression: CompressionType
+) -> None:
+    """The rest is a download, however the body is compressed."""
+    topic = f"begun-{compression}"
+    await make_topic(cluster, topic, 1)
+    body = b"0123456789abcdef" * (1 << 14)
+    async with Producer(cluster.name_server, "begun", compression=compression) as compressing:
+        result = await compressing.send(Message(topic, body))
+    place = {"topic": topic, "broker": result.queue.broker_name, "queue": 0, "offset": result.queue_offset}
+    shown = (await json_of(visitor, "message", **place))["body"]
+    assert (shown["kind"], shown["text"], shown["is_cut"]) == ("text", body[:PREVIEW_BYTES].decode(), True)
+    answer = await visitor.get("/message/body", params=place)
+    assert answer.content == body
+    assert answer.headers["content-length"] == str(len(body))
 
 
 # -- live tail ----------------------------------------------------------------------------------------------------

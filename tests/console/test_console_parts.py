@@ -17,7 +17,7 @@ from gantrymq.console.listing import MAX_SIZE, ListArguments, cut
 from gantrymq.console.pages import BadArguments
 from gantrymq.console.settings import is_loopback
 from gantrymq.console.times import parse_time
-from gantrymq.errors import GantryError
+from gantrymq.errors import ConnectFailed, GantryError, RequestTimeout
 
 
 class Row(msgspec.Struct):
@@ -107,6 +107,31 @@ async def test_what_took_long_is_asked_for_less_often() -> None:
     assert asked == 1
 
 
+async def test_nobody_waits_for_a_newer_value() -> None:
+    """Unless something was changed."""
+    gates = [asyncio.Event() for _ in range(2)]
+    gates[0].set()
+    asked = 0
+
+    async def gather() -> int:
+        nonlocal asked
+        asked += 1
+        await gates[min(asked, 2) - 1].wait()
+        return asked
+
+    gathered = Gathered(gather, fresh_s=0.0)
+    assert await gathered.get(30.0) == 1
+    async with asyncio.timeout(5):
+        assert await gathered.get(30.0, 0.01) == 1
+    gathered.forget()
+    newest = asyncio.ensure_future(gathered.get(30.0, 0.01))
+    await asyncio.sleep(0.05)
+    assert not newest.done()
+    gates[1].set()
+    assert await newest > 1
+    await gathered.close()
+
+
 async def test_what_was_forgotten_while_it_was_asked_for_is_asked_for_again() -> None:
     gates = [asyncio.Event(), asyncio.Event()]
     asked = 0
@@ -189,6 +214,36 @@ async def test_so_many_questions_at_once_and_no_more() -> None:
     await asking
     assert most <= 2
     release.set()
+    for admin in admins:
+        await admin.close()
+    server.close()
+
+
+async def test_a_server_that_hangs_is_waited_for_once() -> None:
+    """Later requests fail at once, whoever sends them, until it answers a probe."""
+    connected = 0
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connected
+        connected += 1
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    limits = Limits()
+    admins = [LimitedAdmin("127.0.0.1:1", limits, hooks=(), ssl_context=None, timeout_ms=1000) for _ in range(2)]
+    with pytest.raises(RequestTimeout):
+        await admins[0].runtime_info(address)
+    began = asyncio.get_running_loop().time()
+    for admin in admins * 20:
+        with pytest.raises(ConnectFailed, match="didn't answer"):
+            await admin.runtime_info(address)
+    assert asyncio.get_running_loop().time() - began < 1.0
+    assert connected == 1
+    limits.breakers.answered(address)
+    with pytest.raises(RequestTimeout):
+        await admins[1].runtime_info(address)
     for admin in admins:
         await admin.close()
     server.close()

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from waiting import wait_until
 
+from gantrymq.console.audit import Audit
 from gantrymq.console.server import ConsoleThread
 from gantrymq.console.settings import Settings
 from gantrymq.console.tail import MAX_TAILS
@@ -37,6 +38,46 @@ def test_a_thread(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{console.address}overview", timeout=30)
     assert (tmp_path / "new" / "history.db").exists()
+
+
+def test_files_that_only_their_owner_can_read(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    """A new directory, and one of a console that left its files open to others."""
+    directory = tmp_path / "state"
+    for name in ("history.db", "history.db-wal", "audit.log"):
+        with ConsoleThread(Settings(cluster.name_server, port=0, directory=directory)) as console:
+            assert httpx.get(f"{console.address}overview", timeout=30).status_code == 200
+            wait_until((directory / "history.db-wal").exists)
+            Audit(directory / "audit.log").write("", "", "none", {}, "nothing")
+            modes = {path.name: path.stat().st_mode & 0o777 for path in (directory, *directory.iterdir())}
+        assert modes.pop("state") == 0o700
+        assert {"history.db", "history.db-wal", "audit.log"} <= modes.keys()
+        assert set(modes.values()) == {0o600}
+        directory.chmod(0o755)
+        if (directory / name).exists():
+            (directory / name).chmod(0o644)
+
+
+def test_a_directory_with_other_files_stays_as_it_is(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    directory = tmp_path / "shared"
+    directory.mkdir(0o755)
+    directory.chmod(0o755)
+    (directory / "letter").touch()
+    with ConsoleThread(Settings(cluster.name_server, port=0, directory=directory)):
+        assert directory.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_static_file_is_loaded_once(cluster: EmbeddedCluster) -> None:
+    with ConsoleThread(Settings(cluster.name_server, port=0)) as console, httpx.Client() as client:
+        address = f"{console.address}static/console.js"
+        answer = client.get(address)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/javascript")
+        again = client.get(address, headers={"if-none-match": f'"other", W/{answer.headers["etag"]}'})
+        assert (again.status_code, again.content) == (304, b"")
+        assert client.get(address, headers={"if-none-match": '"other"'}).content == answer.content
+        assert client.head(address).status_code == 200
+        for name in ("nothing.js", "../app.py", "%2e%2e/app.py"):
+            assert client.get(f"{console.address}static/{name}").status_code == 404
 
 
 def test_a_port_that_is_taken(cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,8 @@ It stands before all routes: a page that is added later is closed, too.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -14,7 +16,9 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gantrymq.background.loop_thread import LoopThread
-from gantrymq.console.attempts import Attempts
+from gantrymq.background.repeating import Repeating
+from gantrymq.console.attempts import DELAY_S, Attempts
+from gantrymq.console.connections import source_of
 from gantrymq.console.eye import Eye
 from gantrymq.console.history import History
 from gantrymq.console.limited import Limits
@@ -25,6 +29,12 @@ from gantrymq.console.settings import Settings
 from gantrymq.errors import ConfigError, GantryError
 from gantrymq.system.clock import monotonic
 
+log = logging.getLogger(__name__)
+
+#: How often the users of sessions are checked, s.
+CHECK_S = 5.0
+#: Logins at once: a password is checked in 0.1 s, one after the other.
+MAX_LOGINS = 64
 _VISITOR = "gantrymq.visitor"
 #: What everybody gets.
 _OPEN = ("/login", "/language", "/static/")
@@ -56,6 +66,8 @@ class Access:
         self.own_eye = Eye(settings, limits, settings.hooks, history, gatherer)
         self.sessions = Sessions()
         self._attempts = Attempts()
+        self._logins = 0
+        self._check = Repeating("check that sessions' users exist", self.check_sessions, CHECK_S)
         self._login: Login | None = None
         if settings.login == "cluster":
             self._login = ClusterLogin(settings, limits)
@@ -67,7 +79,13 @@ class Access:
         """Whether there is a login."""
         return self._login is not None
 
+    def start(self) -> None:
+        """Begins to check sessions."""
+        if self.asks:
+            self._check.start()
+
     async def close(self) -> None:
+        await self._check.stop()
         self.sessions.end_all()
         await self.close_ended()
         await self.own_eye.close()
@@ -78,6 +96,19 @@ class Access:
         for eye in ended:
             if eye is not self.own_eye:
                 await eye.close()
+
+    async def check_sessions(self) -> None:
+        """Ends the sessions of users who are removed, disabled, or have another password or role."""
+        assert self._login is not None
+        for session_id, session in self.sessions.open_ones(monotonic()).items():
+            if not await self._login.is_current(session):
+                log.info("the session of %r ends: the user is removed or changed", session.user)
+                self.sessions.end(session_id)
+        await self.close_ended()
+
+    def is_open(self, visitor: Visitor) -> bool:
+        """Whether the visitor's session goes on; without a login always."""
+        return not self.asks or self.sessions.is_open(visitor.session_id, monotonic())
 
     def visitor(self, connection: HTTPConnection) -> Visitor | None:
         """Who it is; None for somebody who has to log in."""
@@ -106,26 +137,38 @@ class Access:
         Raises TooManyAttempts, or a GantryError when the cluster can't say.
         """
         assert self._login is not None
-        address = request.client.host if request.client is not None else "?"
-        for who in (f"from {address}", f"as {name[:200]}"):
-            wait_s = self._attempts.wait_s(who, monotonic())
-            if wait_s > 0:
-                raise TooManyAttempts(f"too many attempts: try again in {wait_s:.0f} s")
-        # Counted before it is known, so that many at once are counted.
+        address = f"from {source_of(request.client.host if request.client is not None else '?')}"
+        user = f"as {name[:200]}"
         now = monotonic()
-        self._attempts.failed(f"from {address}", now)
-        self._attempts.failed(f"as {name[:200]}", now)
+        wait_s = self._attempts.wait_s(address, now)
+        if wait_s > 0:
+            raise TooManyAttempts(f"too many attempts: try again in {wait_s:.0f} s")
+        if self._logins >= MAX_LOGINS:
+            raise TooManyAttempts("too many logins at once: try again in a few seconds")
+        is_delayed = self._attempts.wait_s(user, now) > 0
+        # Counted as failed until it isn't, so that many at once are counted.
+        self._attempts.failed(address, now)
+        self._attempts.failed(user, now)
+        self._logins += 1
         try:
+            if is_delayed:
+                await asyncio.sleep(DELAY_S)
             entry = await self._login.enter(name, password)
         except ConfigError as e:
             raise GantryError("the users' file can't be read now") from e
+        finally:
+            self._logins -= 1
         if entry is None:
             return None
-        self._attempts.succeeded(f"from {address}")
-        self._attempts.succeeded(f"as {name[:200]}")
+        self._attempts.succeeded(address, now)
+        self._attempts.succeeded(user, now)
         is_own = entry.hooks is self.settings.hooks
         eye = self.own_eye if is_own else Eye(self.settings, self._limits, entry.hooks, self._history, self._gatherer)
-        return self.sessions.begin(entry.name, entry.role, eye, monotonic())
+        return self.sessions.begin(entry.name, entry.role, eye, monotonic(), entry.proof)
+
+    def end(self, connection: HTTPConnection) -> None:
+        """Ends the session that a request belongs to."""
+        self.sessions.end(connection.scope[_VISITOR])
 
     def set_cookie(self, response: Response, session_id: str) -> None:
         response.set_cookie(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,19 +17,20 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gantrymq import __version__
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.console import figures
 from gantrymq.console.access import Access, Gate, TooManyAttempts, Visitor
 from gantrymq.console.audit import Audit
+from gantrymq.console.bodies import pieces_of
 from gantrymq.console.changes.all_changes import CHANGES
 from gantrymq.console.changes.change import Change, LongChange
 from gantrymq.console.changes.dead_letters import MAX_CHOSEN
 from gantrymq.console.changes.topics import MESSAGE_TYPES
+from gantrymq.console.downloads import Downloads, TooManyDownloads
 from gantrymq.console.eye import Eye
 from gantrymq.console.guard import LOCAL_NAMES, Guard
 from gantrymq.console.history import History
@@ -42,9 +44,12 @@ from gantrymq.console.queries.messages import MessageArguments, find
 from gantrymq.console.sampler import Sampler
 from gantrymq.console.sessions import new_id
 from gantrymq.console.settings import Settings
+from gantrymq.console.static_files import StaticFiles
 from gantrymq.console.tail import MAX_TAILS, TailArguments, TailRound, tail
 from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
 from gantrymq.protocol.codes import ResponseCode
+
+log = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
 LANGUAGE_COOKIE = "gantry_language"
@@ -53,15 +58,8 @@ DONE_COOKIE = "gantry_done"
 _DONE_S = 60
 _A_YEAR_S = 365 * 86400
 _MAX_FIELDS = MAX_CHOSEN + 40
-
-
-class _Static(StaticFiles):
-    """Files whose addresses have the version in their query: they never change."""
-
-    def file_response(self, full_path: Any, stat_result: Any, scope: Scope, status_code: int = 200) -> Response:
-        response = super().file_response(full_path, stat_result, scope, status_code)
-        response.headers["Cache-Control"] = "public, max-age=86400"
-        return response
+#: A download is sent in pieces of so many bytes.
+_PIECE = 64 * 1024
 
 
 class Console:
@@ -73,12 +71,16 @@ class Console:
             loader=jinja2.FileSystemLoader(HERE / "templates"),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
+            # Of every value on every page: a name can't change the direction of what is beside it.
+            finalize=figures.visible,
             trim_blocks=True,
             lstrip_blocks=True,
         )
         for name in ("number", "size", "percent", "span", "moment"):
             self._templates.filters[name] = getattr(figures, name)
+        self._templates.filters["exactly"] = figures.Exact
         self._tails = 0
+        self._downloads = Downloads()
         self._openapi = openapi(PAGES)
         self._done = URLSafeTimedSerializer(new_id(), salt="gantrymq.console.done")
         directory = settings.directory
@@ -96,7 +98,7 @@ class Console:
             Route("/message/body", self._body),
             Route("/tail/stream", self._tail),
             Route("/dead-letters/export", self._export),
-            Mount("/static", _Static(directory=HERE / "static")),
+            Route("/static/{name}", StaticFiles(HERE / "static").serve),
         ]
         for page in PAGES:
             routes += [Route(f"/{page.name}", self._html(page)), Route(f"{API}/{page.name}", self._json(page))]
@@ -119,6 +121,7 @@ class Console:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self._gatherer.start()
         self._sampler.start()
+        self._access.start()
         try:
             yield
         finally:
@@ -128,8 +131,10 @@ class Console:
             await self._history.close()
 
     def _visitor(self, request: Request) -> Visitor:
+        """Raises GantryError if the session has ended since the gate let the request in."""
         visitor = self._access.visitor(request)
-        assert visitor is not None, "the gate is before all routes"
+        if visitor is None:
+            raise _Refused("your session has ended: log in again")
         return visitor
 
     # -- pages --------------------------------------------------------------------------------------------------
@@ -176,7 +181,7 @@ class Console:
             try:
                 done, arguments = await self._perform(request, change, form)
             except (BadArguments, GantryError) as e:
-                status = e.status if isinstance(e, _Refused) else _status(e)
+                status = _status(e)
                 return JSONResponse({"error": str(e)}, status) if is_api else self._error(request, e, status)
             if is_api:
                 return JSONResponse({"done": done})
@@ -208,9 +213,8 @@ class Console:
         if isinstance(change, LongChange):
             change.check(arguments)
         shown = {name: "***" if name in change.secrets else value for name, value in form.items()}
-        address = request.client.host if request.client is not None else "?"
-        write = partial(self._audit.write, visitor.user, address, change.name, shown)
-        write("asked for")
+        write = partial(self._audit.write, visitor.user, _address(request), change.name, shown)
+        await asyncio.to_thread(write, "asked for")
         outcome = "it was given up"
         try:
             if isinstance(change, LongChange):
@@ -222,7 +226,11 @@ class Console:
             raise
         finally:
             visitor.eye.forget()
-            write(outcome)
+            if isinstance(change, LongChange):
+                # At once: the line of its end, which may come soon, is to be the last one.
+                self._record(write, outcome)
+            else:
+                await asyncio.to_thread(self._record, write, outcome)
         return outcome, arguments
 
     def _begin(self, eye: Eye, change: LongChange, arguments: msgspec.Struct, write: Callable[[str], None]) -> str:
@@ -230,10 +238,17 @@ class Console:
 
         def ended(outcome: str) -> None:
             eye.forget()
-            write(outcome)
+            self._record(write, outcome)
 
         work = eye.works.begin(change.name, change.about(arguments), partial(change.perform, eye, arguments), ended)
         return f"work {work.id} has begun"
+
+    def _record(self, write: Callable[[str], None], outcome: str) -> None:
+        """Writes what can't be undone any more. If that fails, the process's log has it."""
+        try:
+            write(outcome)
+        except GantryError as e:
+            log.error("%s; the outcome was: %s", e, outcome)
 
     async def _form(self, request: Request) -> dict[str, str]:
         """What was filled in; of a field that is there more than once all values, a line each."""
@@ -256,54 +271,86 @@ class Console:
             if not self._access.is_own_form(request, form.get("csrf", "")):
                 problem, status = "this form is too old: try again", 403
             else:
+                name = form.get("name", "")
+                write = partial(self._audit.write, name[:200], _address(request), "login", {})
+                outcome = ""
                 try:
-                    session_id = await self._access.enter(request, form.get("name", ""), form.get("password", ""))
+                    session_id = await self._access.enter(request, name, form.get("password", ""))
                     if session_id is not None:
+                        outcome = "logged in"
                         response = RedirectResponse(back, 303)
                         self._access.set_cookie(response, session_id)
                         return response
                     problem, status = "the name or the password is wrong", 403
+                    outcome = f"failed: {problem}"
                 except TooManyAttempts as e:
+                    # The attempts before it are recorded: nobody fills the disk by more of them.
                     problem, status = str(e), 429
                 except GantryError as e:
                     problem, status = str(e), 502
+                    outcome = f"failed: {problem}"
+                finally:
+                    if outcome:
+                        await asyncio.to_thread(self._record, write, outcome)
         return self._render(request, "login.html", "Log in", status=status, problem=problem, back=back)
 
     async def _logout(self, request: Request) -> Response:
-        visitor = self._visitor(request)
         form = await self._form(request)
         if not self._access.is_own_form(request, form.get("csrf", "")):
             return self._error(request, _Refused("this form is too old: try again"), 403)
-        self._access.sessions.end(visitor.session_id)
+        self._access.end(request)
         response = RedirectResponse("/", 303)
         self._access.set_cookie(response, new_id())
         return response
 
     # -- what isn't a page ----------------------------------------------------------------------------------------
 
-    async def _body(self, request: Request) -> Response:
-        """A message's body as it is, to be kept and not to be shown."""
-        try:
-            arguments = arguments_of(MessageArguments, request.query_params)
-            body = (await find(self._visitor(request).eye, arguments)).body
-        except (BadArguments, GantryError) as e:
-            return self._error(request, e)
-        return Response(body, media_type="application/octet-stream", headers=_attachment("body.bin"))
+    async def _body(self, request: Request) -> ASGIApp:
+        """A message's body as it is, for a file and not for a page."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            response: Response
+            try:
+                arguments = arguments_of(MessageArguments, request.query_params)
+                async with self._download(request) as eye:
+                    async with eye.bodies:
+                        message = await find(eye, arguments)
+                    # Decompressed twice, and never in memory as a whole: a response that has begun can't fail.
+                    size = await asyncio.to_thread(lambda: sum(len(piece) for piece in pieces_of(message, _PIECE)))
+                    headers = _attachment("body.bin") | {"Content-Length": str(size)}
+                    response = StreamingResponse(
+                        pieces_of(message, _PIECE), media_type="application/octet-stream", headers=headers
+                    )
+                    await response(scope, receive, send)
+                    return
+            except (BadArguments, GantryError) as e:
+                response = self._error(request, e)
+            await response(scope, receive, send)
+
+        return answer
+
+    @asynccontextmanager
+    async def _download(self, request: Request) -> AsyncIterator[Eye]:
+        """One download of a visitor. Raises TooManyDownloads."""
+        visitor = self._visitor(request)
+        async with self._downloads.one_of(visitor.user or _address(request)):
+            yield visitor.eye
 
     async def _tail(self, request: Request) -> Response:
         """Server-sent events, each a TailRound in JSON."""
         try:
             arguments = arguments_of(TailArguments, request.query_params)
-        except BadArguments as e:
-            return JSONResponse({"error": str(e)}, 400)
+            visitor = self._visitor(request)
+        except (BadArguments, _Refused) as e:
+            return JSONResponse({"error": str(e)}, _status(e))
         if self._tails >= MAX_TAILS:
             return JSONResponse({"error": f"{MAX_TAILS} live tails are open already"}, 503)
-        return StreamingResponse(self._events(self._visitor(request), arguments), media_type="text/event-stream")
+        return StreamingResponse(self._events(visitor, arguments), media_type="text/event-stream")
 
     async def _events(self, visitor: Visitor, arguments: TailArguments) -> AsyncIterator[bytes]:
         self._tails += 1
         try:
-            async for one in tail(visitor.eye, arguments):
+            async for one in tail(visitor.eye, arguments, partial(self._access.is_open, visitor)):
                 yield b"data: %b\n\n" % msgspec.json.encode(one)
         except GantryError as e:
             yield b"data: %b\n\n" % msgspec.json.encode(TailRound([], 0, str(e)))
@@ -311,14 +358,24 @@ class Console:
             self._tails -= 1
         yield b"event: over\ndata: {}\n\n"
 
-    async def _export(self, request: Request) -> Response:
-        try:
-            arguments = arguments_of(LetterFilter, request.query_params)
-            arguments.times()
-        except BadArguments as e:
-            return self._error(request, e)
-        lines = export(self._visitor(request).eye, arguments)
-        return StreamingResponse(lines, media_type="application/x-ndjson", headers=_attachment("dead-letters.jsonl"))
+    async def _export(self, request: Request) -> ASGIApp:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            response: Response
+            try:
+                arguments = arguments_of(LetterFilter, request.query_params)
+                arguments.times()
+                visitor = self._visitor(request)
+                async with self._download(request) as eye:
+                    lines = export(eye, arguments, partial(self._access.is_open, visitor))
+                    headers = _attachment("dead-letters.jsonl")
+                    response = StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
+                    await response(scope, receive, send)
+                    return
+            except (BadArguments, TooManyDownloads, _Refused) as e:
+                response = self._error(request, e)
+            await response(scope, receive, send)
+
+        return answer
 
     async def _choose_language(self, request: Request) -> Response:
         """Sets the cookie, and goes back to a page of this console."""
@@ -372,9 +429,18 @@ def _attachment(name: str) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="{name}"'}
 
 
+def _address(request: Request) -> str:
+    """Of the visitor."""
+    return request.client.host if request.client is not None else "?"
+
+
 def _status(error: Exception) -> int:
+    if isinstance(error, _Refused):
+        return error.status
     if isinstance(error, BadArguments):
         return 400
+    if isinstance(error, TooManyDownloads):
+        return 503
     if isinstance(error, NoRouteInfo):
         return 404
     if isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION:

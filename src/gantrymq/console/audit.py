@@ -1,47 +1,69 @@
-"""The audit log: every change that somebody asked for, before it is made and after."""
+"""The audit log: every change before it is made and after, and every login."""
 
 from __future__ import annotations
 
+import fcntl
+import json
 import logging
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
+from gantrymq.console.private_files import make_private_file
 from gantrymq.errors import GantryError
 
 log = logging.getLogger(__name__)
 
 
 class Audit:
-    """Lines of JSON in `path`, else in the log."""
+    """Lines of JSON in the file `path`, which only its owner can read; without `path` in the process's log."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
-    def write(self, user: str, address: str, change: str, arguments: dict[str, Any], outcome: str) -> None:
-        """Raises GantryError when it can't be written: then the change isn't made."""
-        line = msgspec.json.encode(
+    def write(self, user: str, address: str, change: str, arguments: Mapping[str, object], outcome: str) -> None:
+        """Returns when the complete line is on the disk. Raises GantryError if it can't be written."""
+        # ASCII only: a name can't change how a terminal shows the line.
+        line = json.dumps(
             {
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
                 "user": user or "-",
                 "address": address,
                 "change": change,
-                "arguments": arguments,
+                "arguments": dict(arguments),
                 "outcome": outcome,
             }
         )
         if self._path is None:
-            log.info("%s", line.decode())
+            log.info("%s", line)
             return
         try:
-            # One write of a file opened to append: lines of several consoles don't mix.
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            make_private_file(self._path)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND)
             try:
-                os.write(descriptor, line + b"\n")
+                # Other consoles may have the same file.
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                _append(descriptor, line.encode() + b"\n")
             finally:
                 os.close(descriptor)
         except OSError as e:
-            raise GantryError(f"the audit log {self._path} can't be written: {e.strerror or e}") from e
+            raise GantryError(
+                f"can't write the audit log {self._path}: {e.strerror or e}. Free space, or correct its permissions"
+            ) from e
+
+
+def _append(descriptor: int, line: bytes) -> None:
+    """Appends the whole line, or nothing. Raises OSError."""
+    end = os.fstat(descriptor).st_size
+    if end and os.pread(descriptor, 1, end - 1) != b"\n":
+        # A console that was killed left a part of a line.
+        line = b"\n" + line
+    written = 0
+    try:
+        while written < len(line):
+            written += os.write(descriptor, line[written:])
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, end)
+        raise

@@ -1,23 +1,34 @@
-"""Bodies of messages as people read them: text, JSON or hex, and no more of them than a page can take."""
+"""Previews of message bodies: their first KiB as text, JSON or hex. The whole body is a download.
+
+Only the beginning of a compressed body is decompressed, so a preview takes a few milliseconds and 4 MiB at most,
+whatever the body is. JSON is laid out up to MAX_DEPTH levels: indentation makes deeper JSON many times larger.
+"""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterator
 
 import msgspec
 
 from gantrymq.errors import ProtocolError
+from gantrymq.protocol.compression import decompress_pieces
 from gantrymq.protocol.message import MessageExt
 
-#: So much of a body is on its page, and in a list; the rest is downloaded.
-MAX_TEXT = 64 * 1024
+#: Bytes of a body that its page shows; characters of it in a list; levels of JSON that are laid out.
+PREVIEW_BYTES = 1024
 MAX_START = 160
-#: Larger JSON isn't laid out: that takes the loop's time.
-MAX_JSON = 256 * 1024
+MAX_DEPTH = 32
 _HEX_ROW = 16
-_MAX_HEX = 4096
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\],:]|[^\s"{}\[\],:]+', re.DOTALL)
+_JSON_SCALAR = re.compile(r'".*"|-?[0-9][0-9.eE+-]*|true|false|null', re.DOTALL)
 
 
 class Body(msgspec.Struct):
-    """A body. `kind` is json, text, binary, or damaged, whose `text` says why; `is_cut` when there is more."""
+    """The beginning of a body. `kind` is json, text, binary, or damaged; then `text` says why.
+
+    `bytes` are those that are stored, compressed or not. `is_cut` says that the body has more than is shown.
+    """
 
     kind: str
     text: str
@@ -26,58 +37,110 @@ class Body(msgspec.Struct):
     is_cut: bool
 
 
-def body_of(message: MessageExt) -> Body:
-    """What is shown of it."""
+def preview_of(message: MessageExt, max_bytes: int = PREVIEW_BYTES) -> Body:
+    """The first `max_bytes` of a message's body."""
+    stored = message.stored_body
     try:
-        data = message.body
+        data = beginning_of(message, max_bytes + 1)
     except ProtocolError as e:
-        stored = message.stored_body
-        return Body("damaged", str(e), hex_of(stored), len(stored), len(stored) > _MAX_HEX)
-    kind, text = text_of(data)
-    return Body(kind, text[:MAX_TEXT], hex_of(data), len(data), len(text) > MAX_TEXT)
+        return Body("damaged", str(e), hex_of(stored[:PREVIEW_BYTES]), len(stored), len(stored) > PREVIEW_BYTES)
+    is_cut = len(data) > max_bytes
+    kind, text = text_of(data[:max_bytes], is_cut=is_cut)
+    return Body(kind, text, hex_of(data[:PREVIEW_BYTES]), len(stored), is_cut)
+
+
+def beginning_of(message: MessageExt, count: int) -> bytes:
+    """The first `count` bytes of a message's body. Raises ProtocolError for a damaged record or compressed body."""
+    if not message.is_packed or message.is_undecodable:
+        return message.body[:count]
+    found = b""
+    for piece in pieces_of(message, count):
+        found += piece
+        if len(found) >= count:
+            break
+    return found[:count]
+
+
+def pieces_of(message: MessageExt, piece_size: int) -> Iterator[bytes]:
+    """A message's body in pieces. Raises ProtocolError, perhaps after some of them."""
+    if message.is_undecodable:
+        yield message.body
+    yield from decompress_pieces(message.stored_body, message.compression_flags, piece_size)
 
 
 def start_of(message: MessageExt) -> str:
     """The first words of a body, on one line."""
     try:
-        data = message.body[: 4 * MAX_START]
+        data = beginning_of(message, 4 * MAX_START)
     except ProtocolError as e:
         return f"({e})"
     text = data.decode("utf-8", "replace")
     if "\0" in text or text.count("�") > len(text) // 8:
         return data[:32].hex(" ")
-    return _printable(" ".join(text.split()))[:MAX_START]
+    return printable(" ".join(text.split()))[:MAX_START]
 
 
-def text_of(data: bytes) -> tuple[str, str]:
-    """Its kind, and how it is read."""
-    if len(data) <= MAX_JSON and data[:1] in (b"{", b"["):
-        try:
-            return "json", msgspec.json.format(data, indent=2).decode()
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            pass
+def text_of(data: bytes, *, is_cut: bool = False) -> tuple[str, str]:
+    """The kind of a body, and its text. `is_cut` says that `data` is only its beginning."""
     try:
-        text = data[: 4 * MAX_TEXT + 4].decode()
+        text = data.decode()
     except UnicodeDecodeError as e:
-        # A character that was cut in two is no reason.
-        if len(data) <= 4 * MAX_TEXT + 4 or e.start < 4 * MAX_TEXT:
+        # The last character of a beginning may be incomplete.
+        if not is_cut or e.start < len(data) - 3:
             return "binary", ""
         text = data[: e.start].decode()
-    return ("binary", "") if "\0" in text else ("text", _printable(text, keep="\n\t"))
+    if "\0" in text:
+        return "binary", ""
+    laid_out = _json_of(text, is_cut) if len(data) <= PREVIEW_BYTES and text[:1] in ("{", "[") else None
+    return ("text" if laid_out is None else "json"), printable(text if laid_out is None else laid_out, keep="\n\t")
+
+
+def _json_of(text: str, is_cut: bool) -> str | None:
+    """JSON with a line for each value; None for what isn't JSON, or is too deep."""
+    parts: list[str] = []
+    depth = 0
+    tokens: list[str] = _JSON_TOKEN.findall(text)
+    for number, token in enumerate(tokens):
+        if token in ("{", "["):
+            depth += 1
+            if depth > MAX_DEPTH:
+                return None
+        elif token in ("}", "]"):
+            depth -= 1
+            if tokens[number - 1] not in ("{", "["):
+                parts.append(_new_line(depth))
+        elif token not in (",", ":") and not _JSON_SCALAR.fullmatch(token) and (not is_cut or number < len(tokens) - 1):
+            return None
+        parts.append(f"{token} " if token == ":" else token)
+        if token == "," or (token in ("{", "[") and tokens[number + 1 : number + 2] not in (["}"], ["]"])):
+            parts.append(_new_line(depth))
+    if not is_cut:
+        try:
+            msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            return None
+    return "".join(parts)
+
+
+def _new_line(depth: int) -> str:
+    return "\n" + "  " * depth
 
 
 def hex_of(data: bytes) -> str:
-    """Rows of an offset, 16 bytes and their ASCII, of the first 4 KiB."""
+    """Rows of an offset, 16 bytes and their ASCII."""
     rows = []
-    for start in range(0, min(len(data), _MAX_HEX), _HEX_ROW):
+    for start in range(0, len(data), _HEX_ROW):
         row = data[start : start + _HEX_ROW]
         readable = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
         rows.append(f"{start:08x}  {row.hex(' '):<47}  {readable}")
     return "\n".join(rows)
 
 
-def _printable(text: str, keep: str = "") -> str:
-    """Characters that change how others are read, as directions of writing do, are written by their numbers."""
+def printable(text: str, keep: str = "") -> str:
+    """`text` with code points, \\u202e, in place of characters that aren't seen or change the direction of others.
+
+    Those in `keep` stay as they are.
+    """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else f"\\u{ord(c):04x}" for c in text)

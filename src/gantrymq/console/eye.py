@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from gantrymq.console.history import History
 from gantrymq.console.limited import LimitedAdmin, Limits
 from gantrymq.console.settings import Settings
 from gantrymq.console.works import Works
+from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.route import ClusterInfo
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.remoting.connection import RpcHook
@@ -36,6 +38,8 @@ TABLES_WITHIN_S = 30.0
 #: Brokers of which tables are read at once: each holds some megabytes meanwhile.
 GATHERED_AT_ONCE = 3
 _STEP = 100
+#: Times that a request may take, in which the servers' figures are waited for.
+_SERVERS_WAITS = 3
 #: The attribute in which a topic says what messages it takes (`TopicAttributes.TOPIC_MESSAGE_TYPE_ATTRIBUTE`).
 MESSAGE_TYPE = "message.type"
 
@@ -106,10 +110,14 @@ class Eye:
         self.settings = settings
         self.history = history
         self.hooks = hooks
+        #: Held while a page or a download has message bodies in memory.
+        self.bodies = limits.bodies
         self.admin = self._new_admin(limits)
         self._gatherer = gatherer
         #: The connections of the other thread, which has limits of its own.
-        self._gathering = self.admin if gatherer is None else self._new_admin(Limits(GATHERED_AT_ONCE))
+        self._gathering = (
+            self.admin if gatherer is None else self._new_admin(Limits(GATHERED_AT_ONCE, breakers=limits.breakers))
+        )
         self.servers = Gathered(self._gather_servers, SERVERS_FRESH_S)
         self.topics = Gathered(self._gather_topics, settings.tables_fresh_s)
         self.groups = Gathered(self._gather_groups, settings.tables_fresh_s)
@@ -162,7 +170,14 @@ class Eye:
         found = {any_address(broker): name for name, broker in sorted(info.broker_addr_table.items())}
         return {address: name for address, name in found.items() if address}
 
+    async def _find_silent_servers(self) -> None:
+        """Opens the circuits of servers that don't answer: a table is waited for much longer than a figure."""
+        with suppress(GantryError):
+            wait_s = _SERVERS_WAITS * self.settings.timeout_ms / 1000
+            await self.servers.get(wait_s, wait_s)
+
     async def _gather_topics(self) -> Topics:
+        await self._find_silent_servers()
         return await self._there(self._all_topics())
 
     async def _all_topics(self) -> Topics:
@@ -187,6 +202,7 @@ class Eye:
         return Topics(seen, unasked)
 
     async def _gather_groups(self) -> Groups:
+        await self._find_silent_servers()
         return await self._there(self._all_groups())
 
     async def _all_groups(self) -> Groups:

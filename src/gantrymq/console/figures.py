@@ -1,4 +1,4 @@
-"""How numbers, sizes, spans and times are written on pages."""
+"""How numbers, sizes, spans, times and texts are written on pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
+from gantrymq.console.bodies import printable
+
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+class Exact(str):
+    """A text that `visible` leaves as it is: the value of a form's field, which comes back."""
+
+
+def visible(value: object) -> object:
+    """What templates write for a value: in texts, invisible and directional characters are code points."""
+    return printable(value, keep="\n\t") if type(value) is str else value
 
 
 def number(value: float | None) -> str:

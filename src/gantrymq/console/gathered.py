@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 #: So long a page waits for what is being asked for, s: its first paint is to come within a second.
 WAIT_S = 0.4
+#: If there is an older value, a page waits only so long, s.
+STALE_WAIT_S = 0.1
 #: What took long is asked for again after so many times as long: brokers have other things to do.
 _REST = 8
 #: When what is kept was gathered: too long ago.
@@ -36,9 +38,12 @@ class Gathered(Generic[T]):
         self._forgotten = 0
         self._task: asyncio.Task[T] | None = None
 
-    async def get(self, wait_s: float = WAIT_S) -> T | None:
-        """The newest there is within `wait_s`; None when it was never there. Raises the GantryError of a first try."""
-        until = monotonic() + wait_s
+    async def get(self, wait_s: float = WAIT_S, stale_wait_s: float = STALE_WAIT_S) -> T | None:
+        """The newest there is within `wait_s`, or within `stale_wait_s` if there is an older value.
+
+        None when it was never there. Raises the GantryError of a first try.
+        """
+        until = monotonic() + (wait_s if self._at == _FORGOTTEN else min(wait_s, stale_wait_s))
         while self._value is None or monotonic() - self._at >= max(self._fresh_s, _REST * self._took_s):
             if self._task is None:
                 self._task = asyncio.get_running_loop().create_task(self._run())

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gantrymq.console.private_files import make_private_file
 from gantrymq.errors import GantryError
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ CREATE INDEX IF NOT EXISTS of_group ON rebalances (consumers, id);
 #: Rebalances of all groups that are kept; the oldest go.
 MAX_REBALANCES = 20_000
 _MAX_NAMES = 20
+_IN_MEMORY = ":memory:"
 
 
 class Points(msgspec.Struct):
@@ -69,7 +71,7 @@ class History:
     """In `directory`, else in memory. After `close` everything raises GantryError."""
 
     def __init__(self, directory: Path | None, max_bytes: int = MAX_BYTES) -> None:
-        self._path = ":memory:" if directory is None else str(directory / FILE_NAME)
+        self._path = _IN_MEMORY if directory is None else str(directory / FILE_NAME)
         self._max_bytes = max_bytes
         self._db: sqlite3.Connection | None = None
         self._ids: dict[str, int] = {}
@@ -119,13 +121,16 @@ class History:
     def _work(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             if self._db is None:
+                if self._path != _IN_MEMORY:
+                    # SQLite gives the files beside it the same mode.
+                    make_private_file(Path(self._path))
                 db = sqlite3.connect(self._path, check_same_thread=False, timeout=5.0)
                 db.executescript(_TABLES)
                 self._ids = dict(db.execute("SELECT name, id FROM series"))
                 self._db = db
             with self._db:
                 return work(self._db)
-        except sqlite3.Error as e:
+        except (sqlite3.Error, OSError) as e:
             # Names that weren't committed have no ids.
             self._ids = {}
             raise GantryError(f"the history {self._path}: {e}") from e

@@ -12,6 +12,7 @@ import argon2
 
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.console.limited import LimitedAdmin, Limits
+from gantrymq.console.sessions import Session
 from gantrymq.console.settings import Settings
 from gantrymq.errors import BrokerError, ConfigError, GantryError
 from gantrymq.protocol.codes import ResponseCode
@@ -27,16 +28,21 @@ _MAX_PASSWORD = 1024
 
 
 class Entry(NamedTuple):
-    """Who came in: `hooks` sign this user's questions; a viewer changes nothing."""
+    """Who came in: `hooks` sign this user's questions; a viewer changes nothing. `proof` is the password's hash."""
 
     name: str
     role: str
     hooks: Sequence[RpcHook]
+    proof: str = ""
 
 
 class Login(Protocol):
     async def enter(self, name: str, password: str) -> Entry | None:
         """None for a name or password that is wrong. Raises GantryError when that can't be found out."""
+        ...
+
+    async def is_current(self, session: Session) -> bool:
+        """Whether the user of a session could still log in as it did. True when that can't be found out."""
         ...
 
 
@@ -83,11 +89,32 @@ class ClusterLogin:
                     return True
             raise error
 
+    async def is_current(self, session: Session) -> bool:
+        """False when the brokers that answer don't know the user with this password, or it is disabled."""
+        admin = session.eye.admin
+        is_refused = False
+        try:
+            brokers = (await admin.cluster_info()).broker_addr_table.values()
+        except GantryError:
+            return True
+        for address in [address for broker in brokers for address in broker.broker_addrs.values()]:
+            try:
+                await admin.runtime_info(address)
+                return True
+            except BrokerError as e:
+                if e.code == ResponseCode.NO_PERMISSION:
+                    if _KNOWN_BUT_REFUSED in e.remark:
+                        return True
+                    is_refused = True
+            except GantryError:
+                continue
+        return not is_refused
+
 
 class FileLogin:
     """Users of a file, NAME:ROLE:HASH a line, with an argon2 hash; the console asks with its own keys for all of them.
 
-    The file is read for each login: who is taken out of it doesn't come in again.
+    The file is read for each login, and to see whether a session's user is still in it.
     """
 
     def __init__(self, path: Path, hooks: Sequence[RpcHook]) -> None:
@@ -120,7 +147,16 @@ class FileLogin:
         role, hashed = self.users().get(name, ("", _NOBODYS))
         async with self._one_at_a_time:
             is_right = await asyncio.get_running_loop().run_in_executor(None, self._verify, hashed, password)
-        return Entry(name, role, self._hooks) if is_right and role else None
+        return Entry(name, role, self._hooks, hashed) if is_right and role else None
+
+    async def is_current(self, session: Session) -> bool:
+        """False when the line of the user is gone or another one."""
+        try:
+            users = await asyncio.to_thread(self.users)
+        except ConfigError:
+            # Perhaps it is being written.
+            return True
+        return users.get(session.user) == (session.role, session.proof)
 
     def _verify(self, hashed: str, password: str) -> bool:
         try:

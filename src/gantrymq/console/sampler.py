@@ -44,7 +44,7 @@ class Sampler:
     async def sample(self) -> None:
         """Raises GantryError when no NameServer answers, or the history can't be written."""
         values: dict[str, float] = {}
-        servers = await self._eye.servers.get(_SERVERS_WAIT_S)
+        servers = await self._eye.servers.get(_SERVERS_WAIT_S, _SERVERS_WAIT_S)
         if servers is not None:
             brokers = [broker for broker in all_brokers(servers) if broker.address in servers.runtime]
             for broker in brokers:
@@ -61,7 +61,7 @@ class Sampler:
             if brokers:
                 values["in"] = sum(broker.in_tps or 0.0 for broker in brokers)
                 values["out"] = sum(broker.out_tps or 0.0 for broker in brokers)
-        groups = await self._eye.groups.get(_GROUPS_WAIT_S)
+        groups = await self._eye.groups.get(_GROUPS_WAIT_S, _GROUPS_WAIT_S)
         if groups is not None:
             now = now_ms()
             rows = [

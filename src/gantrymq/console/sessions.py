@@ -26,13 +26,17 @@ MAX_SESSIONS = 500
 
 @dataclass(slots=True)
 class Session:
-    """Of a user who has logged in."""
+    """Of a user who has logged in. `proof` is what the password was compared with, where the console has that."""
 
     user: str
     role: str
     eye: Eye
     began: float
     seen: float
+    proof: str = ""
+
+    def is_over(self, now: float) -> bool:
+        return now - self.seen > IDLE_S or now - self.began > LONGEST_S
 
 
 class Sessions:
@@ -65,17 +69,28 @@ class Sessions:
         session = self._sessions.get(session_id or "")
         if session is None or session_id is None:
             return None
-        if now - session.seen > IDLE_S or now - session.began > LONGEST_S:
+        if session.is_over(now):
             self.end(session_id)
             return None
         session.seen = now
         self._sessions.move_to_end(session_id)
         return session
 
-    def begin(self, user: str, role: str, eye: Eye, now: float) -> str:
+    def is_open(self, session_id: str, now: float) -> bool:
+        """Whether the session goes on. Unlike `find`, this is no use of the session."""
+        session = self._sessions.get(session_id)
+        return session is not None and not session.is_over(now)
+
+    def open_ones(self, now: float) -> dict[str, Session]:
+        """Those that go on, by id; the others end."""
+        for session_id in [one for one, session in self._sessions.items() if session.is_over(now)]:
+            self.end(session_id)
+        return dict(self._sessions)
+
+    def begin(self, user: str, role: str, eye: Eye, now: float, proof: str = "") -> str:
         """The id of a new session; ids from before a login never become one."""
         session_id = new_id()
-        self._sessions[session_id] = Session(user, role, eye, now, now)
+        self._sessions[session_id] = Session(user, role, eye, now, now, proof)
         while len(self._sessions) > MAX_SESSIONS:
             self.end(next(iter(self._sessions)))
         return session_id

@@ -7,7 +7,7 @@ says how many messages were left out. A tail ends by itself: one that somebody f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -69,8 +69,13 @@ async def tail_page(eye: Eye, arguments: TailArguments) -> TailPage:
     return TailPage(arguments.topic.strip(), arguments.filter, arguments.sql)
 
 
-async def tail(eye: Eye, arguments: TailArguments) -> AsyncIterator[TailRound]:
-    """Rounds that have something to tell, and signs of life. Raises ClientError for what can't be followed."""
+async def tail(
+    eye: Eye, arguments: TailArguments, is_open: Callable[[], bool] = lambda: True
+) -> AsyncIterator[TailRound]:
+    """Rounds that have something to tell, and signs of life, until `is_open` says no.
+
+    Raises ClientError for what can't be followed.
+    """
     topic = arguments.topic.strip()
     if not topic:
         raise ClientError("which topic?")
@@ -84,9 +89,11 @@ async def tail(eye: Eye, arguments: TailArguments) -> AsyncIterator[TailRound]:
     ]
     loop = asyncio.get_running_loop()
     began = told = loop.time()
-    while loop.time() - began < LASTS_S:
+    while loop.time() - began < LASTS_S and is_open():
         one = TailRound([], 0)
         results = await asyncio.gather(*(_look(eye, place, expression) for place in places))
+        if not is_open():
+            return
         for rows, left_out, problem in results:
             one.rows += rows
             one.left_out += left_out
@@ -125,8 +132,12 @@ async def _look(eye: Eye, place: _Place, expression: tuple[str, str]) -> tuple[l
         )
         rows = []
         if result.status is PullStatus.FOUND:
-            rows = [row_of(message) for message in decode_messages(result.body, place.queue.broker_name)]
+            rows = await asyncio.to_thread(_rows_of, result.body, place.queue.broker_name)
         place.next = max(result.next_begin_offset, place.next)
         return rows, left_out, ""
     except GantryError as e:
         return [], 0, str(e)
+
+
+def _rows_of(body: bytes, broker_name: str) -> list[MessageRow]:
+    return [row_of(message) for message in decode_messages(body, broker_name)]

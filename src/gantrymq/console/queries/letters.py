@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
 from gantrymq.console.asking import Unasked
-from gantrymq.console.bodies import Body, body_of, start_of
+from gantrymq.console.bodies import Body, beginning_of, preview_of, start_of
 from gantrymq.console.eye import Eye
 from gantrymq.console.queries.reading import Reader, parse_token
 from gantrymq.console.times import parse_time
@@ -23,10 +23,16 @@ MAX_SHOWN = 200
 #: Letters that are looked at for one page, or one part of an export: few of them may match.
 MAX_LOOKED = 5000
 _EXPORT_PAGE = 50
+#: Bytes of a body in an export; bytes of it in which a filter searches.
+EXPORTED_BYTES = 64 * 1024
+SEARCHED_BYTES = 1024 * 1024
 
 
 class LetterFilter(msgspec.Struct, kw_only=True):
-    """Of the `topic` that they were sent to first, that died between two times, with `search` in keys, tags or body."""
+    """Of the `topic` that they were sent to first, that died between two times, with `search` in keys, tags or body.
+
+    Of a body, the first SEARCHED_BYTES are searched.
+    """
 
     group: str
     topic: str = ""
@@ -46,7 +52,7 @@ class LetterFilter(msgspec.Struct, kw_only=True):
         if not wanted or wanted in (letter.tags or "") or any(wanted in key for key in letter.keys):
             return True
         try:
-            return wanted.encode() in letter.body
+            return wanted.encode() in beginning_of(letter, SEARCHED_BYTES)
         except ProtocolError:
             return False
 
@@ -129,8 +135,8 @@ async def letters(eye: Eye, arguments: LettersArguments) -> LettersPage:
     return page
 
 
-async def export(eye: Eye, arguments: LetterFilter) -> AsyncIterator[bytes]:
-    """The letters as lines of JSON, the earliest first, up to MAX_EXPORTED."""
+async def export(eye: Eye, arguments: LetterFilter, is_open: Callable[[], bool] = lambda: True) -> AsyncIterator[bytes]:
+    """The letters as lines of JSON, the earliest first, up to MAX_EXPORTED, until `is_open` says no."""
 
     def letter(message: MessageExt) -> Letter:
         return Letter(
@@ -143,7 +149,7 @@ async def export(eye: Eye, arguments: LetterFilter) -> AsyncIterator[bytes]:
             message.keys,
             message.tags or "",
             message.properties,
-            body_of(message),
+            preview_of(message, EXPORTED_BYTES),
         )
 
     reader = Reader(eye, dead_topic(arguments.group), letter, wanted=arguments.matches)
@@ -153,7 +159,7 @@ async def export(eye: Eye, arguments: LetterFilter) -> AsyncIterator[bytes]:
         return
     for _ in range(MAX_EXPORTED // _EXPORT_PAGE):
         rows = await reader.next_ones(_EXPORT_PAGE)
-        if not rows:
+        if not rows or not is_open():
             return
         for row in rows:
             yield msgspec.json.encode(row) + b"\n"

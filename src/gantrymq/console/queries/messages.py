@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 
-from gantrymq.client.admin.trace import TraceView
+from gantrymq.client.admin.trace import TraceView, decode_trace
 from gantrymq.console.asking import Unasked
-from gantrymq.console.bodies import Body, body_of, start_of
+from gantrymq.console.bodies import Body, beginning_of, preview_of, start_of
 from gantrymq.console.eye import Eye
 from gantrymq.console.pages import BadArguments
 from gantrymq.console.queries.reading import Reader, parse_token
 from gantrymq.console.times import parse_time
-from gantrymq.errors import ClientError, GantryError, NoRouteInfo
+from gantrymq.errors import BodyError, ClientError, GantryError, NoRouteInfo
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.protocol.topic_name import TRACE_TOPIC
 
 MAX_MESSAGES = 200
 #: Groups that are asked whether they have consumed a message.
 MAX_GROUPS = 32
+#: Trace messages that are read, and their size; clients write up to 128,000 bytes.
+MAX_TRACES = 128
+MAX_TRACE_BYTES = 1024 * 1024
+#: Topics in which the traced message is looked up; one, unless a trace is forged.
+MAX_TRACED_TOPICS = 4
 _STEPS = {"Pub": "send", "SubAfter": "consume", "EndTransaction": "end"}
 
 
@@ -137,21 +143,24 @@ async def messages(eye: Eye, arguments: MessagesArguments) -> MessagesPage:
     size = min(max(arguments.size, 1), MAX_MESSAGES)
     begin_ms, end_ms = parse_time(arguments.begin), parse_time(arguments.end)
     if arguments.id:
-        one = await eye.admin.message_by_id(topic, arguments.id.strip())
-        found = [] if one is None else [one]
-        await _name_brokers(eye, found)
-        return MessagesPage(topic, "newest", [row_of(one) for one in found], None, [])
+        async with eye.bodies:
+            one = await eye.admin.message_by_id(topic, arguments.id.strip())
+            found = [] if one is None else [one]
+            await _name_brokers(eye, found)
+            return MessagesPage(topic, "newest", await asyncio.to_thread(_rows_of, found), None, [])
     if arguments.key:
-        keyed = await eye.admin.messages_by_key(
-            topic,
-            # Only spaces separate keys: other white space is part of a key.
-            arguments.key.strip(" "),
-            max_num=size,
-            begin_ms=begin_ms or 0,
-            end_ms=end_ms if end_ms is not None else 2**63 - 1,
-        )
-        await _name_brokers(eye, keyed)
-        return MessagesPage(topic, "newest", [row_of(one) for one in reversed(keyed)][:size], None, [])
+        async with eye.bodies:
+            keyed = await eye.admin.messages_by_key(
+                topic,
+                # Only spaces separate keys: other white space is part of a key.
+                arguments.key.strip(" "),
+                max_num=size,
+                begin_ms=begin_ms or 0,
+                end_ms=end_ms if end_ms is not None else 2**63 - 1,
+            )
+            await _name_brokers(eye, keyed)
+            newest = list(reversed(keyed))[:size]
+            return MessagesPage(topic, "newest", await asyncio.to_thread(_rows_of, newest), None, [])
     reader = Reader(eye, topic, row_of)
     token = parse_token(arguments.token) if arguments.token else None
     await reader.look(begin_ms, end_ms)
@@ -166,7 +175,11 @@ async def messages(eye: Eye, arguments: MessagesArguments) -> MessagesPage:
 
 async def message(eye: Eye, arguments: MessageArguments) -> MessagePage:
     """Raises ClientError when there is none, NoRouteInfo, BadArguments."""
-    found = await find(eye, arguments)
+    async with eye.bodies:
+        found = await find(eye, arguments)
+        body = await asyncio.to_thread(preview_of, found)
+        # It isn't needed while the groups are queried.
+        found.body = b""
     tracks: list[Track] = []
     unasked: list[Unasked] = []
     try:
@@ -190,7 +203,7 @@ async def message(eye: Eye, arguments: MessageArguments) -> MessagePage:
         found.store_host,
         found.reconsume_times,
         dict(sorted(found.properties.items())),
-        body_of(found),
+        body,
         tracks,
         unasked,
     )
@@ -217,14 +230,36 @@ async def traces(eye: Eye, arguments: TracesArguments) -> TracesPage:
     if not message_id:
         return TracesPage("", arguments.trace_topic, [], "", [])
     try:
-        views = await eye.admin.message_trace(message_id, arguments.trace_topic, max_num=128, ends=True)
+        async with eye.bodies:
+            found = await eye.admin.messages_by_key(arguments.trace_topic, message_id, max_num=MAX_TRACES)
+            views = await asyncio.to_thread(_views_of, found, message_id)
     except NoRouteInfo as e:
         return TracesPage(message_id, arguments.trace_topic, [], str(e), [])
     problem = "" if views else f"no client has told of message {message_id}"
     topics = dict.fromkeys(view.topic for view in views if view.topic)
-    stored = await eye.each(topics, lambda topic: eye.admin.message_by_id(topic, message_id))
+
+    async def stored_in(topic: str) -> MessageExt | None:
+        async with eye.bodies:
+            message = await eye.admin.message_by_id(topic, message_id)
+        if message is not None:
+            # The timeline has its times and its address only.
+            message.body = b""
+        return message
+
+    stored = await eye.each(list(topics)[:MAX_TRACED_TOPICS], stored_in)
     messages = [message for message in stored.answers.values() if message is not None]
     return TracesPage(message_id, arguments.trace_topic, timeline(views, messages), problem, stored.unasked)
+
+
+def _views_of(found: Sequence[MessageExt], message_id: str) -> list[TraceView]:
+    """What trace messages tell of one message, by time. Raises BodyError."""
+    views: list[TraceView] = []
+    for message in found:
+        body = beginning_of(message, MAX_TRACE_BYTES + 1)
+        if len(body) > MAX_TRACE_BYTES:
+            raise BodyError(f"a trace of more than {MAX_TRACE_BYTES} bytes can't be shown")
+        views += [view for view in decode_trace(body, message.born_host, ends=True) if view.msg_id == message_id]
+    return sorted(views, key=lambda view: view.timestamp)
 
 
 def timeline(views: list[TraceView], stored: Sequence[MessageExt] = ()) -> list[TraceStep]:
@@ -274,6 +309,10 @@ def row_of(message: MessageExt) -> MessageRow:
         len(message.stored_body),
         start_of(message),
     )
+
+
+def _rows_of(messages: Sequence[MessageExt]) -> list[MessageRow]:
+    return [row_of(message) for message in messages]
 
 
 def _rows(rows: list[msgspec.Struct]) -> list[MessageRow]:

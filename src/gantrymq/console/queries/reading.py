@@ -12,6 +12,7 @@ import binascii
 import heapq
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -24,6 +25,7 @@ from gantrymq.console.eye import Eye
 from gantrymq.console.pages import BadArguments
 from gantrymq.errors import GantryError
 from gantrymq.protocol.message import MessageExt, MessageQueue, decode_messages
+from gantrymq.system.clock import monotonic
 
 #: Queues that are read at all.
 MAX_QUEUES = 256
@@ -32,6 +34,8 @@ _PULLS = 4
 _PULL_BYTES = 256 * 1024
 #: Bodies that a page looks into, as stored.
 MAX_LOOKED_BYTES = 64 * 1024 * 1024
+#: And for so long, s.
+LOOK_WITHIN_S = 10.0
 
 Row = msgspec.Struct
 
@@ -43,6 +47,18 @@ class Place(msgspec.Struct):
     address: str
     next: int
     end: int
+
+
+@dataclass(slots=True)
+class _Looked:
+    """The messages of one pull: (store time, offset, row) of those that are wanted; the reader goes on at `next`."""
+
+    found: list[tuple[int, int, Row]]
+    count: int = 0
+    stored_bytes: int = 0
+    next: int = 0
+    #: The reader's time is over, and the pull has more messages.
+    is_cut: bool = False
 
 
 def parse_token(text: str) -> dict[str, int]:
@@ -60,8 +76,9 @@ def _name(queue: MessageQueue) -> str:
 class Reader:
     """Reads one page. `read` makes of a message what is kept of it; those that aren't `wanted` are left out.
 
-    When `max_looked` messages were looked at, or MAX_LOOKED_BYTES of them, a page ends with what it has: those of one
-    queue may come before earlier ones of another then.
+    With `max_looked`, a page ends when the reader has looked at so many messages, or at MAX_LOOKED_BYTES of them, or
+    for LOOK_WITHIN_S. Then messages of one queue may come before earlier ones of another. `read` and `wanted` run in a
+    thread: they may decompress.
     """
 
     def __init__(
@@ -81,6 +98,7 @@ class Reader:
         #: Messages that were looked at, wanted or not.
         self.looked = 0
         self._looked_bytes = 0
+        self._until = monotonic() + LOOK_WITHIN_S
         self._pulls = asyncio.Semaphore(_PULLS)
         self.places: list[Place] = []
         self.unasked: list[Unasked] = []
@@ -174,11 +192,12 @@ class Reader:
     def _is_enough(self) -> bool:
         if self._max_looked is None:
             return False
-        return self.looked >= self._max_looked or self._looked_bytes >= MAX_LOOKED_BYTES
+        is_enough = self.looked >= self._max_looked or self._looked_bytes >= MAX_LOOKED_BYTES
+        return is_enough or monotonic() >= self._until
 
     async def _pull(self, place: Place, count: int) -> list[tuple[int, int, Row]]:
         """(store time, offset, row) of the next; none when they are gone. A broker that fails ends its queue."""
-        async with self._pulls:
+        async with self._pulls, self._eye.bodies:
             try:
                 result = await self._eye.admin.api.pull_at_once(
                     place.address,
@@ -189,21 +208,32 @@ class Reader:
                     max_bytes=_PULL_BYTES,
                     timeout_ms=self._eye.settings.timeout_ms,
                 )
-                found = []
-                last = -1
-                if result.status is PullStatus.FOUND:
-                    for message in decode_messages(result.body, place.queue.broker_name):
-                        if not place.next <= message.queue_offset < place.end:
-                            continue
-                        self.looked += 1
-                        self._looked_bytes += len(message.stored_body)
-                        last = message.queue_offset
-                        if self._wanted is None or self._wanted(message):
-                            found.append((message.store_timestamp, message.queue_offset, self._read(message)))
-                forward = max(result.next_begin_offset, last + 1)
+                if result.status is not PullStatus.FOUND:
+                    place.next = result.next_begin_offset if result.next_begin_offset > place.next else place.end
+                    return []
+                looked = await asyncio.to_thread(self._look_at, place, result.body)
+                self.looked += looked.count
+                self._looked_bytes += looked.stored_bytes
+                forward = looked.next if looked.is_cut else max(result.next_begin_offset, looked.next)
                 place.next = forward if forward > place.next else place.end
+                return looked.found
             except GantryError as e:
                 self.unasked.append(Unasked(_name(place.queue), str(e)))
                 place.next = place.end
                 return []
-        return found
+
+    def _look_at(self, place: Place, body: bytes) -> _Looked:
+        """Reads the messages of a pull; runs in a thread."""
+        looked = _Looked([])
+        for message in decode_messages(body, place.queue.broker_name):
+            if not place.next <= message.queue_offset < place.end:
+                continue
+            if looked.count and self._max_looked is not None and monotonic() >= self._until:
+                looked.is_cut = True
+                break
+            looked.count += 1
+            looked.stored_bytes += len(message.stored_body)
+            looked.next = message.queue_offset + 1
+            if self._wanted is None or self._wanted(message):
+                looked.found.append((message.store_timestamp, message.queue_offset, self._read(message)))
+        return looked

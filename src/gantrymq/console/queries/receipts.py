@@ -11,6 +11,7 @@ from collections import defaultdict
 import msgspec
 
 from gantrymq.console.asking import Unasked
+from gantrymq.console.bodies import beginning_of
 from gantrymq.console.eye import Eye
 from gantrymq.console.listing import Cut, ListArguments, cut
 from gantrymq.console.queries.servers import servers_of
@@ -22,6 +23,9 @@ from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import REAL_TOPIC
 from gantrymq.protocol.topic_name import REVIVE_TOPIC_PREFIX
 from gantrymq.system.clock import now_ms
+
+#: A checkpoint or an acknowledgement is some hundred bytes; what is longer is something else.
+_MAX_NOTE_BYTES = 64 * 1024
 
 
 class Receipt(msgspec.Struct):
@@ -86,9 +90,10 @@ def _note(message: MessageExt, out_ms: int) -> Checkpoint | Ack | None:
     if not message.properties.get(REAL_TOPIC, "").startswith(REVIVE_TOPIC_PREFIX):
         return None
     try:
+        body = beginning_of(message, _MAX_NOTE_BYTES)
         if message.tags == CHECKPOINT_TAG:
-            return decode_json(message.body, Checkpoint)
-        return decode_json(message.body, Ack) if message.tags in (ACK_TAG, BATCH_ACK_TAG) else None
+            return decode_json(body, Checkpoint)
+        return decode_json(body, Ack) if message.tags in (ACK_TAG, BATCH_ACK_TAG) else None
     except (BodyError, ProtocolError):
         return None
 

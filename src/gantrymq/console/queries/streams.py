@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gantrymq.console.asking import Unasked
+from gantrymq.console.bodies import beginning_of
 from gantrymq.console.eye import Eye
 from gantrymq.console.listing import Cut, ListArguments, cut
 from gantrymq.console.queries.groups import Group, connected, group_of
@@ -27,6 +28,8 @@ from gantrymq.system.clock import now_ms
 MAX_ASKED = 100
 #: Messages of the topic of progress that are read: the newest ones.
 MAX_PROGRESS = 200
+#: A query's progress is some KiB; what is longer is something else.
+_MAX_PROGRESS_BYTES = 256 * 1024
 
 
 class StreamsArguments(ListArguments, kw_only=True):
@@ -124,8 +127,8 @@ def last_words(told: Iterable[Query]) -> list[Query]:
 def _query(message: MessageExt) -> Query:
     """Of Spark's JSON of a StreamingQueryProgress; without an id where it is something else."""
     try:
-        told = msgspec.json.decode(message.body)
-    except (msgspec.DecodeError, ProtocolError):
+        told = msgspec.json.decode(beginning_of(message, _MAX_PROGRESS_BYTES))
+    except (msgspec.DecodeError, ProtocolError, RecursionError):
         told = None
     if not isinstance(told, dict):
         told = {}

@@ -23,9 +23,12 @@
 
   // Rows that are kept on the page; the rate is bounded by the server.
   const MAX_ROWS = 200;
+  // Invisible and directional characters as code points, as the server writes them.
+  const visible = (text) => String(text).replace(/[\p{C}\p{Z}]/gu, (one) =>
+    one === " " ? one : "\\u" + one.codePointAt(0).toString(16).padStart(4, "0"));
   const cell = (row, text, name) => {
     const made = document.createElement("td");
-    made.textContent = text;
+    made.textContent = visible(text);
     if (name) made.className = name;
     row.append(made);
     return made;
@@ -52,7 +55,7 @@
       }
       while (table.rows.length > MAX_ROWS) table.deleteRow(-1);
       leftOut += round.left_out;
-      if (round.problem) state.textContent = round.problem;
+      if (round.problem) state.textContent = visible(round.problem);
       else if (leftOut) state.textContent = state.dataset.leftOut.replace("{count}", leftOut.toLocaleString());
     };
     // Without this the browser would begin again where the server has ended it.

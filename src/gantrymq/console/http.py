@@ -1,0 +1,186 @@
+"""The console's HTTP server: uvicorn, whose connections are accepted, counted and timed here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from gantrymq.background.tasks import Tasks
+from gantrymq.console.connections import HEAD_WITHIN_S, Connections, Peer, source_of
+from gantrymq.remoting.address import format_address
+from gantrymq.remoting.listener import Listener
+from gantrymq.system.clock import monotonic
+from gantrymq.system.network import Socket
+
+#: What a connection buffers of a response before the application waits for its reader, bytes. TLS buffers 512 KiB
+#: unless it is told otherwise.
+_WRITE_BUFFER = 64 * 1024
+#: Connections that are taken between two looks at what browsers sent. A request that is here is read before many more
+#: connections come, which would close its own as an incomplete one.
+_CONNECTS_PER_TURN = 8
+#: uvicorn counts ten ticks a second.
+_TICKS_A_CHECK = 10
+
+
+class HttpServer(uvicorn.Server):
+    """Listens at `host` and `port`, 0 for a free one, and calls `listening` with its URL when it does."""
+
+    def __init__(self, config: uvicorn.Config, host: str, port: int, listening: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._host = host
+        self._port = port
+        self._listening = listening
+        self._listener: Listener | None = None
+        self._connections = Connections()
+        self._protocols: dict[Peer, _Connection] = {}
+        self._accepted: deque[tuple[Socket, str]] = deque()
+        self._arrivals = Tasks("a browser's connection")
+
+    async def serve(self, sockets: list[Socket] | None = None) -> None:
+        """Returns when it is to end. Raises GantryError when the port is taken."""
+        self._listener = listener = Listener(self._host, self._port, self._accept, self._count, peers="browsers")
+        try:
+            await super().serve()
+        finally:
+            listener.stop()
+
+    async def startup(self, sockets: list[Socket] | None = None) -> None:
+        assert self._listener is not None
+        await super().startup([])
+        self._listener.start()
+        scheme = "https" if self.config.is_ssl else "http"
+        self._listening(f"{scheme}://{format_address(self._host, self._listener.port)}/")
+
+    async def on_tick(self, counter: int) -> bool:
+        if not counter % _TICKS_A_CHECK:
+            self._connections.check(monotonic(), self._unread_bytes)
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[Socket] | None = None) -> None:
+        if self._listener is not None:
+            self._listener.stop()
+        await self._arrivals.stop()
+        while self._accepted:
+            self._accepted.popleft()[0].close()
+        self._connections.close_stalled()
+        # Their protocols are notified in the next iteration of the loop.
+        await asyncio.sleep(0)
+        await super().shutdown()
+
+    def _count(self) -> int:
+        return len(self._connections) + len(self._accepted)
+
+    def _unread_bytes(self, peer: Peer) -> int:
+        protocol = self._protocols.get(peer)
+        return 0 if protocol is None else protocol.transport.get_write_buffer_size()
+
+    def _accept(self, sock: Socket) -> None:
+        try:
+            source = source_of(sock.getpeername()[0])
+        except OSError:
+            # It has gone already.
+            sock.close()
+            return
+        self._accepted.append((sock, source))
+        if len(self._accepted) == 1:
+            asyncio.get_running_loop().call_soon(self._connect_some)
+
+    def _connect_some(self) -> None:
+        for _ in range(min(_CONNECTS_PER_TURN, len(self._accepted))):
+            self._arrivals.start(self._connect(*self._accepted.popleft()))
+        if self._accepted:
+            asyncio.get_running_loop().call_soon(self._connect_some)
+
+    async def _connect(self, sock: Socket, source: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        peer = Peer(source, partial(_cancel, task), monotonic())
+        self._connections.add(peer)
+        handshake = {"ssl_handshake_timeout": HEAD_WITHIN_S} if self.config.ssl is not None else {}
+        loop = asyncio.get_running_loop()
+        is_connected = False
+        try:
+            with suppress(OSError):
+                await loop.connect_accepted_socket(
+                    lambda: _Connection(self.config, self.server_state, self.lifespan.state, peer, self._opened),
+                    sock,
+                    ssl=self.config.ssl,
+                    **handshake,
+                )
+                is_connected = True
+        finally:
+            if not is_connected:
+                self._connections.remove(peer)
+
+    def _opened(self, peer: Peer, protocol: _Connection | None) -> None:
+        """A connection is there, or with None, it is lost."""
+        if protocol is not None:
+            self._protocols[peer] = protocol
+        else:
+            self._protocols.pop(peer, None)
+            self._connections.remove(peer)
+
+
+def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+
+
+class _Connection(H11Protocol):
+    """A connection of `peer`."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        peer: Peer,
+        opened: Callable[[Peer, _Connection | None], None],
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._peer = peer
+        self._opened = opened
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(_WRITE_BUFFER)
+        self._peer.connected(transport.abort)
+        self._opened(self._peer, self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._opened(self._peer, None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._note_state()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._note_state()
+
+    def pause_writing(self) -> None:
+        self._peer.unread(monotonic())
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._peer.read()
+        super().resume_writing()
+
+    def _note_state(self) -> None:
+        now, cycle = monotonic(), self.cycle
+        if cycle is not None and cycle.more_body:
+            self._peer.incomplete(now, has_head=True)
+        elif cycle is not None and not cycle.response_complete:
+            self._peer.complete(now, is_working=True)
+        elif self.conn.trailing_data[0]:
+            self._peer.incomplete(now, has_head=False)
+        else:
+            self._peer.complete(now, is_working=False)
