@@ -373,5 +373,6 @@ def install() -> None:
             setattr(module, name, function)
     for name in _CHANCE:
         setattr(randomness, name, _of_chance(name))
+    randomness.secret_bytes = _of_chance("randbytes")
     threads.Worker = _Worker  # type: ignore[assignment, misc]
     threads.in_parallel = lambda work, items, most: _IN_PARALLEL(work, items, 1)
