@@ -348,6 +348,7 @@ _FILES: dict[str, Any] = {
     "set_descriptor_limit": _set_descriptor_limit,
     "stat": _of_disk("stat"),
     "sync_entries": _of_disk("fsync"),
+    "target": lambda path: path,
     "unlink": _unlink,
     "write": _write,
     "write_beside": _write_beside,
@@ -372,5 +373,6 @@ def install() -> None:
             setattr(module, name, function)
     for name in _CHANCE:
         setattr(randomness, name, _of_chance(name))
+    randomness.secret_bytes = _of_chance("randbytes")
     threads.Worker = _Worker  # type: ignore[assignment, misc]
     threads.in_parallel = lambda work, items, most: _IN_PARALLEL(work, items, 1)

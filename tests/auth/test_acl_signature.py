@@ -11,7 +11,15 @@ import pytest
 
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.errors import ConfigError
-from gantrymq.protocol.acl_signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, Signer
+from gantrymq.protocol.acl_signature import (
+    ACCESS_KEY,
+    BOUND_SIGNATURE,
+    SECURITY_TOKEN,
+    SIGNATURE,
+    SIGNED_AT,
+    SIGNED_OPAQUE,
+    Signer,
+)
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 
@@ -63,8 +71,41 @@ def test_the_hook_signs_again_what_is_sent_again() -> None:
         hook.before_request("127.0.0.1:1", request)
         assert request.ext_fields[ACCESS_KEY] == "rocketmq2"
         assert request.ext_fields[SECURITY_TOKEN] == "token"
-        assert request.ext_fields[SIGNATURE] == hmac_sha1(b"rocketmq2tokenTx")
+        # Java's signature covers all values but its own.
+        values = [value for name, value in sorted(request.ext_fields.items()) if name != SIGNATURE]
+        assert request.ext_fields[SIGNATURE] == hmac_sha1("".join(values).encode() + b"x")
+        assert SIGNER.is_request_signed(request)
     assert "12345678" not in repr(hook)
+
+
+def test_a_bound_signature_covers_code_names_values_and_body() -> None:
+    def signed(code: int = RequestCode.GET_MAX_OFFSET, body: bytes = b"x", **fields: str) -> RemotingCommand:
+        return RemotingCommand.request(code, fields=fields, body=body)
+
+    request = signed(a="12", b="3")
+    SIGNER.sign_request(request, 1_700_000_000_000)
+    signature = request.ext_fields[BOUND_SIGNATURE]
+    assert SIGNER.is_request_signed(request)
+    assert (request.ext_fields[SIGNED_AT], request.ext_fields[SIGNED_OPAQUE]) == ("1700000000000", str(request.opaque))
+    assert not Signer("12345679").is_request_signed(request)
+    kept = request.ext_fields
+    for code, body, changes in [
+        (RequestCode.DELETE_TOPIC_IN_BROKER, b"x", {}),
+        (RequestCode.GET_MAX_OFFSET, b"y", {}),
+        (RequestCode.GET_MAX_OFFSET, b"", {"b": "3x"}),
+        (RequestCode.GET_MAX_OFFSET, b"x", {"a": "1", "b": "23"}),
+        (RequestCode.GET_MAX_OFFSET, b"x", {SIGNED_AT: "1700000000001"}),
+        (RequestCode.GET_MAX_OFFSET, b"x", {SIGNED_OPAQUE: "7"}),
+        (RequestCode.GET_MAX_OFFSET, b"x", {"c": ""}),
+        (RequestCode.GET_MAX_OFFSET, b"x", {BOUND_SIGNATURE: signature.lower()}),
+        (RequestCode.GET_MAX_OFFSET, b"x", {BOUND_SIGNATURE: "\u00e9\ud800"}),
+    ]:
+        assert not SIGNER.is_request_signed(signed(code, body, **kept | changes))
+    renamed = {("B" if name == "b" else name): value for name, value in kept.items()}
+    assert not SIGNER.is_request_signed(signed(**renamed))
+    # The frame's own number isn't covered: a proxy gives it another one.
+    request.opaque += 1
+    assert SIGNER.is_request_signed(request)
 
 
 def test_keys_from_tools_yml(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BrokerError, ConfigError
+from gantrymq.protocol.acl_signature import ACCESS_KEY, SIGNATURE, Signer
 from gantrymq.protocol.bodies.auth import UserInfo
 from gantrymq.protocol.bodies.heartbeat import HeartbeatData, ProducerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -26,7 +27,7 @@ from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.connection import Connection, Reply, RpcHook
 
 PLAIN_ACL = """
 accounts:
@@ -67,7 +68,7 @@ def start(tmp_path: Path, stack: AsyncExitStack) -> StartBroker:
 
 @pytest.fixture(params=[SerializeType.JSON, SerializeType.ROCKETMQ], ids=["json", "binary"])
 def connect(request: pytest.FixtureRequest, stack: AsyncExitStack) -> Callable[..., Awaitable[Peer]]:
-    async def connect(broker: Broker, *hooks: AclHook) -> Peer:
+    async def connect(broker: Broker, *hooks: RpcHook) -> Peer:
         client = RemotingClient(hooks=hooks)
         stack.push_async_callback(client.close)
         return Peer(await client.connection(f"127.0.0.1:{broker.port}"), request.param)
@@ -109,6 +110,45 @@ async def test_plain_acl(
     broker.access.reload()
     assert (await producer.pull("orders")).code == 0
     assert "secret-of" not in caplog.text
+
+
+class JavaHook:
+    """Signs as Java's clients and older ones of ours do."""
+
+    def before_request(self, address: str, request: RemotingCommand) -> None:
+        fields = request.ext_fields
+        fields[ACCESS_KEY] = "root"
+        fields[SIGNATURE] = Signer("rootpass").sign(fields, request.body, request.version)
+
+    def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None: ...
+
+
+async def test_a_recorded_request_is_good_for_itself_alone(
+    start: StartBroker, connect: Callable[..., Awaitable[Peer]]
+) -> None:
+    broker = await start(USERS)
+    root = await connect(broker, ROOT)
+    assert (await root.send("orders", b"body")).code == 0
+    recorded = RemotingCommand.request(RequestCode.GET_TOPIC_CONFIG, fields={"topic": "orders"})
+    ROOT.before_request("", recorded)
+    fields = dict(recorded.ext_fields)
+    attacker = await connect(broker)
+    as_another = await attacker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, fields=fields)
+    assert as_another.code == ResponseCode.NO_PERMISSION
+    assert broker.topics.get("orders") is not None
+    assert (await attacker.ask(RequestCode.GET_TOPIC_CONFIG, fields=fields)).code == 0
+    again = await attacker.ask(RequestCode.GET_TOPIC_CONFIG, fields=fields)
+    assert (again.code, "has come before" in (again.remark or "")) == (ResponseCode.NO_PERMISSION, True)
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+async def test_signatures_of_older_clients_unless_the_new_form_is_required(
+    start: StartBroker, connect: Callable[..., Awaitable[Peer]], is_required: bool
+) -> None:
+    broker = await start(replace(USERS, bound_signature_required=is_required))
+    assert (await (await connect(broker, ROOT)).send("orders", b"body")).code == 0
+    older = await (await connect(broker, JavaHook())).send("orders", b"body")
+    assert older.code == (ResponseCode.NO_PERMISSION if is_required else 0)
 
 
 async def test_users_and_policies(start: StartBroker, connect: Callable[..., Awaitable[Peer]]) -> None:

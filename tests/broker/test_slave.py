@@ -434,6 +434,7 @@ async def test_users_are_copied_where_both_check_signatures(tmp_path: Path) -> N
 async def test_without_credentials_nothing_is_copied_from_a_guarded_master(tmp_path: Path) -> None:
     replicas = Replicas(tmp_path, 1)
     replicas.options["auth"] = AuthConfig(authentication_enabled=True, authorization_enabled=True)
+    replicas.replication["ha_allow_unsigned"] = True
     async with replicas:
         replicas.master.offsets.commit("readers", "orders", 1, 7)
         with pytest.raises(BrokerError):

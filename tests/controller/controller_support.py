@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from gantrymq.protocol.headers.controller import (
 )
 from gantrymq.protocol.headers.header import Header
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.connection import RpcHook
 
 CLUSTER = "DefaultCluster"
 NAME = "broker-a"
@@ -167,8 +168,10 @@ async def running(directory: Path, **changes: object) -> AsyncIterator[Controlle
 class Broker:
     """A broker that does what a controller sees of controller mode, over a connection of its own, which `die` ends."""
 
-    def __init__(self, controller: Controller, name: str = NAME, at: str | None = None) -> None:
-        self.client = RemotingClient()
+    def __init__(
+        self, controller: Controller, name: str = NAME, at: str | None = None, *, hooks: Sequence[RpcHook] = ()
+    ) -> None:
+        self.client = RemotingClient(hooks=hooks)
         self._controller = controller.address
         self._name = name
         self._at = at

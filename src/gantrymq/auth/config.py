@@ -26,6 +26,8 @@ class AuthConfig:
     #: 5.x: users, who sign their requests, and what each may do.
     authentication_enabled: bool = False
     authentication_whitelist: str = ""
+    #: Requests need a signature that covers code, opaque and time; older clients, and Java's, can't make one.
+    bound_signature_required: bool = False
     init_authentication_user: str = field(default="", repr=False)
     inner_client_authentication_credentials: str = field(default="", repr=False)
     authorization_enabled: bool = False

@@ -5,7 +5,7 @@ Handlers are wrapped once, when the broker starts; one without access control ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gantrymq.errors import RequestRefused
@@ -13,6 +13,7 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.signatures import SignedOpaques
 
 log = peer_log(__name__)
 
@@ -28,6 +29,8 @@ class Caller:
 
     host: str
     name: str | None = None
+    #: Of requests with a bound signature.
+    opaques: SignedOpaques = field(default_factory=SignedOpaques)
 
 
 class Access(Protocol):

@@ -19,6 +19,7 @@ from gantrymq.protocol.acl_signature import ACCESS_KEY
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TRACE_TOPIC, retry_topic
+from gantrymq.remoting.signatures import signature_problem
 
 #: What is remembered of decisions; a client repeats itself.
 _CACHE_LIMIT = 10_000
@@ -27,8 +28,9 @@ _CACHE_LIMIT = 10_000
 class PlainAccess:
     """`acl` may be replaced at any time."""
 
-    def __init__(self, acl: PlainAcl, broker: Guarded) -> None:
+    def __init__(self, acl: PlainAcl, broker: Guarded, *, needs_bound: bool = False) -> None:
         self.acl = acl
+        self._needs_bound = needs_bound
         self._broker = broker
         #: Why an account may not, None where it may, by the accounts of `_decided_by`.
         self._decided: dict[tuple[str, Need], str | None] = {}
@@ -50,8 +52,9 @@ class PlainAccess:
         if account is None:
             raise _refused(f"No acl config for {access_key}")
         if not account.is_trusted(caller.host):
-            if not account.signer.is_signed(fields, request.body, request.version):
-                raise _refused(f"Check signature failed for accessKey={access_key}")
+            problem = signature_problem(account.signer, request, caller.opaques, needs_bound=self._needs_bound)
+            if problem is not None:
+                raise _refused(f"Check signature failed for accessKey={access_key}{problem}")
             if not account.is_admin:
                 for need in needs(request, self._broker):
                     problem = self._problem(account, need)

@@ -17,6 +17,7 @@ from gantrymq.errors import RequestRefused
 from gantrymq.protocol.acl_signature import ACCESS_KEY
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.signatures import signature_problem
 
 #: What is remembered of decisions; a client repeats itself.
 _CACHE_LIMIT = 10_000
@@ -30,6 +31,7 @@ class UserAccess:
         self._table = table
         self._authenticates = config.authentication_enabled
         self._authorizes = config.authorization_enabled
+        self._needs_bound = config.bound_signature_required
         self._unauthenticated = request_codes(config.authentication_whitelist)
         self._unauthorized = request_codes(config.authorization_whitelist)
         #: Why a user may not, None where it may.
@@ -44,7 +46,7 @@ class UserAccess:
         if not self._authenticates:
             caller.name = request.ext_fields.get(ACCESS_KEY)
         elif request.code not in self._unauthenticated:
-            caller.name = self._authenticated(request)
+            caller.name = self._authenticated(caller, request)
         if self._authorizes and request.code not in self._unauthorized:
             self._authorize(caller.host, request)
 
@@ -66,7 +68,7 @@ class UserAccess:
         user = self._table.users.get(caller.name or "")
         return user is not None and user.user_type is UserType.SUPER and user.user_status is UserStatus.ENABLE
 
-    def _authenticated(self, request: RemotingCommand) -> str:
+    def _authenticated(self, caller: Caller, request: RemotingCommand) -> str:
         """The user's name."""
         fields = request.ext_fields
         username = fields.get(ACCESS_KEY)
@@ -76,8 +78,9 @@ class UserAccess:
         if user is None:
             raise _refused(f"User:{username} is not found.")
         _check_enabled(user)
-        if not user.signer.is_signed(fields, request.body, request.version):
-            raise _refused(f"check signature failed. User:{username}")
+        problem = signature_problem(user.signer, request, caller.opaques, needs_bound=self._needs_bound)
+        if problem is not None:
+            raise _refused(f"check signature failed. User:{username}{problem}")
         return username
 
     def _authorize(self, host: str, request: RemotingCommand) -> None:

@@ -61,7 +61,9 @@ class AccessControl(Part):
 
             self._plain_files = PlainAclFiles(self._plain_acl_path())
             broker = Guarded(self._config.broker_cluster_name, self._record_at)
-            self._access = self._plain = PlainAccess(self._plain_files.load(), broker)
+            self._access = self._plain = PlainAccess(
+                self._plain_files.load(), broker, needs_bound=auth.bound_signature_required
+            )
         elif auth.authentication_enabled or auth.authorization_enabled:
             from gantrymq.auth.need import Guarded
             from gantrymq.auth.user_access import UserAccess

@@ -49,6 +49,7 @@ from gantrymq.broker.queue_locks import QueueLocking
 from gantrymq.broker.queue_offsets import QueueOffsets
 from gantrymq.broker.registration import Registration
 from gantrymq.broker.replication.credentials import inner_client_hooks
+from gantrymq.broker.replication.ha_access import HaAccess
 from gantrymq.broker.replication.metadata_sync import MetadataSync
 from gantrymq.broker.replication.replicating import Replicating
 from gantrymq.broker.reply import Replies
@@ -137,7 +138,10 @@ class Broker:
             config, store, topics, groups, filters, offsets, deliveries, jobs=jobs, long_requests=long_requests
         )
         self.polling = self._pulling.polling
-        self.replicating = replicating = Replicating(config, self.address, self.port, store, topics, self.polling, jobs)
+        ha_access = HaAccess(config, self.access.users)
+        self.replicating = replicating = Replicating(
+            config, self.address, self.port, store, topics, self.polling, jobs, ha_access
+        )
         self._pulling.has_master = lambda: replicating.has_master
         self.appender = appender = Appender(store, store_host, self.polling, is_of_deleted=offsets.is_of_deleted)
         delays_ms = parse_delay_levels(config.store.message_delay_level)

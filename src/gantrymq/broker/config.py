@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from gantrymq.auth.address_pattern import parse_pattern
 from gantrymq.auth.config import AuthConfig
 from gantrymq.config import DAY_MS, MAX_INT, bounded, check_bounds
 from gantrymq.errors import ConfigError
@@ -176,6 +177,11 @@ class BrokerConfig(TlsConfig):
         except ValueError:
             if not _HOST_NAME.fullmatch(self.broker_ip1) or _NUMBERS.fullmatch(self.broker_ip1):
                 raise ConfigError(f"brokerIP1={self.broker_ip1[:200]}: must be an IP address or a host name") from None
+        for pattern in self.replication.ha_allowed_addresses:
+            try:
+                parse_pattern(pattern)
+            except ValueError as e:
+                raise ConfigError(f"haAllowedAddresses: {e}") from e
         if self.default_message_request_mode not in ("PULL", "POP"):
             raise ConfigError(f"defaultMessageRequestMode={self.default_message_request_mode}: PULL or POP")
         # BrokerController.start: registration at most every 10 s, at least every 60 s.

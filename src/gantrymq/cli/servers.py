@@ -156,12 +156,13 @@ def _broker(properties: dict[str, str], source: str) -> Prepared:
 
 
 def _controller(properties: dict[str, str], source: str) -> Prepared:
-    from gantrymq.controller.config import ControllerConfig
+    from gantrymq.controller.config import SECRET_KEYS, ControllerConfig
     from gantrymq.controller.server import Controller
 
     _warn_of_unknown([ControllerConfig], properties, source)
     config = from_properties(ControllerConfig, properties, source=source)
-    return Prepared("controller", partial(Controller, config, properties), to_properties(config))
+    settings = {key: value for key, value in to_properties(config).items() if key not in SECRET_KEYS}
+    return Prepared("controller", partial(Controller, config, properties), settings)
 
 
 def _proxy(properties: dict[str, str], source: str) -> Prepared:

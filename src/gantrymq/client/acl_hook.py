@@ -7,8 +7,7 @@ from pathlib import Path
 import yaml
 
 from gantrymq.errors import ConfigError
-from gantrymq.protocol.acl_signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, Signer
-from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.signatures import SigningHook
 from gantrymq.system import files
 
 
@@ -29,7 +28,7 @@ def read_keys(path: Path) -> tuple[str, str]:
     return access_key.strip(), secret_key.strip()
 
 
-class AclHook:
+class AclHook(SigningHook):
     """Give it to a producer, a consumer or an AdminClient: `hooks=[AclHook(access_key, secret_key)]`.
 
     `security_token` goes with keys that are lent for a while (Alibaba's STS). Raises ConfigError for a blank key.
@@ -38,25 +37,12 @@ class AclHook:
     def __init__(self, access_key: str, secret_key: str, security_token: str | None = None) -> None:
         if not access_key.strip() or not secret_key.strip():
             raise ConfigError("an access key and a secret key are needed; one of them is blank")
-        self.access_key = access_key
-        self._signer = Signer(secret_key)
-        self._security_token = security_token
+        super().__init__(access_key, secret_key, security_token)
 
     @classmethod
     def from_file(cls, path: Path) -> AclHook:
         """With the keys of mqadmin's tools.yml at `path`. Raises ConfigError."""
         return cls(*read_keys(path))
-
-    def before_request(self, address: str, request: RemotingCommand) -> None:
-        """Signs `request`."""
-        fields = request.ext_fields
-        fields[ACCESS_KEY] = self.access_key
-        if self._security_token is not None:
-            fields[SECURITY_TOKEN] = self._security_token
-        fields[SIGNATURE] = self._signer.sign(fields, request.body, request.version)
-
-    def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None:
-        """Nothing to do."""
 
     def __repr__(self) -> str:
         return f"AclHook({self.access_key!r})"

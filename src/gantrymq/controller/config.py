@@ -12,10 +12,14 @@ from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.system import network
 
+#: Not to be shown: they hold secrets.
+SECRET_KEYS = frozenset({"initAuthenticationUser", "innerClientAuthenticationCredentials"})
 #: May never be changed over the network, whatever configBlackList says (ControllerRequestProcessor).
-FIXED_KEYS = frozenset({"configBlackList", "configStorePath", "rocketmqHome"}) | {
-    property_key(field) for field in fields(TlsConfig)
-}
+FIXED_KEYS = (
+    frozenset({"configBlackList", "configStorePath", "rocketmqHome", "authenticationEnabled", "boundSignatureRequired"})
+    | SECRET_KEYS
+    | {property_key(field) for field in fields(TlsConfig)}
+)
 
 
 @dataclass
@@ -51,6 +55,12 @@ class ControllerConfig(TlsConfig):
     scan_not_active_broker_interval: int = field(default=5000, metadata={"minimum": 10, "maximum": MAX_INT})
     #: Milliseconds between looks for broker sets whose master is gone.
     scan_inactive_master_interval: int = field(default=5000, metadata={"minimum": 10, "maximum": MAX_INT})
+    #: Whether requests must be signed by one of the two users below, as they are in broker.conf (see `access`).
+    authentication_enabled: bool = False
+    init_authentication_user: str = field(default="", repr=False)
+    inner_client_authentication_credentials: str = field(default="", repr=False)
+    #: Requests need a signature that covers code, opaque and time; Java's brokers can't make one.
+    bound_signature_required: bool = False
     #: Whether a broker that may lack acknowledged messages is elected rather than none.
     enable_elect_unclean_master: bool = False
     #: Whether brokers are told of a new master; they also ask, each `syncBrokerMetadataPeriod`.

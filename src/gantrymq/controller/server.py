@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.controller.access import ControllerAccess
 from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.controller.changes import Changes
-from gantrymq.controller.config import FIXED_KEYS, ControllerConfig, address_for_brokers, place_of
+from gantrymq.controller.config import FIXED_KEYS, SECRET_KEYS, ControllerConfig, address_for_brokers, place_of
 from gantrymq.controller.elections import Elections
 from gantrymq.controller.etcd_store import EtcdStore
 from gantrymq.controller.former_leases import MAX_LEASE_MS
@@ -54,12 +55,13 @@ class Controller:
     ) -> None:
         self.config = config = config or ControllerConfig()
         place = place_of(config)
+        access = ControllerAccess(config)
         self.jobs = Jobs()
         self.replicas = Replicas()
         self.live_brokers = LiveBrokers()
         self._file_changes = FileChanges(self.jobs)
         self._long_requests = LongRequests(self.jobs)
-        client = RemotingClient(ssl_context=client_context(config))
+        client = RemotingClient(ssl_context=client_context(config), hooks=access.hooks)
         # Counting costs each request a little: only when somebody will ask.
         self._answered = AnsweredRequests() if config.metrics_port else None
         self._metrics = MetricsServer(self._collect, host=config.bind_address, port=config.metrics_port)
@@ -85,9 +87,9 @@ class Controller:
         )
         self._expiring = self.jobs.repeating("look for silent brokers", self._expire, self._expire_interval_s)
         self._looking = self.jobs.repeating("look for masters that are gone", self._look, self._look_interval_s)
-        handlers |= RequestHandlers(
+        requests = RequestHandlers(
             config,
-            Configuration(config, file_keys or {}, FIXED_KEYS),
+            Configuration(config, file_keys or {}, FIXED_KEYS, SECRET_KEYS),
             self.replicas,
             self.live_brokers,
             self.leadership,
@@ -98,7 +100,8 @@ class Controller:
             self._long_requests,
             self.jobs,
             self._expiring.wake,
-        ).by_code()
+        )
+        handlers |= access.guarded(requests.by_code())
         #: What it answers.
         self.request_codes = frozenset(handlers)
         self._began = monotonic()
@@ -111,7 +114,7 @@ class Controller:
         config = self.config
         if config.etcd_endpoints:
             return EtcdStore(config.etcd_endpoints, config.group)
-        return SqliteStore(config.controller_store_path, self.jobs)
+        return SqliteStore(config.controller_store_path, self.jobs, BrokerSet.check_kept)
 
     async def start(self) -> None:
         """Serves at `address`. Raises GantryError for a port that is taken or a state that can't be used.

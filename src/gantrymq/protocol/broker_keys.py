@@ -38,6 +38,7 @@ READ_AT_START = frozenset(
         "tls.client.authServer",
         "tls.client.checkServerName",
         "aclEnable",
+        "boundSignatureRequired",
         "rocketmq.acl.plain.file",
         "authenticationEnabled",
         "authenticationWhitelist",

@@ -37,17 +37,25 @@ C = TypeVar("C", bound=ServerConfig)
 class Configuration(Generic[C]):
     """`config` is the object that all parts of the server hold; `file_keys` are those of the file it was read from.
 
-    Nobody may change `fixed_keys`, whatever the configuration's own list says.
+    Nobody may change `fixed_keys`, whatever the configuration's own list says, or read `secret_keys`.
     """
 
-    def __init__(self, config: C, file_keys: Mapping[str, str], fixed_keys: frozenset[str]) -> None:
+    def __init__(
+        self,
+        config: C,
+        file_keys: Mapping[str, str],
+        fixed_keys: frozenset[str],
+        secret_keys: frozenset[str] = frozenset(),
+    ) -> None:
         self._config = config
+        self._secret_keys = secret_keys
         self._fixed_keys = fixed_keys
         self._unused = {key: file_keys[key] for key in unknown_keys([type(config)], dict(file_keys))}
 
     def properties(self) -> dict[str, str]:
-        """All keys and values."""
-        return self._unused | to_properties(self._config)
+        """All keys and values but the secret ones."""
+        known = self._unused | to_properties(self._config)
+        return {key: value for key, value in known.items() if key not in self._secret_keys}
 
     def changed(self, text: bytes, source: str) -> NewContent:
         """What the keys of a properties text make of it. Raises ConfigError, or RequestRefused for a key that is fixed.

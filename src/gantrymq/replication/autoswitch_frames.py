@@ -89,6 +89,12 @@ def encode_hello(hello: Hello) -> bytes:
     return _HELLO.pack(HANDSHAKE, hello.sync_from_last_file or no, hello.is_async_learner or no, hello.broker_id)
 
 
+def is_hello_of_ours(opening: bytes) -> bool:
+    """Whether these first bytes, as many as Hello has, are those of a slave of ours in controller mode."""
+    state, last_file, learner, _ = _HELLO.unpack(opening)
+    return state == HANDSHAKE and _OUR_NO in (last_file, learner)
+
+
 def encode_autoswitch_report(offset: int) -> bytes:
     return _REPORT.pack(TRANSFER, offset)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gantrymq.config import DAY_MS, MAX_INT, bounded, check_bounds
 from gantrymq.replication.frames import MAX_BODY
@@ -37,6 +37,10 @@ class ReplicationConfig:
     max_ha_transfer_byte_in_second: int = bounded(100 * 1024 * 1024, 1, 1 << 40)
     #: Connections between our brokers are TLS: `tls.server.*` and `tls.client.*` say how. Java's know none.
     ha_tls_enable: bool = False
+    #: With `authenticationEnabled`: peers that can't sign may take part, such as Java's slaves and masters.
+    ha_allow_unsigned: bool = False
+    #: Addresses from which slaves may connect, in the form of plain_acl.yml, separated by ;. Empty: any.
+    ha_allowed_addresses: list[str] = field(default_factory=list)
     sync_from_last_file: bool = False
     in_sync_replicas: int = bounded(1, 1, 1000)
     min_in_sync_replicas: int = bounded(1, 1, 1000)

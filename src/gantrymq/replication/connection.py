@@ -12,6 +12,7 @@ from typing import Protocol, cast
 from gantrymq.errors import FrameError, StoreError
 from gantrymq.logs import peer_log
 from gantrymq.remoting.address import format_address
+from gantrymq.replication.authentication import MasterHandshake
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.flow_control import FlowControl
 from gantrymq.replication.frames import Report
@@ -30,12 +31,20 @@ _FEW_BYTES = 16 * 1024
 _GATHER_S = 0.001
 
 
+#: A slave has so long for its handshake, s.
+_HANDSHAKE_TIMEOUT_S = 5.0
+
+
 class Master(Protocol):
     """What a connection needs of its master."""
 
     store: MessageStore
     config: ReplicationConfig
     slaves: Slaves
+
+    @property
+    def needs_handshake(self) -> bool:
+        """Slaves have to prove what they are."""
 
     def opened(self, connection: HaConnection) -> None: ...
 
@@ -48,25 +57,26 @@ class Master(Protocol):
         """A slave has said who and how far it is."""
 
     def newer_epoch(self, connection: HaConnection, epoch: int) -> None:
-        """A slave says that another master leads in this epoch, which need not be true: slaves aren't authenticated."""
+        """A slave says that another master leads in this epoch. Without a handshake that need not be true."""
 
     def go_on(self, after_s: float = 0.0) -> None:
         """There is more to send, in another turn, or later."""
 
 
 class HaConnection(asyncio.Protocol):
-    """Sends nothing until the slave has asked for something."""
+    """Sends nothing until the slave has asked for something, and `handshake`, if there is one, is done."""
 
-    def __init__(self, master: Master, sending: Sending) -> None:
+    def __init__(self, master: Master, sending: Sending, handshake: MasterHandshake | None = None) -> None:
         self._master = master
         self._sending = sending
+        self._handshake = handshake
         self._takes = True
         #: There is something to send that waits for more.
         self._is_gathering = False
         self._transport: asyncio.Transport | None = None
         self.address = "?"
         now = monotonic()
-        self.last_read = self.last_write = now
+        self.last_read = self.last_write = self._opened_at = now
         self._flow = FlowControl(now)
         #: None until it has reported.
         self.slave: Slave | None = None
@@ -91,6 +101,13 @@ class HaConnection(asyncio.Protocol):
             return
         self.last_read = monotonic()
         try:
+            handshake = self._handshake
+            if handshake is not None and not handshake.is_done:
+                message, data = handshake.feed(data)
+                if message:
+                    self._write(message)
+                if not handshake.is_done:
+                    return
             answer, report = self._sending.feed(data)
             if answer:
                 self._write(answer)
@@ -189,7 +206,12 @@ class HaConnection(asyncio.Protocol):
     def look(self, now: float) -> None:
         """Gives a sign of life; leaves a slave that gives none."""
         config = self._master.config
-        if now - self.last_read > config.ha_housekeeping_interval / 1000:
+        handshake = self._handshake
+        if handshake is None and self._master.needs_handshake:
+            self.refuse("it hasn't signed, and slaves have to (haAllowUnsigned)")
+        elif handshake is not None and not handshake.is_done and now - self._opened_at > _HANDSHAKE_TIMEOUT_S:
+            self.refuse(f"its handshake wasn't done in {_HANDSHAKE_TIMEOUT_S:.0f} s")
+        elif now - self.last_read > config.ha_housekeeping_interval / 1000:
             self.refuse(f"it has said nothing for {now - self.last_read:.0f} s")
         elif (
             self.slave is not None and self._takes and now - self.last_write >= config.ha_send_heartbeat_interval / 1000

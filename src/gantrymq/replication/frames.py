@@ -84,6 +84,11 @@ def encode_opening(offset: int) -> bytes:
     return _GREETING_WORD + _WORD.pack(offset)
 
 
+def is_opening_of_ours(opening: bytes) -> bool:
+    """Whether these first bytes are those of a slave of ours, outside of controller mode."""
+    return opening.startswith(_GREETING_WORD)
+
+
 def encode_report(offset: int, broker_id: int, *, checked: bool) -> bytes:
     if not checked:
         return _WORD.pack(offset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from typing import Protocol
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import GantryError
@@ -14,6 +15,7 @@ from gantrymq.remoting.arrivals import Arrivals
 from gantrymq.remoting.listener import Listener
 from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.remoting.tls import TlsConfig
+from gantrymq.replication.authentication import MasterHandshake
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.connection import HaConnection
 from gantrymq.replication.sending import PlainSending, Sending
@@ -34,13 +36,28 @@ _LOOK_AT_LOG_S = 0.01
 _LOOK_S = 1.0
 
 
+class SlaveAccess(Protocol):
+    """Which peers may be slaves."""
+
+    @property
+    def needs_handshake(self) -> bool:
+        """Slaves have to prove what they are."""
+
+    def is_allowed(self, host: str) -> bool:
+        """Whether somebody at this IP address may connect."""
+
+    def secret_of(self, access_key: str) -> str | None:
+        """The secret key of a user that may be a slave."""
+
+
 class HaMaster:
     """Of one store. The port is taken here and now; connections are taken from `start` on.
 
     `tls` makes connections TLS where slaves ask for it, with `tls.server.mode=enforcing` only those are taken.
     `on_acknowledged` is called when a slave has more than before, came, or has gone, `on_newer_epoch` when one says
     that another master leads in this epoch. `sending` makes what speaks to a slave, in controller mode an
-    `AutoSwitchSending`. Raises GantryError when the port is taken.
+    `AutoSwitchSending`. Without `access` everybody may be a slave; `address_of` makes of the port the address that
+    slaves are told. Raises GantryError when the port is taken.
     """
 
     def __init__(
@@ -54,6 +71,8 @@ class HaMaster:
         on_acknowledged: Callable[[], None] = lambda: None,
         on_newer_epoch: Callable[[int], None] = lambda epoch: None,
         sending: Callable[[], Sending] | None = None,
+        access: SlaveAccess | None = None,
+        address_of: Callable[[int], str] = lambda port: "",
     ) -> None:
         self._jobs = jobs = jobs if jobs is not None else Jobs()
         self.store = store
@@ -62,6 +81,8 @@ class HaMaster:
         self.acknowledged = on_acknowledged
         self._on_newer_epoch = on_newer_epoch
         self._new_sending = sending if sending is not None else partial(PlainSending, store)
+        self._access = access
+        self._address_of = address_of
         self._tls = ServerTls(tls, jobs, peers="slaves") if tls is not None else None
         self._arrivals: Arrivals | None = None
         #: In the order in which they came.
@@ -179,6 +200,11 @@ class HaMaster:
         self._sending.start()
         self.acknowledged()
 
+    @property
+    def needs_handshake(self) -> bool:
+        """Slaves have to prove what they are."""
+        return self._access is not None and self._access.needs_handshake
+
     def newer_epoch(self, connection: HaConnection, epoch: int) -> None:
         """A slave says that another master leads in this epoch."""
         log.warning("the slave %s says that another master leads in epoch %d", connection.address, epoch)
@@ -220,10 +246,17 @@ class HaMaster:
                 connection.refuse(f"there are more than {MAX_CONNECTIONS} connections, and it has said nothing")
 
     def _new_connection(self) -> HaConnection:
-        return HaConnection(self, self._new_sending())
+        handshake = None
+        if self._access is not None and self._access.needs_handshake:
+            handshake = MasterHandshake(self._access.secret_of, self._address_of(self.port))
+        return HaConnection(self, self._new_sending(), handshake)
 
     def _accepted(self, sock: network.Socket) -> None:
         assert self._arrivals is not None
+        if self._access is not None and not self._access.is_allowed(host := _host_of(sock)):
+            log.warning("a slave at %s is refused: haAllowedAddresses doesn't have it", host)
+            sock.close()
+            return
         # Without TLS nobody stays an arrival for longer than a turn, and who came with many may well be a slave.
         if self._tls is not None and len(self._arrivals) >= MAX_CONNECTIONS:
             sock.close()
@@ -232,3 +265,12 @@ class HaMaster:
 
     def _count(self) -> int:
         return len(self._connections) + (len(self._arrivals) if self._arrivals is not None else 0)
+
+
+def _host_of(sock: network.Socket) -> str:
+    """The peer's IP address, an IPv4 one as such; "" where it has gone."""
+    try:
+        host: str = sock.getpeername()[0]
+    except OSError:
+        return ""
+    return host.removeprefix("::ffff:")

@@ -13,6 +13,7 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.ha_status import HaClientStatus, HaStatus
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.client import addresses_of
+from gantrymq.replication.authentication import SlaveHandshake, Unproved
 from gantrymq.replication.autoswitch_frames import encode_leaving
 from gantrymq.replication.autoswitch_link import NewerEpoch
 from gantrymq.replication.config import ReplicationConfig
@@ -39,11 +40,16 @@ _TROUBLE_PAUSE_S = 1.0
 _LOOK_S = 1.0
 
 
+def _no_handshake(address: str) -> SlaveHandshake:
+    return SlaveHandshake(None, address, is_required=False)
+
+
 class HaSlave:
     """Of one store, which is a slave's (`MessageStore.set_slave`).
 
     `on_messages` is called with the queues that got messages. `ssl_context`: connections are TLS. `broker_id` tells one
     slave of a master from another. `new_link` makes what speaks to the master, in controller mode an `AutoSwitchLink`.
+    `new_handshake` makes what proves to a master at an address that this is a slave, and checks the master's proof.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class HaSlave:
         on_messages: Callable[[Collection[ConsumeQueue]], None] = lambda queues: None,
         ssl_context: tls.SSLContext | None = None,
         new_link: Callable[[], AnyLink] | None = None,
+        new_handshake: Callable[[str], SlaveHandshake] = _no_handshake,
     ) -> None:
         self._jobs = jobs = jobs if jobs is not None else Jobs()
         self._store = store
@@ -64,6 +71,7 @@ class HaSlave:
         self._on_messages = on_messages
         self._ssl_context = ssl_context
         self._new_link = new_link if new_link is not None else self._plain_link
+        self._new_handshake = new_handshake
         self._address: str | None = None
         self._first_offset: int | None = None
         self._connection: SlaveConnection | None = None
@@ -195,7 +203,7 @@ class HaSlave:
         for n, ip in enumerate(ips, 1):
             try:
                 _, connection = await loop.create_connection(
-                    lambda: SlaveConnection(self, address),
+                    lambda: SlaveConnection(self, address, self._new_handshake(address)),
                     ip,
                     port,
                     ssl=self._ssl_context,
@@ -250,13 +258,21 @@ class HaSlave:
 
     def closed(self, connection: SlaveConnection, error: Exception | None) -> None:
         """It is lost."""
-        if connection is self._connection:
+        if connection is not self._connection:
+            return
+        if connection.handshake.awaits_proof:
+            self._refused("the master refuses this broker's signature: its log says why")
+        else:
             self._again(str(error) if error else "it closed the connection")
 
     def received(self, connection: SlaveConnection, data: bytes) -> None:
         """Bytes have come."""
         if connection is self._connection:
             self._last_read = monotonic()
+            if not connection.handshake.is_done:
+                data = self._proved(connection, data)
+                if not data:
+                    return
             connection.has_heard = True
             self._read_ms = now_ms()
             self._flow.sent(len(data), self._last_read)
@@ -265,6 +281,25 @@ class HaSlave:
                 pause_s = self._put()
                 if pause_s != inf:
                     self._putting.wake(pause_s)
+
+    def _proved(self, connection: SlaveConnection, data: bytes) -> bytes:
+        """What a master has sent besides the messages of the handshake; b"" before that is done, or when it failed."""
+        try:
+            answer, rest = connection.handshake.feed(data)
+        except Unproved as e:
+            self._refused(str(e))
+        except FrameError as e:
+            self._again(str(e))
+        else:
+            self._write(answer)
+            return rest
+        return b""
+
+    def _refused(self, why: str) -> None:
+        """The two can't prove to each other what they are: somebody has to change that first."""
+        self.refusal = why
+        self._pause_s = _LONGEST_PAUSE_S
+        self._again(why)
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol, cast
 
+from gantrymq.replication.authentication import SlaveHandshake
 from gantrymq.replication.autoswitch_link import AutoSwitchLink
 from gantrymq.replication.link import Link
 
@@ -35,9 +36,10 @@ class SlaveConnection(asyncio.Protocol):
     #: Made when it stands.
     link: AnyLink
 
-    def __init__(self, slave: Slave, master: str) -> None:
+    def __init__(self, slave: Slave, master: str, handshake: SlaveHandshake) -> None:
         self._slave = slave
         self.master = master
+        self.handshake = handshake
         self.is_paused = False
         #: The master has said something.
         self.has_heard = False

@@ -1,8 +1,8 @@
-"""Chance: the functions of `random`, of one generator."""
+"""Chance: the functions of `random`, of one generator, and bytes that nobody can guess."""
 
 from __future__ import annotations
 
-from random import Random
+from random import Random, SystemRandom
 from uuid import UUID
 
 #: Seeded by the system.
@@ -18,6 +18,8 @@ randrange = GENERATOR.randrange
 sample = GENERATOR.sample
 shuffle = GENERATOR.shuffle
 uniform = GENERATOR.uniform
+#: For what an attacker must not predict.
+secret_bytes = SystemRandom().randbytes
 
 
 def uuid4() -> UUID:

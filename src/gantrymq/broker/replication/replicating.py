@@ -17,6 +17,7 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.long_polling import LongPolling
 from gantrymq.broker.part import Part
 from gantrymq.broker.replication.following import Following
+from gantrymq.broker.replication.ha_access import HaAccess
 from gantrymq.broker.replication.promises import ALL_IN_SYNC_STATE_SET
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.errors import GantryError
@@ -73,8 +74,10 @@ class Replicating(Part):
         topics: BrokerTopics,
         polling: LongPolling,
         jobs: Jobs,
+        access: HaAccess,
     ) -> None:
         self._config = config
+        self._access = access
         self._address = address
         self._port = port
         self._store = store
@@ -145,6 +148,7 @@ class Replicating(Part):
             on_messages=self._arrived,
             ssl_context=client_context(config) if config.replication.ha_tls_enable else None,
             new_link=partial(self._autoswitch_link, self.epoch_file) if self.epoch_file is not None else None,
+            new_handshake=self._access.slave_handshake,
         )
         self._slave.set_master(self.following.ha_address)
         await self._slave.start()
@@ -203,6 +207,8 @@ class Replicating(Part):
             on_acknowledged=self._look_who_has,
             on_newer_epoch=self._newer_epoch,
             sending=partial(self._autoswitch_sending, self.epoch_file) if self.epoch_file is not None else None,
+            access=self._access,
+            address_of=partial(format_address, config.broker_ip1),
         )
 
     def _autoswitch_link(self, epochs: EpochFile) -> AutoSwitchLink:
@@ -229,7 +235,7 @@ class Replicating(Part):
         return [] if self._master is None else self._master.slaves.all()
 
     def when_newer_epoch(self, listener: Callable[[int], None]) -> None:
-        """Calls `listener` when a slave says that another master leads in this epoch. Slaves aren't authenticated."""
+        """Calls `listener` when a slave says that another master leads in this epoch. An unsigned one may lie."""
         self._newer_epoch_listeners.append(listener)
 
     def _newer_epoch(self, epoch: int) -> None:
