@@ -348,6 +348,7 @@ _FILES: dict[str, Any] = {
     "set_descriptor_limit": _set_descriptor_limit,
     "stat": _of_disk("stat"),
     "sync_entries": _of_disk("fsync"),
+    "target": lambda path: path,
     "unlink": _unlink,
     "write": _write,
     "write_beside": _write_beside,

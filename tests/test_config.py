@@ -173,6 +173,34 @@ def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path: Path, exists: bool) -> None:
+    """Also a relative link to a link, into a directory of another file's."""
+    target = tmp_path / "volume" / "broker.conf"
+    target.parent.mkdir()
+    if exists:
+        target.write_bytes(b"brokerName=a\n")
+        target.chmod(0o640)
+    (tmp_path / "current").symlink_to("volume")
+    (tmp_path / "linked.conf").symlink_to("current/broker.conf")
+    path = tmp_path / "broker.conf"
+    path.symlink_to("linked.conf")
+    replace_file(path, b"brokerName=b\n")
+    assert (os.readlink(path), os.readlink(tmp_path / "linked.conf")) == ("linked.conf", "current/broker.conf")
+    assert target.read_bytes() == path.read_bytes() == b"brokerName=b\n"
+    assert list(target.parent.iterdir()) == [target]
+    if exists:
+        assert S_IMODE(target.stat().st_mode) == 0o640
+
+
+def test_links_in_a_circle_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.symlink_to("broker.conf")
+    with pytest.raises(ConfigError, match=r"can't write .*broker\.conf"):
+        replace_file(path, b"")
+    assert path.is_symlink()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
 def test_a_replaced_file_keeps_its_owner(tmp_path: Path) -> None:
     """Otherwise the broker that it belongs to couldn't read it any more."""

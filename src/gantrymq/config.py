@@ -109,11 +109,13 @@ def changed_properties(text: str, changes: Mapping[str, str]) -> str:
 def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
     """Writes a file so that a crash leaves the old or the new one, never a part; see `write_beside`.
 
-    On return it is the new one, on the disk. Raises ConfigError.
+    If `path` is a symbolic link, the link stays, and the file it points to is replaced. On return the new content is on
+    the disk. Raises ConfigError.
     """
     try:
-        files.rename(files.write_beside(path, data, mode), path)
-        directory = files.open(path.parent, files.O_RDONLY | files.O_DIRECTORY | files.O_CLOEXEC)
+        target = files.target(path)
+        files.rename(files.write_beside(target, data, mode), target)
+        directory = files.open(target.parent, files.O_RDONLY | files.O_DIRECTORY | files.O_CLOEXEC)
         try:
             files.sync_entries(directory)
         finally:

@@ -360,14 +360,17 @@ async def test_bad_change_is_refused_as_a_whole(
 async def test_changes_go_to_the_file_that_the_configuration_came_from(
     tmp_path: Path, remoting: RemotingClient
 ) -> None:
-    file = tmp_path / "broker.conf"
-    file.write_text("# mine\nbrokerName=broker-a\nsomethingElse=1\n")
+    file, target = tmp_path / "broker.conf", tmp_path / "mine.conf"
+    target.write_text("# mine\nbrokerName=broker-a\nsomethingElse=1\n")
+    file.symlink_to(target)
     broker = Broker(config(tmp_path / "store", broker_config_path=file))
     await broker.start()
     peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
     assert (await update(peer, "longPollingEnable=false\nnoSuchKey=1")).code == 0
     assert load_properties(file) == {"brokerName": "broker-a", "somethingElse": "1", "longPollingEnable": "false"}
     assert not broker.config.long_polling_enable
+    assert file.is_symlink()
+    assert target.read_text() == "# mine\nbrokerName=broker-a\nsomethingElse=1\nlongPollingEnable=false\n"
     file.unlink()
     response = await update(peer, "longPollingEnable=true")
     assert response.code == ResponseCode.INVALID_PARAMETER

@@ -96,6 +96,7 @@ __all__ = [
     "set_descriptor_limit",
     "stat",
     "sync_entries",
+    "target",
     "unlink",
     "write",
     "write_beside",
@@ -231,6 +232,11 @@ def write_beside(path: Path, data: bytes, mode: int | None = None) -> Path:
         file.flush()
         fsync(file.fileno())
     return temporary
+
+
+def target(path: Path) -> Path:
+    """The file that `path` is a symbolic link to, over any number of links; else `path` itself. It may not exist."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def copy(source: Path, target: Path) -> None:
