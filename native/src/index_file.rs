@@ -21,6 +21,8 @@ impl IndexFile<'_> {
     /// Puts entries in, the first one as number `number`; returns how many slots had none before. `begin` is the file's
     /// begin timestamp, which the entry with the number 1 sets.
     pub fn put(&self, entries: &[Entry], mut number: i32, mut begin: i64) -> Result<usize, Outside> {
+        let entries_at =
+            self.hash_slots.checked_mul(4).and_then(|size| size.checked_add(HEADER_SIZE)).ok_or(Outside)?;
         let mut new_slots = 0;
         for entry in entries {
             let slot_at = HEADER_SIZE + place(entry.hash)?.checked_rem(self.hash_slots).ok_or(Outside)? * 4;
@@ -32,7 +34,7 @@ impl IndexFile<'_> {
             // The first entry counts from where the file before ended, as Java's does.
             let seconds = if begin > 0 { entry.timestamp.saturating_sub(begin).max(0) / 1000 } else { 0 };
             let seconds = i32::try_from(seconds).unwrap_or(i32::MAX);
-            let at = HEADER_SIZE + self.hash_slots * 4 + place(number)? * ENTRY_SIZE;
+            let at = place(number)?.checked_mul(ENTRY_SIZE).and_then(|at| at.checked_add(entries_at)).ok_or(Outside)?;
             self.set(at, entry.hash.to_be_bytes())?;
             self.set(at + 4, entry.physical_offset.to_be_bytes())?;
             self.set(at + 12, seconds.to_be_bytes())?;
@@ -41,7 +43,7 @@ impl IndexFile<'_> {
             if number == 1 {
                 begin = entry.timestamp;
             }
-            number += 1;
+            number = number.wrapping_add(1);
         }
         Ok(new_slots)
     }
@@ -52,7 +54,7 @@ impl IndexFile<'_> {
     }
 
     fn set<const N: usize>(&self, at: usize, bytes: [u8; N]) -> Result<(), Outside> {
-        let cells = self.mapping.get(at..at + N).ok_or(Outside)?;
+        let cells = at.checked_add(N).and_then(|end| self.mapping.get(at..end)).ok_or(Outside)?;
         for (cell, byte) in cells.iter().zip(bytes) {
             cell.set(byte);
         }
@@ -82,5 +84,15 @@ mod tests {
         assert_eq!(entries[2], [0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 1, 0xF4, 0, 0, 0, 2, 0, 0, 0, 1]);
         assert_eq!(entries[3][12..], [0; 8]);
         assert_eq!(entries[4][12..], [0x7F, 0xFF, 0xFF, 0xFF, 0, 0, 0, 2]);
+    }
+
+    #[test]
+    fn places_near_the_end_of_the_numbers_are_outside() {
+        let mut bytes = [0; HEADER_SIZE + 4 * 4 + 6 * ENTRY_SIZE];
+        let mapping = Cell::from_mut(&mut bytes[..]).as_slice_of_cells();
+        let entry = Entry { hash: 1, physical_offset: 0, timestamp: 0 };
+        for (hash_slots, number) in [(usize::MAX, 1), (usize::MAX / 4, 1), (4, i32::MAX), (4, i32::MIN)] {
+            assert_eq!(IndexFile { mapping, hash_slots }.put(&[entry], number, 0), Err(Outside));
+        }
     }
 }

@@ -18,6 +18,7 @@ from gantrymq.store.message_index import MessageIndex, index_paths
 
 pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
 
+MAX_LONG = (1 << 63) - 1
 HOST, HOST_V6 = encode_host("10.1.2.3", 10911), encode_host("2001:db8::7", 10911)
 TEXTS = st.text("ab \x01#Tä\U0001f600", max_size=6).map(str.encode) | st.binary(max_size=4)
 ITEMS = st.tuples(st.sampled_from([b"UNIQ_KEY", b"KEYS", b"TAGS", b"KEY", b""]), TEXTS).map(b"\x01".join)
@@ -103,6 +104,21 @@ def test_both_build_the_same_index(some: list[bytes], slots: int, entries: int, 
     assert by_native == by_python
 
 
+def test_a_log_that_ends_beyond_the_largest_offset_is_refused() -> None:
+    assert native is not None
+    record = encode_record(0, 0, 0, 0, 0, 0, HOST, 0, HOST, 0, 0, b"", b"orders", b"KEYS\x01a b\x02")
+    log = 2 * record
+    last = MAX_LONG - len(log)
+    entries, _, following = native.index_entries(log, 0, len(log), last, 9, 9, 99, LEFT_OUT)
+    assert [entry[1] for entry in entries] == [last, last, last + len(record), last + len(record)]
+    assert following == len(log)
+    for base in (last + 1, MAX_LONG):
+        with pytest.raises(ValueError, match="largest physical offset"):
+            native.index_entries(log, 0, len(log), base, 9, 9, 99, LEFT_OUT)
+    entries, *places = native.index_entries(log, 2 * MAX_LONG, len(log), 0, 9, 9, 99, LEFT_OUT)
+    assert (len(entries), places) == (0, [2 * MAX_LONG, 2 * MAX_LONG])
+
+
 def test_places_outside_are_refused() -> None:
     assert native is not None
     with pytest.raises(ValueError, match="ends earlier"):
@@ -120,6 +136,9 @@ def test_places_outside_are_refused() -> None:
     ]:
         with pytest.raises(IndexError):
             entries.put(first, count, bytearray(size), slots, number, 0)
+    for slots in (MAX_LONG // 4, MAX_LONG, 2 * MAX_LONG + 1):
+        with pytest.raises(IndexError):
+            entries.put(0, 1, bytearray(100), slots, 1, 0)
     with pytest.raises(ValueError, match="written"):
         entries.put(0, 1, bytes(100), 2, 1, 0)
     with pytest.raises(IndexError):

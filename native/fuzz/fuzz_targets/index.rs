@@ -7,7 +7,7 @@ use gantrymq_native::index_file::IndexFile;
 use gantrymq_native::keys::{LeftOut, Limits, entries};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|input: (&[u8], Vec<u8>, u8, u8, i32, i64)| {
+fuzz_target!(|input: (&[u8], Vec<u8>, usize, u8, i32, i64)| {
     let (log, mut file, slots, keys, number, begin) = input;
     let limits = Limits { records: 100, keys: usize::from(keys), bytes: 1000 };
     let mut found = Vec::new();
@@ -15,6 +15,5 @@ fuzz_target!(|input: (&[u8], Vec<u8>, u8, u8, i32, i64)| {
     assert!(reached.last <= reached.next && reached.next <= log.len());
     assert!(found.len() <= limits.keys && found.iter().all(|entry| entry.hash >= 0));
     let mapping = Cell::from_mut(file.as_mut_slice()).as_slice_of_cells();
-    let number = number.checked_abs().unwrap_or(1) % (1 << 20);
-    let _ = IndexFile { mapping, hash_slots: usize::from(slots) }.put(&found, number, begin);
+    let _ = IndexFile { mapping, hash_slots: slots }.put(&found, number, begin);
 });

@@ -61,6 +61,9 @@ pub fn index_entries(
 ) -> PyResult<(IndexEntries, usize, usize)> {
     guarded(|| {
         let log = bytes_of(&log, py)?.get(..end).ok_or_else(|| PyValueError::new_err("the log ends earlier"))?;
+        if i64::try_from(end).ok().and_then(|end| base.checked_add(end)).is_none() {
+            return Err(PyValueError::new_err("the log ends beyond the largest physical offset"));
+        }
         let mut found = Vec::new();
         let left_out = LeftOut { topic: left_out.0, mark: left_out.1 };
         let reached = keys::entries(log, at, base, Limits { records, keys, bytes }, left_out, &mut found);

@@ -184,7 +184,7 @@ class Native(Protocol):
 
         `base` is the log's physical offset. It ends before what is no record, and after so many records, keys or bytes
         of properties; before a record with too many keys. Records of the topic `left_out[0]` whose properties end with
-        `left_out[1]` have no entries.
+        `left_out[1]` have no entries. Raises ValueError if `end` is outside of `log` or of the physical offsets.
         """
         ...
 
