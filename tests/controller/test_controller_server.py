@@ -17,6 +17,7 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.controlled.controllers import Controllers, Progress
 from gantrymq.controller import elections
+from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.controller.config import ControllerConfig, Place, place_of
 from gantrymq.controller.live_brokers import BrokerIdentity
 from gantrymq.controller.server import Controller
@@ -391,7 +392,7 @@ class FailingStore:
 
 @asynccontextmanager
 async def with_failing_store(directory: Path) -> AsyncIterator[tuple[Controller, FailingStore]]:
-    store = FailingStore(SqliteStore(directory / "state", Jobs()))
+    store = FailingStore(SqliteStore(directory / "state", Jobs(), BrokerSet.check_kept))
     controller = Controller(controller_config(directory), store=store)
     try:
         await controller.start()

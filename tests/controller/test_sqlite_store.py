@@ -1,27 +1,43 @@
-"""The state in a SQLite file: terms, what a deposed leader may not write, and kill -9."""
+"""The state in a SQLite file: terms, what a deposed leader may not write, kill -9, damaged files and their backup."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
+from waiting import until
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.controller.sqlite_store import FILE_NAME, SqliteStore
+from gantrymq.controller.broker_set import BrokerSet
+from gantrymq.controller.sqlite_store import BACKUP_NAME, FILE_NAME, SqliteStore
 from gantrymq.controller.state_store import Leader, Term
 from gantrymq.errors import GantryError
+from gantrymq.protocol.fastjson import decode_json, encode_json
 
 ME = Leader("n0", "127.0.0.1:9878")
 
 
+def check_value(name: str, value: bytes) -> None:
+    if value.startswith(b"bad"):
+        raise GantryError(f"{value.decode()} was found")
+
+
+def new_store(directory: Path) -> SqliteStore:
+    return SqliteStore(directory, Jobs(), check_value)
+
+
 @asynccontextmanager
 async def opened(directory: Path) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(directory, Jobs())
+    store = new_store(directory)
     await store.open()
     try:
         yield store
@@ -64,23 +80,140 @@ async def test_an_earlier_term_changes_nothing(tmp_path: Path) -> None:
 async def test_two_controllers_do_not_share_a_file(tmp_path: Path) -> None:
     async with opened(tmp_path):
         with pytest.raises(GantryError, match="another controller uses it"):
-            await SqliteStore(tmp_path, Jobs()).open()
+            await new_store(tmp_path).open()
     async with opened(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b"x" * 4096), lambda path: other_version(path)])
-async def test_another_file_is_refused(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def in_place_of(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def executed(path: Path, statement: str) -> None:
+    db = sqlite3.connect(path)
+    try:
+        with db:
+            db.execute("PRAGMA writable_schema = ON")
+            db.execute(statement)
+    finally:
+        db.close()
+
+
+def with_another_page(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-2048:] = bytes(2048)
+    path.write_bytes(data)
+
+
+async def test_another_version_is_refused(tmp_path: Path) -> None:
     async with opened(tmp_path):
         pass
-    damage(tmp_path / FILE_NAME)
-    with pytest.raises(GantryError, match="can't be used"):
-        await SqliteStore(tmp_path, Jobs()).open()
+    executed(tmp_path / FILE_NAME, "PRAGMA user_version = 99")
+    with pytest.raises(GantryError, match="can't be used: it is of version 99, this is 1"):
+        await new_store(tmp_path).open()
 
 
-def other_version(path: Path) -> None:
-    with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version = 99")
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (partial(in_place_of, data=b""), "the file is empty"),
+        (partial(in_place_of, data=b"x" * 4096), "file is not a database"),
+        (partial(in_place_of, data=bytes(8192)), "file is not a database"),
+        (partial(executed, statement="PRAGMA user_version = 0"), "no tables of a controller"),
+        (partial(executed, statement="DROP TABLE leader"), "no table leader"),
+        (partial(executed, statement="DROP TABLE broker_sets"), "no table broker_sets"),
+        (partial(executed, statement="DELETE FROM leader"), "0 leaders"),
+        (partial(executed, statement="UPDATE leader SET term = 'later'"), "its leader is"),
+        (partial(executed, statement="UPDATE leader SET address = x'07'"), "its leader is"),
+        (partial(executed, statement="UPDATE broker_sets SET value = 'text' WHERE name = 'b3'"), "'b3' is no bytes"),
+        (partial(executed, statement="UPDATE broker_sets SET value = x'626164' WHERE name = 'b3'"), "bad was found"),
+        (with_another_page, "is damaged: "),
+        (Path.unlink, f"the file is missing, while {BACKUP_NAME} exists"),
+    ],
+)
+async def test_a_damaged_file_is_refused_and_the_backup_restores_it(
+    tmp_path: Path, damage: Callable[[Path], None], problem: str
+) -> None:
+    path, backup = tmp_path / FILE_NAME, tmp_path / BACKUP_NAME
+    async with opened(tmp_path) as store:
+        term = await begin(store)
+        await asyncio.gather(*(store.commit(term, f"b{number}", b"%d" % number) for number in range(100)))
+    kept = backup.read_bytes()
+    damage(path)
+    for _ in range(2):
+        with pytest.raises(GantryError, match="is damaged: ") as error:
+            await new_store(tmp_path).open()
+        assert problem in str(error.value)
+        assert f"copy {BACKUP_NAME} to {FILE_NAME}" in str(error.value)
+        assert backup.read_bytes() == kept
+    # As the error says.
+    path.unlink(missing_ok=True)
+    path.with_name(f"{FILE_NAME}-wal").unlink(missing_ok=True)
+    shutil.copy(backup, path)
+    async with opened(tmp_path) as store:
+        assert await store.load() == {f"b{number}": b"%d" % number for number in range(100)}
+        assert (await begin(store)).number > term.number
+
+
+async def test_a_log_without_its_file_is_damage(tmp_path: Path) -> None:
+    (tmp_path / f"{FILE_NAME}-wal").write_bytes(b"x")
+    with pytest.raises(GantryError, match="there is no backup: restore a copy of your own"):
+        await new_store(tmp_path).open()
+
+
+async def test_a_first_start_that_was_interrupted_is_no_damage(tmp_path: Path) -> None:
+    (tmp_path / f"{FILE_NAME}.new").write_bytes(b"")
+    for content in (None, b""):
+        if content is not None:
+            in_place_of(tmp_path / FILE_NAME, content)
+        async with opened(tmp_path) as store:
+            assert await store.load() == {}
+        assert set(os.listdir(tmp_path)) == {FILE_NAME, BACKUP_NAME}
+        (tmp_path / f"{FILE_NAME}.new").write_bytes(b"")
+
+
+async def test_the_backup_follows_while_the_controller_runs(tmp_path: Path) -> None:
+    """A controller that is killed leaves it behind, too."""
+    async with opened(tmp_path) as store:
+        await until(lambda: (tmp_path / BACKUP_NAME).exists())
+        term = await begin(store)
+        assert await store.commit(term, "b", b"1")
+        await until(lambda: backed_up(tmp_path) == [("b", b"1")], timeout_s=30.0)
+
+
+def backed_up(directory: Path) -> list[tuple[str, bytes]]:
+    db = sqlite3.connect(f"file:{directory / BACKUP_NAME}?mode=ro&immutable=1", uri=True)
+    try:
+        return db.execute("SELECT name, value FROM broker_sets").fetchall()
+    finally:
+        db.close()
+
+
+async def test_a_backup_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path):
+        pass
+    (tmp_path / BACKUP_NAME).unlink()
+    (tmp_path / BACKUP_NAME).mkdir()
+    async with opened(tmp_path) as store:
+        assert await store.commit(await begin(store), "b", b"1")
+    async with opened(tmp_path) as store:
+        assert await store.load() == {"b": b"1"}
+
+
+def test_broker_sets_have_a_checksum_that_earlier_versions_skip() -> None:
+    kept = BrokerSet(cluster_name="c", broker_name="b", next_broker_id=7)
+    data = kept.encode()
+    assert BrokerSet.decode(data) == decode_json(data, BrokerSet) == kept
+    assert BrokerSet.decode(encode_json(kept)) == kept
+    BrokerSet.check_kept("b", data)
+    for name, other, problem in [
+        ("a", data, "it is that of 'b'"),
+        ("b", data.replace(b"7", b"8", 1), "checksum"),
+        ("b", b"[]", "is no BrokerSet"),
+        ("b", encode_json(msgspec.structs.replace(kept, master=1, master_epoch=1)), "master 1"),
+    ]:
+        with pytest.raises(GantryError, match=problem):
+            BrokerSet.check_kept(name, other)
 
 
 async def test_who_waits_learns_that_it_failed(tmp_path: Path) -> None:
@@ -101,7 +234,7 @@ from gantrymq.controller.sqlite_store import SqliteStore
 from gantrymq.controller.state_store import Leader
 
 async def main():
-    store = SqliteStore(Path(sys.argv[1]), Jobs())
+    store = SqliteStore(Path(sys.argv[1]), Jobs(), lambda name, value: None)
     await store.open()
     term = await store.campaign(Leader("n0", "a:1"))
     for number in range(1_000_000):

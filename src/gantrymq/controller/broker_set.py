@@ -12,18 +12,21 @@ So a master that was cut off meanwhile is older than all who came after, for eve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
-from gantrymq.errors import GantryError
+from gantrymq.errors import BodyError, GantryError
 from gantrymq.protocol.bodies.controller import BrokerMemberGroup, SyncStateSet
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.java import Int64
 
 #: MixAll.FIRST_BROKER_CONTROLLER_ID: 0 stays what it is for brokers without a controller.
 FIRST_BROKER_ID = 1
+_CHECKSUM = re.compile(rb',"crc32":([0-9]{1,10})\}\Z')
 
 
 class Replica(msgspec.Struct, frozen=True, rename="camel"):
@@ -113,12 +116,28 @@ class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     # -- for the state store ------------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
-        return encode_json(self)
+        """JSON with its own checksum, which readers of an earlier version skip."""
+        text = encode_json(self)
+        return b'%b,"crc32":%d}' % (text[:-1], crc32(text))
 
     @classmethod
     def decode(cls, data: bytes) -> BrokerSet:
-        """Raises BodyError."""
+        """Raises BodyError. Text without a checksum is that of an earlier version."""
+        checksum = _CHECKSUM.search(data)
+        if checksum is not None:
+            data = data[: checksum.start()] + b"}"
+            if crc32(data) != int(checksum[1]):
+                raise BodyError("its checksum is wrong")
         return decode_json(data, cls)
+
+    @classmethod
+    def check_kept(cls, name: str, data: bytes) -> None:
+        """Raises GantryError when `data` isn't the text of a set of that name."""
+        kept = cls.decode(data)
+        if kept.broker_name != name:
+            raise GantryError(f"it is that of {kept.broker_name!r}")
+        if problem := _problem(cls(cluster_name="", broker_name=name), kept):
+            raise GantryError(problem)
 
     def check_follows(self, before: BrokerSet | None) -> None:
         """Raises GantryError when this can't come after `before`: a fault of this program, which must go no further."""

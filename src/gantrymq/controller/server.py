@@ -111,7 +111,7 @@ class Controller:
         config = self.config
         if config.etcd_endpoints:
             return EtcdStore(config.etcd_endpoints, config.group)
-        return SqliteStore(config.controller_store_path, self.jobs)
+        return SqliteStore(config.controller_store_path, self.jobs, BrokerSet.check_kept)
 
     async def start(self) -> None:
         """Serves at `address`. Raises GantryError for a port that is taken or a state that can't be used.

@@ -1,13 +1,19 @@
-"""SqliteStore: the state of one controller in a file of its machine (SQLite), for development and small clusters.
+"""SqliteStore: the state of one controller in a SQLite file, for development and small clusters.
 
-What `commit` has answered is on the disk (WAL, synchronous=FULL: an fsync for each transaction); changes that come
-together are one transaction. The file is locked while a controller uses it: a second one is refused. Each start is a
-new term all the same: a write of an earlier process, wherever it comes from, compares the wrong one.
+- When `commit` returns, the change is on the disk (WAL, synchronous=FULL: one fsync for each transaction). Changes that
+  arrive together are one transaction.
+- The file is locked while a controller uses it: a second controller is refused. Each start is a new term nevertheless,
+  so that a write of an earlier process compares the wrong term and fails.
+- `open` checks the whole file and refuses one that is damaged, empty or without tables. A controller that began with an
+  empty state would hand out broker ids and epochs for a second time. A crash during the first start leaves the marker
+  file, which tells an unfinished file from a damaged one.
+- A backup is written after the check, after changes, and by `close`. A damaged file therefore never replaces it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,15 +23,25 @@ from typing import NamedTuple, TypeVar
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.shared import own_copy
+from gantrymq.config import replace_file
 from gantrymq.controller.state_store import Leader, Term
 from gantrymq.errors import GantryError
 from gantrymq.system import files
+from gantrymq.system.clock import monotonic
 
 T = TypeVar("T")
+#: Raises GantryError if the value of a broker set can't be one of that name.
+CheckValue = Callable[[str, bytes], None]
+
+log = logging.getLogger(__name__)
 
 FILE_NAME = "controller.db"
+BACKUP_NAME = "controller.db.bak"
+#: A backup reads the whole state: at most one is written in this time, s.
+BACKUP_INTERVAL_S = 10.0
 #: Of the tables below; another version's file is refused, not guessed at.
 _VERSION = 1
+_TABLE_NAMES = {"leader", "broker_sets"}
 _TABLES = (
     "CREATE TABLE leader (one INTEGER PRIMARY KEY CHECK (one = 1), term INTEGER NOT NULL, id TEXT, address TEXT)",
     "INSERT INTO leader VALUES (1, 0, NULL, NULL)",
@@ -40,28 +56,46 @@ class _Change(NamedTuple):
     done: asyncio.Future[bool]
 
 
+class _Damaged(Exception):
+    """The file isn't one that a controller has written."""
+
+
 class SqliteStore:
-    """A StateStore in a directory, which is made if it isn't there."""
+    """A StateStore in a directory, which is created if it doesn't exist. At the start `check_value` gets each value."""
 
     interval_s = inf
 
-    def __init__(self, directory: Path, jobs: Jobs) -> None:
+    def __init__(self, directory: Path, jobs: Jobs, check_value: CheckValue) -> None:
         self._path = directory / FILE_NAME
+        self._backup = directory / BACKUP_NAME
+        #: It exists while the file is being created.
+        self._marker = directory / f"{FILE_NAME}.new"
+        self._check_value = check_value
         self._db: sqlite3.Connection | None = None
         #: One thread at a time works with it.
         self._lock = asyncio.Lock()
         self._waiting: deque[_Change] = deque()
         self._writing = jobs.repeating("write the controller's state", self._write, after_error_s=0.0)
+        self._is_backed_up = False
+        self._backed_up_at = -inf
+        self._backing_up = jobs.repeating("back up the controller's state", self._back_up)
 
     async def open(self) -> None:
-        """Raises GantryError when the file can't be used, or another controller uses it."""
+        """Raises GantryError when the file is damaged or can't be used, or another controller uses it."""
         await self._in_thread(self._open)
         self._writing.start()
+        self._backing_up.start(0.0)
 
     async def close(self) -> None:
         while self._waiting:
             await asyncio.wait([self._waiting[-1].done])
         await self._writing.stop()
+        await self._backing_up.stop()
+        if self._db is not None and not self._is_backed_up:
+            try:
+                await self._back_up()
+            except GantryError as e:
+                log.warning("the backup is older than the controller's state: %s", e)
         await self._in_thread(self._close)
 
     async def campaign(self, me: Leader) -> Term | None:
@@ -91,6 +125,7 @@ class SqliteStore:
         changes = list(self._waiting)
         if not changes:
             return None
+        self._is_backed_up = False
         try:
             results = await self._run(lambda db: _commit(db, changes))
         except GantryError as e:
@@ -99,11 +134,23 @@ class SqliteStore:
                 if not done.done():
                     done.set_exception(own_copy(e))
             raise
+        self._backing_up.wake(max(self._backed_up_at + BACKUP_INTERVAL_S - monotonic(), 0.0))
         for is_kept in results:
             _, _, _, done = self._waiting.popleft()
             if not done.done():
                 done.set_result(is_kept)
         return 0.0 if self._waiting else None
+
+    async def _back_up(self) -> None:
+        if self._is_backed_up:
+            return
+        # What is committed from here on may be missing in the backup.
+        self._is_backed_up, self._backed_up_at = True, monotonic()
+        try:
+            await self._run(lambda db: _back_up(db, self._backup))
+        except BaseException:
+            self._is_backed_up = False
+            raise
 
     # -- in a thread --------------------------------------------------------------------------------------------
 
@@ -133,10 +180,37 @@ class SqliteStore:
             return
         try:
             files.make_lasting_directory(self._path.parent)
-            self._db = _connect(self._path)
-        except (sqlite3.Error, OSError) as e:
+            self._check_files()
+            self._db = _connect(self._path, self._check_value, is_new=files.exists(self._marker))
+            files.unlink(self._marker, missing_ok=True)
+        except (_Damaged, sqlite3.Error, OSError) as e:
+            # The subclasses of DatabaseError are about what is done with the file.
+            if isinstance(e, _Damaged) or type(e) is sqlite3.DatabaseError:
+                raise GantryError(f"the controller's state in {self._path} is damaged: {e}; {self._remedy()}") from e
             used = " (another controller uses it)" if "locked" in str(e) else ""
             raise GantryError(f"the controller's state in {self._path} can't be used: {e}{used}") from e
+
+    def _check_files(self) -> None:
+        """Raises _Damaged for what SQLite would take for a new database."""
+        if files.exists(self._marker):
+            return
+        if files.exists(self._path):
+            if not files.stat(self._path).st_size:
+                raise _Damaged("the file is empty")
+            return
+        for other in (self._backup, self._path.with_name(f"{FILE_NAME}-wal")):
+            if files.exists(other):
+                raise _Damaged(f"the file is missing, while {other.name} exists")
+        files.write(self._marker, b"")
+
+    def _remedy(self) -> str:
+        move = f"move {FILE_NAME} and {FILE_NAME}-wal to another directory"
+        if files.exists(self._backup):
+            return (
+                f"to restore the last backup, {move} and copy {BACKUP_NAME} to {FILE_NAME}; "
+                f"to begin without state, {move} with {BACKUP_NAME}"
+            )
+        return f"there is no backup: restore a copy of your own, or {move} to begin without state"
 
     def _close(self) -> None:
         if self._db is not None:
@@ -144,7 +218,7 @@ class SqliteStore:
             self._db = None
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, check_value: CheckValue, *, is_new: bool) -> sqlite3.Connection:
     # Transactions are begun and ended here, not by the module.
     db = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
     try:
@@ -154,17 +228,55 @@ def _connect(path: Path) -> sqlite3.Connection:
         # From here on the file is locked.
         db.execute("BEGIN IMMEDIATE")
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version == 0:
+        if version == 0 and is_new:
             for statement in _TABLES:
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {_VERSION}")
+        elif version == 0:
+            raise _Damaged("it has no tables of a controller")
         elif version != _VERSION:
-            raise sqlite3.DatabaseError(f"it is of version {version}, this is {_VERSION}")
+            raise sqlite3.NotSupportedError(f"it is of version {version}, this is {_VERSION}")
+        _check(db, check_value)
         db.execute("COMMIT")
     except BaseException:
         db.close()
         raise
     return db
+
+
+def _check(db: sqlite3.Connection, check_value: CheckValue) -> None:
+    """Raises _Damaged for what no controller has written."""
+    (result,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+    if result != "ok":
+        raise _Damaged(result)
+    tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if missing := sorted(_TABLE_NAMES - tables):
+        raise _Damaged(f"it has no table {missing[0]}")
+    leaders = db.execute("SELECT term, id, address FROM leader").fetchall()
+    if len(leaders) != 1:
+        raise _Damaged(f"it has {len(leaders)} leaders, not one")
+    term, *names = leaders[0]
+    if not isinstance(term, int) or term < 0 or not all(name is None or isinstance(name, str) for name in names):
+        raise _Damaged(f"its leader is {leaders[0]}")
+    for name, value in db.execute("SELECT name, value FROM broker_sets"):
+        if not isinstance(name, str) or not isinstance(value, bytes):
+            raise _Damaged(f"the broker set {name!r} is no bytes")
+        try:
+            check_value(name, value)
+        except GantryError as e:
+            raise _Damaged(f"the broker set {name!r}: {e}") from e
+
+
+def _back_up(db: sqlite3.Connection, path: Path) -> None:
+    new = path.with_name(f"{path.name}.new")
+    files.unlink(new, missing_ok=True)
+    copy = sqlite3.connect(new)
+    try:
+        db.backup(copy)
+    finally:
+        copy.close()
+    replace_file(path, files.read_bytes(new))
+    files.unlink(new)
 
 
 def _next_term(db: sqlite3.Connection, me: Leader) -> int:
