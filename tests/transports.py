@@ -39,6 +39,9 @@ class Swallowing(asyncio.Transport):
     def close(self) -> None:
         self.closed = True
 
+    def abort(self) -> None:
+        self.closed = True
+
 
 class Keeping(Swallowing):
     """Keeps what is written, and in how many calls that was."""

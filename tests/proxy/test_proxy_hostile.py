@@ -100,6 +100,11 @@ def data(stream_id: int, payload: bytes) -> bytes:
     return frames.frame_head(frames.DATA, 0, stream_id, len(payload)) + payload
 
 
+BEGUN = frames.PREFACE + frames.settings({})
+#: A call that is answered at once.
+UNKNOWN = b"\x83\x86" + literal(b":path", b"/unknown/Method") + literal(b"content-type", b"application/grpc")
+
+
 async def peers(
     server: ServerProcess, count: int, settings: Mapping[int, int] | None = None
 ) -> list[asyncio.StreamWriter]:
@@ -201,3 +206,88 @@ async def test_ten_thousand_idle_streams(server: ServerProcess) -> None:
     await innocent.ask()
     await innocent.close()
     assert innocent.longest_s < MOST_S
+
+
+class Attacker:
+    """A peer that sends, and reads until the proxy closes the connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._reading = asyncio.ensure_future(reader.read())
+
+    @property
+    def is_closed(self) -> bool:
+        return self._reading.done()
+
+    def write(self, piece: bytes) -> None:
+        if not self.is_closed:
+            self._writer.write(piece)
+
+    async def end(self) -> None:
+        self._writer.transport.abort()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+
+async def attacked(server: ServerProcess, count: int, pieces: list[bytes], least_closed: int = 0) -> None:
+    """So many attackers send the pieces; an innocent client calls all the while."""
+    innocent = Innocent(server)
+    await innocent.ask()
+    innocent.longest_s = 0.0
+    host, _, port = server.address.rpartition(":")
+    attackers: list[Attacker] = []
+    while len(attackers) < count:
+        attackers.append(Attacker(*await asyncio.open_connection(host, int(port))))
+        if not len(attackers) % 100:
+            await innocent.ask()
+    for piece in pieces:
+        for n, attacker in enumerate(attackers):
+            attacker.write(piece)
+            if not n % 100:
+                await innocent.ask()
+    async with asyncio.timeout(30):
+        while sum(attacker.is_closed for attacker in attackers) < least_closed:
+            await innocent.ask()
+    for attacker in attackers:
+        await attacker.end()
+    await innocent.ask()
+    await innocent.close()
+    assert innocent.longest_s < MOST_S
+    assert memory_mib(server) < MOST_MIB
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+async def test_unfinished_header_blocks(server: ServerProcess) -> None:
+    """28 KB each: a block, and a frame that would go on with it. 64 MiB are 2,390 of them."""
+    block = b"\x00\x01a\x7f\x9e\x5d" + b"x" * 12_061
+    pieces = [
+        BEGUN + begin(1, "Telemetry") + frames.frame_head(frames.HEADERS, 0, 3, len(block)) + block,
+        frames.frame_head(frames.CONTINUATION, 0, 3, 16_000) + b"x" * 15_999,
+    ]
+    await attacked(server, 4000, pieces, least_closed=1500)
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+async def test_unfinished_handshakes(server: ServerProcess) -> None:
+    """At most 1,024 of them."""
+    await attacked(server, 4000, [b"\x16\x03\x01\x02\x00\x01"], least_closed=2976)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "piece",
+    [
+        data(1, b"x") * 6000,
+        data(1, b"") * 6000,
+        (frames.frame_head(frames.DATA, frames.PADDED, 1, 101) + b"\x64" + bytes(100)) * 600,
+        frames.window_update(1, 1000) * 5000,
+        (frames.frame_head(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, 1) + b"\x82") * 6000,
+        frames.ping(b"12345678") * 4000,
+    ],
+    ids=["data", "empty data", "padding", "windows", "trailers", "pings"],
+)
+async def test_frames_that_belong_to_no_call(server: ServerProcess, piece: bytes) -> None:
+    """From fifty peers, whose first stream was answered. `test_proxy_floods.py` shows that they are closed."""
+    unknown = frames.frame_head(frames.HEADERS, frames.END_HEADERS, 1, len(UNKNOWN)) + UNKNOWN
+    await attacked(server, 50, [BEGUN + unknown, *[piece] * 10])

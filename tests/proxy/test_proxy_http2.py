@@ -390,16 +390,14 @@ async def test_an_answer_waits_for_the_window(peer: Peer) -> None:
         (frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: 1 << 31}), frames.ErrorCode.FLOW_CONTROL_ERROR),
         (frames.settings({frames.SETTING_MAX_FRAME_SIZE: 1}), frames.ErrorCode.PROTOCOL_ERROR),
         (frames.window_update(0, frames.MAX_WINDOW), frames.ErrorCode.FLOW_CONTROL_ERROR),
-        (frames.window_update(0, 0), frames.ErrorCode.FLOW_CONTROL_ERROR),
-        (frames.window_update(0, 1) * 20_000, frames.ErrorCode.ENHANCE_YOUR_CALM),
-        (frames.window_update(1, 1) * 20_000, frames.ErrorCode.ENHANCE_YOUR_CALM),
+        (frames.window_update(0, 1) * 100_000, frames.ErrorCode.ENHANCE_YOUR_CALM),
         (frames.frame_head(frames.PUSH_PROMISE, 4, 1, 4) + b"1234", frames.ErrorCode.PROTOCOL_ERROR),
-        (frames.ping(b"12345678") * 20_000, frames.ErrorCode.ENHANCE_YOUR_CALM),
-        (frames.SETTINGS_ACK + frames.settings({}) * 20_000, frames.ErrorCode.ENHANCE_YOUR_CALM),
+        (frames.ping(b"12345678") * 100_000, frames.ErrorCode.ENHANCE_YOUR_CALM),
+        (frames.SETTINGS_ACK + frames.settings({}) * 100_000, frames.ErrorCode.ENHANCE_YOUR_CALM),
         (
             frames.frame_head(frames.HEADERS, 0, 1, 1)
             + b"\x82"
-            + frames.frame_head(frames.CONTINUATION, 0, 1, 0) * 20_000,
+            + frames.frame_head(frames.CONTINUATION, 0, 1, 0) * 100_000,
             frames.ErrorCode.ENHANCE_YOUR_CALM,
         ),
     ],
@@ -445,7 +443,8 @@ async def test_a_gzip_bomb_is_refused(peer: Peer) -> None:
     head = peer.begin(1)[9:] + block
     bomb = gzip.compress(b"\0" * 20_000_000)
     peer.writer.write(frames.frame_head(frames.HEADERS, frames.END_HEADERS, 1, len(head)) + head)
-    peer.writer.write(data(1, b"\x01" + len(bomb).to_bytes(4, "big") + bomb))
+    sent = b"\x01" + len(bomb).to_bytes(4, "big") + bomb
+    peer.writer.write(data(1, sent[:16_000], 0) + data(1, sent[16_000:]))
     _, _, payload = await peer.frame(frames.HEADERS)
     assert (b"grpc-status", b"8") in HpackDecoder().decode(payload, 10_000)
 

@@ -14,12 +14,13 @@ from google.protobuf.message import DecodeError, Message
 from gantrymq.logs import peer_log
 from gantrymq.proxy.access_log import AccessLog
 from gantrymq.proxy.call import CLIENT_ID, DEFAULT_TIMEOUT_MS, METHODS, Call, Handlers, Method
-from gantrymq.proxy.http2.connection import Fields
 from gantrymq.proxy.http2.hpack import literal
-from gantrymq.proxy.http2.stream import Http2Stream
+from gantrymq.proxy.http2.request_fields import Fields
+from gantrymq.proxy.http2.stream import Http2Stream, Receiver
 from gantrymq.proxy.http2.untaken import UntakenBytes
 from gantrymq.proxy.in_hand import RequestsInHand
 from gantrymq.proxy.metrics import CallFigures
+from gantrymq.proxy.not_grpc import NotGrpc
 from gantrymq.proxy.statuses import GrpcCode, GrpcError, ProxyError, status_of
 from gantrymq.proxy.unfinished import UnfinishedMessages
 from gantrymq.proxy.v2.definition_pb2 import Code
@@ -30,8 +31,6 @@ log = peer_log(__name__)
 #: ":status 200" and the content type.
 _HEADERS = b"\x88" + literal(b"content-type", b"application/grpc")
 _OK = literal(b"grpc-status", b"0")
-#: ":status 415" is no field of the static table.
-_NO_GRPC = literal(b":status", b"415")
 
 #: Of a message in a stream: whether it is compressed, and its length.
 _PREFIX = 5
@@ -81,13 +80,11 @@ class Service:
         """A longer request isn't read."""
         return self._max_send_size if method.name == "SendMessage" else min(self.max_message_size, _MOST_OF_OTHERS)
 
-    def accept(self, stream: Http2Stream, fields: Fields) -> GrpcCall | None:
-        """The call that begins with these fields; None when there is none, which the peer is told."""
+    def accept(self, stream: Http2Stream, fields: Fields) -> Receiver | None:
+        """The receiver of a request with these fields; None if the stream was answered."""
         metadata = dict(fields)
         if not metadata.get(b"content-type", b"").startswith(b"application/grpc"):
-            stream.send_headers(_NO_GRPC)
-            stream.finish(_OK)
-            return None
+            return NotGrpc(stream)
         path = metadata.get(b":path", b"").decode("latin-1")
         method = METHODS.get(path)
         handler = self.handlers.get(method.name) if method is not None else None

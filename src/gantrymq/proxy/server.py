@@ -7,8 +7,9 @@ import asyncio
 from gantrymq.background.jobs import Jobs
 from gantrymq.logs import peer_log
 from gantrymq.proxy.grpc_call import Service
-from gantrymq.proxy.http2.connection import Http2Connection, Limits
-from gantrymq.remoting.arrivals import Arrivals
+from gantrymq.proxy.http2.connection import Http2Connection
+from gantrymq.proxy.http2.limits import Limits
+from gantrymq.remoting.arrivals import HANDSHAKE_TIMEOUT_S, Arrivals
 from gantrymq.remoting.listener import Listener
 from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.remoting.tls import TlsConfig
@@ -21,8 +22,8 @@ log = peer_log(__name__)
 _ALPN = ("h2",)
 #: How often connections are looked at, s; an answer to a ping has so long, too.
 _LOOK_S = 10.0
-#: How often messages that come too slowly are looked for, s.
-_LOOK_AT_MESSAGES_S = 1.0
+#: How often slow messages and incomplete inputs are looked for, s.
+_LOOK_AT_INPUTS_S = 1.0
 #: What has begun may go on for so long when the server stops, s.
 _DRAIN_S = 5.0
 
@@ -48,15 +49,13 @@ class ProxyServer:
         self._service = service
         self._tls = ServerTls(tls, jobs, peers="gRPC clients", alpn=_ALPN)
         self._max_idle_s = max_idle_s
-        self._limits = Limits()
+        self._limits = Limits(service.untaken)
         #: In the order in which they came.
         self.connections: dict[Http2Connection, None] = {}
         self._arrivals: Arrivals | None = None
         self._closed = asyncio.Event()
         self._idle_job = jobs.repeating("close idle gRPC connections", self._look, min(_LOOK_S, max_idle_s / 4))
-        self._unfinished_job = jobs.repeating(
-            "look for slow gRPC messages", lambda: service.unfinished.look(monotonic()), _LOOK_AT_MESSAGES_S
-        )
+        self._inputs_job = jobs.repeating("look for slow gRPC clients", self._look_at_inputs, _LOOK_AT_INPUTS_S)
         self._listener = Listener(
             host, port, self._accepted, self._count, shared=shared_port, jobs=jobs, peers="gRPC clients"
         )
@@ -68,16 +67,16 @@ class ProxyServer:
     async def start(self) -> None:
         """Takes connections. Raises ConfigError for TLS files that can't be used, GantryError for a taken port."""
         self._tls.load()
-        self._arrivals = Arrivals(self._tls if self._tls.is_there else None, self.connected)
+        self._arrivals = Arrivals(self._tls if self._tls.is_there else None, self.connected, self._limits.incomplete)
         self._listener.start()
         self._tls.start()
         self._idle_job.start()
-        self._unfinished_job.start()
+        self._inputs_job.start()
 
     async def stop(self) -> None:
         """Takes no more connections and calls; those under way have some seconds to end. Once more does no harm."""
         self._idle_job.cancel()
-        self._unfinished_job.cancel()
+        self._inputs_job.cancel()
         self._tls.stop()
         self._listener.stop()
         arrivals, self._arrivals = self._arrivals, None
@@ -107,9 +106,7 @@ class ProxyServer:
 
     def connected(self) -> Http2Connection:
         """The protocol of a new connection, whoever has accepted it."""
-        return Http2Connection(
-            self._service.accept, self._limits, self._service.untaken, self._opened, self._disconnected
-        )
+        return Http2Connection(self._service.accept, self._limits, self._opened, self._disconnected)
 
     def _opened(self, connection: Http2Connection) -> None:
         self.connections[connection] = None
@@ -122,8 +119,6 @@ class ProxyServer:
 
     def _look(self) -> None:
         now = monotonic()
-        if self._arrivals is not None:
-            self._arrivals.close_silent(now - self._max_idle_s, len(self._arrivals))
         for connection in list(self.connections):
             silent_s = now - connection.last_read
             if silent_s < self._max_idle_s / 2:
@@ -138,3 +133,11 @@ class ProxyServer:
                     connection.end()
             elif connection.streams and not connection.is_asked:
                 connection.ask()
+
+    def _look_at_inputs(self) -> None:
+        now = monotonic()
+        self._service.unfinished.look(now)
+        self._limits.incomplete.close_expired(now)
+        if self._arrivals is not None:
+            # A gRPC client begins at once, with a preface or a handshake.
+            self._arrivals.close_silent(now - min(HANDSHAKE_TIMEOUT_S, self._max_idle_s), len(self._arrivals))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from gantrymq.background.tasks import Tasks
 from gantrymq.logs import peer_log
 from gantrymq.remoting.address import format_address
+from gantrymq.remoting.incomplete_input import IncompleteInputs
 from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.system import network
 from gantrymq.system.clock import monotonic
@@ -20,16 +21,43 @@ log = peer_log(__name__)
 
 #: A handshake that takes longer is given up; netty's default.
 HANDSHAKE_TIMEOUT_S = 10.0
+#: What OpenSSL and the loop allocate for one handshake, bytes.
+HANDSHAKE_BYTES = 64 * 1024
 
 #: The content type of a handshake, first byte of a TLS connection (RFC 8446, 5.1).
 _HANDSHAKE = b"\x16"
 
 
-class Arrivals:
-    """Of one server; `connected` makes the protocol of each. `tls` is None when the server speaks plain only."""
+class _Handshake:
+    """A TLS handshake: an input that is incomplete."""
 
-    def __init__(self, tls: ServerTls | None, connected: Callable[[], asyncio.BaseProtocol]) -> None:
+    #: Nothing pauses it.
+    is_paused = False
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self._task = asyncio.current_task()
+
+    def input_refused(self, reason: str) -> None:
+        log.info("ending the TLS handshake with %s: %s", self._peer, reason)
+        if self._task is not None:
+            self._task.cancel()
+
+
+class Arrivals:
+    """Of one server; `connected` makes the protocol of each. `tls` is None when the server speaks plain only.
+
+    Handshakes count in `incomplete`, in a table of its own if it is None: beyond its limit the oldest are ended.
+    """
+
+    def __init__(
+        self,
+        tls: ServerTls | None,
+        connected: Callable[[], asyncio.BaseProtocol],
+        incomplete: IncompleteInputs | None = None,
+    ) -> None:
         self._tls = tls
+        self._incomplete = incomplete if incomplete is not None else IncompleteInputs()
         self._connected = connected
         self._loop = asyncio.get_running_loop()
         #: Those of which no byte has come, and since when, the oldest first.
@@ -91,11 +119,16 @@ class Arrivals:
                 return
         peer = _peer(sock)
         timeout = HANDSHAKE_TIMEOUT_S if context is not None else None
+        handshake = _Handshake(peer)
+        if context is not None:
+            self._incomplete.begin(handshake, HANDSHAKE_BYTES, monotonic())
         try:
             await self._loop.connect_accepted_socket(self._connected, sock, ssl=context, ssl_handshake_timeout=timeout)
         except OSError as e:
             # Errors of ssl and TimeoutError are OSErrors. The loop has closed the socket.
             log.info("the connection with %s didn't come about: %s", peer, e)
+        finally:
+            self._incomplete.complete(handshake)
 
     def _drop(self, sock: network.Socket) -> None:
         self._forget(sock)

@@ -25,6 +25,7 @@ PADDED = 0x8
 WITH_PRIORITY = 0x20
 
 SETTING_HEADER_TABLE_SIZE = 0x1
+SETTING_ENABLE_PUSH = 0x2
 SETTING_MAX_CONCURRENT_STREAMS = 0x3
 SETTING_INITIAL_WINDOW_SIZE = 0x4
 SETTING_MAX_FRAME_SIZE = 0x5
@@ -60,6 +61,14 @@ class ErrorCode(IntEnum):
     CANCEL = 0x8
     COMPRESSION_ERROR = 0x9
     ENHANCE_YOUR_CALM = 0xB
+
+
+class ConnectionEnded(Exception):
+    """The peer violated HTTP/2 or exceeded a limit: the connection is closed with this code."""
+
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 def frame_head(kind: int, flags: int, stream_id: int, length: int) -> bytes:

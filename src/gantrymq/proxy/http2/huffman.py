@@ -49,12 +49,19 @@ def _step(rest: int, byte: int) -> tuple[bytes, int]:
     return step
 
 
-@lru_cache(4096)
-def decode(data: bytes) -> bytes:
-    """The text of some bytes. Raises ValueError for what is no code, or isn't padded by less than 8 ones.
+#: Longer texts are not cached: peers choose them, and 4,096 of 16 KiB would take 150 MiB.
+_LONGEST_CACHED = 128
 
-    4 us for 27 bytes; what comes again, as most of what clients sign their requests with does, costs nothing.
+
+def decode(data: bytes) -> bytes:
+    """The text of some bytes. Raises ValueError for an invalid code, or if the padding isn't fewer than 8 ones.
+
+    4 us for 27 bytes. Repeated texts, such as most of a client's signature, are cached.
     """
+    return _cached(data) if len(data) <= _LONGEST_CACHED else _decoded(data)
+
+
+def _decoded(data: bytes) -> bytes:
     rest = 1
     text = []
     for byte in data:
@@ -64,3 +71,6 @@ def decode(data: bytes) -> bytes:
     if rest & (rest + 1) or rest > 0xFF:
         raise ValueError("a Huffman code that isn't padded as it should be")
     return b"".join(text)
+
+
+_cached = lru_cache(4096)(_decoded)

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from gantrymq.proxy.http2 import frames
+from gantrymq.proxy.http2.time_quota import EARNED_US, EMPTY_CALL_US, FRAME_US, SMALL_DATA
 
 if TYPE_CHECKING:
     from gantrymq.proxy.http2.connection import Http2Connection
@@ -33,8 +34,10 @@ class Http2Stream:
         "_trailers",
         "_waiting",
         "connection",
+        "has_sent_data",
         "is_closed",
         "is_remote_open",
+        "missing_bytes",
         "receive_window",
         "receiver",
         "stream_id",
@@ -49,6 +52,9 @@ class Http2Stream:
         #: How many bytes the peer may send.
         self.receive_window = frames.DEFAULT_WINDOW
         self.is_remote_open = True
+        #: What the request's `content-length` announces and didn't come yet; None without one.
+        self.missing_bytes: int | None = None
+        self.has_sent_data = False
         #: Nothing is sent any more.
         self.is_closed = False
         self.receiver: Receiver | None = None
@@ -77,6 +83,7 @@ class Http2Stream:
     def send_data(self, data: bytes) -> None:
         if self.is_closed:
             return
+        self.has_sent_data = True
         size = len(data)
         connection = self.connection
         if (
@@ -84,11 +91,11 @@ class Http2Stream:
             and connection.is_writable
             and size <= self.window
             and size <= connection.window
-            and size <= connection.frame_size
+            and size <= connection.settings.frame_size
         ):
             self.window -= size
             connection.window -= size
-            connection.idle_frames.earn()
+            connection.quota.earned_us += EARNED_US
             connection.send_data(frames.frame_head(frames.DATA, 0, self.stream_id, size), data)
             return
         if self._waiting is None:
@@ -113,6 +120,8 @@ class Http2Stream:
             trailers,
         )
         self.is_closed = True
+        if not self.has_sent_data:
+            self.connection.quota.spent_us += EMPTY_CALL_US
         self.connection.local_end(self)
 
     def let_in(self, size: int) -> None:
@@ -126,7 +135,7 @@ class Http2Stream:
         waiting, connection = self._waiting, self.connection
         while waiting:
             data = waiting[0]
-            size = min(len(data), self.window, connection.window, connection.frame_size)
+            size = min(len(data), self.window, connection.window, connection.settings.frame_size)
             if self.window <= 0:
                 return
             if size <= 0 or not connection.is_writable:
@@ -134,7 +143,10 @@ class Http2Stream:
                 return
             self.window -= size
             connection.window -= size
-            connection.idle_frames.earn()
+            if size >= SMALL_DATA:
+                connection.quota.earned_us += EARNED_US
+            elif size < len(data):
+                connection.quota.spent_us += FRAME_US
             connection.untaken.taken(connection, size)
             connection.send_data(frames.frame_head(frames.DATA, 0, self.stream_id, size), bytes(data[:size]))
             if size == len(data):
