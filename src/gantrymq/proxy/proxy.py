@@ -19,6 +19,7 @@ from gantrymq.proxy.config import MetricsExporterType, ProxyConfig
 from gantrymq.proxy.grpc_call import Guard, Service
 from gantrymq.proxy.members import Members
 from gantrymq.proxy.membership import Membership
+from gantrymq.proxy.message_limits import MessageLimits
 from gantrymq.proxy.metadata import Metadata
 from gantrymq.proxy.metrics import CallFigures, collect, labels_of
 from gantrymq.proxy.passing.requests_seen import RequestsSeen
@@ -88,7 +89,7 @@ class Proxy:
             from gantrymq.proxy.access.access import Access
             from gantrymq.proxy.passing.access import RemotingAccess
 
-            guard = Access(config, metadata).check
+            guard = Access(config, metadata)
             remoting_access = RemotingAccess(config, metadata)
         # Counting costs each call a little: only when somebody will ask.
         counts = config.metrics_exporter_type is MetricsExporterType.PROM
@@ -98,8 +99,7 @@ class Proxy:
         self._access_log = AccessLog(path, self.jobs) if path is not None else None
         self._service = Service(
             handlers,
-            config.grpc_max_inbound_message_size,
-            config.max_message_size,
+            MessageLimits(config.grpc_max_inbound_message_size, config.max_message_size),
             guard,
             self._figures,
             self._access_log,
