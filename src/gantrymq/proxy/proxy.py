@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -138,8 +139,7 @@ class Proxy:
         self.remoting_address = reachable(config.bind_address, self._remoting.port)
         self._running = AsyncExitStack()
         self._running.push_async_callback(self.brokers.stop)
-        self._running.push_async_callback(self._server.stop)
-        self._running.push_async_callback(self._remoting.stop)
+        self._running.push_async_callback(self._stop_servers)
 
     async def start(self) -> None:
         """Serves at `address`. Raises GantryError for a taken port, ConfigError for TLS files that can't be used.
@@ -162,15 +162,18 @@ class Proxy:
                 except OSError as e:
                     raise ConfigError(f"accessLogPath={self.config.access_log_path}: {e}") from e
                 stack.push_async_callback(self._access_log.stop)
+            stack.push_async_callback(self._stop_servers)
             await self._server.start()
-            stack.push_async_callback(self._server.stop)
             await self._remoting.start()
-            stack.push_async_callback(self._remoting.stop)
             if self._figures is not None:
                 stack.push_async_callback(self._metrics.stop)
                 await self._metrics.start()
             self._running = stack.pop_all()
         log.info("the proxy serves at %s, and by the remoting protocol at %s", self.address, self.remoting_address)
+
+    async def _stop_servers(self) -> None:
+        """Both at the same time: each waits some seconds for what has begun."""
+        await asyncio.gather(self._server.stop(), self._remoting.stop())
 
     @property
     def metrics_port(self) -> int:
@@ -194,5 +197,9 @@ class Proxy:
         )
 
     async def stop(self) -> None:
-        """Ends calls, tells brokers that its clients are gone and closes all connections; once more does no harm."""
+        """Ends calls, unregisters its clients from brokers and closes all connections; a second call does nothing.
+
+        It takes 9 s at most: 3 s for calls that have begun, 2 s to give messages back, 2 s to unregister clients, and
+        less than 2 s to close connections.
+        """
         await self._running.aclose()

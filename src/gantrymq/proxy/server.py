@@ -23,8 +23,8 @@ _ALPN = ("h2",)
 _LOOK_S = 10.0
 #: How often messages that come too slowly are looked for, s.
 _LOOK_AT_MESSAGES_S = 1.0
-#: What has begun may go on for so long when the server stops, s.
-_DRAIN_S = 5.0
+#: Calls that have begun may go on for so long when the server stops, s.
+_DRAIN_S = 3.0
 
 
 class ProxyServer:
