@@ -1,7 +1,8 @@
 """Clients: who is connected, with what settings; a plain table that is told the time.
 
 A client is its id (x-mq-client-id), whatever connections it has. It comes by its settings (Telemetry) and goes by
-NotifyClientTermination or by its silence: heartbeats and every settings count.
+NotifyClientTermination or by its silence: heartbeats and every settings count. Its id belongs to the user who
+registered it; without access control, to the connection of its stream as long as that is alive.
 
 Sources: `GrpcClientSettingsManager`, `GrpcChannelManager`, ConsumerManager and ProducerManager, which the proxy has
 apart.
@@ -24,6 +25,8 @@ MAX_SETTINGS_BYTES = 64 * 1024 * 1024
 #: What a client counts for beside its settings: it stays for two minutes, whether it does anything or not.
 CLIENT_BYTES = 1024
 _FEW_TOPICS = 16
+#: A connection that was silent for so long can be lost, s: clients send a heartbeat every 10 s.
+LOST_S = 20.0
 _FEW_BYTES = 32 * 1024
 
 
@@ -32,6 +35,8 @@ class Client:
     """One client. `settings` are what it told, without what the proxy adds for it; `heard` is when it was, s."""
 
     client_id: str
+    #: Who registered it; empty without access control.
+    user: str
     settings: Settings
     peer: str
     language: str
@@ -59,6 +64,17 @@ class Client:
     def topics(self) -> list[str]:
         """That a producer sends to, or a consumer subscribes to."""
         return _topics_of(self.settings)
+
+
+def _check_owner(client: Client, stream: ServerStream, settings: Settings) -> None:
+    """Raises ProxyError if a stream that comes beside, or after, a client's own is not the same client's."""
+    own = client.telemetry
+    if stream.user != client.user:
+        raise ProxyError(Code.FORBIDDEN, f"client id {client.client_id} belongs to another user")
+    if settings.subscription.group.name != client.group:
+        raise ProxyError(Code.FORBIDDEN, f"client id {client.client_id} belongs to a client of another group")
+    if not client.user and own is not None and own.connection is not stream.connection and own.silent_s < LOST_S:
+        raise ProxyError(Code.FORBIDDEN, f"client id {client.client_id} belongs to another connection")
 
 
 def _topics_of(settings: Settings) -> list[str]:
@@ -118,14 +134,17 @@ class Clients:
     def tell(self, stream: ServerStream, settings: Settings, now: float) -> Client:
         """A client told its settings, on the stream on which it listens from now on.
 
-        Raises ProxyError when clients have told too much already.
+        Raises ProxyError when clients have told too much already, or the id belongs to another client.
         """
         client = self._clients.get(stream.client_id)
+        if client is not None and client.telemetry is not stream:
+            _check_owner(client, stream, settings)
         size = client_memory(settings)
         self._make_room(client, settings, size)
         if client is None:
             client = Client(
                 stream.client_id,
+                stream.user,
                 settings,
                 stream.peer,
                 stream.metadata.get("x-mq-language", ""),

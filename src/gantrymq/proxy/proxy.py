@@ -27,6 +27,7 @@ from gantrymq.proxy.passing.requests_seen import RequestsSeen
 from gantrymq.proxy.passing.server import RemotingSide
 from gantrymq.proxy.questions import Questions
 from gantrymq.proxy.receiving.acks import Acks
+from gantrymq.proxy.receiving.handle_signature import HandleSignatures
 from gantrymq.proxy.receiving.pop_requests import PopRequests
 from gantrymq.proxy.receiving.pulling import Pulling
 from gantrymq.proxy.receiving.receive import Receiving
@@ -65,9 +66,10 @@ class Proxy:
         transactions = Transactions(config)
         routing = Routing(config, self.brokers, metadata)
         requests = PopRequests(self.brokers)
+        signatures = HandleSignatures(config)
         self._membership = Membership(config, self.clients, self.jobs)
         self._renewing = Renewing(config, requests, metadata, self.clients, self.jobs)
-        self._receiving = Receiving(config, self.brokers, metadata, self.clients, requests, self._renewing)
+        self._receiving = Receiving(config, self.brokers, metadata, self.clients, requests, self._renewing, signatures)
         self.members = Members(config, self.brokers, self.clients, self.jobs)
         questions = Questions(config, self.brokers, self.clients, transactions)
         parts = (
@@ -75,7 +77,7 @@ class Proxy:
             self._membership,
             Sending(config, self.brokers, metadata, transactions),
             self._receiving,
-            Acks(config, requests, self._renewing),
+            Acks(config, requests, self._renewing, signatures),
             Pulling(config, self.brokers),
             Telemetry(config, metadata, self.clients, questions),
             Unsupported(),
@@ -90,7 +92,7 @@ class Proxy:
             from gantrymq.proxy.access.access import Access
             from gantrymq.proxy.passing.access import RemotingAccess
 
-            guard = Access(config, metadata)
+            guard = Access(config, metadata, self.clients)
             remoting_access = RemotingAccess(config, metadata)
         # Counting costs each call a little: only when somebody will ask.
         counts = config.metrics_exporter_type is MetricsExporterType.PROM

@@ -14,6 +14,7 @@ from gantrymq.errors import GantryError
 from gantrymq.proxy.access.needs import needs
 from gantrymq.proxy.access.signature import Signed, signed, unauthorized
 from gantrymq.proxy.call import METHODS, Call
+from gantrymq.proxy.clients import Clients
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.metadata import Metadata
 from gantrymq.proxy.statuses import ProxyError
@@ -27,7 +28,8 @@ _REQUEST_NAMES = {method.name: method.request.DESCRIPTOR.full_name for method in
 class Access:
     """Of one proxy, which has it on."""
 
-    def __init__(self, config: ProxyConfig, metadata: Metadata) -> None:
+    def __init__(self, config: ProxyConfig, metadata: Metadata, clients: Clients) -> None:
+        self._clients = clients
         self._metadata = metadata
         self._authenticates = config.authentication_enabled
         self._authorizes = config.authorization_enabled
@@ -60,7 +62,10 @@ class Access:
         return is_cached
 
     async def authorize(self, call: Call, user: User | None, request: Message) -> None:
-        """Raises ProxyError when no policy of the user allows the request."""
+        """Raises ProxyError when the client id is another user's, or no policy of the user allows the request."""
+        client = self._clients.get(call.client_id)
+        if client is not None and user is not None and client.user != user.username:
+            raise ProxyError(Code.FORBIDDEN, f"client id {call.client_id} belongs to another user")
         if self._authorizes and request.DESCRIPTOR.full_name not in self._unauthorized:
             # Only requests that need neither user nor rights come without a user.
             assert user is not None
