@@ -1,4 +1,4 @@
-"""A broker in a process of its own, attacked while an innocent client measures what it feels of that.
+"""A broker or a proxy in a process of its own, attacked while an innocent client measures what it feels of that.
 
 `under_attack` is the way in: it starts broker and prober, lets the test attack, and asserts at the end what holds
 whatever was done.
@@ -22,9 +22,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from prober import Figures
+from prober import TOPIC, Figures
 from small_disk import SmallDisk
 
+from gantrymq.client.acl_hook import AclHook
+from gantrymq.client.admin.client import AdminClient
 from gantrymq.config import from_properties, load_properties
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
@@ -52,14 +54,18 @@ _NOT_TAKEN_S = 1.0
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+: ")
 #: How a line of a traceback begins.
 _CONTINUED = "  | "
+#: A proxy ends so soon after SIGTERM, whatever its peers do; s.
+PROXY_STOP_S = 10.0
 
 
 @dataclass
 class Target:
-    """A broker under attack. `figures` are there when the attack is over."""
+    """A broker under attack, maybe with a proxy before it. `figures` are there when the attack is over."""
 
     process: ServerProcess
     name_server: ServerProcess
+    #: Where the attack is on it: the innocent client comes by it, too.
+    proxy: ServerProcess | None
     directory: Path
     #: Where its files are for this process.
     store: Path
@@ -75,6 +81,10 @@ class Target:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    @property
+    def servers(self) -> list[ServerProcess]:
+        return [server for server in (self.process, self.name_server, self.proxy) if server is not None]
 
     @property
     def log(self) -> str:
@@ -222,13 +232,12 @@ UnderAttack = Callable[..., AbstractAsyncContextManager[Target]]
 
 
 class ProberProcess:
-    """`prober.py` beside a broker."""
+    """`prober.py` beside a broker, or `proxy_prober.py` beside its proxy."""
 
-    def __init__(self, broker: ServerProcess, name_server: ServerProcess, inevitable: Iterable[int]) -> None:
-        servers = [text for server in (broker, name_server) for text in (server.address, str(server.pid))]
-        codes = ",".join(str(int(code)) for code in inevitable)
+    def __init__(self, broker: ServerProcess, other: ServerProcess, arguments: Sequence[str], script: str) -> None:
+        servers = [text for server in (broker, other) for text in (server.address, str(server.pid))]
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("prober.py")), *servers, codes],
+            [sys.executable, str(Path(__file__).with_name(script)), *servers, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -255,9 +264,15 @@ async def under_attack(
     log_may_have: Sequence[str] = (),
     most_memory: float = MOST_MEMORY,
     disk: SmallDisk | None = None,
+    proxy: bool = False,
+    proxy_properties: dict[str, str] | None = None,
+    prober_user: tuple[str, str] | None = None,
     report: Callable[[str], None] = print,
 ) -> AsyncIterator[Target]:
     """A cluster in `directory`, or with its store on `disk`, probed until the end of the block.
+
+    With `proxy` the innocent client comes by a proxy with these properties, which is held to the same limits, and ends
+    within `PROXY_STOP_S`; `prober_user` is the name and the password with which it signs its calls.
 
     `inevitable` are answers that an innocent send may get meanwhile, `log_may_have` patterns of errors that belong in
     the log of such an attack. Asserts at the end that the prober was served in time, that the broker lives, holds no
@@ -273,19 +288,31 @@ async def under_attack(
         store |= {"storePathRootDir": str(root), "storePathCommitLog": str(root / "commitlog")}
     with (
         nullcontext() if disk is None else disk.for_new_processes(),
-        ProcessCluster(directory, broker_properties=store) as cluster,
+        ProcessCluster(directory, broker_properties=store, proxy=proxy, proxy_properties=proxy_properties) as cluster,
     ):
         assert cluster.name_server is not None
         files = (directory if disk is None else disk.outside) / "broker-a"
-        prober = ProberProcess(cluster.brokers[0], cluster.name_server, inevitable)
-        target = Target(cluster.brokers[0], cluster.name_server, directory, files, prober)
+        if cluster.proxy is None:
+            codes = ",".join(str(int(code)) for code in inevitable)
+            prober = ProberProcess(cluster.brokers[0], cluster.name_server, (codes,), "prober.py")
+        else:
+            hooks = [AclHook(*prober_user)] if prober_user is not None else []
+            async with AdminClient(cluster.name_server.address, hooks=hooks) as admin:
+                await admin.ensure_topic(TOPIC, queues=1)
+            prober = ProberProcess(cluster.brokers[0], cluster.proxy, prober_user or (), "proxy_prober.py")
+        target = Target(cluster.brokers[0], cluster.name_server, cluster.proxy, directory, files, prober)
         try:
             await prober.ready()
-            resource.prlimit(target.pid, resource.RLIMIT_DATA, (_MEMORY_LIMIT, _MEMORY_LIMIT))
+            for server in target.servers:
+                resource.prlimit(server.pid, resource.RLIMIT_DATA, (_MEMORY_LIMIT, _MEMORY_LIMIT))
             yield target
             if not target.is_probed_out:
                 target.figures = await prober.stop()
-                assert target.process.is_running, f"the broker ended:\n{target.log[-3000:]}"
+                for server in target.servers:
+                    log = server.log_path.read_text(errors="replace")
+                    assert server.is_running, f"{server.name} ended:\n{log[-3000:]}"
+                if target.proxy is not None:
+                    await asyncio.to_thread(stop_in_time, target.proxy)
         except BaseException:
             prober.kill()
             raise
@@ -300,12 +327,20 @@ async def under_attack(
     _check(target, log_may_have, most_memory)
 
 
+def stop_in_time(proxy: ServerProcess) -> None:
+    """Stops a proxy, whose peers may go on."""
+    began = time.monotonic()
+    proxy.stop()
+    took_s = time.monotonic() - began
+    assert took_s < PROXY_STOP_S, f"the proxy took {took_s:.1f} s to end"
+
+
 def _check(target: Target, log_may_have: Sequence[str], most_memory: float) -> None:
     figures = target.figures
     assert not figures.errors, figures.errors
     assert figures.stall_ms < SLOWEST_MS, figures
     assert figures.memory < most_memory, figures
-    for server in (target.process, target.name_server):
+    for server in target.servers:
         assert server.log_path.stat().st_size < MOST_LOG, f"{server.name} wrote a log without end"
         assert server._process.returncode == 0, f"{server.name} had to be killed"
         found = faults(server.log_path.read_text(errors="replace"), log_may_have)

@@ -23,6 +23,9 @@ class RecordedCall:
         method: str = "Test",
         *,
         client_id: str = "client-1",
+        user: str = "",
+        connection: object = None,
+        silent_s: float = 0.0,
         remaining_ms: int = 30_000,
         version: str = "5.0.8",
         cancel_at: int | None = None,
@@ -32,6 +35,9 @@ class RecordedCall:
         self.local_address = "127.0.0.1:8081"
         self.metadata: Mapping[str, str] = {CLIENT_ID: client_id, LANGUAGE: "JAVA", CLIENT_VERSION: version}
         self.client_id = client_id
+        self.user = user
+        self.connection = connection
+        self.silent_s = silent_s
         self.written: list[Any] = []
         self.is_over = False
         self._remaining_ms = remaining_ms

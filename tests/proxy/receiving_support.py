@@ -19,6 +19,7 @@ from gantrymq.proxy.clients import Clients
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.metadata import Metadata
 from gantrymq.proxy.receiving.acks import Acks
+from gantrymq.proxy.receiving.handle_signature import HandleSignatures
 from gantrymq.proxy.receiving.pop_requests import PopRequests
 from gantrymq.proxy.receiving.pulling import Pulling
 from gantrymq.proxy.receiving.receive import Receiving
@@ -40,8 +41,11 @@ class Parts:
         self.clients = Clients()
         self.requests = PopRequests(self.brokers)
         self.renewing = Renewing(config, self.requests, self.metadata, self.clients, self.jobs)
-        self.receiving = Receiving(config, self.brokers, self.metadata, self.clients, self.requests, self.renewing)
-        self.acks = Acks(config, self.requests, self.renewing)
+        signatures = HandleSignatures(config)
+        self.receiving = Receiving(
+            config, self.brokers, self.metadata, self.clients, self.requests, self.renewing, signatures
+        )
+        self.acks = Acks(config, self.requests, self.renewing, signatures)
         self.pulling = Pulling(config, self.brokers)
 
     def join(self, group: str, client_id: str = "client-1") -> None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import grpc
 import pytest
+from access_support import SigningRpc, allow, cluster_with_users, proxy_with_users
 from proxy_support import Rpc, message, new_topic, producer_settings
-from running_proxy import running_proxy
 
 from gantrymq.client.acl_hook import AclHook
-from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.doctor.finding import Severity
 from gantrymq.client.producing.producer import Producer
@@ -31,19 +26,10 @@ from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 from gantrymq.testing.embedded import EmbeddedCluster
 
-ROOT = '{"accessKey": "root", "secretKey": "root-secret"}'
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    from gantrymq.auth.config import AuthConfig
-
-    auth = AuthConfig(
-        authentication_enabled=True,
-        authorization_enabled=True,
-        init_authentication_user='{"username": "root", "password": "root-secret"}',
-    )
-    with EmbeddedCluster(auth=auth) as cluster:
+    with cluster_with_users() as cluster:
         yield cluster
 
 
@@ -55,46 +41,14 @@ async def admin(cluster: EmbeddedCluster) -> AsyncIterator[AdminClient]:
 
 @pytest.fixture
 async def proxy(cluster: EmbeddedCluster) -> AsyncIterator[Proxy]:
-    async with running_proxy(
-        cluster.name_server,
-        authentication_enabled=True,
-        authorization_enabled=True,
-        inner_client_authentication_credentials=ROOT,
-    ) as proxy:
+    async with proxy_with_users(cluster) as proxy:
         yield proxy
-
-
-class SigningRpc(Rpc):
-    """Signs its calls as Apache's clients do."""
-
-    def __init__(self, channel: Any, username: str, secret: str) -> None:
-        super().__init__(channel, f"client of {username}")
-        self.username = username
-        self.secret = secret
-
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        now = time.strftime("%Y%m%dT%H%M%SZ")
-        signature = hmac.new(self.secret.encode(), now.encode(), hashlib.sha1).hexdigest().upper()
-        items = (f"Credential={self.username}/cn/RocketMQ", "SignedHeaders=x-mq-date-time", f"Signature={signature}")
-        return (
-            ("x-mq-client-id", self.client_id),
-            ("x-mq-language", "JAVA"),
-            ("x-mq-date-time", now),
-            ("authorization", f"MQv2-HMAC-SHA1 {', '.join(items)}"),
-        )
 
 
 @pytest.fixture
 async def channel(proxy: Proxy) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(proxy.address) as channel:
         yield channel
-
-
-async def allow(admin: AdminClient, cluster: EmbeddedCluster, name: str, *rights: tuple[str, str]) -> None:
-    """A user of that name, with those actions on those resources."""
-    await admin.create_user(cluster.brokers, UserInfo(name, f"{name}-secret"))
-    for resource, action in rights:
-        await admin.create_acl(cluster.brokers, acl_of(f"User:{name}", [resource], [action], [], "Allow"))
 
 
 async def sent(rpc: Rpc, topic: str) -> pb.Status:

@@ -15,7 +15,7 @@ from waiting import until
 from gantrymq.background.jobs import Jobs
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.proxy.brokers import Brokers
-from gantrymq.proxy.clients import CLIENT_BYTES, MAX_SETTINGS_BYTES, MAX_TOPICS, Clients
+from gantrymq.proxy.clients import MAX_SETTINGS_BYTES, MAX_TOPICS, Clients, client_memory
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.members import Members
 from gantrymq.proxy.statuses import ProxyError
@@ -143,7 +143,7 @@ def test_the_bytes_of_settings_are_bounded() -> None:
     clients = Clients()
     large = producer("t")
     large.user_agent.hostname = "x" * 1_000_000
-    count = MAX_SETTINGS_BYTES // (large.ByteSize() + CLIENT_BYTES)
+    count = MAX_SETTINGS_BYTES // client_memory(large)
     for n in range(count):
         clients.tell(RecordedCall(client_id=f"{n}"), large, 1.0)
     with pytest.raises(ProxyError):
@@ -154,7 +154,7 @@ def test_the_bytes_of_settings_are_bounded() -> None:
 
 def test_clients_that_want_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each stays for two minutes, a kilobyte or two of memory, however little it has told."""
-    monkeypatch.setattr("gantrymq.proxy.clients.MAX_SETTINGS_BYTES", 1000 * CLIENT_BYTES)
+    monkeypatch.setattr("gantrymq.proxy.clients.MAX_SETTINGS_BYTES", 1000 * client_memory(producer()))
     clients = Clients()
     tell_all(clients, 1900)
     with pytest.raises(ProxyError, match="too many clients"):

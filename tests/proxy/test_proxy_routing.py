@@ -151,6 +151,8 @@ class _Stream:
     def __init__(self, client_id: str) -> None:
         self.client_id = client_id
         self.peer = "127.0.0.1:1"
+        self.user = ""
+        self.connection = None
         self.metadata = {"x-mq-language": "GO", "x-mq-client-version": "5"}
 
 

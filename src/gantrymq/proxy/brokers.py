@@ -17,6 +17,9 @@ from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import RequestHandler, RpcHook
 from gantrymq.system import tls
 
+#: What is still to be sent to brokers when the proxy stops has so long, s.
+_CLOSE_S = 0.5
+
 
 class Brokers:
     """One connection to each broker, shared by all clients of the proxy.
@@ -48,7 +51,7 @@ class Brokers:
         self.client.start()
 
     async def stop(self) -> None:
-        await self.client.close()
+        await self.client.close(_CLOSE_S)
 
     def pops(self, group: str) -> PopApi:
         """POP for a group."""

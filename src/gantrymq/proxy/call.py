@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from gantrymq.proxy.v2 import service_pb2
+from gantrymq.proxy.v2.definition_pb2 import Code
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -45,6 +46,18 @@ class Call(Protocol):
     def client_id(self) -> str:
         """Who calls; never empty where a handler sees it."""
 
+    @property
+    def user(self) -> str:
+        """The name of the user who signed it; empty without access control."""
+
+    @property
+    def connection(self) -> object:
+        """By which it came: calls of one connection have the same."""
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has come by its connection, s."""
+
     def remaining_ms(self) -> int:
         """How long the client still waits for the end of this call, at least 0; DEFAULT_TIMEOUT_MS if it didn't say."""
 
@@ -79,7 +92,14 @@ class Stream(ServerStream, Protocol):
         """The client's messages until it sends no more."""
 
 
-UnaryHandler = Callable[[Call, Any], Awaitable[Message]]
+class EncodedResponse(NamedTuple):
+    """A response that its handler has encoded itself, and the code of its status."""
+
+    code: Code
+    data: bytes
+
+
+UnaryHandler = Callable[[Call, Any], Awaitable[Message | EncodedResponse]]
 ServerStreamHandler = Callable[[ServerStream, Any], Awaitable[None]]
 StreamHandler = Callable[[Stream], Awaitable[None]]
 #: By the method's name, as the service in proto/ has them; which of the three follows from there.

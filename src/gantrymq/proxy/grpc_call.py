@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from google.protobuf.message import DecodeError, Message
 
+from gantrymq.auth.users import User
 from gantrymq.logs import peer_log
 from gantrymq.proxy.access_log import AccessLog
-from gantrymq.proxy.call import CLIENT_ID, DEFAULT_TIMEOUT_MS, METHODS, Call, Handlers, Method
+from gantrymq.proxy.call import CLIENT_ID, DEFAULT_TIMEOUT_MS, METHODS, Call, EncodedResponse, Handlers, Method
+from gantrymq.proxy.call_queue import CALL_BYTES, CallQueue
 from gantrymq.proxy.http2.hpack import literal
 from gantrymq.proxy.http2.request_fields import Fields
 from gantrymq.proxy.http2.stream import Http2Stream, Receiver
 from gantrymq.proxy.http2.untaken import UntakenBytes
 from gantrymq.proxy.in_hand import RequestsInHand
+from gantrymq.proxy.message_limits import MessageLimits
+from gantrymq.proxy.message_size import (
+    MessageTooLarge,
+    NotAMessage,
+    memory_of,
+    most_memory_of,
+    shape_of,
+)
 from gantrymq.proxy.metrics import CallFigures
 from gantrymq.proxy.not_grpc import NotGrpc
+from gantrymq.proxy.payload import PREFIX, Payload
 from gantrymq.proxy.statuses import GrpcCode, GrpcError, ProxyError, status_of
 from gantrymq.proxy.unfinished import UnfinishedMessages
 from gantrymq.proxy.v2.definition_pb2 import Code
@@ -32,35 +42,39 @@ log = peer_log(__name__)
 _HEADERS = b"\x88" + literal(b"content-type", b"application/grpc")
 _OK = literal(b"grpc-status", b"0")
 
-#: Of a message in a stream: whether it is compressed, and its length.
-_PREFIX = 5
 #: A stream's messages that its handler hasn't taken.
 _MOST_WAITING = 1000
+#: A message that is no longer than this isn't scanned while there is plenty of memory: the scan costs 5 us.
+_MOST_UNSCANNED = 2048
 #: What is kept of a stream both ways for a client that opens no window.
 _MOST_UNTAKEN_BYTES = 1024 * 1024
-#: Requests other than SendMessage are small; to read ones of 130 MiB would hold up everybody for seconds.
-_MOST_OF_OTHERS = 2 * 1024 * 1024
-#: Of a SendMessage beyond what the largest body has: properties, ids.
-_MOST_BESIDE_BODY = 1024 * 1024
 _UNIT_MS = {"H": 3_600_000.0, "M": 60_000.0, "S": 1000.0, "m": 1.0, "u": 0.001, "n": 0.000001}
 
-#: Raises ProxyError for a request that its client has no right to.
-Guard = Callable[[Call, Message], Awaitable[None]]
+
+class Guard(Protocol):
+    """Access control. All of it raises ProxyError for a call that is refused."""
+
+    async def authenticate(self, call: Call) -> User | None:
+        """The user who makes the call, by its metadata; None if it needs no user."""
+
+    def is_authenticated(self, call: Call) -> bool:
+        """As `authenticate`, without waiting: False while the user is unknown."""
+
+    async def authorize(self, call: Call, user: User | None, request: Message) -> None:
+        """Returns if the user may make this request."""
 
 
 class Service:
-    """What all calls have in common: the handlers, the limits, who may call.
+    """What all calls have in common: the handlers, the limits, access control.
 
-    `guard` sees every request before its handler does, `figures` and `access_log` are told of every call that has
-    ended. No body is
-    larger than `max_body_size`; 0 for any.
+    `guard` authenticates every call before its message is built, and authorizes every request before its handler runs.
+    `figures` and `access_log` receive every call that has ended.
     """
 
     def __init__(
         self,
         handlers: Handlers,
-        max_message_size: int,
-        max_body_size: int,
+        limits: MessageLimits,
         guard: Guard | None = None,
         figures: CallFigures | None = None,
         access_log: AccessLog | None = None,
@@ -68,17 +82,13 @@ class Service:
         self.access_log = access_log
         self.figures = figures
         self.handlers = handlers
-        self.max_message_size = max_message_size
-        self._max_send_size = min(max_message_size, (max_body_size or max_message_size) + _MOST_BESIDE_BODY)
+        self.limits = limits
         self.guard = guard
         self.unfinished = UnfinishedMessages()
         self.in_hand = RequestsInHand()
         self.untaken = UntakenBytes()
         self.loop = asyncio.get_running_loop()
-
-    def most_bytes(self, method: Method) -> int:
-        """A longer request isn't read."""
-        return self._max_send_size if method.name == "SendMessage" else min(self.max_message_size, _MOST_OF_OTHERS)
+        self.queue = CallQueue(self.loop)
 
     def accept(self, stream: Http2Stream, fields: Fields) -> Receiver | None:
         """The receiver of a request with these fields; None if the stream was answered."""
@@ -106,18 +116,22 @@ class GrpcCall:
         "_handler",
         "_has_begun",
         "_in_hand",
+        "_is_authenticated",
         "_is_half_closed",
         "_kept",
+        "_limit",
         "_method",
-        "_most_bytes",
         "_needed",
         "_over",
         "_requests",
         "_service",
         "_stream",
         "_task",
+        "_turn",
+        "_waiting",
         "client_id",
         "is_over",
+        "user",
     )
 
     def __init__(
@@ -126,27 +140,33 @@ class GrpcCall:
         self._service = service
         self._stream = stream
         self._method = method
-        self._most_bytes = service.most_bytes(method)
+        self._limit = service.limits.of(method)
         self._handler = handler
         self._fields = fields
         self._began = monotonic()
         #: What came of a message that isn't whole, and how much it must be to be.
         self._buffer = bytearray()
-        self._needed = _PREFIX
+        self._needed = PREFIX
         self._task: asyncio.Task[None] | None = None
+        #: The request of a call that waits in the queue; of a stream, the future of its handler that does.
+        self._waiting: Payload | None = None
+        self._turn: asyncio.Future[None] | None = None
         #: The response has begun.
         self._has_begun = False
         self._is_half_closed = False
-        #: Of a client's stream: those that came, and who waits for one.
-        self._requests: deque[tuple[Message, int]] | None = deque() if method.client_streams else None
+        #: Only looked at while a message is being received; `_serve` authenticates every call.
+        self._is_authenticated = service.guard is None
+        #: Messages of a client's stream that the handler hasn't taken, and the future of a handler that waits for one.
+        self._requests: deque[Payload] | None = deque() if method.client_streams else None
         self._arrived: asyncio.Future[None] | None = None
         self._over: list[Callable[[], None]] = []
         self.is_over = False
-        #: The bytes of requests that the handler has, or is to have; of what it has for its client.
+        #: The memory of requests that the handler has, or is to have; of what it has for its client.
         self._in_hand = self._kept = 0
         #: The response's, 0 as long as there is none.
         self._code: Code = Code.CODE_UNSPECIFIED
         self.client_id = fields.get(CLIENT_ID.encode(), b"").decode("latin-1")
+        self.user = ""
 
     # -- Call ---------------------------------------------------------------------------------------------------
 
@@ -161,6 +181,14 @@ class GrpcCall:
     @property
     def local_address(self) -> str:
         return self._stream.connection.local
+
+    @property
+    def connection(self) -> object:
+        return self._stream.connection
+
+    @property
+    def silent_s(self) -> float:
+        return monotonic() - self._stream.connection.last_read
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -194,18 +222,31 @@ class GrpcCall:
             if self._requests is not None and self._stream.waiting_bytes > _MOST_UNTAKEN_BYTES:
                 self._give_up(GrpcCode.RESOURCE_EXHAUSTED, "the client doesn't take what is sent to it")
                 return
-            self._begin()
-            self._stream.send_data(_framed(response))
+            self._send(response.SerializeToString())
+
+    def _respond(self, response: Message | EncodedResponse) -> None:
+        if isinstance(response, EncodedResponse):
+            self._code = response.code
+            if not self.is_over:
+                self._send(response.data)
+        else:
+            self._code = response.status.code  # type: ignore[attr-defined]
+            self.write_soon(response)
+
+    def _send(self, data: bytes) -> None:
+        self._begin()
+        self._stream.send_data(b"\x00" + len(data).to_bytes(4, "big") + data)
 
     async def requests(self) -> AsyncIterator[Any]:
         assert self._requests is not None
         while True:
             while self._requests:
-                request, size = self._requests.popleft()
-                self._put_down(size)
-                if self._service.guard is not None:
-                    await self._service.guard(self, request)
-                yield request
+                await self._wait_for_turn(self._requests[0])
+                request, memory = await self._request(self._requests.popleft())
+                try:
+                    yield request
+                finally:
+                    self._put_down(memory)
             if self._is_half_closed:
                 return
             self._arrived = self._service.loop.create_future()
@@ -236,16 +277,16 @@ class GrpcCall:
             data = bytes(self._buffer)
             self._forget_buffer()
         received = len(data)
-        while len(data) >= _PREFIX:
-            length = int.from_bytes(data[1:_PREFIX], "big")
-            if length > self._most_bytes:
+        while len(data) >= PREFIX:
+            length = int.from_bytes(data[1:PREFIX], "big")
+            if length > self._limit.encoded_bytes:
                 raise self._too_long(length)
-            self._needed = _PREFIX + length
+            self._needed = PREFIX + length
             if len(data) < self._needed:
                 break
-            self._message(data[0], data[_PREFIX : self._needed])
+            self._message(data[0], data[PREFIX : self._needed])
             data = data[self._needed :]
-            self._needed = _PREFIX
+            self._needed = PREFIX
         if ended:
             if data:
                 raise GrpcError(GrpcCode.INTERNAL, "the stream ended in the middle of a message")
@@ -260,12 +301,16 @@ class GrpcCall:
             self._make_room(len(data))
 
     def _too_long(self, length: int) -> GrpcError | ProxyError:
-        if self._method.name == "SendMessage" and length <= self._service.max_message_size:
-            return ProxyError(Code.MESSAGE_BODY_TOO_LARGE, f"a request of {length} bytes: max is {self._most_bytes}")
-        return GrpcError(GrpcCode.RESOURCE_EXHAUSTED, f"gRPC message exceeds maximum size {self._most_bytes}: {length}")
+        most = self._limit.encoded_bytes
+        if self._method.name == "SendMessage" and length <= self._service.limits.max_message_size:
+            return ProxyError(Code.MESSAGE_BODY_TOO_LARGE, f"a request of {length} bytes: max is {most}")
+        return GrpcError(GrpcCode.RESOURCE_EXHAUSTED, f"gRPC message exceeds maximum size {most}: {length}")
 
     def _make_room(self, held: int) -> None:
-        """For the rest of the message that has begun, if its window isn't wide enough."""
+        """Opens the window for the rest of an incomplete message. Raises ProxyError for one of a stranger."""
+        if not self._is_authenticated:
+            assert self._service.guard is not None
+            self._is_authenticated = self._service.guard.is_authenticated(self)
         unfinished = self._service.unfinished
         if unfinished.is_full:
             raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, "too many messages have begun and not ended")
@@ -281,10 +326,6 @@ class GrpcCall:
 
     # -- UnfinishedMessages ---------------------------------------------------------------------------------------
 
-    @property
-    def connection(self) -> object:
-        return self._stream.connection
-
     def room_given(self, size: int) -> None:
         self._stream.let_in(size)
 
@@ -292,45 +333,94 @@ class GrpcCall:
         self._finish(GrpcCode.RESOURCE_EXHAUSTED, "the message comes too slowly, and others wait for its room")
 
     def _message(self, compressed: int, data: bytes) -> None:
-        if compressed:
-            data = self._decompressed(data)
-        size = len(data) + _PREFIX
-        if not self._service.in_hand.take(self._stream.connection, size):
-            raise ProxyError(Code.TOO_MANY_REQUESTS, "too much of what clients ask is under way: try again later")
-        self._in_hand += size
-        try:
-            request = self._method.request.FromString(data)
-        except DecodeError as e:
-            raise GrpcError(GrpcCode.INTERNAL, "Invalid protobuf byte sequence") from e
+        """A whole message. It is built when its call is authenticated."""
+        if compressed and self._fields.get(b"grpc-encoding") != b"gzip":
+            raise GrpcError(GrpcCode.UNIMPLEMENTED, "a compression that isn't known: only gzip is")
+        payload = Payload(data, bool(compressed))
+        self._take(len(data) + PREFIX)
         if self._requests is not None:
             if len(self._requests) >= _MOST_WAITING:
                 raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, "too many messages of this stream wait")
-            self._requests.append((request, size))
+            self._requests.append(payload)
             self._wake()
             if self._task is None:
-                self._task = self._service.loop.create_task(self._serve(request))
-        elif self._task is None:
-            self._task = self._service.loop.create_task(self._serve(request))
+                self._task = self._service.loop.create_task(self._serve(None))
+        elif self._task is None and self._waiting is None:
+            self._waiting = payload
+            self._service.queue.add(self._stream.connection, self)
         else:
             raise GrpcError(GrpcCode.INTERNAL, "Too many requests")
 
-    def _decompressed(self, data: bytes) -> bytes:
-        if self._fields.get(b"grpc-encoding") != b"gzip":
-            raise GrpcError(GrpcCode.UNIMPLEMENTED, "a compression that isn't known: only gzip is")
-        most = self._most_bytes
-        decompressor = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    # -- CallQueue ----------------------------------------------------------------------------------------------
+
+    @property
+    def weight(self) -> int:
+        payload = self._waiting
+        return CALL_BYTES if payload is None else max(CALL_BYTES, payload.most_plain_bytes(self._limit.encoded_bytes))
+
+    def start(self) -> bool:
+        payload, self._waiting = self._waiting, None
+        if self.is_over:
+            return False
+        if self._turn is not None:
+            if not self._turn.done():
+                self._turn.set_result(None)
+        else:
+            self._task = self._service.loop.create_task(self._serve(payload))
+        return True
+
+    async def _wait_for_turn(self, payload: Payload) -> None:
+        """Of a stream each request waits for its turn."""
+        self._waiting = payload
+        self._turn = self._service.loop.create_future()
+        self._service.queue.add(self._stream.connection, self)
+        await self._turn
+        self._turn = None
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    async def _request(self, payload: Payload) -> tuple[Message, int]:
+        """A request that its client may make, and the memory that it takes, which is counted in place of the payload's.
+
+        Raises ProxyError or GrpcError.
+        """
+        guard = self._service.guard
+        user = await guard.authenticate(self) if guard is not None else None
+        if user is not None:
+            self.user = user.username
+        self._put_down(len(payload.data) + PREFIX)
+        request, memory = self._built(payload)
+        if guard is not None:
+            await guard.authorize(self, user, request)
+        return request, memory
+
+    def _built(self, payload: Payload) -> tuple[Message, int]:
+        limit = self._limit
+        data = payload.plain(limit.encoded_bytes)
+        memory = most_memory_of(len(data))
         try:
-            plain = decompressor.decompress(data, most)
-        except zlib.error as e:
-            raise GrpcError(GrpcCode.INTERNAL, f"a message that is no gzip: {e}") from e
-        if not decompressor.eof:
-            raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, f"Decompressed gRPC message exceeds maximum size {most}")
-        return plain
+            if len(data) > _MOST_UNSCANNED or not self._service.in_hand.has_plenty(self._stream.connection, memory):
+                memory = memory_of(data, shape_of(self._method.request), limit)
+            self._take(memory)
+            return self._method.request.FromString(data), memory
+        except (NotAMessage, DecodeError) as e:
+            raise GrpcError(GrpcCode.INTERNAL, "Invalid protobuf byte sequence") from e
+        except MessageTooLarge as e:
+            raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, str(e)) from e
+
+    def _take(self, memory: int) -> None:
+        """Counts memory of a request. Raises ProxyError if there is too little for all clients."""
+        if self.is_over:
+            # Nobody would count it back.
+            raise GrpcError(GrpcCode.CANCELLED, "the call has ended")
+        if not self._service.in_hand.take(self._stream.connection, memory):
+            raise ProxyError(Code.TOO_MANY_REQUESTS, "too much of what clients ask is under way: try again later")
+        self._in_hand += memory
 
     def _half_closed(self) -> None:
         self._is_half_closed = True
         self._wake()
-        if self._task is None:
+        if self._task is None and self._waiting is None:
             # A stream without a message ends as it began.
             if self._requests is None:
                 raise GrpcError(GrpcCode.INTERNAL, "Half-closed without a request")
@@ -357,8 +447,8 @@ class GrpcCall:
         self._end()
 
     def server_stops(self) -> None:
-        """The stream's: its client had better find another proxy now. What has an end of its own may come to it."""
-        if self._requests is not None:
+        """Ends streams and calls that wait in the queue: the client finds another proxy. Other calls may end."""
+        if self._requests is not None or self._waiting is not None:
             self._give_up(GrpcCode.UNAVAILABLE, "the proxy stops")
 
     def _give_up(self, code: GrpcCode, message: str) -> None:
@@ -368,22 +458,20 @@ class GrpcCall:
 
     # -- the handler --------------------------------------------------------------------------------------------
 
-    async def _serve(self, request: Message) -> None:
-        method = self._method
+    async def _serve(self, payload: Payload | None) -> None:
+        """Runs the handler, with the request of a call that has only one."""
         try:
             if not self.client_id.strip():
                 raise ProxyError(Code.CLIENT_ID_REQUIRED, "client id cannot be empty")
-            # Of a stream each request is looked at when its turn comes.
-            if self._service.guard is not None and not method.client_streams:
-                await self._service.guard(self, request)
-            if method.client_streams:
+            if payload is None:
                 await self._handler(self)
-            elif method.server_streams:
-                await self._handler(self, request)
             else:
-                response = await self._handler(self, request)
-                self._code = response.status.code
-                self.write_soon(response)
+                request, _ = await self._request(payload)
+                del payload
+                if self._method.server_streams:
+                    await self._handler(self, request)
+                else:
+                    self._respond(await self._handler(self, request))
         except GrpcError as e:
             self._finish(e.code, str(e))
         except Exception as e:
@@ -427,6 +515,7 @@ class GrpcCall:
         if self.is_over:
             return
         self.is_over = True
+        self._waiting = None
         self._forget_buffer()
         self._put_down(self._in_hand)
         if self._kept:
@@ -434,11 +523,6 @@ class GrpcCall:
         callbacks, self._over = self._over, []
         for callback in callbacks:
             callback()
-
-
-def _framed(message: Message) -> bytes:
-    data = message.SerializeToString()
-    return b"\x00" + len(data).to_bytes(4, "big") + data
 
 
 def _trailers(code: GrpcCode, message: str) -> bytes:

@@ -1,4 +1,4 @@
-"""RequestsInHand: the bytes of requests whose handlers run.
+"""RequestsInHand: the memory of requests in flight, as `message_size.py` calculates it.
 
 A broker that hangs keeps each SendMessage for seconds, and receives wait for messages. What clients may bring meanwhile
 is bounded: by connection, and over all. Small requests have a room of their own, so that who brings large ones can't
@@ -12,7 +12,7 @@ MOST_BYTES = 32 * 1024 * 1024
 #: Of one connection, if others have some in hand, too.
 MOST_OF_CONNECTION = MOST_BYTES // 4
 #: Such requests are taken until there is twice as much in hand.
-SMALL = 4 * 1024
+SMALL = 8 * 1024
 
 
 class RequestsInHand:
@@ -32,6 +32,11 @@ class RequestsInHand:
         self.bytes = after
         self._connections[connection] = of_connection + size
         return True
+
+    def has_plenty(self, connection: object, size: int) -> bool:
+        """Whether less than half of each limit is in use with a request of that size."""
+        of_connection = self._connections.get(connection, 0)
+        return self.bytes + size <= MOST_BYTES // 2 and of_connection + size <= MOST_OF_CONNECTION // 2
 
     def done(self, connection: object, size: int) -> None:
         """It was answered, or its client is gone."""

@@ -44,8 +44,9 @@ _LOOK_UPS = 500
 _SOON_S = 0.1
 #: After the loss of a connection, s.
 _AGAIN_S = 1.0
-#: Brokers have so long to hear that clients are gone when the proxy stops, s.
-_STOP_S = 5.0
+#: Timeout of brokers when the proxy stops: to answer that clients are gone, and to take what is sent to them, s.
+_STOP_S = 2.0
+_CLOSE_S = 0.5
 
 
 @dataclass(eq=False)
@@ -118,8 +119,7 @@ class Members:
                 await self._leaving.wait()
         # Brokers notice the closed connections.
         await self._leaving.stop()
-        for lane in self.lanes:
-            await lane.remoting.close()
+        await asyncio.gather(*(lane.remoting.close(_CLOSE_S) for lane in self.lanes))
 
     # -- who is where -------------------------------------------------------------------------------------------
 

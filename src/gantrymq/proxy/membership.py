@@ -57,6 +57,8 @@ class Membership:
         if client is None:
             raise _unknown()
         _check_type(client, request.group.name)
+        if client.is_consumer and request.group.name != client.group:
+            raise ProxyError(Code.FORBIDDEN, f"client {client.client_id} isn't in group {request.group.name}")
         self._clients.remove(client.client_id)
         return NotifyClientTerminationResponse(status=status(Code.OK))
 

@@ -66,6 +66,13 @@ class _Remembered(Generic[T]):
         task = self._asking.get(name) or self._begin(name)
         return known[1] if known is not None else await result_of(task)
 
+    def cached(self, name: str) -> tuple[bool, T | None]:
+        """As `known`, with whether anything is cached; if nothing is, it is asked for in the background."""
+        found = self._known.get(name)
+        if found is None and name not in self._asking:
+            self._begin(name)
+        return found is not None, self.known(name)
+
     def known(self, name: str) -> T | None:
         """What is known by now; of what is old somebody is asked anew meanwhile. None for nothing."""
         known = self._known.get(name)
@@ -143,6 +150,10 @@ class Metadata:
     async def user(self, username: str) -> User | None:
         """None for one that the brokers don't know. Raises GantryError when they can't be asked."""
         return await self._users.get(username)
+
+    def cached_user(self, username: str) -> tuple[bool, User | None]:
+        """Whether it is cached what `user` returns, and that. If it is not, a broker is asked in the background."""
+        return self._users.cached(username)
 
     async def acl(self, username: str) -> Acl | None:
         """What a user may do, None where nothing is said of it. Raises GantryError when brokers can't be asked."""

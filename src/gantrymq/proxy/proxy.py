@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -19,12 +20,14 @@ from gantrymq.proxy.config import MetricsExporterType, ProxyConfig
 from gantrymq.proxy.grpc_call import Guard, Service
 from gantrymq.proxy.members import Members
 from gantrymq.proxy.membership import Membership
+from gantrymq.proxy.message_limits import MessageLimits
 from gantrymq.proxy.metadata import Metadata
 from gantrymq.proxy.metrics import CallFigures, collect, labels_of
 from gantrymq.proxy.passing.requests_seen import RequestsSeen
 from gantrymq.proxy.passing.server import RemotingSide
 from gantrymq.proxy.questions import Questions
 from gantrymq.proxy.receiving.acks import Acks
+from gantrymq.proxy.receiving.handle_signature import HandleSignatures
 from gantrymq.proxy.receiving.pop_requests import PopRequests
 from gantrymq.proxy.receiving.pulling import Pulling
 from gantrymq.proxy.receiving.receive import Receiving
@@ -63,9 +66,10 @@ class Proxy:
         transactions = Transactions(config)
         routing = Routing(config, self.brokers, metadata)
         requests = PopRequests(self.brokers)
+        signatures = HandleSignatures(config)
         self._membership = Membership(config, self.clients, self.jobs)
         self._renewing = Renewing(config, requests, metadata, self.clients, self.jobs)
-        self._receiving = Receiving(config, self.brokers, metadata, self.clients, requests, self._renewing)
+        self._receiving = Receiving(config, self.brokers, metadata, self.clients, requests, self._renewing, signatures)
         self.members = Members(config, self.brokers, self.clients, self.jobs)
         questions = Questions(config, self.brokers, self.clients, transactions)
         parts = (
@@ -73,7 +77,7 @@ class Proxy:
             self._membership,
             Sending(config, self.brokers, metadata, transactions),
             self._receiving,
-            Acks(config, requests, self._renewing),
+            Acks(config, requests, self._renewing, signatures),
             Pulling(config, self.brokers),
             Telemetry(config, metadata, self.clients, questions),
             Unsupported(),
@@ -88,7 +92,7 @@ class Proxy:
             from gantrymq.proxy.access.access import Access
             from gantrymq.proxy.passing.access import RemotingAccess
 
-            guard = Access(config, metadata).check
+            guard = Access(config, metadata, self.clients)
             remoting_access = RemotingAccess(config, metadata)
         # Counting costs each call a little: only when somebody will ask.
         counts = config.metrics_exporter_type is MetricsExporterType.PROM
@@ -98,8 +102,7 @@ class Proxy:
         self._access_log = AccessLog(path, self.jobs) if path is not None else None
         self._service = Service(
             handlers,
-            config.grpc_max_inbound_message_size,
-            config.max_message_size,
+            MessageLimits(config.grpc_max_inbound_message_size, config.max_message_size),
             guard,
             self._figures,
             self._access_log,
@@ -138,8 +141,7 @@ class Proxy:
         self.remoting_address = reachable(config.bind_address, self._remoting.port)
         self._running = AsyncExitStack()
         self._running.push_async_callback(self.brokers.stop)
-        self._running.push_async_callback(self._server.stop)
-        self._running.push_async_callback(self._remoting.stop)
+        self._running.push_async_callback(self._stop_servers)
 
     async def start(self) -> None:
         """Serves at `address`. Raises GantryError for a taken port, ConfigError for TLS files that can't be used.
@@ -162,15 +164,18 @@ class Proxy:
                 except OSError as e:
                     raise ConfigError(f"accessLogPath={self.config.access_log_path}: {e}") from e
                 stack.push_async_callback(self._access_log.stop)
+            stack.push_async_callback(self._stop_servers)
             await self._server.start()
-            stack.push_async_callback(self._server.stop)
             await self._remoting.start()
-            stack.push_async_callback(self._remoting.stop)
             if self._figures is not None:
                 stack.push_async_callback(self._metrics.stop)
                 await self._metrics.start()
             self._running = stack.pop_all()
         log.info("the proxy serves at %s, and by the remoting protocol at %s", self.address, self.remoting_address)
+
+    async def _stop_servers(self) -> None:
+        """Both at the same time: each waits some seconds for what has begun."""
+        await asyncio.gather(self._server.stop(), self._remoting.stop())
 
     @property
     def metrics_port(self) -> int:
@@ -194,5 +199,9 @@ class Proxy:
         )
 
     async def stop(self) -> None:
-        """Ends calls, tells brokers that its clients are gone and closes all connections; once more does no harm."""
+        """Ends calls, unregisters its clients from brokers and closes all connections; a second call does nothing.
+
+        It takes 9 s at most: 3 s for calls that have begun, 2 s to give messages back, 2 s to unregister clients, and
+        less than 2 s to close connections.
+        """
         await self._running.aclose()

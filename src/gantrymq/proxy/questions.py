@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import NamedTuple
 
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
@@ -33,6 +34,7 @@ from gantrymq.protocol.properties import PRODUCER_GROUP, RETRY_TOPIC
 from gantrymq.protocol.record import decode_record
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.proxy.brokers import Brokers
+from gantrymq.proxy.call import ServerStream
 from gantrymq.proxy.clients import Client, Clients
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.messages import to_protobuf
@@ -60,6 +62,14 @@ _CONSUME_RESULTS = {
 }
 
 
+class _Question(NamedTuple):
+    """What a client was asked as a member of a group."""
+
+    client: Client
+    group: str
+    answer: asyncio.Future[TelemetryCommand]
+
+
 class Questions:
     """Asks clients for brokers."""
 
@@ -69,19 +79,22 @@ class Questions:
         self._clients = clients
         self._transactions = transactions
         self._nonces = itertools.count()
-        #: By client and nonce: nobody answers for another.
-        self._open: dict[tuple[str, str], asyncio.Future[TelemetryCommand]] = {}
+        #: By nonce.
+        self._open: dict[str, _Question] = {}
         self._turn = itertools.count()
         brokers.handlers[RequestCode.CHECK_TRANSACTION_STATE] = self.check_transaction_state
         brokers.handlers[RequestCode.GET_CONSUMER_RUNNING_INFO] = self.running_info
         brokers.handlers[RequestCode.CONSUME_MESSAGE_DIRECTLY] = self.consume_directly
         brokers.handlers[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = _ignored
 
-    def answer(self, client_id: str, nonce: str, command: TelemetryCommand) -> None:
-        """A client's answer; one that nobody waits for is left out."""
-        question = self._open.get((client_id, nonce))
-        if question is not None and not question.done():
-            question.set_result(command)
+    def answer(self, stream: ServerStream, nonce: str, command: TelemetryCommand) -> None:
+        """An answer counts if it comes by the stream of the client that was asked, and its group is the same still."""
+        question = self._open.get(nonce)
+        if question is None or question.answer.done():
+            return
+        client = question.client
+        if client.telemetry is stream and client.group == question.group:
+            question.answer.set_result(command)
 
     # -- transactions -------------------------------------------------------------------------------------------
 
@@ -186,17 +199,16 @@ class Questions:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"client {client.client_id} doesn't listen just now")
         if len(self._open) >= MAX_OPEN:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{MAX_OPEN} clients are being asked: try again later")
-        key = client.client_id, nonce
-        question = self._open[key] = asyncio.get_running_loop().create_future()
+        question: asyncio.Future[TelemetryCommand] = asyncio.get_running_loop().create_future()
+        self._open[nonce] = _Question(client, client.group, question)
         try:
             _write(client, command)
             async with asyncio.timeout(self._timeout_s):
-                answer: TelemetryCommand = await question
-                return answer
+                return await question
         except TimeoutError:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "call remote timeout") from None
         finally:
-            del self._open[key]
+            del self._open[nonce]
 
 
 def _write(client: Client, command: TelemetryCommand) -> None:

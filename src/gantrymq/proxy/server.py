@@ -24,8 +24,8 @@ _ALPN = ("h2",)
 _LOOK_S = 10.0
 #: How often slow messages and incomplete inputs are looked for, s.
 _LOOK_AT_INPUTS_S = 1.0
-#: What has begun may go on for so long when the server stops, s.
-_DRAIN_S = 5.0
+#: Calls that have begun may go on for so long when the server stops, s.
+_DRAIN_S = 3.0
 
 
 class ProxyServer:

@@ -55,9 +55,9 @@ class Telemetry:
             case "settings":
                 await call.write(await self._tell(call, command.settings))
             case "thread_stack_trace":
-                self._questions.answer(call.client_id, command.thread_stack_trace.nonce, command)
+                self._questions.answer(call, command.thread_stack_trace.nonce, command)
             case "verify_message_result":
-                self._questions.answer(call.client_id, command.verify_message_result.nonce, command)
+                self._questions.answer(call, command.verify_message_result.nonce, command)
 
     async def _tell(self, call: Stream, settings: Settings) -> TelemetryCommand:
         """Keeps a client's settings; those that it is to have instead."""

@@ -122,7 +122,7 @@ class ProcessCluster:
     10921 ...), their slaves the second, fourth ... port after theirs; 0 takes free ports. With `proxy` there is one,
     1795 below the NameServer (8081). With replicas a send is answered when two brokers have the message. With
     `controller` there is one, 2 above the NameServer (9878), which says who is master; at the start nobody may be yet.
-    `broker_properties` are further keys of every broker's configuration.
+    `broker_properties` are further keys of every broker's configuration, `proxy_properties` of the proxy's.
     `pass_fds` are file descriptors that stay open as long as a server lives: a lock on them ends with the last server,
     even when the starter was killed.
     """
@@ -137,6 +137,7 @@ class ProcessCluster:
         controller: bool = False,
         port: int = 0,
         broker_properties: dict[str, str] | None = None,
+        proxy_properties: dict[str, str] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> None:
         self._directory = directory
@@ -146,6 +147,7 @@ class ProcessCluster:
         self._with_controller = controller
         self._port = port
         self._broker_properties = broker_properties or {}
+        self._more_proxy_properties = proxy_properties or {}
         self._pass_fds = pass_fds
         self.name_server: ServerProcess | None = None
         self.controller: ServerProcess | None = None
@@ -238,7 +240,7 @@ class ProcessCluster:
             "grpcServerPort": str(proxy_port(self._port)),
             "remotingListenPort": str(proxy_remoting_port(self._port)),
             "namesrvAddr": self.namesrv_addr,
-        }
+        } | self._more_proxy_properties
 
     def _properties_of_broker(self, number: int, replica: int = 0) -> dict[str, str]:
         name = replica_name(number, replica)

@@ -1,4 +1,4 @@
-"""Access: lets a request pass, or not, by its signature and its user's policies.
+"""Access: authenticates a call by its signature, and authorizes its requests by its user's policies.
 
 Sources: auth/authentication/chain/DefaultAuthenticationHandler, auth/authorization/chain (UserAuthorizationHandler,
 AclAuthorizationHandler).
@@ -13,18 +13,23 @@ from gantrymq.auth.users import User, UserStatus, UserType, subject_of
 from gantrymq.errors import GantryError
 from gantrymq.proxy.access.needs import needs
 from gantrymq.proxy.access.signature import Signed, signed, unauthorized
-from gantrymq.proxy.call import Call
+from gantrymq.proxy.call import METHODS, Call
+from gantrymq.proxy.clients import Clients
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.metadata import Metadata
 from gantrymq.proxy.statuses import ProxyError
 from gantrymq.proxy.v2.definition_pb2 import Code
 from gantrymq.remoting.address import parse_address
 
+#: The full name of each method's request.
+_REQUEST_NAMES = {method.name: method.request.DESCRIPTOR.full_name for method in METHODS.values()}
+
 
 class Access:
     """Of one proxy, which has it on."""
 
-    def __init__(self, config: ProxyConfig, metadata: Metadata) -> None:
+    def __init__(self, config: ProxyConfig, metadata: Metadata, clients: Clients) -> None:
+        self._clients = clients
         self._metadata = metadata
         self._authenticates = config.authentication_enabled
         self._authorizes = config.authorization_enabled
@@ -32,30 +37,55 @@ class Access:
         self._unauthenticated = frozenset(_listed(config.authentication_whitelist))
         self._unauthorized = frozenset(_listed(config.authorization_whitelist))
 
-    async def check(self, call: Call, request: Message) -> None:
-        """Raises ProxyError: no known user, a wrong signature, or no policy that allows it."""
-        name = request.DESCRIPTOR.full_name
-        wants_user = self._authenticates and name not in self._unauthenticated
-        wants_rights = self._authorizes and name not in self._unauthorized
-        if not wants_user and not wants_rights:
-            return
-        metadata = call.metadata
-        sign = signed(metadata.get("authorization", ""), metadata.get("x-mq-date-time", ""))
-        user = await self._user(sign)
-        if wants_user and not sign.is_by(user.password):
-            raise unauthorized("check signature failed.")
-        if wants_rights and user.user_type is not UserType.SUPER:
-            await self._authorize(user.username, parse_address(call.peer)[0], request)
+    async def authenticate(self, call: Call) -> User | None:
+        """The user who signed a call; None if it needs no user. Raises ProxyError: no known user, or a wrong signature.
 
-    async def _user(self, sign: Signed) -> User:
+        It reads the call's metadata only, so that no message of a stranger is built.
+        """
+        if not self._needs_user(call):
+            return None
+        sign = _signed(call)
         try:
             user = await self._metadata.user(sign.username)
         except GantryError as e:
             raise ProxyError(Code.INTERNAL_SERVER_ERROR, f"can't ask a broker for user {sign.username}: {e}") from e
+        return self._verified(call, sign, user)
+
+    def is_authenticated(self, call: Call) -> bool:
+        """As `authenticate`, for a message that is still being received: False while a broker must be asked."""
+        if not self._needs_user(call):
+            return True
+        sign = _signed(call)
+        is_cached, user = self._metadata.cached_user(sign.username)
+        if is_cached:
+            self._verified(call, sign, user)
+        return is_cached
+
+    async def authorize(self, call: Call, user: User | None, request: Message) -> None:
+        """Raises ProxyError when the client id is another user's, or no policy of the user allows the request."""
+        client = self._clients.get(call.client_id)
+        if client is not None and user is not None and client.user != user.username:
+            raise ProxyError(Code.FORBIDDEN, f"client id {call.client_id} belongs to another user")
+        if self._authorizes and request.DESCRIPTOR.full_name not in self._unauthorized:
+            # Only requests that need neither user nor rights come without a user.
+            assert user is not None
+            if user.user_type is not UserType.SUPER:
+                await self._authorize(user.username, parse_address(call.peer)[0], request)
+
+    def _needs_user(self, call: Call) -> bool:
+        name = _REQUEST_NAMES[call.method]
+        return (self._authenticates and name not in self._unauthenticated) or (
+            self._authorizes and name not in self._unauthorized
+        )
+
+    def _verified(self, call: Call, sign: Signed, user: User | None) -> User:
         if user is None:
             raise unauthorized(f"User:{sign.username} is not found.")
         if user.user_status is UserStatus.DISABLE:
             raise unauthorized(f"User:{sign.username} is disabled.")
+        checks_signature = self._authenticates and _REQUEST_NAMES[call.method] not in self._unauthenticated
+        if checks_signature and not sign.is_by(user.password):
+            raise unauthorized("check signature failed.")
         return user
 
     async def _authorize(self, username: str, host: str, request: Message) -> None:
@@ -72,6 +102,11 @@ class Access:
                     f"{subject_of(username)} has no permission to access {need.resource} from {host}, {why}. "
                     f"It needs {' or '.join(action.value for action in need.actions)}"
                 )
+
+
+def _signed(call: Call) -> Signed:
+    metadata = call.metadata
+    return signed(metadata.get("authorization", ""), metadata.get("x-mq-date-time", ""))
 
 
 def _listed(text: str) -> list[str]:

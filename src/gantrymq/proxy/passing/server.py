@@ -53,6 +53,8 @@ _TIMEOUT_MS = 3000
 _AFTER_POLLING_MS = 10_000
 #: A client waits so long at most for its brokers to be connected, when it asks for a route, s.
 _PREPARE_S = 1.0
+#: Timeout of requests to brokers that are under way when the server stops, s.
+_STOP_S = 0.5
 #: Topics that a client subscribes to.
 MAX_TOPICS = 10_000
 
@@ -146,7 +148,10 @@ class RemotingSide(RemotingServer):
 
     async def stop(self) -> None:
         await super().stop()
-        await self._work.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_S):
+                await self._work.wait()
+        await self._work.stop()
 
     def _connected(self) -> asyncio.Protocol:
         if self._http2 is None:

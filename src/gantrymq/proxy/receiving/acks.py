@@ -7,9 +7,12 @@ proxy/grpc/v2/producer/ForwardMessageToDLQActivity.
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 
 from gantrymq.proxy.call import Call, Handlers
 from gantrymq.proxy.config import ProxyConfig
+from gantrymq.proxy.receiving.handle import Handle
+from gantrymq.proxy.receiving.handle_signature import HandleSignatures
 from gantrymq.proxy.receiving.pop_requests import PopRequests
 from gantrymq.proxy.receiving.renewing import Renewing
 from gantrymq.proxy.statuses import ProxyError, status, status_of
@@ -36,8 +39,11 @@ MAX_ENTRIES = 4096
 class Acks:
     """The three for all clients."""
 
-    def __init__(self, config: ProxyConfig, requests: PopRequests, renewing: Renewing) -> None:
+    def __init__(
+        self, config: ProxyConfig, requests: PopRequests, renewing: Renewing, signatures: HandleSignatures
+    ) -> None:
         self._config = config
+        self._signatures = signatures
         self._requests = requests
         self._renewing = renewing
 
@@ -74,15 +80,24 @@ class Acks:
     async def _ack(self, call: Call, group: str, topic: str, entry: AckMessageEntry) -> AckMessageResultEntry:
         result = AckMessageResultEntry(message_id=entry.message_id, receipt_handle=entry.receipt_handle)
         try:
-            async with self._renewing.handle_of(
-                call.client_id, group, entry.message_id, entry.receipt_handle
-            ) as handle:
+            async with self._handle(call, group, topic, entry) as handle:
                 await self._requests.ack(handle, group, topic)
         except Exception as e:
             result.status.CopyFrom(status_of(e))
         else:
             result.status.CopyFrom(status(Code.OK))
         return result
+
+    def _handle(
+        self,
+        call: Call,
+        group: str,
+        topic: str,
+        request: AckMessageEntry | ChangeInvisibleDurationRequest | ForwardMessageToDeadLetterQueueRequest,
+    ) -> AbstractAsyncContextManager[Handle]:
+        """The newest handle of the message that a request settles. Raises ProxyError if it isn't the client's."""
+        self._signatures.check(request.receipt_handle, call.user, group, topic)
+        return self._renewing.handle_of(call.client_id, group, topic, request.message_id, request.receipt_handle)
 
     async def change_invisible_duration(
         self, call: Call, request: ChangeInvisibleDurationRequest
@@ -92,13 +107,12 @@ class Acks:
         check_topic_and_group(topic, group)
         invisible_ms = duration_ms(request.invisible_duration)
         check_invisible_time(invisible_ms, self._config)
-        async with self._renewing.handle_of(
-            call.client_id, group, request.message_id, request.receipt_handle
-        ) as handle:
+        async with self._handle(call, group, topic, request) as handle:
             changed = await self._requests.change_invisible_time(
                 handle, group, topic, invisible_ms, suspend=request.suspend or None
             )
-        return ChangeInvisibleDurationResponse(status=status(Code.OK), receipt_handle=str(changed))
+        receipt_handle = self._signatures.signed(str(changed), call.user, group, topic)
+        return ChangeInvisibleDurationResponse(status=status(Code.OK), receipt_handle=receipt_handle)
 
     async def forward_message_to_dead_letter_queue(
         self, call: Call, request: ForwardMessageToDeadLetterQueueRequest
@@ -106,8 +120,6 @@ class Acks:
         """The client has tried the message as often as it may."""
         topic, group = request.topic.name, request.group.name
         check_topic_and_group(topic, group)
-        async with self._renewing.handle_of(
-            call.client_id, group, request.message_id, request.receipt_handle
-        ) as handle:
+        async with self._handle(call, group, topic, request) as handle:
             await self._requests.to_dead_letters(handle, group, topic, request.message_id)
         return ForwardMessageToDeadLetterQueueResponse(status=status(Code.OK))

@@ -28,6 +28,7 @@ from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.messages import timestamp, to_protobuf
 from gantrymq.proxy.metadata import Metadata
 from gantrymq.proxy.receiving.handle import Handle
+from gantrymq.proxy.receiving.handle_signature import HandleSignatures
 from gantrymq.proxy.receiving.held import Held, MessageKey
 from gantrymq.proxy.receiving.pop_requests import PopRequests
 from gantrymq.proxy.receiving.renewing import Renewing
@@ -67,8 +68,10 @@ class Receiving:
         clients: Clients,
         requests: PopRequests,
         renewing: Renewing,
+        signatures: HandleSignatures,
     ) -> None:
         self._config = config
+        self._signatures = signatures
         self._brokers = brokers
         self._metadata = metadata
         self._clients = clients
@@ -228,6 +231,9 @@ class Receiving:
         try:
             await call.write(ReceiveMessageResponse(status=status(Code.OK)))
             for message in messages:
+                message.properties[POP_CK] = self._signatures.signed(
+                    message.properties[POP_CK], call.user, group, topic
+                )
                 await call.write(ReceiveMessageResponse(message=to_protobuf(message)))
                 written += 1
             await call.write(ReceiveMessageResponse(delivery_timestamp=timestamp(clock.now_ms())))

@@ -27,8 +27,8 @@ from gantrymq.system import clock
 
 log = peer_log(__name__)
 
-#: Brokers have so long to take back what clients hold when the proxy stops, s.
-STOP_S = 5.0
+#: Timeout of brokers to take back what clients hold when the proxy stops, s.
+STOP_S = 2.0
 
 
 class Renewing:
@@ -71,7 +71,9 @@ class Renewing:
             )
 
     @asynccontextmanager
-    async def handle_of(self, client_id: str, group: str, message_id: str, text: str) -> AsyncIterator[Handle]:
+    async def handle_of(
+        self, client_id: str, group: str, topic: str, message_id: str, text: str
+    ) -> AsyncIterator[Handle]:
         """The newest handle of a message of which its client has the first, for a request that settles it.
 
         The message isn't held any more, unless the request fails for a reason that may pass: then the client asks
@@ -79,6 +81,9 @@ class Renewing:
         """
         handle = Handle.parse(text)
         held = self.held.take(client_id, group, MessageKey.of(message_id, handle))
+        if held is not None and held.topic != topic:
+            self.held.put_back(held)
+            raise ProxyError(Code.INVALID_RECEIPT_HANDLE, f"the receipt handle is of a message of topic {held.topic}")
         if held is None:
             handle.check_time(clock.now_ms())
             yield handle
