@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from gantrymq.auth.config import AuthConfig
@@ -59,10 +61,15 @@ def allow(table: UserTable, resource: str, actions: str, *, decision: str = "All
     table.put_acl(None, acl_of("User:alice", [resource], actions.split(","), source_ips, decision))
 
 
+#: Each is accepted once on a connection.
+_opaque = itertools.count()
+
+
 def request(
     code: int, fields: dict[str, str] | None = None, body: bytes = b"", user: str = "alice", password: str = "secret12"
 ) -> RemotingCommand:
     command = RemotingCommand.request(code, fields=fields, body=body)
+    command.opaque = next(_opaque)
     AclHook(user, password).before_request("", command)
     return command
 

@@ -128,7 +128,7 @@ async def test_a_recorded_request_is_good_for_itself_alone(tmp_path: Path) -> No
         await client.close()
 
 
-async def test_secrets_are_kept_and_not_shown(tmp_path: Path) -> None:
+async def test_credentials_are_kept_and_not_shown(tmp_path: Path) -> None:
     async with running(tmp_path, **AUTH) as controller:
         admin = Broker(controller, hooks=[SigningHook("admin", "admin-secret")])
         shown = await admin.do(RequestCode.GET_CONTROLLER_CONFIG)
