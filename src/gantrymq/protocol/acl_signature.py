@@ -18,7 +18,7 @@ from binascii import b2a_base64
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.command import RemotingCommand, SerializeType
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -82,11 +82,13 @@ class Signer:
 
     def _bound(self, request: RemotingCommand) -> str:
         fields = request.ext_fields
+        # A binary header leaves out empty values.
+        is_binary = request.serialize_type == SerializeType.ROCKETMQ
         # Lengths keep one list of names and values from looking like another.
         parts = [f"{request.code};{len(request.body)};"]
         for name in sorted(fields):
-            if name not in _NOT_BOUND:
-                value = fields[name]
+            value = fields[name]
+            if name not in _NOT_BOUND and (value or not is_binary):
                 parts.append(f"{len(name)};{len(value)};{name}{value}")
         inner = self._inner_bound.copy()
         inner.update("".join(parts).encode(errors="replace"))
