@@ -83,6 +83,7 @@ def test_commands_of_administration_run(address: str, tmp_path: Path) -> None:
 def test_signed_commands_run(guarded_address: str, tmp_path: Path) -> None:
     [keys] = [block for block in blocks("yaml") if ADMIN_FILE in block]
     (tmp_path / ADMIN_FILE).write_text(keys)
+    (tmp_path / "shop.password").write_text("shop-secret\n")
     chosen = admin_commands(guarded=True)
     assert len(chosen) >= 3
     for command in chosen:

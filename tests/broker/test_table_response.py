@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+import pytest
+
 from gantrymq.broker.table_response import TableResponse
 from gantrymq.protocol.bodies.topic_config import TopicConfig, TopicConfigTable
 from gantrymq.protocol.command import RemotingCommand
@@ -56,7 +58,27 @@ def test_a_request_after_a_change_sees_it() -> None:
     assert "topic-2999" not in found
 
 
-def test_nothing_is_kept_when_all_have_their_response() -> None:
+def test_an_error_of_the_encoder_fails_every_request_that_shares_it() -> None:
+    """None of them gets the part of the table that was encoded before."""
     response, table = TableResponse(), new_table()
-    finished(response.steps(table, {}))
-    assert response._encoding is None
+    good = table.topic_config_table["topic-2500"]
+    table.topic_config_table["topic-2500"] = object()  # type: ignore[assignment]
+    one, other = response.steps(table, {}), response.steps(table, {})
+    next(one)
+    next(other)
+    for steps in (one, other):
+        with pytest.raises(TypeError):
+            finished(steps)
+    table.topic_config_table["topic-2500"] = good
+    assert topics(finished(response.steps(table, {}))) == list(table.topic_config_table)
+
+
+def test_a_request_that_is_given_up_leaves_nothing() -> None:
+    response, table = TableResponse(), new_table()
+    steps = response.steps(table, {})
+    for _ in range(3):
+        next(steps)
+    steps.close()
+    del steps
+    assert response._newest is not None
+    assert response._newest() is None

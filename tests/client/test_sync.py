@@ -137,6 +137,24 @@ def test_queues_are_revoked_after_the_callback_that_assigned_them(name_server: s
     assert told == ["assigned", "revoked"]
 
 
+def test_callbacks_of_a_consumer_that_starts_again(name_server: str, topic: str, unique: str) -> None:
+    """Each start has its own event loop; the former one is closed."""
+    told: list[str] = []
+    consumer = SyncLitePullConsumer(
+        LitePullConsumer(
+            name_server,
+            unique,
+            on_assigned=lambda queues: told.append("assigned"),
+            on_revoked=lambda queues: told.append("revoked"),
+        )
+    )
+    consumer.subscribe(topic)
+    for times in (1, 2):
+        with consumer:
+            wait_until(lambda times=times: told.count("assigned") == times)  # type: ignore[misc]
+    assert told == ["assigned", "revoked"] * 2
+
+
 def test_pop_and_subscriptions_that_change(name_server: str, unique: str) -> None:
     with SyncProducer(Producer(name_server, "producers")) as producer:
         producer.send(Message(unique, b"1"))

@@ -186,10 +186,10 @@ def gently(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def in_pieces(table: msgspec.Struct) -> Iterator[bytes]:
-    """Encodes a table as JSON, for `Saving.file`: the keys of its dicts are read now, their values with each piece.
+    """Encodes a table as JSON in pieces. The call reads the keys of its dicts, each piece reads the values.
 
-    An entry that changes meanwhile is written as it is by then, as a whole: one call encodes it. One that is removed
-    meanwhile is left out.
+    If an entry changes before its piece, the new value is encoded, as a whole. A removed entry is left out, and a new
+    one is not included.
     """
     fields: list[_Field] = []
     omits_empty = table.__struct_config__.omit_defaults
@@ -207,7 +207,7 @@ def in_pieces(table: msgspec.Struct) -> Iterator[bytes]:
 
 
 class _Entries(NamedTuple):
-    """A dict, and the keys it had: a copy of the dict would take seven times as much for each client that asks."""
+    """A dict, and its keys when the encoding began. A copy of the dict would take seven times the memory."""
 
     table: dict[Any, Any]
     keys: list[Any]

@@ -1,9 +1,11 @@
-"""Responses with a whole table: clients that ask at the same time get the same bytes."""
+"""Responses with a whole table: requests that arrive at the same time share one encoding."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 
+from gantrymq.background.shared import own_copy
 from gantrymq.broker.saving import in_pieces
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupWrapper
 from gantrymq.protocol.bodies.topic_config import DataVersion, TopicConfigTable
@@ -18,8 +20,8 @@ class TableResponse:
     """
 
     def __init__(self) -> None:
-        #: What is being encoded.
-        self._encoding: _Encoding | None = None
+        #: The newest encoding. It exists as long as one of its requests does.
+        self._newest: weakref.ref[_Encoding] | None = None
 
     def steps(self, table: TopicConfigTable | SubscriptionGroupWrapper, fields: dict[str, str]) -> Steps:
         """The steps of one request.
@@ -27,16 +29,18 @@ class TableResponse:
         Args:
             table: Always the same table. Its `data_version` advances with each change.
             fields: Fields of the response's header.
+
+        Raises:
+            Exception: The error of the encoder, for every request that shares the encoding.
         """
-        encoding, version = self._encoding, table.data_version
-        if encoding is None or encoding.version != version:
+        encoding, version = self._newest() if self._newest is not None else None, table.data_version
+        if encoding is None or encoding.version != version or encoding.error is not None:
             copied = DataVersion(version.state_version, version.timestamp, version.counter)
-            encoding = self._encoding = _Encoding(copied, in_pieces(table))
+            encoding = _Encoding(copied, in_pieces(table))
+            self._newest = weakref.ref(encoding)
         while not encoding.is_complete:
             yield
             encoding.go_on()
-        if self._encoding is encoding:
-            self._encoding = None
         return RemotingCommand.response(body=encoding.body, fields=fields)
 
 
@@ -44,15 +48,23 @@ class _Encoding:
     def __init__(self, version: DataVersion, pieces: Iterator[bytes]) -> None:
         self.version = version
         self.is_complete = False
+        self.error: Exception | None = None
         self.body = b""
         self._pieces = pieces
         self._encoded: list[bytes] = []
 
     def go_on(self) -> None:
-        """Encodes one more piece, unless another request has encoded the last one."""
+        """Encodes one more piece, unless another request has encoded the last one. Raises the encoder's error."""
         if self.is_complete:
             return
-        piece = next(self._pieces, None)
+        if self.error is not None:
+            # The iterator has ended: without this check its first part would pass for the whole table.
+            raise own_copy(self.error)
+        try:
+            piece = next(self._pieces, None)
+        except Exception as e:
+            self.error = e
+            raise
         if piece is not None:
             self._encoded.append(piece)
             return

@@ -144,7 +144,7 @@ class SqliteStore:
     async def _back_up(self) -> None:
         if self._is_backed_up:
             return
-        # What is committed from here on may be missing in the backup.
+        # The backup may lack changes that are committed after this line.
         self._is_backed_up, self._backed_up_at = True, monotonic()
         try:
             await self._run(lambda db: _back_up(db, self._backup))
@@ -184,7 +184,7 @@ class SqliteStore:
             self._db = _connect(self._path, self._check_value, is_new=files.exists(self._marker))
             files.unlink(self._marker, missing_ok=True)
         except (_Damaged, sqlite3.Error, OSError) as e:
-            # The subclasses of DatabaseError are about what is done with the file.
+            # SQLite reports a damaged file by DatabaseError itself, and other problems by its subclasses.
             if isinstance(e, _Damaged) or type(e) is sqlite3.DatabaseError:
                 raise GantryError(f"the controller's state in {self._path} is damaged: {e}; {self._remedy()}") from e
             used = " (another controller uses it)" if "locked" in str(e) else ""

@@ -16,10 +16,10 @@ _LONGEST_REMARK = 2000
 
 
 def reply_buffers(request: RemotingCommand, reply: RemotingCommand) -> tuple[bytes, ...]:
-    """The frame of `reply` as `encode_reply` has it; a large body is apart, and is not copied."""
-    if len(reply.body) <= LARGE_BODY:
-        return (encode_reply(request, reply),)
+    """The frame of `reply` in buffers. A large body is a buffer of its own and isn't copied. Raises ProtocolError."""
     _address(request, reply)
+    if len(reply.body) <= LARGE_BODY:
+        return (reply.encode(),)
     return reply.encode_head(len(reply.body)), reply.body
 
 

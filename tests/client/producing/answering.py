@@ -1,4 +1,4 @@
-"""A program that answers questions: a consumer replies to each message of a topic, and prints a line when it can."""
+"""A program that replies to each message of a topic. It prints a line when its consumer is ready."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main(name_server: str, topic: str) -> None:
     with SyncProducer(Producer(name_server, "repliers")) as producer:
 
         def answer(message: MessageExt) -> None:
-            # Whoever was cancelled no longer waits for it.
+            # The reply to a cancelled request has no receiver.
             if message.body == b"question":
                 producer.send(reply_message(message, b"reply"))
 

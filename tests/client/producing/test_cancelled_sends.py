@@ -103,7 +103,7 @@ CALLS: dict[str, tuple[Kind, Call]] = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    """In processes of its own, as the program that answers questions: what is left in this one is the clients'."""
+    """A cluster and a replying consumer in other processes, so that this one has only the sockets of the test."""
     directory = tmp_path_factory.mktemp("cluster")
     with ProcessCluster(directory, broker_properties={"recallMessageEnable": "true"}) as cluster:
         with SyncProducer(Producer(cluster.namesrv_addr, "repliers")) as producer:

@@ -127,9 +127,9 @@ class TopicAdmin(Part):
         return None
 
     async def _answer_deletion(self) -> RemotingCommand:
-        """The response, when both tables are on disk.
+        """Returns the response when both tables are on disk.
 
-        If only the topic table was on disk, a broker that is killed would deliver delayed messages of deleted topics.
+        If only the topic table was on disk, a killed broker would deliver delayed messages of deleted topics.
         """
         await asyncio.gather(self._offsets.written(), self._topics.written())
         return RemotingCommand.response()

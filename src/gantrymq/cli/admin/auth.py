@@ -219,7 +219,7 @@ def _password(argument: str | None, file: Path | None) -> str | None:
     if argument is not None:
         raise typer.BadParameter("only one of the two is possible", param_hint="'-p' / '--passwordFile'")
     try:
-        text = sys.stdin.read() if file == Path("-") else file.read_text(encoding="utf-8")
+        text = sys.stdin.readline() if file == Path("-") else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise typer.BadParameter(f"can't read {file}: {e}", param_hint="'--passwordFile'") from e
     password = text.partition("\n")[0].rstrip("\r")

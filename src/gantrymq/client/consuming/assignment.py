@@ -21,7 +21,8 @@ ErrorCallback = Callable[[Exception], object]
 
 #: How long `wait_assigned` waits.
 WAIT_MS = 30_000
-#: How long a callback waits for the one before, s. A callback that closes its own consumer waits for itself.
+#: Longest time that a callback waits for the previous one, s. Without a limit, a callback that closes its own consumer
+#: would wait for itself.
 _CALLBACK_S = 10.0
 
 
@@ -117,8 +118,8 @@ class Assignment:
             log.exception("%s failed", getattr(callback, "__name__", callback))
 
     async def _in_thread(self, callback: QueuesCallback, queues: set[MessageQueue]) -> object:
-        """Calls it when the callback before has returned, even if that one's caller was cancelled meanwhile."""
-        if self._running is not None:
+        """Runs a callback in a thread, after the previous one: that runs on even if its caller was cancelled."""
+        if self._running is not None and not self._running.done():
             await asyncio.wait({self._running}, timeout=_CALLBACK_S)
         self._running = asyncio.ensure_future(asyncio.to_thread(callback, queues))
         return await asyncio.shield(self._running)
