@@ -1,4 +1,4 @@
-"""How long something took, as far as it is this process's own doing: the machine may be busy with others."""
+"""Measures how long something took without the time for which the machine was busy with other programs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,13 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
+        self._computed_s = time.process_time()
         self._starved_s = _starved_s()
 
     def seconds(self) -> float:
-        """Without the time for which others had the processor."""
+        """The time since the start, without the time for which other programs occupied the processor."""
         return time.monotonic() - self._began - max(0.0, _starved_s() - self._starved_s)
+
+    def waited_s(self) -> float:
+        """The part of `seconds` in which this process did not compute."""
+        return max(0.0, self.seconds() - (time.process_time() - self._computed_s))

@@ -141,9 +141,10 @@ async def test_every_call_ends(modes: list[str], cluster: ProcessCluster, caplog
             pass
         except Exception as e:
             wrong.append(f"{mode}: {name} raised {e!r}")
-        took_s = stopwatch.seconds()
-        if took_s > CALL_S + 1:
-            wrong.append(f"{mode}: {name} took {took_s:.1f} s")
+        # The calls of all modes share this process: what the others compute is no part of a call's wait.
+        waited_s = stopwatch.waited_s()
+        if waited_s > CALL_S + 1:
+            wrong.append(f"{mode}: {name} waited {waited_s:.1f} s")
 
     async def attack(mode: str) -> None:
         async with proxies(cluster) as (name_server, broker), AdminClient(name_server.address) as admin:

@@ -32,10 +32,12 @@ class Group:
         self.controllers = controllers
         self.client = RemotingClient()
 
-    async def leader(self) -> ServerProcess | None:
-        """The one that says that it leads; never two."""
+    async def leader(self, *, without: ServerProcess | None = None) -> ServerProcess | None:
+        """The one that says that it leads; never two. `without` is not asked: a stopped process answers nothing."""
         leaders = []
         for controller in self.controllers:
+            if controller is without:
+                continue
             request = RemotingCommand.request(RequestCode.CONTROLLER_GET_METADATA_INFO)
             try:
                 # One that stands still is waited for that long; a busy one answers meanwhile.
@@ -48,11 +50,7 @@ class Group:
         return leaders[0] if leaders else None
 
     async def other_than(self, old: ServerProcess) -> ServerProcess:
-        async def found() -> ServerProcess | None:
-            leader = await self.leader()
-            return leader if leader is not old else None
-
-        return await until(found)
+        return await until(lambda: self.leader(without=old))
 
 
 @pytest.fixture
