@@ -19,12 +19,6 @@ def under_attack(tmp_path: Path, record_property: Callable[[str, object], None])
     return partial(hostile_support.under_attack, tmp_path, report=partial(record_property, _FIGURES))
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """An attack occupies all cores, and its figures are times: no other test runs beside it."""
-    if "under_attack" in getattr(item, "fixturenames", ()):
-        item.add_marker(pytest.mark.alone)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     lines = [
         f"{report.nodeid.rpartition('::')[2]}: {value}"
