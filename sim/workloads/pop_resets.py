@@ -111,6 +111,8 @@ class PopResets(Workload):
         for group, told_at, offsets, stored in self._resets:
             again = {one.name for one in self.scene.history.received if one.group == group and one.at >= told_at}
             for name in sorted(stored - again):
-                broker, queue_id, offset = self.scene.history.sent[name].place or ("", 0, 0)
-                if offset >= offsets.get((broker, queue_id), offset + 1):
+                sent = self.scene.history.sent[name]
+                broker, queue_id, offset = sent.place or ("", 0, 0)
+                # Retention may have removed the message.
+                if offset >= offsets.get((broker, queue_id), offset + 1) and not self.scene.is_excused(sent):
                     yield f"{group} was sent back at {told_at:.1f} s, and had {name} not once more"
