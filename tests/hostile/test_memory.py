@@ -55,8 +55,6 @@ _ANSWERS = {
 }
 
 
-# If other tests keep the disk busy, a send waits for it for up to 1.5 s, with or without an attack.
-@pytest.mark.alone
 @pytest.mark.parametrize(("kind", "connections"), [("messages", 60), ("many messages", 600), ("topics", 60)])
 async def test_answers_that_nobody_reads(under_attack: UnderAttack, kind: str, connections: int) -> None:
     async with under_attack(log_may_have=["has taken nothing of"]) as broker:

@@ -25,7 +25,7 @@ from gantrymq.remoting import turns as turns_module
 from gantrymq.remoting.connection import Connection, Reply
 from gantrymq.remoting.flow_control import ONEWAY_LIMIT, UNTAKEN_LIMIT, WRITE_HIGH_WATER
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S, LoopWatch
-from gantrymq.remoting.turns import CROWDED_TURN_S, MOST_S, ROUND_S, TURN_S, WAITING_S, Turns
+from gantrymq.remoting.turns import CROWDED_TURN_S, MOST_S, ROUND_S, SHORT_TURN_S, TURN_S, WAITING_S, Turns
 
 
 def busy(seconds: float) -> None:
@@ -293,6 +293,34 @@ async def test_a_large_frame_waits_for_another_round() -> None:
         await asyncio.sleep(0)
     assert all(written_to(connection) > before for connection, before in zip(connections, began, strict=True))
     for connection in connections:
+        connection.connection_lost(None)
+
+
+@pytest.mark.usefixtures("own_time")
+async def test_many_short_turns_are_served_when_the_round_is_used_up() -> None:
+    """On a slow machine 100 small messages a second take more than a cheap connection's share of the time."""
+    (client, flooder), turns = connections_of(2, SHORT_TURN_S / 5)
+
+    def receive_when_used_up(connection: Connection) -> bool:
+        turns.used = 2 * ROUND_S
+        turns.took_much()
+        connection.data_received(frame(7))
+        return not connection.is_behind
+
+    for _ in range(100):
+        client.data_received(frame(7))
+    assert client.is_busy()
+    assert receive_when_used_up(client)
+    # One long turn on its behalf, and it is put off.
+    client.charge(TURN_S)
+    assert not receive_when_used_up(client)
+    # So is a connection whose turns leave requests.
+    flooder.data_received(frame(7))
+    flooder.data_received(frame(7) * 300)
+    await until(lambda: not flooder.is_behind)
+    assert flooder.is_busy()
+    assert not receive_when_used_up(flooder)
+    for connection in (client, flooder):
         connection.connection_lost(None)
 
 

@@ -38,7 +38,7 @@ from gantrymq.remoting.loop_watch import SLOW_REQUEST_S
 from gantrymq.remoting.open_answers import OpenAnswers, new_rooms_for_answers
 from gantrymq.remoting.pending_requests import PendingRequests, Waiting
 from gantrymq.remoting.room import Rooms
-from gantrymq.remoting.turns import CHEAP_SHARE, MOST_S, TURN_S, Turns
+from gantrymq.remoting.turns import CHEAP_SHARE, MOST_S, TURN_DECAY, TURN_S, Turns
 from gantrymq.remoting.unfinished_frames import UnfinishedFrames
 from gantrymq.remoting.untaken_answers import UntakenAnswers
 from gantrymq.system.clock import monotonic, thread_time
@@ -233,6 +233,10 @@ class Connection(FlowControl):
             cpu_s = thread_time() - cpu_began
             recent_s = cpu_s + recent_s if recent_s > 0.0 else cpu_s
             self._recent_s = recent_s if recent_s < MOST_S else MOST_S
+            if self._rest is not None and cpu_s < TURN_S:
+                cpu_s = TURN_S
+            longest_s = self._longest_turn_s * TURN_DECAY
+            self._longest_turn_s = cpu_s if cpu_s > longest_s else longest_s
             if self._pending:
                 self._unanswered_since = began
         if self._rest is not None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from gantrymq.errors import RequestTimeout
 from gantrymq.logs import peer_log
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting.turns import CHEAP_S, CHEAP_SHARE, KNOWN_S, MOST_S, Turns
+from gantrymq.remoting.turns import CHEAP_S, CHEAP_SHARE, KNOWN_S, MOST_S, SHORT_TURN_S, TURN_S, Turns
 from gantrymq.remoting.untaken_answers import UntakenAnswers
 from gantrymq.system.clock import monotonic
 
@@ -71,6 +71,9 @@ class FlowControl(asyncio.Protocol):
         self._untaken = untaken
         #: What its turns took of the processor of late, beyond its share of the time, s; as of `last_read`.
         self._recent_s = 0.0
+        #: Its longest turn, by processor time in s. A turn that left requests counts as TURN_S at least. Each further
+        #: turn multiplies it by TURN_DECAY.
+        self._longest_turn_s = 0.0
         #: While the write buffer is full: done when there is room, or no connection any more.
         self._writable: asyncio.Future[None] | None = None
         #: The rest of a read whose answers filled the write buffer, or that took its turn of the loop.
@@ -93,6 +96,7 @@ class FlowControl(asyncio.Protocol):
         # As of `last_read`, see `is_busy`.
         forgiven_s = (monotonic() - self.last_read) * CHEAP_SHARE
         self._recent_s = min(max(self._recent_s, forgiven_s) + seconds, forgiven_s + MOST_S)
+        self._longest_turn_s = max(self._longest_turn_s, TURN_S)
 
     def is_busy(self) -> bool:
         """Its turns take more than a small share of the time."""
@@ -103,7 +107,8 @@ class FlowControl(asyncio.Protocol):
         return self.last_read + self._recent_s / CHEAP_SHARE
 
     def _is_known_as_cheap(self) -> bool:
-        return self._opened < self.last_read > monotonic() - KNOWN_S and not self.is_busy()
+        is_known = self._opened < self.last_read > monotonic() - KNOWN_S
+        return is_known and (self._longest_turn_s <= SHORT_TURN_S or not self.is_busy())
 
     @property
     def is_behind(self) -> bool:

@@ -6,8 +6,10 @@ single small request waits for all of them. The rules:
 
 - A turn has TURN_S; once turns have taken that long in a round, each further one has CROWDED_TURN_S.
 - Once they have taken ROUND_S only *cheap* connections are still served in this round: those that were served in the
-  last second, and whose turns took no more than some thousandth of the time. All others are put off, and so is
-  whoever has sent a large frame.
+  last second, and whose turns took at most CHEAP_SHARE of the time, or at most SHORT_TURN_S each. All others are put
+  off, and so is whoever has sent a large frame. On a slow machine a client that sends 100 small messages a second takes
+  more than CHEAP_SHARE. At most 50 connections can do so, because all together have the whole time: with short turns
+  they add 50 ms to a round.
 - When the reads of those that were put off have MAX_WAITING_BYTES together, nobody else but cheap connections is read
   until half of them have had their turn.
 - Those that were put off, and the rest of what a turn didn't finish, are served in the next rounds in turn, for
@@ -48,6 +50,10 @@ WAITING_S = 0.01
 #: that sends 50 small messages a second takes a third of that share.
 CHEAP_SHARE = 0.02
 CHEAP_S = 0.01
+#: The longest turn of a connection that is cheap whatever its share is, s.
+SHORT_TURN_S = 0.001
+#: By so much a connection's longest turn counts for less with each turn that follows.
+TURN_DECAY = 7 / 8
 #: However much a connection took, two seconds later that counts no more.
 MOST_S = 0.05
 #: What the reads of those that were put off may hold before no more are read, bytes: a read has 256 KiB at most.
