@@ -46,7 +46,7 @@ async def _damage_a_queue(broker: Target) -> None:
     ("harm", "notice"),
     [
         (_stall, r"slowest_ms=\d{3,4}"),
-        (_kill, "the broker ended"),
+        (_kill, "broker-a ended"),
         (_write_into_the_log, "forged"),
         (_damage_a_queue, "innocent"),
     ],
