@@ -172,11 +172,24 @@ class ReplicaWatch:
         if master != role.master_id:
             self._tell(f"epoch {role.epoch} of {name} has the masters {master} and {role.master_id}")
         takes = broker.config.broker_role is not BrokerRole.SLAVE and broker.appender.refusal is None
-        if not takes or kept.master_epoch <= role.epoch:
+        if not takes or not self._has_successor(kept, role):
             self._deposed_since.pop(life, None)
         elif now > self._deposed_since.setdefault(life, now) + _DEPOSED_S:
             self._tell(f"{life} takes messages, and is not the master of {name} any more")
             self._deposed_since[life] = inf
+
+    def _has_successor(self, kept: BrokerSet, role: Role) -> bool:
+        """Whether another broker is master and has been notified.
+
+        Until then the old master may take messages without a lease: all in-sync slaves confirm them, and only one of
+        these slaves can become master.
+        """
+        if kept.master in (None, role.master_id) or kept.master_epoch <= role.epoch:
+            return False
+        successor = self._servers.running.get(self._programs[kept.address_of(kept.master) or ""].name)
+        controlled = successor.controlled if successor is not None else None
+        roles = controlled._roles if controlled is not None else None
+        return roles is not None and roles.role.epoch >= kept.master_epoch
 
     # -- clients ------------------------------------------------------------------------------------------------
 
