@@ -67,11 +67,31 @@ def test_which_is_closed_first(browsers: Browsers, states: dict[str, Callable[[P
     for name, change in states.items():
         change(browsers.open(name))
     for n in range(MAX_PER_ADDRESS - len(states)):
-        browsers.open(f"other {n}", source="10.0.0.1").complete(3.0, is_working=True)
+        browsers.open(f"other {n}").complete(3.0, is_working=True)
     assert browsers.closed == []
     browsers.open("one too many", 4.0)
     assert browsers.closed == [first]
     assert len(browsers.connections) == MAX_PER_ADDRESS
+
+
+@pytest.mark.parametrize("change", [unread, idle])
+def test_a_flood_does_not_close_a_connection_that_has_just_come(
+    browsers: Browsers, change: Callable[[Peer], None]
+) -> None:
+    for n in range(MAX_PER_ADDRESS):
+        change(browsers.open(f"attacker {n}"))
+    for n in range(MAX_PER_ADDRESS - 1):
+        browsers.open(f"new {n}", 4.0 + n / 1000)
+    assert all(name.startswith("attacker") for name in browsers.closed)
+
+
+def test_a_flood_closes_the_oldest_of_those_that_have_just_come(browsers: Browsers) -> None:
+    """A connection whose response was read a moment ago gets its next request."""
+    idle(browsers.open("innocent"))
+    for n in range(2 * MAX_PER_ADDRESS):
+        browsers.open(f"attacker {n}", 2.1 + n / 1000)
+    assert "innocent" not in browsers.closed
+    assert browsers.closed[:2] == ["attacker 0", "attacker 1"]
 
 
 def test_an_address_closes_its_own_connections(browsers: Browsers) -> None:

@@ -17,12 +17,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from waiting import until
 
 from gantrymq.console import guard
 from gantrymq.console.connections import MAX_PER_ADDRESS
 from gantrymq.console.logins import hash_password
 from gantrymq.console.server import ConsoleThread
 from gantrymq.console.settings import Settings
+from gantrymq.console.tail import MAX_TAILS
 from gantrymq.testing.embedded import EmbeddedCluster
 
 #: Requests of strangers, and their connections.
@@ -52,6 +54,27 @@ def test_connections_that_say_nothing(cluster: EmbeddedCluster) -> None:
         silent[0].settimeout(10)
         assert silent[0].recv(1) == b""
         assert not tail.is_closed
+
+
+async def test_live_tails_that_open_at_once(cluster: EmbeddedCluster) -> None:
+    """No more than MAX_TAILS open. When they end, others can open."""
+    with ConsoleThread(Settings(cluster.name_server, port=0)) as console:
+
+        async def status(browser: httpx.AsyncClient) -> int:
+            request = browser.build_request("GET", "/tail/stream?topic=TBW102")
+            return (await browser.send(request, stream=True)).status_code
+
+        async with httpx.AsyncClient(base_url=console.address, timeout=30) as browser:
+            found = Counter(await asyncio.gather(*(status(browser) for _ in range(3 * MAX_TAILS))))
+            assert found == {200: MAX_TAILS, 503: 2 * MAX_TAILS}
+        async with httpx.AsyncClient(base_url=console.address, timeout=30) as browser:
+            await until(lambda: is_free(browser))
+
+
+async def is_free(browser: httpx.AsyncClient) -> bool:
+    """Whether another live tail can open."""
+    async with browser.stream("GET", "/tail/stream?topic=TBW102") as answer:
+        return answer.status_code == 200
 
 
 def test_a_body_that_never_ends(cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:

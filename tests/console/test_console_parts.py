@@ -153,6 +153,18 @@ async def test_what_was_forgotten_while_it_was_asked_for_is_asked_for_again() ->
     await gathered.close()
 
 
+async def test_pages_do_not_each_wait_for_a_first_value() -> None:
+    """The first one waits for it; if it takes longer than that, later ones hardly wait."""
+    gate = asyncio.Event()
+    gathered = Gathered(gate.wait, fresh_s=1.0)
+    assert await gathered.get(0.5) is None
+    async with asyncio.timeout(0.4):
+        assert await gathered.get(0.5, 0.01) is None
+    gate.set()
+    assert await gathered.get(0.5) is True
+    await gathered.close()
+
+
 async def test_closing_ends_what_is_under_way() -> None:
     ended = asyncio.Event()
 

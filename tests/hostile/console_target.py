@@ -4,8 +4,8 @@
 
     console_target.py HOST:PORT PID [COOKIE]
 
-Each round opens a connection and loads a static file and a page. `ready` is printed after the first round, the figures
-as one line of JSON when standard input closes.
+Each round opens a connection and loads a static file and a page. `ready` is printed after a round for each page, the
+figures as one line of JSON when standard input closes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from gantrymq.remoting.connection import Connection
 from gantrymq.testing.processes import ProcessCluster
 
 PASSWORD = "innocent1"
+#: The address that attackers connect from. The visitor has another one: connections are limited for each address.
+_ATTACKERS_ADDRESS = "127.0.0.2"
 #: Beyond it the console gets a MemoryError, before the machine's other users do; bytes.
 _MEMORY_LIMIT = 2 << 30
 _ANSWER_TIMEOUT_S = 60.0
@@ -65,6 +67,7 @@ class ConsoleTarget:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(10)
+        sock.bind((_ATTACKERS_ADDRESS, 0))
         sock.connect((host, int(port)))
         sock.setblocking(False)
         return sock
@@ -197,7 +200,9 @@ class _Visitor:
         self._sampled_at = 0.0
 
     def run_until_eof(self) -> None:
-        self._round()
+        # Every page has cached data before the attack begins.
+        for _ in _PAGES[1:]:
+            self._round()
         self.figures = Figures()
         print("ready", flush=True)
         while not select.select([sys.stdin], [], [], INTERVAL_S)[0]:

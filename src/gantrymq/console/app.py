@@ -336,26 +336,34 @@ class Console:
         async with self._downloads.one_of(visitor.user or _address(request)):
             yield visitor.eye
 
-    async def _tail(self, request: Request) -> Response:
+    async def _tail(self, request: Request) -> ASGIApp:
         """Server-sent events, each a TailRound in JSON."""
         try:
             arguments = arguments_of(TailArguments, request.query_params)
             visitor = self._visitor(request)
         except (BadArguments, _Refused) as e:
             return JSONResponse({"error": str(e)}, _status(e))
-        if self._tails >= MAX_TAILS:
-            return JSONResponse({"error": f"{MAX_TAILS} live tails are open already"}, 503)
-        return StreamingResponse(self._events(visitor, arguments), media_type="text/event-stream")
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            if self._tails >= MAX_TAILS:
+                refused = JSONResponse({"error": f"{MAX_TAILS} live tails are open already"}, 503)
+                await refused(scope, receive, send)
+                return
+            self._tails += 1
+            try:
+                events = StreamingResponse(self._events(visitor, arguments), media_type="text/event-stream")
+                await events(scope, receive, send)
+            finally:
+                self._tails -= 1
+
+        return answer
 
     async def _events(self, visitor: Visitor, arguments: TailArguments) -> AsyncIterator[bytes]:
-        self._tails += 1
         try:
             async for one in tail(visitor.eye, arguments, partial(self._access.is_open, visitor)):
                 yield b"data: %b\n\n" % msgspec.json.encode(one)
         except GantryError as e:
             yield b"data: %b\n\n" % msgspec.json.encode(TailRound([], 0, str(e)))
-        finally:
-            self._tails -= 1
         yield b"event: over\ndata: {}\n\n"
 
     async def _export(self, request: Request) -> ASGIApp:

@@ -10,6 +10,10 @@ is closed, within a state the one that has been in it for longest:
 
 On the right is the time after which the console closes it in any case.
 
+Incomplete and idle connections are fresh for FRESH_S. The console closes them after all others that are not working:
+otherwise each connection of a flood would close the one before it, and a browser's among them, before its request
+arrives.
+
 The classes here are told the time, and do no I/O.
 """
 
@@ -26,6 +30,8 @@ HEAD_WITHIN_S = 10.0
 REQUEST_WITHIN_S = 30.0
 #: A client that reads has read 48 KiB, or all that there is, in this time, s.
 UNREAD_WITHIN_S = 10.0
+#: A request arrives in this time after its connection, and the next request after a response, s.
+FRESH_S = 1.0
 #: Responses of all connections that are waiting to be read, bytes. On top of it, the largest is dropped.
 MAX_UNREAD_BYTES = 64 * 1024 * 1024
 #: The network that one owner of IPv6 addresses has.
@@ -86,8 +92,16 @@ class Peer:
         self._unread_since = None
 
     @property
-    def rank(self) -> tuple[State, float]:
-        """The connection with the lowest one is closed first."""
+    def state(self) -> State:
+        return self._state_since()[0]
+
+    def rank(self, now: float) -> tuple[bool, State, float]:
+        """The connection with the lowest rank is closed first."""
+        state, since = self._state_since()
+        is_fresh = state in (State.INCOMPLETE, State.IDLE) and now - since < FRESH_S
+        return is_fresh or state is State.WORKING, state, since
+
+    def _state_since(self) -> tuple[State, float]:
         if self._incomplete_since is not None:
             return State.INCOMPLETE, self._incomplete_since
         if self._unread_since is not None:
@@ -113,13 +127,19 @@ class Connections:
     def __len__(self) -> int:
         return self._count
 
+    def is_full(self, source: str) -> bool:
+        """Whether a new connection of the source closes another one of it."""
+        return len(self._by_source.get(source, ())) >= MAX_PER_ADDRESS
+
     def add(self, peer: Peer) -> None:
-        """Closes another connection when there are too many."""
+        """Adds a new connection. Closes another one if there are too many."""
+        now = peer.progress_at
         of_source = self._by_source.setdefault(peer.source, {})
-        if len(of_source) >= MAX_PER_ADDRESS:
-            self._close(min(of_source, key=_rank))
+        if self.is_full(peer.source):
+            self._close(min(of_source, key=lambda one: one.rank(now)))
         elif self._count >= MAX_CONNECTIONS:
-            self._close(min((one for peers in self._by_source.values() for one in peers), key=_rank))
+            everybody = (one for peers in self._by_source.values() for one in peers)
+            self._close(min(everybody, key=lambda one: one.rank(now)))
         self._by_source.setdefault(peer.source, {})[peer] = None
         self._count += 1
 
@@ -155,7 +175,7 @@ class Connections:
     def close_stalled(self) -> None:
         """Closes those that are incomplete or unread: a server that ends doesn't wait for them."""
         for peer in [one for peers in self._by_source.values() for one in peers]:
-            if peer.rank[0] in (State.INCOMPLETE, State.UNREAD):
+            if peer.state in (State.INCOMPLETE, State.UNREAD):
                 self._close(peer)
 
     def _close(self, peer: Peer) -> None:
@@ -174,7 +194,3 @@ def source_of(address: str) -> str:
     if ip.ipv4_mapped is not None:
         return str(ip.ipv4_mapped)
     return str(ipaddress.ip_network((ip, _IPV6_PREFIX), strict=False))
-
-
-def _rank(peer: Peer) -> tuple[State, float]:
-    return peer.rank

@@ -35,17 +35,25 @@ class Gathered(Generic[T]):
         self._value: T | None = None
         self._at = _FORGOTTEN
         self._took_s = 0.0
+        #: When the gathering that is under way began.
+        self._began = 0.0
         self._forgotten = 0
         self._task: asyncio.Task[T] | None = None
 
     async def get(self, wait_s: float = WAIT_S, stale_wait_s: float = STALE_WAIT_S) -> T | None:
-        """The newest there is within `wait_s`, or within `stale_wait_s` if there is an older value.
+        """The newest value there is within `wait_s`, or within `stale_wait_s` if there is an older value.
+
+        A caller without any value waits only `stale_wait_s` if `gather` has already run for `wait_s`.
 
         None when it was never there. Raises the GantryError of a first try.
         """
-        until = monotonic() + (wait_s if self._at == _FORGOTTEN else min(wait_s, stale_wait_s))
+        now = monotonic()
+        until = now + min(wait_s, stale_wait_s)
+        if self._at == _FORGOTTEN:
+            until = max(until, (now if self._task is None else self._began) + wait_s)
         while self._value is None or monotonic() - self._at >= max(self._fresh_s, _REST * self._took_s):
             if self._task is None:
+                self._began = monotonic()
                 self._task = asyncio.get_running_loop().create_task(self._run())
             task = self._task
             await asyncio.wait([task], timeout=max(until - monotonic(), 0))

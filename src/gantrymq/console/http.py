@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -14,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from gantrymq.background.tasks import Tasks
+from gantrymq.console.accept_queue import AcceptQueue
 from gantrymq.console.connections import HEAD_WITHIN_S, Connections, Peer, source_of
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.listener import Listener
@@ -26,6 +26,8 @@ _WRITE_BUFFER = 64 * 1024
 #: Connections that are taken between two looks at what browsers sent. A request that is here is read before many more
 #: connections come, which would close its own as an incomplete one.
 _CONNECTS_PER_TURN = 8
+#: Pause after a connection of an address that has its maximum of connections, s: then each new one closes another.
+_FULL_PAUSE_S = 0.01
 #: uvicorn counts ten ticks a second.
 _TICKS_A_CHECK = 10
 
@@ -41,7 +43,8 @@ class HttpServer(uvicorn.Server):
         self._listener: Listener | None = None
         self._connections = Connections()
         self._protocols: dict[Peer, _Connection] = {}
-        self._accepted: deque[tuple[Socket, str]] = deque()
+        self._accepted = AcceptQueue()
+        self._is_connecting = False
         self._arrivals = Tasks("a browser's connection")
 
     async def serve(self, sockets: list[Socket] | None = None) -> None:
@@ -69,7 +72,7 @@ class HttpServer(uvicorn.Server):
             self._listener.stop()
         await self._arrivals.stop()
         while self._accepted:
-            self._accepted.popleft()[0].close()
+            self._accepted.take()[0].close()
         self._connections.close_stalled()
         # Their protocols are notified in the next iteration of the loop.
         await asyncio.sleep(0)
@@ -89,15 +92,22 @@ class HttpServer(uvicorn.Server):
             # It has gone already.
             sock.close()
             return
-        self._accepted.append((sock, source))
-        if len(self._accepted) == 1:
+        self._accepted.add(sock, source)
+        if not self._is_connecting:
+            self._is_connecting = True
             asyncio.get_running_loop().call_soon(self._connect_some)
 
     def _connect_some(self) -> None:
+        pause_s = 0.0
         for _ in range(min(_CONNECTS_PER_TURN, len(self._accepted))):
-            self._arrivals.start(self._connect(*self._accepted.popleft()))
-        if self._accepted:
-            asyncio.get_running_loop().call_soon(self._connect_some)
+            sock, source = self._accepted.take()
+            self._arrivals.start(self._connect(sock, source))
+            if self._connections.is_full(source):
+                pause_s = _FULL_PAUSE_S
+                break
+        self._is_connecting = bool(pause_s or self._accepted)
+        if self._is_connecting:
+            asyncio.get_running_loop().call_later(pause_s, self._connect_some)
 
     async def _connect(self, sock: Socket, source: str) -> None:
         task = asyncio.current_task()
@@ -119,6 +129,9 @@ class HttpServer(uvicorn.Server):
         finally:
             if not is_connected:
                 self._connections.remove(peer)
+                if (protocol := self._protocols.get(peer)) is not None:
+                    # Closed just when it was connected: uvloop doesn't notify its protocol.
+                    protocol.connection_lost(None)
 
     def _opened(self, peer: Peer, protocol: _Connection | None) -> None:
         """A connection is there, or with None, it is lost."""

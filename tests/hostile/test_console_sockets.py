@@ -83,6 +83,23 @@ async def test_heads_that_come_slowly(tmp_path: Path, record_property: Record) -
 
 
 @pytest.mark.slow
+async def test_large_heads(tmp_path: Path, record_property: Record) -> None:
+    """Those that are larger than 64 KiB are refused, the others wait for their end."""
+    async with console_under_attack(tmp_path, record=record_property) as target:
+        assert await keep(target, 500, lambda n: b"GET / HTTP/1.1\r\nX-Large: " + b"x" * 60_000, b"x" * 1000, 0.5) > 0
+
+
+@pytest.mark.slow
+async def test_live_tails_that_nobody_reads(tmp_path: Path, record_property: Record) -> None:
+    async with console_under_attack(tmp_path, login=True, record=record_property) as target:
+        await target.store("tailed", b"x")
+        storing = asyncio.create_task(target.store("tailed", b"x" * 1000, 100_000))
+        await keep(target, 90, lambda n: target.head("/tail/stream?topic=tailed"), b"", 0.5)
+        storing.cancel()
+        await asyncio.gather(storing, return_exceptions=True)
+
+
+@pytest.mark.slow
 async def test_connections_without_a_request(tmp_path: Path, record_property: Record) -> None:
     async with console_under_attack(tmp_path, record=record_property) as target:
         with ExitStack() as stack:

@@ -1,0 +1,38 @@
+"""Sockets that wait for a connection of the console: the addresses take turns."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from gantrymq.console.accept_queue import AcceptQueue
+from gantrymq.console.connections import MAX_PER_ADDRESS
+
+
+def test_addresses_take_turns() -> None:
+    queue = AcceptQueue()
+    with ExitStack() as stack:
+        for source in ("a", "a", "a", "b", "c", "c"):
+            queue.add(stack.enter_context(socket.socket()), source)
+        assert len(queue) == 6
+        assert [queue.take()[1] for _ in range(6)] == ["a", "b", "c", "a", "c", "a"]
+    assert not queue
+    with pytest.raises(IndexError):
+        queue.take()
+
+
+def test_too_many_of_one_address() -> None:
+    """The oldest are closed."""
+    queue = AcceptQueue()
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(MAX_PER_ADDRESS + 2)]
+        queue.add(other := stack.enter_context(socket.socket()), "b")
+        for sock in sockets:
+            queue.add(sock, "a")
+        assert [sock.fileno() for sock in sockets[:2]] == [-1, -1]
+        assert sockets[2].fileno() != -1
+        assert len(queue) == MAX_PER_ADDRESS + 1
+        assert queue.take() == (other, "b")
+        assert queue.take() == (sockets[2], "a")
