@@ -79,6 +79,10 @@ class ProxyPeer:
         self._to_send[self._stream_id] = memoryview(payload), ends
         self._send(self._stream_id)
 
+    def send_half_a_frame(self) -> None:
+        """The head of a frame of DATA, and half of its payload."""
+        self._write(_frame(_DATA, 0, 1, bytes(1000))[:500])
+
     async def taken(self) -> bool:
         """Whether the proxy has taken all in time; one that doesn't defends itself."""
         with suppress(TimeoutError, ConnectionError):

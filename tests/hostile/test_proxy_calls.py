@@ -7,8 +7,12 @@ import gzip
 from collections.abc import Iterable
 
 import pytest
-from hostile_support import Target, UnderAttack
+from hostile_support import Target, UnderAttack, stop_in_time
 from proxy_peer import ProxyPeer, message, signed
+
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.proxy.v2 import definition_pb2 as pb
+from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 
 MIB = 1024 * 1024
 ROOT = ("root", "root-secret")
@@ -62,10 +66,13 @@ async def test_gzip_bombs(under_attack: UnderAttack, user: tuple[str, str] | Non
 @pytest.mark.parametrize(
     ("method", "element", "size"),
     [
+        ("AckMessage", b"\x1a\x00", 2 * MIB - 16),
+        ("SendMessage", b"\x0a\x02\x1a\x00", 4 * MIB - 16),
+        ("SendMessage", b"\x0a\x02\x1a\x00", 190_000),
         ("QueryRoute", b"\x12\x02\x12\x00", 60_000),
         ("ReceiveMessage", b"\x12\x04\x22\x02\x1a\x00", 2_000),
     ],
-    ids=["addresses", "many small"],
+    ids=["acknowledgements", "messages", "fewer messages", "addresses", "many small"],
 )
 async def test_messages_of_many_elements(under_attack: UnderAttack, method: str, element: bytes, size: int) -> None:
     payload = message(element * (size // len(element)))
@@ -76,3 +83,102 @@ async def test_messages_of_many_elements(under_attack: UnderAttack, method: str,
                 peer.call(method, payload)
             await asyncio.gather(*(peer.taken() for peer in attackers))
         await closed(attackers)
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+async def test_messages_of_4_mib_from_many_connections(under_attack: UnderAttack) -> None:
+    """SendMessage without a topic: the proxy reads each message before it can refuse it."""
+    body = b"x" * (4 * MIB - 1024)
+    sent = rpc_pb.SendMessageRequest(messages=[pb.Message(body=body)])
+    payload = message(sent.SerializeToString())
+    async with under_attack(proxy=True) as target:
+        attackers = await peers(target, 40)
+        for _ in range(2):
+            for peer in attackers:
+                peer.call("SendMessage", payload)
+            await asyncio.gather(*(peer.taken() for peer in attackers))
+        await closed(attackers)
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+async def test_streams_of_settings(under_attack: UnderAttack) -> None:
+    """Streams that stay open, with three commands each, of 60,000 empty topics."""
+    topics = [pb.Resource()] * 60_000
+    settings = rpc_pb.TelemetryCommand(settings=pb.Settings(publishing=pb.Publishing(topics=topics)))
+    payload = message(settings.SerializeToString())
+    async with under_attack(proxy=True) as target:
+        attackers = await peers(target, 4)
+        for _ in range(10):
+            for peer in attackers:
+                peer.call("Telemetry", payload * 3, ends=False)
+            await asyncio.gather(*(peer.taken() for peer in attackers))
+        await closed(attackers)
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+async def test_many_acknowledgements(under_attack: UnderAttack) -> None:
+    """1,000 calls at once from each of ten connections, with ten receipt handles each that the proxy didn't issue."""
+    entries = [rpc_pb.AckMessageEntry(message_id=f"01{n:030X}", receipt_handle="1 2 3 4 5 6 7 8") for n in range(10)]
+    request = rpc_pb.AckMessageRequest(group=pb.Resource(name="g"), topic=pb.Resource(name="t"), entries=entries)
+    async with under_attack(proxy=True) as target:
+        await called_at_once(target, "AckMessage", message(request.SerializeToString()))
+
+
+async def called_at_once(target: Target, method: str, payload: bytes) -> None:
+    attackers = await peers(target, 10)
+    for peer in attackers:
+        for _ in range(1000):
+            peer.call(method, payload)
+    await asyncio.gather(*(peer.taken() for peer in attackers))
+    await asyncio.sleep(1)
+    await closed(attackers)
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+async def test_a_proxy_with_busy_connections_ends_in_time(under_attack: UnderAttack) -> None:
+    """Each of 400 connections waits for the responses of 1,000 calls."""
+    async with under_attack(proxy=True) as target:
+        payload = await large_route(target)
+        await target.probe_no_more()
+        attackers = await peers(target, 400)
+        for peer in attackers:
+            for _ in range(1000):
+                peer.call("QueryRoute", payload)
+        assert target.proxy is not None
+        await asyncio.to_thread(stop_in_time, target.proxy)
+        await closed(attackers)
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+async def test_a_proxy_with_open_connections_ends_in_time(under_attack: UnderAttack) -> None:
+    """A quarter each of 400 connections: idle, an open stream, half of a message, half of a frame."""
+    settings = message(rpc_pb.TelemetryCommand(settings=pb.Settings(publishing=pb.Publishing())).SerializeToString())
+    async with under_attack(proxy=True) as target:
+        await target.probe_no_more()
+        attackers = await peers(target, 400)
+        for n, peer in enumerate(attackers):
+            if n % 4 == 1:
+                peer.call("Telemetry", settings, ends=False)
+            elif n % 4 == 2:
+                peer.call("SendMessage", message(b"x" * 1000)[:500], ends=False)
+            elif n % 4 == 3:
+                peer.send_half_a_frame()
+        assert all(await asyncio.gather(*(peer.taken() for peer in attackers)))
+        assert target.proxy is not None
+        await asyncio.to_thread(stop_in_time, target.proxy)
+        await closed(attackers)
+
+
+async def large_route(target: Target) -> bytes:
+    async with AdminClient(target.name_server.address) as admin:
+        await admin.ensure_topic("large", queues=1024)
+    request = rpc_pb.QueryRouteRequest(
+        topic=pb.Resource(name="large"),
+        endpoints=pb.Endpoints(scheme=pb.IPv4, addresses=[pb.Address(host="127.0.0.1", port=8081)]),
+    )
+    return message(request.SerializeToString())

@@ -212,12 +212,14 @@ class Http2Connection(asyncio.Protocol):
     def _defer(self) -> None:
         """Other connections have their slice before this one goes on."""
         self._is_deferred = True
+        self.quota.wait()
         if self._transport is not None:
             self._transport.pause_reading()
         self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
         self._is_deferred = False
+        self.quota.go_on()
         if self._transport is None or self.is_over:
             return
         self._take(self._rest)
@@ -248,9 +250,9 @@ class Http2Connection(asyncio.Protocol):
         self._is_flush_due = False
         out, self._out = self._out, []
         self._out_bytes = 0
-        if not out or self._transport is None:
-            return
-        self._transport.write(b"".join(out))
+        # uvloop raises for a transport that it closes, such as one whose start was cancelled.
+        if out and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(out))
 
     def header_block(self, block: bytes) -> bytes:
         """A block as it must be sent now."""
