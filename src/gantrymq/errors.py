@@ -38,14 +38,36 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 #: ResponseCode.REQUEST_CODE_NOT_SUPPORTED.
 _NOT_SUPPORTED = 3
-#: ResponseCode.NO_PERMISSION, and how a server says that it doesn't know who asks (AuthenticationException,
-#: AclException); the code has other reasons, too.
-_NO_PERMISSION = 16
-_NO_KEY = ("username cannot be null", "No accessKey is configured", "Authorization failed: no user is named")
+
+
+class RefusalReason(StrEnum):
+    """Why a server refused a request, or returned no messages, for the reasons that programs act on.
+
+    One response code has several reasons, and the remark is for people. GantryMQ's servers send the reason in a header
+    field of their own. The reasons of Java's servers follow from their remarks (`protocol.refusals`).
+    """
+
+    #: The broker is a slave, or a former master, or its lease has ended: request the route again.
+    NOT_MASTER = "NOT_MASTER"
+    #: The broker stored the message as a master, and another broker is master now: the new master may have the message.
+    MAY_BE_STORED = "MAY_BE_STORED"
+    #: The in-sync set is smaller than `minInSyncReplicas`.
+    NOT_ENOUGH_REPLICAS = "NOT_ENOUGH_REPLICAS"
+    #: The NameServer has just started and waits for brokers (`needWaitForService`).
+    NAME_SERVER_NOT_READY = "NAME_SERVER_NOT_READY"
+    #: Access control is on, and the request has no access key.
+    NO_CREDENTIALS = "NO_CREDENTIALS"
+    #: The user is authenticated, and lacks the permission.
+    NOT_PERMITTED = "NOT_PERMITTED"
+    #: The queue has the messages and the commit log does not: retention removed them, or they are lost.
+    MESSAGES_REMOVED = "MESSAGES_REMOVED"
+    #: The reply is for a requester that is not connected.
+    REQUESTER_GONE = "REQUESTER_GONE"
 
 
 class GantryError(Exception):
@@ -158,24 +180,29 @@ class BrokerUnavailable(GantryError):
 class RequestRefused(GantryError):
     """A handler's answer other than success; `code` is the ResponseCode, the message the remark.
 
+    `reason` tells programs what the code does not; None if nobody acts on it.
+
     Remedy: nothing for users of a client: it is how a handler of a server answers, and becomes the client's
     BrokerError.
     """
 
-    def __init__(self, code: int, remark: str) -> None:
+    def __init__(self, code: int, remark: str, reason: RefusalReason | None = None) -> None:
         super().__init__(remark)
         self.code = code
+        self.reason = reason
 
 
 class BrokerError(GantryError):
     """A NameServer or broker answered with an error; `code` is a `ResponseCode` where known.
 
+    `reason` is a `RefusalReason`, or None if the response has no reason that programs act on.
+
     Remedy: by its `code`, see the table of codes, and by what the remark says.
     """
 
-    def __init__(self, code: int, remark: str | None, address: str) -> None:
+    def __init__(self, code: int, remark: str | None, address: str, reason: RefusalReason | None = None) -> None:
         text = f"{address} answered code {code}: {_printable((remark or '').strip() or 'no remark')}"
-        if code == _NO_PERMISSION and remark and remark.startswith(_NO_KEY):
+        if reason is RefusalReason.NO_CREDENTIALS:
             text += (
                 ". The request had no access key, which it wants: hooks=[AclHook(access_key, secret_key)], or "
                 "--acl-config FILE"
@@ -188,6 +215,7 @@ class BrokerError(GantryError):
         self.code = code
         self.remark = remark or ""
         self.address = address
+        self.reason = reason
 
 
 class ClientError(GantryError):

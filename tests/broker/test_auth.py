@@ -18,7 +18,7 @@ from gantrymq.broker.broker import Broker
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.errors import BrokerError, ConfigError
+from gantrymq.errors import BrokerError, ConfigError, RefusalReason
 from gantrymq.protocol.acl_signature import ACCESS_KEY, SIGNATURE, Signer
 from gantrymq.protocol.bodies.auth import UserInfo
 from gantrymq.protocol.bodies.heartbeat import HeartbeatData, ProducerData
@@ -26,6 +26,7 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.message_id import decode_offset_message_id
+from gantrymq.protocol.private_fields import REASON_FIELD
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply, RpcHook
 
@@ -167,6 +168,9 @@ async def test_users_and_policies(start: StartBroker, connect: Callable[..., Awa
         assert (await alice.send("others", b"body")).code == ResponseCode.NO_PERMISSION
         denied = await alice.pull("orders", group="another")
         assert "User:alice has no permission to access Group:another from 127.0.0.1" in str(denied.remark)
+        assert denied.ext_fields[REASON_FIELD] == RefusalReason.NOT_PERMITTED
+        stranger = await (await connect(broker)).send("orders", b"body")
+        assert stranger.ext_fields[REASON_FIELD] == RefusalReason.NO_CREDENTIALS
 
         await admin.update_user([address], UserInfo("alice", user_status="disable"))
         assert (await alice.send("orders", b"body")).remark == "User:alice is disabled."

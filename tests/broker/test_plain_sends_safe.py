@@ -15,10 +15,10 @@ from waiting import until
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
 from gantrymq.broker.flush_waits import FlushWaits
-from gantrymq.errors import StoreError
+from gantrymq.errors import RefusalReason, StoreError
 from gantrymq.kernels import native
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.protocol.private_fields import TIMEOUT_FIELD
+from gantrymq.protocol.private_fields import REASON_FIELD, TIMEOUT_FIELD
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import SYNC_FLUSH
 
@@ -133,6 +133,7 @@ async def test_a_deposed_master_refuses_all(tmp_path: Path, monkeypatch: pytest.
             (n, ResponseCode.SERVICE_NOT_AVAILABLE) for n in (3, 4)
         ]
         assert "another broker has become master" in str(answers[0].remark)
+        assert answers[0].ext_fields[REASON_FIELD] == RefusalReason.MAY_BE_STORED
 
 
 async def test_a_disk_that_fails_is_said_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +210,7 @@ async def test_nothing_is_taken_with_too_few_replicas(tmp_path: Path, monkeypatc
         waits_of(broker).lacks_replicas = True
         [answer] = client.answers(frames(3))
         assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough")
+        assert answer.ext_fields[REASON_FIELD] == RefusalReason.NOT_ENOUGH_REPLICAS
         assert broker.store.max_physical_offset == end
 
 

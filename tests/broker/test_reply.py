@@ -11,12 +11,14 @@ from waiting import until
 from gantrymq.broker import reply as reply_module
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.budget import Budget
+from gantrymq.errors import RefusalReason
 from gantrymq.protocol.bodies.heartbeat import HeartbeatData, ProducerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.send import ReplyMessageRequestHeader, SendMessageResponseHeader
 from gantrymq.protocol.message import decode_messages
+from gantrymq.protocol.private_fields import REASON_FIELD
 from gantrymq.protocol.properties import MESSAGE_REPLY_TO_CLIENT, PUSH_REPLY_TIME, decode_properties
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply
@@ -113,6 +115,7 @@ async def test_an_asker_who_left_is_not_found(broker: Broker, peer: Peer) -> Non
     await until(lambda: not broker.members.producers)
     answer = await reply(peer, RequestCode.SEND_REPLY_MESSAGE_V2, {MESSAGE_REPLY_TO_CLIENT: "asker"})
     assert answer.remark == "push reply message fail, channel of <asker> not found."
+    assert answer.ext_fields[REASON_FIELD] == RefusalReason.REQUESTER_GONE
 
 
 async def test_without_storing_nothing_is_stored(broker: Broker, peer: Peer) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 from scripted import ScriptedNameServer, route_over, serving
 
 from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import RefusalReason
 from gantrymq.protocol.batch import decode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2, SendMessageResponseHeader
 from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message_id import encode_offset_message_id
+from gantrymq.protocol.private_fields import REASON_FIELD
 from gantrymq.protocol.properties import decode_properties
 from gantrymq.protocol.record import encode_host
 from gantrymq.remoting.connection import Connection
@@ -47,7 +49,6 @@ class ProducerBroker:
     def __init__(self, name: str = "broker", answer: ResponseCode | None = ResponseCode.SUCCESS, port: int = 0) -> None:
         self.name = name
         self.answer = answer
-        self.remark = "as scripted"
         self.more: dict[str, str] = {}
         self.sent: list[Sent] = []
         self.ends: list[tuple[EndTransactionRequestHeader, str | None]] = []
@@ -75,6 +76,11 @@ class ProducerBroker:
     def address(self) -> str:
         return f"127.0.0.1:{self.server.port}"
 
+    def refuse(self, code: ResponseCode, reason: RefusalReason) -> None:
+        """Sends are refused from now on."""
+        self.answer = code
+        self.more = {REASON_FIELD: reason}
+
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         sent = Sent(request)
         self.sent.append(sent)
@@ -83,7 +89,7 @@ class ProducerBroker:
         count = len(sent.bodies) if request.code == RequestCode.SEND_BATCH_MESSAGE else 1
         ids = ",".join(encode_offset_message_id(HOST, 1000 * len(self.sent) + n) for n in range(count))
         header = SendMessageResponseHeader(msg_id=ids, queue_id=sent.header.queue_id, queue_offset=len(self.sent))
-        return RemotingCommand.response(self.answer, self.remark, header, fields=self.more)
+        return RemotingCommand.response(self.answer, "as scripted", header, fields=self.more)
 
     def _end(self, connection: Connection, request: RemotingCommand) -> None:
         self.ends.append((request.read_header(EndTransactionRequestHeader), request.remark))

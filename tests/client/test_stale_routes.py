@@ -14,12 +14,13 @@ from waiting import until
 
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import BrokerUnavailable
+from gantrymq.errors import BrokerUnavailable, RefusalReason
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.protocol.private_fields import REASON_FIELD
 from gantrymq.remoting.connection import Connection, RequestHandler
 
 
@@ -101,7 +102,7 @@ async def test_a_consumer_follows_a_lost_broker_that_has_left_the_route() -> Non
 
 async def test_a_consumer_asks_who_is_master_instead_of_a_slave() -> None:
     name_server, first, second = ScriptedNameServer({}), ScriptedGroupBroker(), ScriptedGroupBroker()
-    first.remark = "this broker is a slave"
+    first.more = {REASON_FIELD: RefusalReason.NOT_MASTER}
     first.pull_answers = [(ResponseCode.SYSTEM_BUSY, 0, b"")] * 3
     async with consuming(name_server, first, second):
         name_server.routes["topic"] = route({0: second.address, 1: first.address})
@@ -110,8 +111,8 @@ async def test_a_consumer_asks_who_is_master_instead_of_a_slave() -> None:
 
 async def test_requests_for_a_route_are_bounded() -> None:
     """However many sends fail: 50 at a time, each for 2 s, asked 2000 times."""
-    broker = ProducerBroker(answer=ResponseCode.SYSTEM_BUSY)
-    broker.remark = "no controller has said of late that this broker is still the master"
+    broker = ProducerBroker()
+    broker.refuse(ResponseCode.SYSTEM_BUSY, RefusalReason.NOT_MASTER)
     name_server = ScriptedNameServer({})
     async with serving([name_server, broker]):
         name_server.routes["topic"] = route({0: broker.address})
@@ -129,7 +130,7 @@ async def test_a_producer_with_several_brokers_asks_in_the_background() -> None:
         ProducerBroker("broker-b"),
         ProducerBroker("broker-a"),
     )
-    deposed.remark = "no controller has said of late that this broker is still the master"
+    deposed.refuse(ResponseCode.SYSTEM_BUSY, RefusalReason.NOT_MASTER)
     name_server = ScriptedNameServer({})
 
     def route_with(master: ProducerBroker) -> TopicRouteData:

@@ -17,7 +17,7 @@ from waiting import until
 
 from gantrymq.cli.main import run
 from gantrymq.config import parse_properties
-from gantrymq.errors import BrokerError, ConfigError, RemotingError
+from gantrymq.errors import BrokerError, ConfigError, RefusalReason, RemotingError
 from gantrymq.namesrv import server as server_module
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
@@ -98,8 +98,9 @@ async def test_no_route_in_the_first_seconds(config: NamesrvConfig, client: Remo
     server = NameServer(config)
     await server.start()
     await client.call(server.address, registration(broker_header(), topics_body("A", "B")))
-    with pytest.raises(BrokerError, match="name server not ready"):
+    with pytest.raises(BrokerError, match="name server not ready") as raised:
         await client.call(server.address, route_request())
+    assert raised.value.reason is RefusalReason.NAME_SERVER_NOT_READY
 
     async def is_found() -> bool:
         return (await client.invoke(server.address, route_request())).code == ResponseCode.SUCCESS

@@ -15,6 +15,7 @@ from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader, PullMessageResponseHeader
+from gantrymq.protocol.private_fields import REASON_FIELD, TOPIC_BEGIN_FIELD
 from gantrymq.protocol.pull_request import decode_pull_request
 from gantrymq.protocol.pull_response import encode_pull_head
 
@@ -105,18 +106,19 @@ def test_what_is_remembered_is_bounded() -> None:
     offsets=st.tuples(*[st.integers(-1, 2**63 - 1)] * 4),
     opaque=st.integers(-(2**31), 2**31 - 1),
     body=st.binary(max_size=50),
+    fields=st.dictionaries(st.sampled_from([TOPIC_BEGIN_FIELD, REASON_FIELD]), st.sampled_from(["7", "GONE"])),
 )
 def test_the_head_of_an_answer(
-    encoding: SerializeType, offsets: tuple[int, int, int, int], opaque: int, body: bytes
+    encoding: SerializeType, offsets: tuple[int, int, int, int], opaque: int, body: bytes, fields: dict[str, str]
 ) -> None:
-    head = encode_pull_head(encoding, opaque, 20, "NO_MATCHED_MESSAGE", *offsets, len(body))
+    head = encode_pull_head(encoding, opaque, 20, "NO_MATCHED_MESSAGE", *offsets, len(body), fields)
     (command,) = FrameReader().feed(head + body)
     suggested, following, lowest, highest = offsets
     header = PullMessageResponseHeader(
         suggest_which_broker_id=suggested, next_begin_offset=following, min_offset=lowest, max_offset=highest
     )
-    expected = RemotingCommand.response(20, "NO_MATCHED_MESSAGE", header, body)
+    expected = RemotingCommand.response(20, "NO_MATCHED_MESSAGE", header, body, fields=dict(fields))
     expected.opaque, expected.serialize_type = opaque, encoding
-    assert command.read_header(PullMessageResponseHeader) == header
+    assert {name: command.ext_fields[name] for name in fields} == fields
     assert (command.code, command.opaque, command.remark, command.body) == (20, opaque, "NO_MATCHED_MESSAGE", body)
     assert head + body == expected.encode()

@@ -14,7 +14,7 @@ from gantrymq.auth.need import ANYTHING, Guarded, Need, send_need
 from gantrymq.auth.needs import needs
 from gantrymq.auth.plain_acl import Account, Perm, PlainAcl, shown
 from gantrymq.auth.policy import Action, Pattern, ResourceType
-from gantrymq.errors import RequestRefused
+from gantrymq.errors import RefusalReason, RequestRefused
 from gantrymq.protocol.acl_signature import ACCESS_KEY
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -47,7 +47,7 @@ class PlainAccess:
         fields = request.ext_fields
         access_key = fields.get(ACCESS_KEY)
         if access_key is None:
-            raise _refused("No accessKey is configured")
+            raise _refused("No accessKey is configured", RefusalReason.NO_CREDENTIALS)
         account = acl.accounts.get(access_key)
         if account is None:
             raise _refused(f"No acl config for {access_key}")
@@ -137,5 +137,5 @@ def _perm(kind: ResourceType, actions: tuple[Action, ...]) -> Perm | None:
     return perms[0] if perms and kind is not ResourceType.CLUSTER else None
 
 
-def _refused(remark: str) -> RequestRefused:
-    return RequestRefused(ResponseCode.NO_PERMISSION, remark)
+def _refused(remark: str, reason: RefusalReason | None = None) -> RequestRefused:
+    return RequestRefused(ResponseCode.NO_PERMISSION, remark, reason)

@@ -13,7 +13,7 @@ from gantrymq.auth.needs import needs
 from gantrymq.auth.policy import Decision
 from gantrymq.auth.user_table import UserTable
 from gantrymq.auth.users import User, UserStatus, UserType, subject_of
-from gantrymq.errors import RequestRefused
+from gantrymq.errors import RefusalReason, RequestRefused
 from gantrymq.protocol.acl_signature import ACCESS_KEY
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -73,7 +73,7 @@ class UserAccess:
         fields = request.ext_fields
         username = fields.get(ACCESS_KEY)
         if not username:
-            raise _refused("username cannot be null.")
+            raise _refused("username cannot be null.", RefusalReason.NO_CREDENTIALS)
         user = self._table.users.get(username)
         if user is None:
             raise _refused(f"User:{username} is not found.")
@@ -87,14 +87,16 @@ class UserAccess:
         username = request.ext_fields.get(ACCESS_KEY, "")
         user = self._table.users.get(username)
         if user is None:
-            raise _refused(f"User:{username} not found." if username else "Authorization failed: no user is named.")
+            if not username:
+                raise _refused("Authorization failed: no user is named.", RefusalReason.NO_CREDENTIALS)
+            raise _refused(f"User:{username} not found.")
         _check_enabled(user)
         if user.user_type is UserType.SUPER:
             return
         for need in needs(request, self._broker):
             problem = self._problem(username, need, host)
             if problem is not None:
-                raise _refused(problem)
+                raise _refused(problem, RefusalReason.NOT_PERMITTED)
 
     def _problem(self, username: str, need: Need, host: str) -> str | None:
         """Why the user may not, None where it may."""
@@ -128,5 +130,5 @@ def _check_enabled(user: User) -> None:
         raise _refused(f"User:{user.username} is disabled.")
 
 
-def _refused(remark: str) -> RequestRefused:
-    return RequestRefused(ResponseCode.NO_PERMISSION, remark)
+def _refused(remark: str, reason: RefusalReason | None = None) -> RequestRefused:
+    return RequestRefused(ResponseCode.NO_PERMISSION, remark, reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from gantrymq.broker.long_polling import LongPolling
-from gantrymq.errors import RequestRefused, StoreError, StoreFull
+from gantrymq.errors import RefusalReason, RequestRefused, StoreError, StoreFull
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
 from gantrymq.protocol.record import BLANK_SIZE, Record, encode_host
@@ -159,7 +159,9 @@ class Appender:
         return offsets
 
     def _refused(self) -> RequestRefused:
-        return RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {self.refusal}")
+        return RequestRefused(
+            ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {self.refusal}", RefusalReason.NOT_MASTER
+        )
 
     def append_again(
         self, record: Record, queue: ConsumeQueue, properties: bytes, tags_code: int, reconsume_times: int

@@ -20,7 +20,7 @@ from gantrymq.broker.part import Part
 from gantrymq.broker.replication.promises import ALL_IN_SYNC_STATE_SET, Mode, not_enough, replicas_needed
 from gantrymq.broker.replication.slave_waits import SlaveWaits
 from gantrymq.broker.wait_queues import WaitQueues
-from gantrymq.errors import RequestRefused
+from gantrymq.errors import RefusalReason, RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.connection import Connection
@@ -128,7 +128,8 @@ class FlushWaits(Part):
             if waiting.missing & _SLAVES:
                 waiting.missing = 0
                 waiting.is_unconfirmed = self._config.enable_controller_mode
-                self._give(waiting, RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, _DEPOSED))
+                deposed = RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, _DEPOSED, RefusalReason.MAY_BE_STORED)
+                self._give(waiting, deposed)
 
     async def stop(self) -> None:
         """Waits until all are answered: what is stored is flushed now, or the time of each is up."""

@@ -20,15 +20,16 @@ from gantrymq.broker.replication.slave_reads import SlaveReads
 from gantrymq.broker.reused_offsets import WHILE_S, ReusedOffsets
 from gantrymq.broker.subscription_groups import SubscriptionGroupTable
 from gantrymq.broker.topics import BrokerTopics
-from gantrymq.errors import RequestRefused
+from gantrymq.errors import RefusalReason, RequestRefused
 from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
+from gantrymq.protocol.private_fields import REASON_FIELD, TOPIC_BEGIN_FIELD
 from gantrymq.protocol.pull_request import decode_pull_request
-from gantrymq.protocol.pull_response import encode_pull_head
+from gantrymq.protocol.pull_response import NO_FIELDS, encode_pull_head
 from gantrymq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import LongRequests, Steps
@@ -312,6 +313,9 @@ class Pulling(Part):
             broker_id = group.which_broker_when_consume_slowly if behind else group.broker_id
             if self._slave is not None and not behind:
                 broker_id = self._slave.suggested_broker()
+        private_fields = NO_FIELDS
+        if topic_begin or result.status is GetStatus.MESSAGE_WAS_REMOVING:
+            private_fields = _private_fields(topic_begin, result.status)
         head = encode_pull_head(
             request.serialize_type,
             request.opaque,
@@ -322,7 +326,7 @@ class Pulling(Part):
             result.min_offset,
             result.max_offset,
             result.size,
-            topic_begin,
+            private_fields,
         )
         return [head, *result.buffers]
 
@@ -354,3 +358,10 @@ def _code(result: GetResult, header: PullMessageRequestHeader) -> int:
         return code
     # NO_MATCHED_LOGIC_QUEUE, NO_MESSAGE_IN_QUEUE: an empty queue is waited for, an offset in it can't be right.
     return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
+
+
+def _private_fields(topic_begin: int, status: GetStatus) -> Mapping[str, str]:
+    fields = {TOPIC_BEGIN_FIELD: str(topic_begin)} if topic_begin else {}
+    if status is GetStatus.MESSAGE_WAS_REMOVING:
+        fields[REASON_FIELD] = RefusalReason.MESSAGES_REMOVED.value
+    return fields

@@ -16,7 +16,7 @@ from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.part import Part
 from gantrymq.broker.room_waits import WAIT_S
 from gantrymq.broker.topics import BrokerTopics
-from gantrymq.errors import RemotingError, RequestRefused, StoreBusy
+from gantrymq.errors import RefusalReason, RemotingError, RequestRefused, StoreBusy
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -29,6 +29,7 @@ from gantrymq.protocol.headers.send import (
     SendMessageResponseHeader,
 )
 from gantrymq.protocol.message_id import encode_offset_message_id
+from gantrymq.protocol.private_fields import REASON_FIELD
 from gantrymq.protocol.properties import (
     MAX_PROPERTIES_LENGTH,
     decode_properties,
@@ -132,19 +133,23 @@ class Replies(Part):
                 if not self._topics.is_written(header.topic):
                     await self._topics.written()
                 await self._store(connection, request, header, answer)
-        return RemotingCommand.response(ResponseCode.SYSTEM_ERROR if problem else ResponseCode.SUCCESS, problem, answer)
+        if problem is None:
+            return RemotingCommand.response(header=answer)
+        fields = {} if problem.reason is None else {REASON_FIELD: problem.reason.value}
+        return RemotingCommand.response(problem.code, str(problem), answer, fields=fields)
 
     async def _push(
         self, connection: Connection, request: RemotingCommand, header: SendMessageRequestHeader
-    ) -> str | None:
-        """What went wrong, None when the client has the reply."""
+    ) -> RequestRefused | None:
+        """The error if the client has not received the reply."""
         fields = decode_properties((header.properties or "").encode())
         client_id = fields.get(names.MESSAGE_REPLY_TO_CLIENT)
         if client_id is None:
-            return f"reply message properties[{names.MESSAGE_REPLY_TO_CLIENT}] is null"
+            remark = f"reply message properties[{names.MESSAGE_REPLY_TO_CLIENT}] is null"
+            return RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
         member = self._members.producer_member(client_id)
         if member is None:
-            return f"push reply message fail, channel of <{client_id}> not found."
+            return _requester_gone(f"push reply message fail, channel of <{client_id}> not found.")
         fields |= self._own_properties()
         now_ms = clock.now_ms()
         fields[names.PUSH_REPLY_TIME] = str(now_ms)
@@ -169,9 +174,11 @@ class Replies(Part):
                 RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, request.body), PUSH_TIMEOUT_MS
             )
         except RemotingError as e:
-            return f"push reply message to {client_id} fail: {e}"
+            return _requester_gone(f"push reply message to {client_id} fail: {e}")
         if answer.code != ResponseCode.SUCCESS:
-            return f"push reply message to {client_id} fail: it answered {answer.code}, {answer.remark}"
+            return _requester_gone(
+                f"push reply message to {client_id} fail: it answered {answer.code}, {answer.remark}"
+            )
         return None
 
     def _own_properties(self) -> dict[str, str]:
@@ -227,3 +234,7 @@ class Replies(Part):
         answer.queue_id = queue_id
         answer.queue_offset = result.queue_offset
         return result.physical_offset + result.size
+
+
+def _requester_gone(remark: str) -> RequestRefused:
+    return RequestRefused(ResponseCode.SYSTEM_ERROR, remark, RefusalReason.REQUESTER_GONE)

@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 from gantrymq.client.route_answers import RouteAnswer
 from gantrymq.errors import (
-    BrokerError,
     ConnectionLost,
     NoRouteInfo,
     ProtocolError,
+    RefusalReason,
     RequestTimeout,
     RouteNotReady,
     SendOutcomeUnknown,
 )
-from gantrymq.protocol.awaited_brokers import awaited_brokers, is_not_ready
+from gantrymq.protocol.awaited_brokers import awaited_brokers
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL, ConsumerList, HeartbeatData
 from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
 from gantrymq.protocol.bodies.queue_map import QueueObject
@@ -46,6 +46,7 @@ from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.private_fields import UNCONFIRMED_FIELD
 from gantrymq.protocol.properties import MSG_REGION, TRACE_SWITCH
+from gantrymq.protocol.refusals import broker_error, refusal_reason
 from gantrymq.protocol.send_response import decode_send_response
 from gantrymq.protocol.sys_flag import PULL_LITE, PULL_SUBSCRIPTION
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
@@ -92,14 +93,10 @@ class PullStatus(Enum):
     OFFSET_ILLEGAL = ResponseCode.PULL_OFFSET_MOVED
 
 
-#: The remark for messages that their queue has and the log has not: removed by retention, or lost.
-MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-
-
 class PullResult(NamedTuple):
     """`body` holds the records (`protocol.message.decode_messages`); go on at `next_begin_offset` in any case.
 
-    `remark` is the name of what the broker's store has said: MESSAGE_WAS_REMOVING, too, is NO_MATCHED_MESSAGE here.
+    `is_removed` is true if the commit log lacks messages that the queue has; the status is NO_MATCHED_MESSAGE.
     `topic_begin` is `private_fields.TOPIC_BEGIN_FIELD`, 0 without it.
     """
 
@@ -109,7 +106,7 @@ class PullResult(NamedTuple):
     max_offset: int
     suggest_which_broker_id: int
     body: bytes
-    remark: str | None
+    is_removed: bool
     topic_begin: int = 0
 
 
@@ -182,9 +179,12 @@ class BrokerApi:
         response = await self.remoting.invoke(name_server, request, timeout_ms)
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
             return RouteAnswer(None, awaited_brokers(response))
-        if is_not_ready(response):
-            raise RouteNotReady(topic, [name_server])
-        route = decode_json(_checked(response, name_server).body, TopicRouteData)
+        if response.code != ResponseCode.SUCCESS:
+            error = broker_error(response, name_server)
+            if error.reason is RefusalReason.NAME_SERVER_NOT_READY:
+                raise RouteNotReady(topic, [name_server])
+            raise error
+        route = decode_json(response.body, TopicRouteData)
         return RouteAnswer(route, awaited_brokers(response))
 
     async def cluster_info(self, name_server: str, timeout_ms: int = TIMEOUT_MS) -> ClusterInfo:
@@ -212,7 +212,7 @@ class BrokerApi:
             response = await self.remoting.invoke(address, command, timeout_ms)
             status = _SEND_STATUS.get(response.code)
             if status is None:
-                raise BrokerError(response.code, response.remark, address)
+                raise broker_error(response, address)
             plain = decode_send_response(response, queue.queue_id)
             if plain is not None:
                 offset_msg_id, queue_offset, transaction_id, region_id, trace_on = plain
@@ -255,7 +255,7 @@ class BrokerApi:
         response = await self.remoting.invoke(address, RemotingCommand.request(code, header), timeout_ms)
         status = _PULL_STATUS.get(response.code)
         if status is None:
-            raise BrokerError(response.code, response.remark, address)
+            raise broker_error(response, address)
         answer = response.read_header(PullMessageResponseHeader)
         return PullResult(
             status,
@@ -264,7 +264,7 @@ class BrokerApi:
             answer.max_offset,
             answer.suggest_which_broker_id,
             response.body,
-            response.remark,
+            status is PullStatus.NO_MATCHED_MESSAGE and refusal_reason(response) is RefusalReason.MESSAGES_REMOVED,
             answer.gantry_topic_begin or 0,
         )
 
@@ -477,5 +477,5 @@ class BrokerApi:
 
 def _checked(response: RemotingCommand, address: str) -> RemotingCommand:
     if response.code != ResponseCode.SUCCESS:
-        raise BrokerError(response.code, response.remark, address)
+        raise broker_error(response, address)
     return response

@@ -5,20 +5,12 @@ A client then requests the topic's route again, from which it gets the address o
 
 from __future__ import annotations
 
-from gantrymq.errors import BrokerError
+from gantrymq.errors import BrokerError, RefusalReason
 
-#: The remark for a message that a former master has stored, and that the new master may have.
-MAY_BE_STORED = "another broker has become master"
-#: Remarks of a former master, and of a new one that can't take messages yet. The last one is also Java's.
-_REMARKS = (
-    "this broker is a slave",
-    "another broker is master",
-    MAY_BE_STORED,
-    "no controller has said of late",
-    "in-sync replicas not enough",
-)
+#: Reasons of a former master, and of a new one that can't take messages yet.
+_REASONS = (RefusalReason.NOT_MASTER, RefusalReason.MAY_BE_STORED, RefusalReason.NOT_ENOUGH_REPLICAS)
 
 
 def is_role_change(error: BaseException) -> bool:
     """Whether a broker refused a request because of its role, so that the route must be requested again."""
-    return isinstance(error, BrokerError) and any(remark in error.remark for remark in _REMARKS)
+    return isinstance(error, BrokerError) and error.reason in _REASONS

@@ -14,13 +14,11 @@ from gantrymq.client.acl_hook import AclHook
 from gantrymq.console.limited import LimitedAdmin, Limits
 from gantrymq.console.sessions import Session
 from gantrymq.console.settings import Settings
-from gantrymq.errors import BrokerError, ConfigError, GantryError
+from gantrymq.errors import BrokerError, ConfigError, GantryError, RefusalReason
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.remoting.connection import RpcHook
 
 ADMIN, VIEWER = "admin", "viewer"
-#: What a broker says of who is known to it and may not do this (`AclAuthorizationHandler`, `UserAccess`).
-_KNOWN_BUT_REFUSED = "has no permission to access"
 _MAX_NAME = 128
 #: Of a password that nobody has: an unknown name takes as long as a wrong password.
 _NOBODYS = "$argon2id$v=19$m=65536,t=3,p=4$v50Wn8mNZt+uNYShoSJesQ$X4H5nepbojaBRJ5h/1fodBKJ58CasLvp4DI+ZzWYB24"
@@ -82,7 +80,7 @@ class ClusterLogin:
                         if e.code != ResponseCode.NO_PERMISSION:
                             error = e
                             continue
-                        return _KNOWN_BUT_REFUSED in e.remark
+                        return e.reason is RefusalReason.NOT_PERMITTED
                     except GantryError as e:
                         error = e
                         continue
@@ -103,7 +101,7 @@ class ClusterLogin:
                 return True
             except BrokerError as e:
                 if e.code == ResponseCode.NO_PERMISSION:
-                    if _KNOWN_BUT_REFUSED in e.remark:
+                    if e.reason is RefusalReason.NOT_PERMITTED:
                         return True
                     is_refused = True
             except GantryError:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable
 from gantrymq.background.failures import failure_fields
 from gantrymq.background.jobs import Jobs
 from gantrymq.config import format_properties
-from gantrymq.errors import BodyError, RequestRefused
+from gantrymq.errors import BodyError, RefusalReason, RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.namesrv import lost_brokers
 from gantrymq.namesrv.answers import encode_body, in_zone
@@ -128,7 +128,9 @@ class RequestHandlers:
         topic = request.read_header(TopicRequestHeader).topic
         config = self._config
         if config.need_wait_for_service and monotonic() - self._started < config.wait_seconds_for_service:
-            raise RequestRefused(ResponseCode.SYSTEM_ERROR, "name server not ready")
+            raise RequestRefused(
+                ResponseCode.SYSTEM_ERROR, "name server not ready", RefusalReason.NAME_SERVER_NOT_READY
+            )
         # Clients of other languages get the same response as from Java's NameServer.
         fields = self._private_fields(topic) if request.language == LanguageCode.PYTHON else None
         zone_name = None

@@ -7,15 +7,11 @@ GET_ROUTEINFO_BY_TOPIC; Java's doesn't.
 
 from __future__ import annotations
 
-from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.private_fields import AWAITED_BROKERS_FIELD, UPTIME_FIELD
 
 #: Interval at which brokers register (`registerNameServerPeriod`), in ms.
 REGISTRATION_PERIOD_MS = 30_000
-#: The remark of a NameServer with needWaitForService in its first waitSecondsForService seconds. The response code
-#: has other causes, too.
-_NOT_READY = "name server not ready"
 
 
 def awaited_brokers(response: RemotingCommand) -> frozenset[str]:
@@ -26,8 +22,3 @@ def awaited_brokers(response: RemotingCommand) -> frozenset[str]:
     uptime = response.ext_fields.get(UPTIME_FIELD, "")
     is_young = uptime.isascii() and uptime.isdigit() and int(uptime[:20]) < REGISTRATION_PERIOD_MS
     return frozenset(filter(None, awaited.split(";"))) if is_young else frozenset()
-
-
-def is_not_ready(response: RemotingCommand) -> bool:
-    """Whether the NameServer waits for brokers before it answers with routes."""
-    return response.code == ResponseCode.SYSTEM_ERROR and response.remark == _NOT_READY

@@ -10,6 +10,8 @@ TIMEOUT_FIELD = "gantryTimeoutMs"
 #: In a send response with another status than SEND_OK: "true" if the broker has a controller and the in-sync set has
 #: not confirmed the message. A new master may lack the message.
 UNCONFIRMED_FIELD = "gantryUnconfirmed"
+#: In the response to a request that was refused: the `RefusalReason`. Absent if programs don't act on the reason.
+REASON_FIELD = "gantryReason"
 #: In the response to a pull: the end of the commit log at the last deletion of a topic with this name. It grows with
 #: each deletion, so a consumer detects that the topic was created again. Absent if no such topic was deleted.
 TOPIC_BEGIN_FIELD = "gantryTopicBegin"

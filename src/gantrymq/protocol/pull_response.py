@@ -6,12 +6,13 @@ dictionary and an encoder.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from struct import Struct
+from types import MappingProxyType
 
 from gantrymq.protocol.codes import PROTOCOL_VERSION, LanguageCode
 from gantrymq.protocol.command import RESPONSE_FLAG, SerializeType
-from gantrymq.protocol.private_fields import TOPIC_BEGIN_FIELD
 
 #: Frame length, encoding and header length, then the binary header up to the remark's length.
 _BINARY_HEAD = Struct(">iIhBhiii")
@@ -32,8 +33,7 @@ _JSON = (
     b'"maxOffset":"%%d"%%b},"flag":%d,"language":"PYTHON","opaque":%%d,"remark":"%%b","serializeTypeCurrentRPC":"JSON",'
     b'"version":%d}' % (RESPONSE_FLAG, PROTOCOL_VERSION)
 )
-
-_TOPIC_BEGIN = TOPIC_BEGIN_FIELD.encode()
+NO_FIELDS: Mapping[str, str] = MappingProxyType({})
 
 
 def encode_pull_head(
@@ -46,12 +46,9 @@ def encode_pull_head(
     min_offset: int,
     max_offset: int,
     body_length: int,
-    topic_begin: int = 0,
+    private_fields: Mapping[str, str] = NO_FIELDS,
 ) -> bytes:
-    """The frame up to its body, in the request's header encoding. `remark` is a plain word.
-
-    A `topic_begin` of 0 is left out.
-    """
+    """The frame up to its body, in the request's header encoding. `remark` and the private fields are plain words."""
     if serialize_type == _ROCKETMQ:
         suggested, following = b"%d" % suggest_which_broker_id, b"%d" % next_begin_offset
         lowest, highest = b"%d" % min_offset, b"%d" % max_offset
@@ -68,10 +65,10 @@ def encode_pull_head(
             digits[3],
             highest,
         )
-        if topic_begin:
-            begin = _binary_topic_begin(topic_begin)
-            tail = (ext_size + len(begin)).to_bytes(4, "big") + tail[4:] + begin
-            ext_size += len(begin)
+        if private_fields:
+            more = b"".join(_binary_field(name, value) for name, value in private_fields.items())
+            tail = (ext_size + len(more)).to_bytes(4, "big") + tail[4:] + more
+            ext_size += len(more)
         length, remark_bytes = _remark(remark)
         header_length = _BINARY_HEADER_SIZE + length + 4 + ext_size
         head = _pack_binary_head(
@@ -91,16 +88,15 @@ def encode_pull_head(
         next_begin_offset,
         min_offset,
         max_offset,
-        b',"%b":"%d"' % (_TOPIC_BEGIN, topic_begin) if topic_begin else b"",
+        "".join(f',"{name}":"{value}"' for name, value in private_fields.items()).encode(),
         opaque,
         _remark(remark)[1],
     )
     return _FRAME_PREFIX.pack(4 + len(header) + body_length, len(header)) + header
 
 
-def _binary_topic_begin(topic_begin: int) -> bytes:
-    digits = b"%d" % topic_begin
-    return len(_TOPIC_BEGIN).to_bytes(2, "big") + _TOPIC_BEGIN + len(digits).to_bytes(4, "big") + digits
+def _binary_field(name: str, value: str) -> bytes:
+    return len(name).to_bytes(2, "big") + name.encode() + len(value).to_bytes(4, "big") + value.encode()
 
 
 @cache

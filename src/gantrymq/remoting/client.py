@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from gantrymq.background.shared import result_of
-from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, RequestTimeout
+from gantrymq.errors import ClientClosed, ConnectFailed, RequestTimeout
 from gantrymq.kernels import native
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import MakeRoom
+from gantrymq.protocol.refusals import broker_error
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import CLOSE_TIMEOUT_S, Connection, RequestHandler, RpcHook, close_all
 from gantrymq.remoting.in_place import InPlace
@@ -136,7 +137,7 @@ class RemotingClient:
         """The response of host:port if it is SUCCESS. Raises BrokerError otherwise, or a RemotingError."""
         response = await self.invoke(address, request, timeout_ms)
         if response.code != ResponseCode.SUCCESS:
-            raise BrokerError(response.code, response.remark, address)
+            raise broker_error(response, address)
         return response
 
     async def invoke_oneway(self, address: str, request: RemotingCommand) -> None:

@@ -38,6 +38,7 @@ from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.protocol.headers.transaction import EndTransactionRequestHeader
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.record import unpacker
+from gantrymq.protocol.refusals import broker_error
 from gantrymq.protocol.row_ids import LAST_ROW_FIELD
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark.name_servers import BUSY, NameServers
@@ -345,7 +346,7 @@ class Cluster(NameServers):
             address = self._address(queue, master=True)
             response = await self._remoting.invoke(address, command(queue), SEND_TIMEOUT_MS)
             if response.code not in _STORED:
-                raise BrokerError(response.code, response.remark, address)
+                raise broker_error(response, address)
             if is_unconfirmed(response):
                 status = SendStatus(response.code)
                 raise SendOutcomeUnknown(unconfirmed("", queue.broker_name, status), address)

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
-from gantrymq.client.broker_api import MESSAGE_WAS_REMOVING, PullResult, PullStatus
+from gantrymq.client.broker_api import PullResult, PullStatus
 from gantrymq.errors import ClientError, DataLost
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageQueue
@@ -172,7 +172,7 @@ def _end_of(result: PullResult, part: OffsetRange, options: ReadOptions, patienc
             raise ClientError(f"{part}: the broker sends on from {start} to {following}")
     elif result.status is PullStatus.NO_MATCHED_MESSAGE and following > start:
         # What a filter leaves out is no loss.
-        if not options.is_filtered or result.min_offset > start or result.remark == MESSAGE_WAS_REMOVING:
+        if not options.is_filtered or result.min_offset > start or result.is_removed:
             data_lost(options, f"{part}: the broker has no messages from {start} to {following}")
     elif result.min_offset > start:
         data_lost(options, f"{part}: the first offset that is left is {result.min_offset}, not {start}")

@@ -14,7 +14,7 @@ from waiting import until
 from gantrymq.client.consuming.handler_pool import handler_pool
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.consuming.push_consumer import PushConsumer
-from gantrymq.errors import BrokerError, ClientError
+from gantrymq.errors import BrokerError, ClientError, RefusalReason
 from gantrymq.protocol.message import MessageExt, MessageQueue
 
 QUEUE = MessageQueue("t", "a", 0)
@@ -111,16 +111,13 @@ async def test_the_context_of_the_start_is_there(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["task", "thread"])
-@pytest.mark.parametrize(
-    ("remark", "is_done"),
-    [("push reply message fail, channel of <a@1> not found.", True), ("another error", False)],
-)
+@pytest.mark.parametrize(("reason", "is_done"), [(RefusalReason.REQUESTER_GONE, True), (None, False)])
 async def test_a_reply_that_nobody_takes_is_done(
-    kind: str, remark: str, is_done: bool, caplog: pytest.LogCaptureFixture
+    kind: str, reason: RefusalReason | None, is_done: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The question was consumed again, and replied to again, 16 times."""
     outcomes: list[BaseException | None] = []
-    error = BrokerError(1, remark, "127.0.0.1:1")
+    error = BrokerError(1, "refused", "127.0.0.1:1", reason)
 
     def fail(message: MessageExt) -> None:
         raise error
@@ -138,5 +135,5 @@ async def test_a_reply_that_nobody_takes_is_done(
     await pool.close(5)
     assert outcomes == [None if is_done else error]
     assert source.counters.failed == (0 if is_done else 1)
-    lines = [record.getMessage() for record in caplog.records if "has nobody to go to" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "is disconnected" in record.getMessage()]
     assert len(lines) == is_done

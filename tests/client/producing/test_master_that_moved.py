@@ -13,7 +13,7 @@ from waiting import until
 
 from gantrymq.client import client_instance
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import BrokerError, BrokerUnavailable, SendOutcomeUnknown
+from gantrymq.errors import BrokerError, BrokerUnavailable, RefusalReason, SendOutcomeUnknown
 from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message, MessageQueue
@@ -89,7 +89,7 @@ async def test_a_former_master_that_lives_answers_itself() -> None:
 async def test_a_send_to_one_queue_follows_the_master() -> None:
     """Nothing tells a producer of a hand-over but that its sends are refused: it went on for half a minute."""
     async with moving() as (brokers, producer):
-        brokers.hung.answer, brokers.hung.remark = ResponseCode.SYSTEM_BUSY, "this broker is a slave"
+        brokers.hung.refuse(ResponseCode.SYSTEM_BUSY, RefusalReason.NOT_MASTER)
         waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), queue=QUEUE))
         await until(lambda: brokers.hung.sent)
         brokers.master(brokers.other, brokers.hung)
@@ -99,8 +99,8 @@ async def test_a_send_to_one_queue_follows_the_master() -> None:
 
 async def test_a_send_to_one_queue_ends_in_its_time_when_nobody_is_master() -> None:
     async with moving() as (brokers, producer):
-        brokers.hung.answer, brokers.hung.remark = ResponseCode.SYSTEM_BUSY, "this broker is a slave"
-        with pytest.raises(BrokerUnavailable, match="this broker is a slave") as raised:
+        brokers.hung.refuse(ResponseCode.SYSTEM_BUSY, RefusalReason.NOT_MASTER)
+        with pytest.raises(BrokerUnavailable, match="answered code 2") as raised:
             await producer.send(Message("topic", b"1"), 1000, queue=QUEUE)
         assert isinstance(raised.value.__cause__, BrokerError)
         assert len(brokers.hung.sent) > 1

@@ -18,6 +18,7 @@ from gantrymq.errors import (
     ConnectionLost,
     GantryError,
     HeaderError,
+    RefusalReason,
     RequestTimeout,
     SendOutcomeUnknown,
 )
@@ -210,8 +211,8 @@ async def test_an_unconfirmed_half_message_is_rolled_back() -> None:
 
 async def test_a_message_that_a_former_master_has_stored_may_be_stored() -> None:
     """It was a BrokerError, which means that the message is not stored."""
-    broker = ProducerBroker(answer=ResponseCode.SERVICE_NOT_AVAILABLE)
-    broker.remark = "service not available now: another broker has become master before the slaves had the message"
+    broker = ProducerBroker()
+    broker.refuse(ResponseCode.SERVICE_NOT_AVAILABLE, RefusalReason.MAY_BE_STORED)
     async with producer_over(broker) as producer:
         with pytest.raises(SendOutcomeUnknown) as raised:
             await producer.send(MESSAGE, 300)

@@ -30,6 +30,7 @@ from gantrymq.protocol.headers.controller import (
     RegisterBrokerToControllerResponseHeader,
 )
 from gantrymq.protocol.headers.header import Header
+from gantrymq.protocol.refusals import broker_error
 from gantrymq.remoting.client import RemotingClient
 
 log = peer_log(__name__)
@@ -153,7 +154,7 @@ class Controllers:
         )
         answer = await self._invoke(RequestCode.CONTROLLER_ELECT_MASTER, header)
         if answer.code not in (ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST):
-            raise BrokerError(answer.code, answer.remark, self.leader or "")
+            raise broker_error(answer, self.leader or "")
         told = answer.read_header(ElectMasterResponseHeader)
         body = decode_json(answer.body, ElectMasterResponseBody) if answer.body else ElectMasterResponseBody()
         members = None if body.sync_state_set is None else frozenset(body.sync_state_set)
@@ -186,7 +187,7 @@ class Controllers:
     async def _call(self, code: int, header: Header, body: bytes = b"") -> RemotingCommand:
         answer = await self._invoke(code, header, body)
         if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(answer.code, answer.remark, self.leader or "")
+            raise broker_error(answer, self.leader or "")
         return answer
 
     async def _invoke(self, code: int, header: Header, body: bytes = b"") -> RemotingCommand:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from gantrymq.errors import RequestRefused
+from gantrymq.errors import RefusalReason, RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.replication.config import ReplicationConfig
 
@@ -46,4 +46,4 @@ def replicas_needed(config: ReplicationConfig, mode: Mode, in_sync: int, alive: 
 
 def not_enough() -> RequestRefused:
     """What a send is refused with (`PutMessageStatus.IN_SYNC_REPLICAS_NOT_ENOUGH`)."""
-    return RequestRefused(ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough")
+    return RequestRefused(ResponseCode.SYSTEM_ERROR, "in-sync replicas not enough", RefusalReason.NOT_ENOUGH_REPLICAS)

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.errors import RequestRefused
+from gantrymq.errors import RefusalReason, RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.private_fields import REASON_FIELD
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
 _CODE = RequestCode
@@ -79,8 +80,15 @@ def as_slave(handlers: Mapping[int, RequestHandler], config: BrokerConfig) -> di
     return {**handlers, **refusals, **pulls}
 
 
+def slave_refusal() -> RequestRefused:
+    """The error for work that has begun on a master and that this broker, a slave by now, can't complete."""
+    return RequestRefused(ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave", RefusalReason.NOT_MASTER)
+
+
 def _refuse(code: int, remark: str | None, connection: Connection, request: RemotingCommand) -> Reply:
-    return RemotingCommand.response(code, remark)
+    is_role = (code, remark) in (_BUSY, _POPS)
+    fields = {REASON_FIELD: RefusalReason.NOT_MASTER.value} if is_role else {}
+    return RemotingCommand.response(code, remark, fields=fields)
 
 
 def _if_readable(handler: RequestHandler, config: BrokerConfig) -> RequestHandler:
@@ -88,7 +96,7 @@ def _if_readable(handler: RequestHandler, config: BrokerConfig) -> RequestHandle
 
     def handle(connection: Connection, request: RemotingCommand) -> Reply:
         if not config.slave_read_enable:
-            raise RequestRefused(_BUSY[0], f"{_BUSY[1]}, slaveReadEnable is false")
+            raise RequestRefused(_BUSY[0], f"{_BUSY[1]}, slaveReadEnable is false", RefusalReason.NOT_MASTER)
         return handler(connection, request)
 
     return handle

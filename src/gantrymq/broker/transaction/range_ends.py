@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from gantrymq.broker.appender import Appender
 from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.broker.replication.refusals import slave_refusal
 from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.transaction.check import TransactionCheck
 from gantrymq.broker.transaction.decisions import Decision, check_fits, name_of_verdict, written_decisions
@@ -113,7 +114,7 @@ class RangeEnds:
     def _decide(self, connection: Connection, request: RemotingCommand, decision: Decision) -> Steps:
         while not self._is_ready:
             if not self._is_master:
-                raise RequestRefused(ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave")
+                raise slave_refusal()
             if self._check.catch_up():
                 yield
             else:

@@ -18,6 +18,7 @@ from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.broker.part import Part
+from gantrymq.broker.replication.refusals import slave_refusal
 from gantrymq.broker.room_waits import RoomWaits
 from gantrymq.broker.topics import BrokerTopics
 from gantrymq.broker.transaction.check import Question, TransactionCheck
@@ -183,7 +184,7 @@ class Transactions(Part):
         while self._check.catch_up():
             yield
         if not self._is_master:
-            raise RequestRefused(ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave")
+            raise slave_refusal()
         return self._room_waits.holding(self.end)(connection, request)
 
     def end(self, connection: Connection, request: RemotingCommand) -> Reply:

@@ -22,6 +22,7 @@ from gantrymq.protocol.headers.query import QueryMessageRequestHeader, ViewMessa
 from gantrymq.protocol.message import MessageExt, MessageQueue, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import UNIQUE_KEY
+from gantrymq.protocol.refusals import broker_error
 from gantrymq.protocol.topic_name import TRACE_TOPIC
 
 #: MixAll.TOOLS_CONSUMER_GROUP: with it mqadmin reads queues.
@@ -179,7 +180,7 @@ class AdminMessages(AdminOffsets):
             if response.code == ResponseCode.QUERY_NOT_FOUND:
                 return []
             if response.code != ResponseCode.SUCCESS:
-                raise BrokerError(response.code, response.remark, address)
+                raise broker_error(response, address)
             return list(decode_messages(response.body))
 
         answers = await self._each(f"looking for {key}", await self._holders(topic, cluster), query)

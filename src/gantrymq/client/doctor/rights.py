@@ -12,6 +12,7 @@ from gantrymq.errors import BrokerError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2
+from gantrymq.protocol.refusals import broker_error
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ async def send_refusal(admin: AdminClient, address: str, topic: str) -> BrokerEr
     request = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, b"?")
     response = await admin.remoting.invoke(address, request, admin.timeout_ms)
     if response.code == ResponseCode.NO_PERMISSION:
-        return BrokerError(response.code, response.remark, address)
+        return broker_error(response, address)
     return None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.pulled_messages import decode_popped
-from gantrymq.errors import BodyError, BrokerError, BrokerUnavailable, IllegalMessage
+from gantrymq.errors import BodyError, BrokerUnavailable, IllegalMessage
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.pop import QueryAssignmentRequestBody, QueryAssignmentResponseBody, QueueAssignment
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -28,6 +28,7 @@ from gantrymq.protocol.headers.pop import (
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import FIRST_POP_TIME, POP_CK
 from gantrymq.protocol.receipt_handle import ReceiptHandle, normal_topic, parse_offset_info, real_topic, retry_flag
+from gantrymq.protocol.refusals import broker_error
 
 log = peer_log(__name__)
 
@@ -60,7 +61,7 @@ class PopApi:
             self._client.troubles.over(address)
             return []
         if response.code != ResponseCode.SUCCESS:
-            raise BrokerError(response.code, response.remark, address)
+            raise broker_error(response, address)
         self._client.troubles.over(address)
         messages = [
             message

@@ -13,7 +13,7 @@ from typing import Any
 from gantrymq.background.repeating import Repeating
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult, SendStatus
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.failover import MAY_BE_STORED, is_role_change
+from gantrymq.client.failover import is_role_change
 from gantrymq.client.producing.latency_fault import DETECT_INTERVAL_MS, DETECT_TIMEOUT_MS, LatencyFaults
 from gantrymq.client.producing.outgoing import Outgoing
 from gantrymq.client.producing.publish_info import TopicPublishInfo
@@ -25,6 +25,7 @@ from gantrymq.errors import (
     ConnectFailed,
     GantryError,
     IllegalMessage,
+    RefusalReason,
     RemotingError,
     RequestTimeout,
     SendOutcomeUnknown,
@@ -367,7 +368,7 @@ class Sender:
 
 def _stored_by_former_master(refusal: GantryError) -> SendOutcomeUnknown | None:
     """The error for a message that a former master has stored; a new master may have it."""
-    if not isinstance(refusal, BrokerError) or MAY_BE_STORED not in refusal.remark:
+    if not isinstance(refusal, BrokerError) or refusal.reason is not RefusalReason.MAY_BE_STORED:
         return None
     unknown = SendOutcomeUnknown(f"the message may be stored: {refusal}", refusal.address)
     unknown.__cause__ = refusal

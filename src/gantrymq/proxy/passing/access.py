@@ -16,7 +16,7 @@ from gantrymq.auth.policy import Acl, Action, Decision
 from gantrymq.auth.user_access import UserAccess
 from gantrymq.auth.user_table import UserTable
 from gantrymq.auth.users import User, UserType
-from gantrymq.errors import GantryError, RequestRefused
+from gantrymq.errors import GantryError, RefusalReason, RequestRefused
 from gantrymq.protocol.acl_signature import ACCESS_KEY
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -77,7 +77,9 @@ class RemotingAccess:
         entry = None if user is None or acl is None else acl.decisive(need.resource, need.actions, host)
         if entry is None or entry.decision is not Decision.ALLOW:
             raise RequestRefused(
-                ResponseCode.NO_PERMISSION, f"User:{username} has no permission to access {need.resource} from {host}"
+                ResponseCode.NO_PERMISSION,
+                f"User:{username} has no permission to access {need.resource} from {host}",
+                RefusalReason.NOT_PERMITTED,
             )
 
 
