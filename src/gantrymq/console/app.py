@@ -41,6 +41,7 @@ from gantrymq.console.pages import API, BadArguments, Page, arguments_of, openap
 from gantrymq.console.queries.all_pages import PAGES
 from gantrymq.console.queries.letters import LetterFilter, export
 from gantrymq.console.queries.messages import MessageArguments, find
+from gantrymq.console.request_turns import RequestTurns
 from gantrymq.console.sampler import Sampler
 from gantrymq.console.sessions import new_id
 from gantrymq.console.settings import Settings
@@ -110,6 +111,7 @@ class Console:
         self.app = Starlette(
             routes=routes,
             middleware=[
+                Middleware(RequestTurns),
                 Middleware(Guard, names=None if self._access.asks else LOCAL_NAMES),
                 Middleware(Gate, access=self._access),
             ],

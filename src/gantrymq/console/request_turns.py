@@ -1,0 +1,60 @@
+"""RequestTurns: how many requests start in one iteration of the event loop, and whose.
+
+A request takes some milliseconds of processor time. A hundred connections of one address can have a request each in the
+same iteration, and the requests of other addresses would wait for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gantrymq.console.connections import source_of
+
+REQUESTS_PER_ITERATION = 4
+
+
+class RequestTurns:
+    """Middleware. The addresses take turns."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._left = REQUESTS_PER_ITERATION
+        self._is_due = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            client = scope.get("client")
+            await self._turn(source_of(client[0]) if client else "")
+        await self._app(scope, receive, send)
+
+    async def _turn(self, source: str) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._next_iteration)
+        if self._left:
+            self._left -= 1
+            return
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.setdefault(source, deque()).append(turn)
+        await turn
+
+    def _next_iteration(self) -> None:
+        self._left = REQUESTS_PER_ITERATION
+        while self._left and self._waiting:
+            source, turns = next(iter(self._waiting.items()))
+            turn = turns.popleft()
+            if turns:
+                self._waiting.move_to_end(source)
+            else:
+                del self._waiting[source]
+            if not turn.done():
+                self._left -= 1
+                turn.set_result(None)
+        self._is_due = self._left < REQUESTS_PER_ITERATION
+        if self._is_due:
+            asyncio.get_running_loop().call_soon(self._next_iteration)
