@@ -101,6 +101,7 @@ class ScriptedGroupBroker:
     (code, next offset, records). `heartbeats` counts.
     """
 
+    remark = "as scripted"
     more: ClassVar[dict[str, str]] = {}
     MAX_OFFSET = 77
     OFFSET_BY_TIME = 33
@@ -158,7 +159,7 @@ class ScriptedGroupBroker:
         header = PullMessageResponseHeader(
             suggest_which_broker_id=0, next_begin_offset=next_offset, min_offset=0, max_offset=self.MAX_OFFSET
         )
-        return RemotingCommand.response(code, "as scripted", header, records, fields=self.more)
+        return RemotingCommand.response(code, self.remark, header, records, fields=self.more)
 
     def _send_back(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         self.sent_back.append(request.read_header(ConsumerSendMsgBackRequestHeader))
