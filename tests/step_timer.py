@@ -20,7 +20,7 @@ class StepTimer:
     """
 
     def __init__(self) -> None:
-        self._slowness = _slowness()
+        self._slowness = slowness()
         self._longest = 0.0
 
     @contextmanager
@@ -35,7 +35,7 @@ class StepTimer:
     @property
     def longest(self) -> float:
         """The longest step so far, in seconds."""
-        return self._longest / max(self._slowness, _slowness())
+        return self._longest / max(self._slowness, slowness())
 
 
 @asynccontextmanager
@@ -58,7 +58,7 @@ async def loop_steps() -> AsyncIterator[StepTimer]:
         gc.unfreeze()
 
 
-def _slowness() -> float:
+def slowness() -> float:
     """How many times as long as on the reference machine something takes; 1 on a faster one."""
     return max(1.0, min(_took() for _ in range(3)) / _REFERENCE_S)
 

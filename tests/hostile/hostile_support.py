@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 from prober import TOPIC, Figures
 from small_disk import SmallDisk
+from step_timer import slowness
 
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.client import AdminClient
@@ -338,7 +339,8 @@ def stop_in_time(proxy: ServerProcess) -> None:
 def _check(target: Target, log_may_have: Sequence[str], most_memory: float) -> None:
     figures = target.figures
     assert not figures.errors, figures.errors
-    assert figures.stall_ms < SLOWEST_MS, figures
+    # A stall is mostly processor time. Neighbours of a virtual machine can halve its speed, and more.
+    assert figures.stall_ms < SLOWEST_MS * min(slowness(), 2.0), figures
     assert figures.memory < most_memory, figures
     for server in target.servers:
         assert server.log_path.stat().st_size < MOST_LOG, f"{server.name} wrote a log without end"
