@@ -29,13 +29,13 @@ from gantrymq.protocol.headers.send import (
     SendMessageResponseHeader,
 )
 from gantrymq.protocol.message_id import encode_offset_message_id
-from gantrymq.protocol.private_fields import REASON_FIELD
 from gantrymq.protocol.properties import (
     MAX_PROPERTIES_LENGTH,
     decode_properties,
     encode_properties,
     is_waited_for,
 )
+from gantrymq.protocol.refusals import reason_fields
 from gantrymq.protocol.topic_name import may_be_sent_to, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.system import clock, randomness
@@ -135,8 +135,7 @@ class Replies(Part):
                 await self._store(connection, request, header, answer)
         if problem is None:
             return RemotingCommand.response(header=answer)
-        fields = {} if problem.reason is None else {REASON_FIELD: problem.reason.value}
-        return RemotingCommand.response(problem.code, str(problem), answer, fields=fields)
+        return RemotingCommand.response(problem.code, str(problem), answer, fields=reason_fields(problem.reason))
 
     async def _push(
         self, connection: Connection, request: RemotingCommand, header: SendMessageRequestHeader

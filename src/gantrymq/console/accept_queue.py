@@ -6,40 +6,16 @@ serve them, browsers of other addresses don't wait for it.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-
 from gantrymq.console.connections import MAX_PER_ADDRESS
+from gantrymq.console.fair_queue import FairQueue
 from gantrymq.system.network import Socket
 
 
-class AcceptQueue:
+class AcceptQueue(FairQueue[Socket]):
     """Sockets by source, which take turns. Each source has MAX_PER_ADDRESS of them at most."""
 
-    def __init__(self) -> None:
-        self._by_source: OrderedDict[str, deque[Socket]] = OrderedDict()
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, sock: Socket, source: str) -> None:
+    def add(self, item: Socket, source: str) -> None:
         """Closes the oldest socket of the source if it has too many."""
-        of_source = self._by_source.setdefault(source, deque())
-        of_source.append(sock)
-        if len(of_source) > MAX_PER_ADDRESS:
-            of_source.popleft().close()
-        else:
-            self._count += 1
-
-    def take(self) -> tuple[Socket, str]:
-        """The next socket and its source. Raises IndexError if there is none."""
-        if not self._count:
-            raise IndexError("the accept queue is empty")
-        source, of_source = next(iter(self._by_source.items()))
-        sock = of_source.popleft()
-        self._count -= 1
-        if of_source:
-            self._by_source.move_to_end(source)
-        else:
-            del self._by_source[source]
-        return sock, source
+        super().add(item, source)
+        if self.count_of(source) > MAX_PER_ADDRESS:
+            self.take_of(source).close()

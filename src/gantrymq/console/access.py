@@ -98,7 +98,7 @@ class Access:
                 await eye.close()
 
     async def check_sessions(self) -> None:
-        """Ends the sessions of users who are removed, disabled, or have another password or role."""
+        """Ends the sessions of users that were removed or disabled, or whose password or role changed."""
         assert self._login is not None
         for session_id, session in self.sessions.open_ones(monotonic()).items():
             if not await self._login.is_current(session):

@@ -72,7 +72,7 @@ class Console:
             loader=jinja2.FileSystemLoader(HERE / "templates"),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
-            # Of every value on every page: a name can't change the direction of what is beside it.
+            # Shows directional characters of every value as code points: a name can't reorder the text around it.
             finalize=figures.visible,
             trim_blocks=True,
             lstrip_blocks=True,

@@ -7,11 +7,11 @@ same iteration, and the requests of other addresses would wait for all of them.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gantrymq.console.connections import source_of
+from gantrymq.console.fair_queue import FairQueue
 
 REQUESTS_PER_ITERATION = 4
 
@@ -21,7 +21,7 @@ class RequestTurns:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
         self._left = REQUESTS_PER_ITERATION
         self._is_due = False
 
@@ -40,18 +40,13 @@ class RequestTurns:
             self._left -= 1
             return
         turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.setdefault(source, deque()).append(turn)
+        self._waiting.add(turn, source)
         await turn
 
     def _next_iteration(self) -> None:
         self._left = REQUESTS_PER_ITERATION
         while self._left and self._waiting:
-            source, turns = next(iter(self._waiting.items()))
-            turn = turns.popleft()
-            if turns:
-                self._waiting.move_to_end(source)
-            else:
-                del self._waiting[source]
+            turn, _ = self._waiting.take()
             if not turn.done():
                 self._left -= 1
                 turn.set_result(None)

@@ -1,4 +1,4 @@
-"""Refusals: the error that a client raises for a response, with the reason on which programs act."""
+"""Refusals: the reason in a response, and the error that a client raises for it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from gantrymq.protocol.java_remarks import reason_of
 from gantrymq.protocol.private_fields import REASON_FIELD
 
 _REASONS = {reason.value: reason for reason in RefusalReason}
+
+
+def reason_fields(reason: RefusalReason | None) -> dict[str, str]:
+    """The header fields of a response that refuses a request."""
+    return {} if reason is None else {REASON_FIELD: reason.value}
 
 
 def refusal_reason(response: RemotingCommand) -> RefusalReason | None:

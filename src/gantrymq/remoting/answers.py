@@ -6,7 +6,7 @@ from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RESPONSE_FLAG, RemotingCommand
-from gantrymq.protocol.private_fields import REASON_FIELD
+from gantrymq.protocol.refusals import reason_fields
 
 log = peer_log(__name__)
 
@@ -46,8 +46,7 @@ def error_response(error: Exception, request: RemotingCommand, address: str) -> 
     if isinstance(error, RequestRefused):
         if request.is_oneway:
             log.warning("one-way request %d of %s is dropped: %s", request.code, address, error)
-        fields = None if error.reason is None else {REASON_FIELD: error.reason.value}
-        return RemotingCommand.response(error.code, _remark(str(error)), fields=fields)
+        return RemotingCommand.response(error.code, _remark(str(error)), fields=reason_fields(error.reason))
     if isinstance(error, GantryError):
         log.warning("request %d of %s failed: %s", request.code, address, error)
     else:

@@ -52,7 +52,7 @@ CHEAP_SHARE = 0.02
 CHEAP_S = 0.01
 #: The longest turn of a connection that is cheap whatever its share is, s.
 SHORT_TURN_S = 0.001
-#: By so much a connection's longest turn counts for less with each turn that follows.
+#: Factor by which each further turn reduces the longest turn of a connection.
 TURN_DECAY = 7 / 8
 #: However much a connection took, two seconds later that counts no more.
 MOST_S = 0.05

@@ -16,13 +16,13 @@ from gantrymq.replication.authentication import SlaveHandshake
 
 
 class HaAccess:
-    """Of one broker, in both roles. Raises ConfigError for credentials that can't be read."""
+    """The access rules of one broker, as a master and as a slave. Raises ConfigError for malformed credentials."""
 
     def __init__(self, config: BrokerConfig, users: UserTable) -> None:
         self._config = config
         self._users = users
         self._credentials = inner_client(config.auth)
-        #: The patterns of `haAllowedAddresses`, and what was made of them.
+        #: The patterns of `haAllowedAddresses` and their parsed form; the key can change while the broker runs.
         self._patterns: list[str] = []
         self._matches: list[Matches] = []
 

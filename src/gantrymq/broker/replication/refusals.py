@@ -14,7 +14,7 @@ from gantrymq.broker.config import BrokerConfig
 from gantrymq.errors import RefusalReason, RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.private_fields import REASON_FIELD
+from gantrymq.protocol.refusals import reason_fields
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
 _CODE = RequestCode
@@ -86,9 +86,8 @@ def slave_refusal() -> RequestRefused:
 
 
 def _refuse(code: int, remark: str | None, connection: Connection, request: RemotingCommand) -> Reply:
-    is_role = (code, remark) in (_BUSY, _POPS)
-    fields = {REASON_FIELD: RefusalReason.NOT_MASTER.value} if is_role else {}
-    return RemotingCommand.response(code, remark, fields=fields)
+    reason = RefusalReason.NOT_MASTER if (code, remark) in (_BUSY, _POPS) else None
+    return RemotingCommand.response(code, remark, fields=reason_fields(reason))
 
 
 def _if_readable(handler: RequestHandler, config: BrokerConfig) -> RequestHandler:
