@@ -2,9 +2,10 @@
 
     .venv/bin/python bench/catching_up.py [--gib N] [--size BYTES] [--limit-mib N] [--directory DIR] [--controller]
 
-Everything runs on this machine. The slave takes the whole log, then, with syncFromLastFile, the last file of it, 1 GiB
-or less; its time begins with its process. The ceilings are a copy of the log by dd(1), and the log sent by sendfile(2)
-over loopback to a process that writes it to a file. All begin with the log in the page cache and nothing to write back.
+Everything runs on this machine. The slave copies the whole log first. With syncFromLastFile, it copies only the last
+file (at most 1 GiB). Its time starts with its process. Two figures show the upper limit: a copy of the log by dd(1),
+and a transfer by sendfile(2) over loopback to a process that writes a file. All runs begin with the log in the page
+cache and no data to write back.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-# systems comes first: it makes interop's modules known.
+# `systems` comes first: it puts interop on the import path.
 import systems
 from controllers import gantry_controller, in_sync
-from disk_room import check_room
+from disk_space import check_capacity
 from measures import figure, progress
 from servers import Server, call, gantry_command
 from systems import GANTRY, Cluster
@@ -39,7 +40,7 @@ TOPIC = "caught_up"
 QUEUES = 8
 GIB = 1 << 30
 MIB = 1 << 20
-#: What a message takes of the disk besides its body: in the log, its queue and the index. By the format of these files.
+#: Disk space of a message besides its body, in bytes: log, consume queue and index. Derived from the file formats.
 MESSAGE_BYTES = 240
 _BATCH_BYTES = 256 * 1024
 _READ_BYTES = MIB
@@ -49,7 +50,7 @@ _ELECTED_WITHIN_S = 30.0
 
 @dataclass(frozen=True)
 class Row:
-    """One way to copy: bytes of the log, s until all is there and until it is on the disk, processors' s by process."""
+    """One way to copy: bytes; seconds until all is copied, and until it is on disk; CPU seconds by process."""
 
     what: str
     size: int
@@ -67,7 +68,7 @@ def main() -> None:
     args = parse_args()
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=args.directory)))
-        check_room(root, needed_bytes(args), "fewer --gib, or another --directory")
+        check_capacity(root, needed_bytes(args), "fewer --gib, or another --directory")
         of_slave: dict[str, object] = {"brokerRole": "SLAVE", "brokerId": 1}
         of_master: dict[str, object] = {}
         if args.controller:
@@ -121,12 +122,12 @@ def gib(text: str) -> float:
 
 
 def needed_bytes(args: argparse.Namespace) -> int:
-    """Of two copies, and of a file of each that is made ahead."""
+    """Returns the disk space of two copies, each with one preallocated file."""
     return int(2 * (args.gib * GIB * (1 + MESSAGE_BYTES / args.size) + 2 * GIB))
 
 
 def wait_until_elected(controller: Server, broker: Server) -> None:
-    """Raises RuntimeError."""
+    """Waits until the controller has elected the broker. Raises RuntimeError after a timeout."""
     deadline = time.monotonic() + _ELECTED_WITHIN_S
     while list(in_sync(controller.address).values()) != [broker.address]:
         if time.monotonic() > deadline:
@@ -135,7 +136,7 @@ def wait_until_elected(controller: Server, broker: Server) -> None:
 
 
 def fill(master: Cluster, args: argparse.Namespace) -> int:
-    """Sends until the log has so much; its bytes."""
+    """Sends messages until the log is large enough. Returns its size in bytes."""
     master.make_topics([TOPIC], QUEUES)
     batch = max(1, min(_BATCH_BYTES // args.size, 1024))
     count = max(1, round(args.gib * GIB / args.size))
@@ -155,7 +156,7 @@ def ha_status(broker: Server) -> HaStatus:
 
 
 def catch_up(name: str, master: Cluster, directory: Path, size: int, keys: dict[str, object]) -> Row:
-    """From the start of the slave's process, with these keys, until it has all; its files are gone afterwards."""
+    """Measures a slave with these configuration keys, from its start until it has the whole log. Deletes its files."""
     os.sync()
     master_before_s = master.cpu_seconds()
     began = time.perf_counter()
@@ -166,7 +167,7 @@ def catch_up(name: str, master: Cluster, directory: Path, size: int, keys: dict[
         took_s = time.perf_counter() - began
         os.sync()
         on_disk_s = time.perf_counter() - began
-        # Queues are there with the log; the index is built when there is time.
+        # Consume queues are complete with the log. The index is built later.
         slave_s = systems.settled_cpu_seconds(slave.process.pid, "the slave")
         cpu_s = {"master": master.settled_cpu_seconds() - master_before_s, "slave with its index": slave_s}
         first = min(int(file.name) for file in (directory / "store" / "commitlog").iterdir())
@@ -177,7 +178,7 @@ def catch_up(name: str, master: Cluster, directory: Path, size: int, keys: dict[
 
 
 def wait_until_it_has(slave: Server, size: int) -> None:
-    """Raises RuntimeError when nothing comes any more."""
+    """Waits until the slave has `size` bytes. Raises RuntimeError if it makes no progress."""
     had, moved = -1, time.monotonic()
     while (has := ha_status(slave).client.max_offset) < size:
         now = time.monotonic()
@@ -189,12 +190,12 @@ def wait_until_it_has(slave: Server, size: int) -> None:
 
 
 def log_files(log: Path, size: int) -> list[Path]:
-    """Those with something in them: a broker makes the next file ahead."""
+    """Returns the log files with content. A broker preallocates the next file."""
     return sorted(file for file in log.iterdir() if int(file.name) < size)
 
 
 def copied(what: str, copy: Callable[[list[Path], Path, int], None], files: list[Path], target: Path, size: int) -> Row:
-    """Their copy is gone afterwards."""
+    """Measures one way to copy. Deletes the copy."""
     target.mkdir()
     os.sync()
     before_s = _children_s()
@@ -214,7 +215,7 @@ def _children_s() -> float:
 
 
 def length(file: Path, size: int) -> int:
-    """What the log, which ends at `size`, has of the file."""
+    """Returns how many bytes of the file belong to the log, which ends at `size`."""
     return min(file.stat().st_size, size - int(file.name))
 
 
@@ -225,7 +226,7 @@ def copy_files(files: list[Path], target: Path, size: int) -> None:
 
 
 def send_files(files: list[Path], target: Path, size: int) -> None:
-    """One process sends, another receives and writes."""
+    """Copies the files over loopback: one process sends, another one receives and writes."""
     context = multiprocessing.get_context("fork")
     with socket.create_server(("127.0.0.1", 0)) as server:
         receiver = context.Process(target=_receive, args=(server, target / "log"))

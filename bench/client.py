@@ -1,6 +1,6 @@
 """This project's client beside Apache's, in turn against one broker; prints a Markdown table.
 
-Run it by `.venv/bin/python bench/client.py` on a machine that does nothing else; README.md says what is measured.
+Run it by `.venv/bin/python bench/client.py` on an idle machine. README.md describes what it measures.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pathlib import Path
 from measures import Measure, progress, table
 from systems import GANTRY, JAVA, cluster, cpu_seconds
 
-# `systems` has put interop on the path.
+# `systems` puts interop on the import path.
 from programs import SERIALIZE_TYPES, command_line  # isort: skip
 from servers import build, gantry_command, missing_tools  # isort: skip
 
-#: LoadTopics makes its topics' names of this and a number, from 0 on.
+#: LoadTopics names its topics with this prefix and a number from 0.
 TOPIC_PREFIX = "client_bench"
 TOPIC = f"{TOPIC_PREFIX}0"
 CLIENT_TIMEOUT_S = 900.0
 _JVM_OPTIONS = ["-Xms512m", "-Xmx1g", "-XX:+UseG1GC"]
 
-#: Messages per second, and microseconds of the client's processor time for each.
+#: Messages per second, and client CPU time per message in microseconds.
 Figures = tuple[float, float]
 
 
@@ -86,7 +86,10 @@ Run = Callable[[int], Figures]
 
 
 def loads(namesrv: str, args: argparse.Namespace) -> list[tuple[str, Run, Run]]:
-    """(name, Java's run, ours) of each load. The reads read what the sends have sent, from the first on."""
+    """Returns (name, Java's run, our run) of each load.
+
+    The reads consume what the sends sent, from the first message on.
+    """
     count, size = str(args.count), str(args.size)
 
     def java(program: str, *options: str, last_line: str = "DONE") -> Figures:
@@ -116,7 +119,7 @@ def loads(namesrv: str, args: argparse.Namespace) -> list[tuple[str, Run, Run]]:
 
 
 def run_java(program: str, options: list[str], args: argparse.Namespace, last_line: str) -> Figures:
-    """From READY to the line that begins with `last_line`."""
+    """Measures a Java program from READY to the line that begins with `last_line`."""
     with tempfile.TemporaryDirectory() as home:
         command = command_line(
             f"org.gantrymq.interop.{program}",
@@ -151,7 +154,7 @@ def run_java(program: str, options: list[str], args: argparse.Namespace, last_li
 
 
 def run_ours(command: str, options: list[str]) -> Figures:
-    """As `gantry bench` tells it, which needs no warm-up."""
+    """Returns the figures of `gantry bench`, which needs no warm-up."""
     done = subprocess.run(
         gantry_command("bench", command, "--json", "-i", "0", *options),
         stdout=subprocess.PIPE,
@@ -163,7 +166,7 @@ def run_ours(command: str, options: list[str]) -> Figures:
 
 
 def await_line(process: subprocess.Popen[str], beginning: str) -> str:
-    """The next line that begins so. Raises RuntimeError when the program ends before."""
+    """Returns the next line with this beginning. Raises RuntimeError if the program ends before."""
     assert process.stdout is not None
     seen = []
     for line in process.stdout:
@@ -174,7 +177,7 @@ def await_line(process: subprocess.Popen[str], beginning: str) -> str:
 
 
 def describe(args: argparse.Namespace) -> str:
-    """What was run, for the line above the table."""
+    """Returns the conditions of the measurement, for the line above the table."""
     return (
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, Python {platform.python_version()}, "
         f"{args.broker}'s broker: {args.rounds} rounds of {args.count:,} messages, a JVM's after {args.warm_up:,} to "

@@ -2,9 +2,9 @@
 
     .venv/bin/python bench/client_micro.py
 
-A real producer sends to a transport that answers as a broker does, in the next turn of the loop; making the answers
-isn't counted. Best and median of the repetitions, of this thread's processor time: others that run count by what they
-push out of the caches only.
+A real producer sends to a transport that responds like a broker, in the next iteration of the loop. The time to make
+the responses is not counted. The figures are the best and the median of the repetitions, in CPU time of this thread.
+Other programs affect them only through the CPU caches.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ QUEUES = 8
 BATCH = 32
 PULLED = 256
 HOST = encode_host("127.0.0.1", 10911)
-#: A frame's length, and where the opaque number stands in one with a binary header.
+#: Format of a frame's length, and of the opaque number with its position in a frame with a binary header.
 _LENGTH, _OPAQUE, _OPAQUE_AT = Struct(">i"), Struct(">i"), 13
-#: The field of the queue id, of one digit.
+#: The header field of the queue id, with one digit.
 _QUEUE_ID = b"\x00\x01e\x00\x00\x00\x01"
 
 
 class Answering(Swallowing):
-    """Answers what is written to it as a broker does."""
+    """Responds to written requests like a broker."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self.connection: Connection | None = None
-        #: What making the answers took, in ns.
+        #: Time to make the responses, in nanoseconds.
         self.spent_ns = 0
         self._loop = loop
         self._responses = SendResponses(HOST, "DefaultRegion", True)
@@ -61,7 +61,7 @@ class Answering(Swallowing):
 
     def write(self, data: bytes) -> None:
         if not self._written:
-            # Those of this turn together, in the one after it.
+            # The responses of one iteration are sent together in the next one.
             self._loop.call_soon(self._loop.call_soon, self._answer)
         self._written.append(data)
 
@@ -130,12 +130,12 @@ async def run(body: bytes, repeat: int) -> None:
 
 
 async def connected(stack: AsyncExitStack) -> tuple[Producer, Answering]:
-    """A producer as it is when it has a route and a connection."""
+    """Returns a producer that has a route and a connection."""
     loop = asyncio.get_running_loop()
     producer = Producer("127.0.0.1:1", "benchmark_producer")
     await stack.enter_async_context(producer)
     client = producer.client
-    # None of them has a NameServer or a broker to talk to.
+    # Cancel background tasks: there is no NameServer and no broker.
     for job in client._jobs:
         job.cancel()
     client.routes.on_new = None
@@ -151,7 +151,7 @@ async def connected(stack: AsyncExitStack) -> tuple[Producer, Answering]:
         ),
     )
     peer = Answering(loop)
-    peer.connection = connection = Connection({}, turns=client.remoting._turns)
+    peer.connection = connection = Connection({}, limits=client.remoting._connection_limits)
     connection.connection_made(peer)
     connection.address = ADDRESS
     client.remoting._connections[ADDRESS] = connection
@@ -160,7 +160,7 @@ async def connected(stack: AsyncExitStack) -> tuple[Producer, Answering]:
 
 
 def steps_of_a_pull(body: bytes, repeat: int) -> None:
-    """What a consumer does with a pull's records until they are dealt with, but for the handler."""
+    """Measures a consumer's work for the records of a pull, without the handler."""
     queue = MessageQueue(TOPIC, BROKER, 3)
     properties = b"UNIQ_KEY\x01%032X\x02" % 1
     records = b"".join(

@@ -1,10 +1,12 @@
 """Failover: faults of three brokers, their controllers and their links, round after round under load; see README.md.
 
-A message is acknowledged when at least two brokers, and all in sync, have it. Measured for each fault: the longest time
-without service for a producer and for each kind of consumer, and the transactions and delayed messages that were stored
-again. Checked from the clients' records (failover_check.py): nothing is lost, out of order or invented, never two
-masters, and the logs of all brokers are the same at the end. Exit status 1 if a check fails. `--seed` repeats a run's
-faults.
+A message is acknowledged when at least two brokers, and all in-sync brokers, have it. For each fault, the benchmark
+measures the longest time without service for a producer and for each kind of consumer. It also counts the
+transactions and delayed messages that were stored again.
+
+failover_check.py checks the clients' records: no message is lost, out of order or unknown, there are never two
+masters, and all brokers have the same log at the end. If a check fails, the exit status is 1. `--seed` repeats the
+faults of a run.
 """
 
 from __future__ import annotations
@@ -41,15 +43,15 @@ T = TypeVar("T")
 
 LOAD = Path(__file__).with_name("failover_load.py")
 WORKLOADS = Path(__file__).with_name("failover_workloads.py")
-#: From the time when all are in sync to the next fault, s.
+#: Shortest and longest time between full synchronisation and the next fault, in seconds.
 STEADY_S = (0.5, 2.0)
-#: Within this time sends go on, or all are in sync again, s; else the run ends there.
+#: Timeout for sends to continue, and for all brokers to be in sync again, in seconds. Otherwise the run ends.
 PATIENCE_S = 60.0
-#: How often is looked.
+#: Interval of the checks, in seconds.
 LOOK_S = 0.05
-#: The faults of a run without `--faults`.
+#: Faults of a run without `--faults`.
 MASTER_FAULTS = ("killed", "stopped", "cut off")
-#: What is promised with our controller, s.
+#: Guaranteed recovery times with our controller, in seconds.
 MEDIAN_S, WORST_S = 5.0, 10.0
 
 _TITLES = {"sqlite": "ours", "etcd": "ours, etcd", "java": "Apache's"}
@@ -59,25 +61,25 @@ _CUT = re.compile(r"(\d+) bytes behind \d+ are cut off")
 
 @dataclass
 class Round:
-    """One fault; times are seconds."""
+    """One fault. Times are in seconds."""
 
     fault: str
     whom: str
-    #: For so long some producer had nothing acknowledged, at the most.
+    #: Longest time for which a producer got no acknowledgement.
     silent_s: float
-    #: From the end of the fault until all were in sync.
+    #: Time from the end of the fault until all brokers were in sync.
     in_sync_s: float
     #: For each kind of consumer, the longest time in which it received nothing.
     unserved_s: dict[str, float]
-    #: When it began, ms since 1970.
+    #: Begin of the fault, in milliseconds since 1970.
     began_ms: int
-    #: Messages that brokers stored once more in this round.
+    #: Number of messages that brokers stored again in this round.
     transactions_again: int = 0
     delays_again: int = 0
 
 
 class Run:
-    """Of `servers` that run; an asynchronous context manager."""
+    """Rounds with running `servers`; an asynchronous context manager."""
 
     def __init__(
         self, servers: Servers, rate: float, chance: random.Random, faults: Sequence[str] = MASTER_FAULTS
@@ -86,12 +88,12 @@ class Run:
         self._rate = rate
         self._chance = chance
         self._faults = faults
-        #: Those that come before any of them comes again.
+        #: Faults that are left before any of them is repeated.
         self._next_faults: list[str] = []
         self._stack = AsyncExitStack()
         self._history = History(servers.directory / "acknowledged")
         self.acknowledged: list[Acknowledged] = []
-        #: When each producer had its last acknowledgement, and the longest time without since the fault.
+        #: For each producer: time of its last acknowledgement, and longest time without one since the fault.
         self._last = [0.0] * PRODUCERS
         self._silent = [0.0] * PRODUCERS
         self._admin: AdminClient
@@ -99,9 +101,9 @@ class Run:
         #: The same for consumers, by kind.
         self._received = dict.fromkeys(CONSUMERS, 0.0)
         self._unserved = dict.fromkeys(CONSUMERS, 0.0)
-        #: Committed transactions, and delayed messages that were acknowledged.
+        #: Numbers of the committed transactions, and of the acknowledged delayed messages.
         self._kept: dict[str, set[int]] = {"transactions": set(), "delays": set()}
-        #: etcd's, in the order in which a fault hits them.
+        #: Members of etcd, in the order in which faults hit them.
         self._members = ["etcd0", "etcd1", "etcd2"]
         self._events = Events(servers.directory / "events")
         self._workloads: subprocess.Popen[bytes]
@@ -109,7 +111,7 @@ class Run:
         self.stored: list[Stored] = []
 
     async def __aenter__(self) -> Run:
-        """All brokers are in sync, and every producer sends."""
+        """Waits until all brokers are in sync and every producer sends."""
         async with self._stack:
             self._admin = await self._stack.enter_async_context(AdminClient(self._servers.names))
             await self.until(self.are_all_in_sync, "all brokers are in sync")
@@ -127,7 +129,7 @@ class Run:
         await self._stack.aclose()
 
     async def finish(self) -> list[str]:
-        """Ends the load, reads all, stops the brokers; what was wrong."""
+        """Ends the load, reads all messages and stops the brokers. Returns the problems."""
         await self.pause(STEADY_S[1])
         await asyncio.to_thread(self._load.communicate)
         await asyncio.to_thread(self._workloads.communicate)
@@ -208,7 +210,7 @@ class Run:
         return master if role == "master" else self._chance.choice(slaves(master))
 
     async def _hand_over(self) -> None:
-        """To another that is in sync."""
+        """Elects another in-sync broker as master."""
         known = await self.until(self._known, "a controller knows the brokers")
         others = [each.broker_id for each in known.in_sync_replicas if each.broker_id != known.master_broker_id]
         controller = self._servers.address(await self.until(self.leader, "a controller leads"))
@@ -217,7 +219,7 @@ class Run:
     # -- waiting ------------------------------------------------------------------------------------------------
 
     async def sends_go_on(self, when: str, *, elsewhere_than: str | None = None) -> None:
-        """Every producer has something acknowledged that ended after now, by another broker than that."""
+        """Waits until every producer got a new acknowledgement, from another broker than `elsewhere_than`."""
         at, began = len(self.acknowledged), time.monotonic()
         former = None if elsewhere_than is None else self._servers.record_of(elsewhere_than)
         producers: set[int] = set()
@@ -232,7 +234,7 @@ class Run:
         await self.until(go_on, f"sends go on {when}")
 
     async def until(self, condition: Callable[[], Awaitable[T | None]], what: str) -> T:
-        """Its first true answer."""
+        """Returns the first true result of `condition`. Raises RuntimeError after `PATIENCE_S`."""
         ends = time.monotonic() + PATIENCE_S
         while not (answer := await condition()):
             if time.monotonic() > ends:
@@ -241,7 +243,7 @@ class Run:
         return answer
 
     async def pause(self, seconds: float) -> None:
-        """Looks on meanwhile."""
+        """Sleeps, and continues to read the records."""
         ends = time.monotonic() + seconds
         while (left_s := ends - time.monotonic()) > 0:
             await asyncio.sleep(min(LOOK_S, left_s))
@@ -264,7 +266,7 @@ class Run:
                 self._received[word] = at
 
     async def _are_all_received(self, former: dict[str, float] | None = None) -> bool:
-        """Whether each kind of consumer has received something, after `former` if given."""
+        """Returns true if each kind of consumer has received something, after `former` if given."""
         self._look()
         return all(at > (former[kind] if former else 0.0) for kind, at in self._received.items())
 
@@ -273,12 +275,12 @@ class Run:
             for topic in (TOPIC, TRANSACTIONS, DELAYS):
                 await self._admin.ensure_topic(topic, queues=QUEUES)
         except GantryError:
-            # A new master takes nothing before its slaves have come.
+            # A new master accepts no messages until its slaves are connected.
             return False
         return True
 
     async def leader(self) -> str | None:
-        """The name of the controller that leads."""
+        """Returns the name of the leading controller."""
         for controller in self._servers.controllers:
             with suppress(GantryError):
                 if (await self._admin.controller_metadata(self._servers.address(controller))).is_leader:
@@ -286,7 +288,7 @@ class Run:
         return None
 
     async def master(self) -> str | None:
-        """The name of the broker that the controllers take for the master."""
+        """Returns the name of the master according to the controllers."""
         known = await self._known()
         return self._servers.broker_at(known.master_address) if known is not None else None
 
@@ -298,19 +300,19 @@ class Run:
         return known.master_address is not None and in_sync == set(BROKERS)
 
     async def _known(self) -> ReplicasInfo | None:
-        """What the controllers know of the brokers."""
+        """Returns the brokers' state according to the controllers."""
         for controller in self._servers.controllers:
             try:
                 return (await self._admin.sync_state_sets(self._servers.address(controller), [NAME])).get(NAME)
             except GantryError:
-                # It doesn't run, or doesn't know yet who leads.
+                # The controller is down, or has no leader yet.
                 continue
         return None
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- end of the run -----------------------------------------------------------------------------------------
 
     async def _judge_workloads(self) -> list[str]:
-        """Counts the transactions and delayed messages that were stored again; returns the missing ones as problems."""
+        """Counts the transactions and delayed messages that were stored again. Returns the missing ones as problems."""
         problems: list[str] = []
         for word, topic in (("transactions", TRANSACTIONS), ("delays", DELAYS)):
             kept = self._kept[word]
@@ -366,7 +368,7 @@ class Run:
 
 
 async def run_rounds(run: Run, rounds: int) -> list[str]:
-    """What was wrong."""
+    """Runs the rounds. Returns the problems."""
     async with run:
         for _ in range(rounds):
             await run.one_round()
@@ -374,7 +376,7 @@ async def run_rounds(run: Run, rounds: int) -> list[str]:
 
 
 def table(rounds: dict[str, list[Round]]) -> str:
-    """For each fault and controller: worst (and median) time without service, and what was stored again."""
+    """Returns for each fault and controller the worst (and median) time without service, and the repeated messages."""
     lines = [
         "| fault | controller | rounds | producers, s | " + " | ".join(f"{kind}, s" for kind in CONSUMERS) + " "
         "| transactions again | delayed again |",
@@ -393,7 +395,7 @@ def table(rounds: dict[str, list[Round]]) -> str:
 
 
 def run_with(controller: str, args: argparse.Namespace) -> tuple[list[Round], list[str]]:
-    """All rounds with one kind of controller, and what was wrong."""
+    """Runs all rounds with one kind of controller. Returns them and the problems."""
     print(f"{_TITLES[controller]}:", flush=True)
     with ExitStack() as stack:
         directory = args.keep / controller if args.keep else Path(stack.enter_context(tempfile.TemporaryDirectory()))

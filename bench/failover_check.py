@@ -1,6 +1,6 @@
-"""What a failover's histories must show: nothing lost, nothing out of order, none invented, never two masters.
+"""Checks of a failover's histories: no message is lost, out of order or unknown, and there are never two masters.
 
-Plain: it is given what clients were told and what the log has in the end, and says what doesn't fit together.
+The checks have no access to the cluster. They compare the acknowledgements of the clients with the final log.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from failover_load import KEYS, Acknowledged
 
 from gantrymq.replication.epochs import Epoch
 
-#: So many of one kind are named.
+#: Largest number of reported problems of one kind.
 MOST_NAMED = 3
 
 
 class Stored(NamedTuple):
-    """A message as a consumer gets it in the end."""
+    """A message in the final queues."""
 
     queue: int
     offset: int
@@ -28,7 +28,7 @@ class Stored(NamedTuple):
 
 
 def judge(acknowledged: Collection[Acknowledged], stored: Iterable[Stored], epochs: list[Epoch]) -> list[str]:
-    """What is wrong. `stored` has each queue in its order, `epochs` are those of the log."""
+    """Returns the problems. `stored` has the messages of each queue in order, `epochs` are those of the log."""
     stored = list(stored)
     return [
         *_lost(acknowledged, {(each.queue, each.offset): each for each in stored}),
@@ -38,12 +38,12 @@ def judge(acknowledged: Collection[Acknowledged], stored: Iterable[Stored], epoc
 
 
 def again(stored: Collection[Stored]) -> int:
-    """How many are there more than once: sends whose acknowledgements didn't come."""
+    """Returns the number of repeated messages. Their sends got no acknowledgement and were repeated."""
     return len(stored) - len({(each.key, each.number) for each in stored})
 
 
 def _lost(acknowledged: Iterable[Acknowledged], stored: Mapping[tuple[int, int], Stored]) -> list[str]:
-    """What a client was told of a message holds in the end, down to its place."""
+    """Checks that each acknowledged message is at its acknowledged position."""
     problems = []
     for each in acknowledged:
         found = stored.get((each.queue, each.offset))
@@ -55,7 +55,7 @@ def _lost(acknowledged: Iterable[Acknowledged], stored: Mapping[tuple[int, int],
 
 
 def _out_of_order(acknowledged: Iterable[Acknowledged], stored: Iterable[Stored]) -> list[str]:
-    """Of each key all numbers come for the first time in their order, in one queue, and no more than were sent."""
+    """Checks for each key that its messages first appear in order, in one queue, and that none is unknown."""
     counts = dict.fromkeys(range(KEYS), 0)
     for sent in acknowledged:
         counts[sent.key] = max(counts[sent.key], sent.number + 1)
@@ -63,7 +63,7 @@ def _out_of_order(acknowledged: Iterable[Acknowledged], stored: Iterable[Stored]
     following = dict.fromkeys(range(KEYS), 0)
     queues: dict[int, int] = {}
     for each in stored:
-        # One that wasn't acknowledged was on its way at the end.
+        # A message that was in flight at the end has no acknowledgement.
         if each.key not in counts or each.number > counts[each.key]:
             problems.append(f"invented: {each}")
             continue
@@ -79,7 +79,10 @@ def _out_of_order(acknowledged: Iterable[Acknowledged], stored: Iterable[Stored]
 
 
 def _two_masters(acknowledged: Iterable[Acknowledged], epochs: list[Epoch]) -> list[str]:
-    """In each epoch one broker acknowledged, and none any more once a client had heard of a later epoch's master."""
+    """Checks that each epoch had one acknowledging master.
+
+    A master must not acknowledge after a client noticed the master of a later epoch.
+    """
     by_epoch: dict[int, list[Acknowledged]] = {number: [] for number, _ in epochs}
     numbers = sorted(by_epoch)
     starts = [start for _, start in sorted(epochs)]

@@ -1,10 +1,10 @@
-"""The faults of a failover: the servers that each one hits, its begin and its end.
+"""Faults of a failover: the servers that each one hits, its begin and its end.
 
-| word | what happens |
+| word | effect |
 |---|---|
 | killed, ended, stopped | SIGKILL; SIGTERM; SIGSTOP and later SIGCONT |
-| cut off | nothing passes between this server and all others, clients included |
-| cut, half-open | nothing passes over one link, in both directions or in one |
+| cut off | no bytes pass between this server and all others, including clients |
+| cut, half-open | no bytes pass over one link, in both directions or in one |
 | handed over | `electMaster` names another broker of the sync-state set |
 """
 
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from failover_servers import BROKERS, Servers
 
-#: Least and longest time that a server stays away after sends go on, or that a link stays cut, in s.
+#: Shortest and longest absence of a server after sends continue, or of a link, in seconds.
 AWAY_S = (0.0, 3.0)
-#: The same for long faults: every lease and heartbeat ends in this time.
+#: The same for long faults: every lease and heartbeat expires in this time.
 LONG_S = (16.0, 22.0)
 
 
@@ -36,15 +36,15 @@ class Hit:
 
     @property
     def former_master(self) -> str | None:
-        """The broker that must have been replaced before sends count as restored."""
+        """The broker that must be replaced before sends count as restored."""
         return self.names[0] if self.fault.replaces_master else None
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`whom` are roles: master, slave, controller, namesrv, or etcd.
+    """A kind of fault. `whom` are roles: master, slave, controller, namesrv, or etcd.
 
-    With `returns_first`, this server comes back before sends are expected to go on.
+    With `returns_first`, this server returns before sends are expected to continue.
     """
 
     whom: tuple[str, ...]
@@ -53,7 +53,7 @@ class Fault:
     away_s: tuple[float, float] = AWAY_S
     replaces_master: bool = False
     returns_first: str = ""
-    #: Whether a correct cluster stores no delayed message and no transaction again.
+    #: True if a correct cluster stores no delayed message and no transaction again.
     is_orderly: bool = False
 
 
@@ -139,7 +139,7 @@ FAULTS = {
     "two members killed": Fault(("etcd", "etcd"), _kill_members, _start_members, LONG_S),
 }
 
-#: Faults that need several controllers, whose state is in etcd.
+#: Faults that need several controllers with their state in etcd.
 OF_ETCD = tuple(name for name, fault in FAULTS.items() if "etcd" in fault.whom)
 
 

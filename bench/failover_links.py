@@ -1,9 +1,11 @@
 """The links between the servers of a failover: a proxy that cuts each of them, in both directions or in one.
 
-A server listens at 127.0.0.1. Others know it at an address of its own, 127.0.2.N with the same port, where the proxy
-listens. The proxy finds the process that made a connection by its socket (sock_diag and /proc), so that it also cuts
-connections that a server opened itself. Across a cut nothing passes and nothing is closed. What was under way arrives
-when the link heals, as with packets that are lost and sent again. Linux only: all of 127.0.0.0/8 is this machine there.
+A server listens at 127.0.0.1. Other servers use a different address of it, 127.0.2.N with the same port, where the
+proxy listens. The proxy finds the process of each connection by its socket (sock_diag and /proc). So it also cuts
+connections that a server opened itself.
+
+Across a cut, no bytes pass, and no connection is closed. Bytes in transit arrive when the link is restored, like
+packets that are lost and sent again. Linux only: there, all of 127.0.0.0/8 is this machine.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import cast
 
 import uvloop
 
-#: Bytes that may wait for one side before the proxy stops reading from the other.
+#: Number of buffered bytes for one side from which on the proxy stops reading from the other side.
 MOST_WAITING = 1 << 20
 #: In a cut: every server and client.
 ANYBODY = "*"
@@ -31,9 +33,9 @@ _SOCK_DIAG, _BY_FAMILY, _ALL = 4, 20, 0xFFFFFFFF
 
 
 def inode_of(caller: tuple[str, int], called: tuple[str, int]) -> int:
-    """The inode of the caller's socket; 0 if it isn't on this machine.
+    """Returns the inode of the caller's socket, or 0 if it is not on this machine.
 
-    It uses sock_diag(7), because reading /proc/net/tcp takes 40 ms.
+    Uses sock_diag(7), because reading /proc/net/tcp takes 40 ms.
     """
     request = struct.pack(
         "=BBBxI2s2s16s16sIII",
@@ -50,7 +52,7 @@ def inode_of(caller: tuple[str, int], called: tuple[str, int]) -> int:
 
 
 def sockets_of(pid: int) -> set[str]:
-    """The names of a process's sockets in /proc."""
+    """Returns the names of a process's sockets in /proc."""
     found = set()
     with suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
@@ -61,7 +63,7 @@ def sockets_of(pid: int) -> set[str]:
 
 @dataclass(eq=False)
 class Pair:
-    """The names at both ends of a connection; "" for a client, and for a server that isn't identified yet."""
+    """Names of both ends of a connection. Empty for a client, and for a server that is not identified yet."""
 
     called: str
     caller: str = ""
@@ -69,7 +71,7 @@ class Pair:
 
 @dataclass(eq=False)
 class Network:
-    """The cuts, as (source, target) of the bytes that don't pass, and the servers' processes."""
+    """The current cuts, as (source, target) of the blocked bytes, and the servers' processes."""
 
     pids: dict[str, int] = field(default_factory=dict)
     cuts: set[tuple[str, str]] = field(default_factory=set)
@@ -79,7 +81,7 @@ class Network:
         return any(s in (source, ANYBODY) and t in (target, ANYBODY) for s, t in self.cuts)
 
     def identify(self, ends: list[Incoming]) -> None:
-        """Finds the connections that the servers of a cut have opened. Without a cut, nothing is looked up."""
+        """Finds the connections that the servers of a cut have opened. Without a cut, it does nothing."""
         for name in {name for cut in self.cuts for name in cut} & self.pids.keys():
             sockets = sockets_of(self.pids[name])
             for end in ends:
@@ -93,7 +95,7 @@ class Network:
 
 
 class End(asyncio.Protocol):
-    """One side of a connection: it reads the bytes of the caller, or, in the base class, of the called server."""
+    """One side of a connection. It reads from the called server; the subclass `Incoming` reads from the caller."""
 
     transport: asyncio.Transport
     other: End | None = None
@@ -103,7 +105,7 @@ class End(asyncio.Protocol):
         self.pair = pair
         self.is_full = False
         self._is_read = True
-        #: Bytes that arrived before the other side was connected: uvloop reads once in any case.
+        #: Bytes that arrived before the other side was connected. uvloop reads at least once.
         self.early = b""
 
     @property
@@ -125,7 +127,7 @@ class End(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.network.connections.discard(self)
         if self.other is not None and not self.other.transport.is_closing():
-            # A close delivers what was written before; a reset doesn't.
+            # A close delivers earlier bytes; a reset does not.
             if error is None:
                 self.other.transport.close()
             else:
@@ -142,7 +144,7 @@ class End(asyncio.Protocol):
             self.other.look()
 
     def look(self) -> None:
-        """Reads, or stops reading, as cuts and the other side's buffer require."""
+        """Starts or stops reading, as cuts and the other side's buffer require."""
         is_read = self.other is not None and not self.other.is_full and not self.is_cut
         if is_read != self._is_read and not self.transport.is_closing():
             self._is_read = is_read
@@ -153,7 +155,7 @@ class End(asyncio.Protocol):
 
 
 class Incoming(End):
-    """The caller's side. The server is called as soon as neither direction is cut."""
+    """The caller's side. It connects to the server as soon as neither direction is cut."""
 
     def __init__(self, network: Network, server: str, host: str, port: int) -> None:
         super().__init__(network, Pair(server))
@@ -196,7 +198,7 @@ class Incoming(End):
 
 
 async def serve(servers: dict[str, list[tuple[str, int]]]) -> None:
-    """Listens at each server's addresses, and carries out the commands of standard input until that is closed."""
+    """Listens at each server's addresses, and executes the commands from standard input until it closes."""
     network = Network()
     loop = asyncio.get_running_loop()
     for name, addresses in servers.items():
@@ -222,7 +224,7 @@ async def serve(servers: dict[str, list[tuple[str, int]]]) -> None:
 
 
 class Links:
-    """The proxy as a process of its own. `servers` has the addresses at which each server is known."""
+    """The proxy in a process of its own. `servers` has the public addresses of each server."""
 
     def __init__(self, servers: dict[str, list[tuple[str, int]]]) -> None:
         self._process = subprocess.Popen(
@@ -231,18 +233,18 @@ class Links:
         self._expect("ready")
 
     def process(self, name: str, pid: int) -> None:
-        """Says that this process is that server."""
+        """Registers the process of a server."""
         self._command(f"process {name} {pid}")
 
     def cut(self, name: str) -> None:
-        """Nothing passes from or to this server."""
+        """Cuts all links from and to this server."""
         self.cut_link(name, ANYBODY)
 
     def heal(self, name: str) -> None:
         self.heal_link(name, ANYBODY)
 
     def cut_link(self, source: str, target: str, *, half_open: bool = False) -> None:
-        """Nothing passes from `source` to `target`; nor back, unless the link is `half_open`."""
+        """Cuts the link from `source` to `target`, and also back unless it is `half_open`."""
         self._command(f"cut {source} {target}")
         if not half_open:
             self._command(f"cut {target} {source}")

@@ -1,7 +1,7 @@
-"""The load of a failover: sends that are paced, each key's one after the other, with a record of every acknowledgement.
+"""The load of a failover: paced sends in order for each key, with a record of every acknowledgement.
 
-A message that isn't acknowledged is sent again until it is, so of each key at most one more than those that were
-acknowledged is in a log. The process stops when its standard input closes.
+A message is sent again until it is acknowledged. So for each key, the log has at most one message more than were
+acknowledged. The process stops when its standard input closes.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ TOPIC = "failover"
 KEYS = 64
 PRODUCERS = 4
 QUEUES = 8
-#: How often records are written, s.
+#: Interval at which records are written, in seconds.
 WRITE_S = 0.05
-#: A send that failed is tried again after so long, s.
+#: Delay before a failed send is repeated, in seconds.
 AGAIN_S = 0.05
-#: Who is late by more than this doesn't catch up, s.
+#: If a key's sends are later than this, they do not catch up; in seconds.
 MOST_LATE_S = 0.2
 
-#: Key, number, queue, queue offset; the broker's address and physical offset as in an offset message id; when the send
-#: that was acknowledged began and ended (CLOCK_MONOTONIC, which processes of one machine share).
+#: Key, number, queue, queue offset; the broker's address and physical offset as in an offset message id; begin and end
+#: of the acknowledged send by CLOCK_MONOTONIC, which all processes of a machine share.
 _RECORD = Struct("<HIHQ4sIQdd")
 
 
 class Acknowledged(NamedTuple):
-    """What a client knows of one message; times are seconds."""
+    """The acknowledgement of one message. Times are in seconds."""
 
     key: int
     number: int
@@ -58,7 +58,7 @@ class Acknowledged(NamedTuple):
 
 
 class History:
-    """Reads what a load has written down, as it grows."""
+    """Reads the records of a load while they grow."""
 
     def __init__(self, path: Path) -> None:
         path.touch()
@@ -66,7 +66,7 @@ class History:
         self._rest = b""
 
     def new(self) -> list[Acknowledged]:
-        """What is new since the last look."""
+        """Returns the records since the last call."""
         data = self._rest + self._file.readall()
         end = len(data) - len(data) % _RECORD.size
         self._rest = data[end:]
@@ -77,7 +77,7 @@ class History:
 
 
 class Writer:
-    """Appends to the file now and then."""
+    """Appends records to the file at intervals."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -87,7 +87,7 @@ class Writer:
         self._new += _RECORD.pack(*values)
 
     async def write_on(self) -> None:
-        """Until it is cancelled; then what is left."""
+        """Writes records until it is cancelled, and then the remaining ones."""
         try:
             while True:
                 await asyncio.sleep(WRITE_S)
@@ -101,7 +101,7 @@ class Writer:
 
 
 async def send_key(producer: Producer, key: int, pause_s: float, size: int, writer: Writer) -> None:
-    """All messages of one key; in one queue."""
+    """Sends all messages of one key, to one queue."""
     number = 0
     next_at = time.monotonic()
     while True:

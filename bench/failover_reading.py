@@ -13,7 +13,7 @@ from gantrymq.protocol.message import MessageExt
 
 
 async def read_all(names: str) -> list[Stored]:
-    """All messages of the load, each queue's in its order."""
+    """Returns all messages of the load, in order for each queue."""
     found: list[Stored] = []
     for message in await messages_of(names, TOPIC):
         key, number, _ = message.body.split(b" ", 2)
@@ -23,7 +23,7 @@ async def read_all(names: str) -> list[Stored]:
 
 
 async def messages_of(names: str, topic: str) -> list[MessageExt]:
-    """All messages of a topic, each queue's in its order."""
+    """Returns all messages of a topic, in order for each queue."""
     found: list[MessageExt] = []
     async with LitePullConsumer(names, "failover-check") as consumer:
         queues = await consumer.queues(topic)
@@ -49,16 +49,16 @@ class Events:
         self._rest = ""
 
     def new(self) -> list[tuple[str, int, float]]:
-        """Words, numbers and times since the last call."""
+        """Returns the words, numbers and times since the last call."""
         lines = (self._rest + self._file.read()).split("\n")
         self._rest = lines.pop()
         return [(word, int(number), float(at)) for word, number, at in (line.split() for line in lines)]
 
 
 def log_of(store: Path, last: int) -> str:
-    """A hash of its log up to the end of the record that begins at `last`.
+    """Returns a hash of the log up to the end of the record that begins at `last`.
 
-    Behind this record, a master may have written records while its slaves ended.
+    A master may have written more records while its slaves shut down.
     """
     log = b"".join(file.read_bytes() for file in sorted((store / "commitlog").iterdir()))
     return hashlib.sha256(log[: last + int.from_bytes(log[last : last + 4], "big")]).hexdigest()

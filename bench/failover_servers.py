@@ -1,4 +1,4 @@
-"""The servers of a failover: a NameServer, a controller or three, brokers of one name, and a proxy before each."""
+"""Servers of a failover: a NameServer, one or three controllers, brokers of one name, and a proxy in front of each."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from gantrymq.config import format_properties
 from gantrymq.testing.processes import HOST, START_TIMEOUT_S, ServerProcess
 
 _ROOT = Path(__file__).parent.parent
-for _directory in ("interop", "tests/controller"):
+for _directory in ("interop", "tests", "tests/controller"):
     sys.path.append(str(_ROOT / _directory))
 
 NAME = "broker-a"
 BROKERS = ("a", "b", "c")
-#: Who gives no sign of life for so long is taken for gone, ms; Java's default is 10,000.
+#: Time without heartbeats after which a broker counts as dead, in milliseconds. Java's default is 10,000.
 HEARTBEAT_TIMEOUT_MS = 3000
-#: How often Apache's controller looks for such brokers, ms; its default is 5,000.
+#: Interval at which Apache's controller looks for dead brokers, in milliseconds. Its default is 5,000.
 SCAN_MS = 1000
 CONTROLLERS = ("sqlite", "etcd", "java")
 
 
 def address_of(number: int) -> str:
-    """Where the proxy of a server listens."""
+    """Returns the address at which the proxy of a server listens."""
     return f"127.0.2.{number}"
 
 
 def free_ports(count: int) -> list[int]:
-    """Free at all addresses, below the range from which clients get theirs."""
+    """Returns ports that are free at all addresses and below the range of client ports."""
     ports: list[int] = []
     while len(ports) < count:
         port = random.randrange(12000, 32000)
@@ -52,11 +52,11 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def running_from(source: Path | None) -> Iterator[None]:
-    """Processes that are started meanwhile run the package that lies there."""
+    """Lets processes that start in this context use the package at `source`."""
     if source is None:
         yield
         return
-    # Native code is of this version.
+    # The native code is of this version.
     changed = {"PYTHONPATH": str(source), "GANTRYMQ_NATIVE": "0"}
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
@@ -71,9 +71,11 @@ def running_from(source: Path | None) -> Iterator[None]:
 
 
 class Servers:
-    """A context manager; `kind` is one of CONTROLLERS. `broker` are further keys of every broker.
+    """All servers; a context manager.
 
-    `other_version` is a directory with another version of the package, which broker b runs.
+    `kind` is one of CONTROLLERS. `broker` are further configuration keys of all brokers.
+
+    `other_version` is a directory with another version of the package, for broker b.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class Servers:
         self._stack = ExitStack()
         names = ["namesrv", *(f"controller{n}" for n in range(3 if kind == "etcd" else 1)), *BROKERS]
         ports = free_ports(2 * len(names))
-        #: Where each listens, and for slaves.
+        #: Port of each server, and port for its slaves.
         self._ports = {name: (port, ports[-1 - n]) for n, (name, port) in enumerate(zip(names, ports, strict=False))}
         self._hosts = {name: address_of(n + 1) for n, name in enumerate(names)}
         self.controllers = [name for name in names if name.startswith("controller")]
@@ -120,7 +122,7 @@ class Servers:
             self.start(name)
 
     def address(self, name: str) -> str:
-        """host:port as others know a server."""
+        """Returns the public host:port of a server."""
         return f"{self._hosts[name]}:{self._ports[name][0]}"
 
     @property
@@ -132,23 +134,23 @@ class Servers:
         return ";".join(map(self.address, self.controllers))
 
     def broker_at(self, address: str | None) -> str | None:
-        """The name of the broker that is known there."""
+        """Returns the name of the broker with this public address."""
         return next((name for name in BROKERS if self.address(name) == address), None)
 
     def record_of(self, name: str) -> tuple[bytes, int]:
-        """The same as acknowledgements have it."""
+        """Returns the address of a broker in the form of the acknowledgements."""
         return socket.inet_aton(self._hosts[name]), self._ports[name][0]
 
     # -- faults -------------------------------------------------------------------------------------------------
 
     def start(self, name: str) -> None:
-        """A server that doesn't run, with the files that it had."""
+        """Starts a server with its existing files."""
         command = "broker" if name in BROKERS else name.rstrip("0123456789")
         properties = {"bindAddress": HOST, "listenPort": str(self._ports[name][0])} | self._properties(name)
         with running_from(self._other_version if name == BROKERS[1] else None):
             server = self.processes[name] = ServerProcess(command, name, self.directory, properties, ())
         self._stack.callback(server.stop)
-        # Before it calls anybody.
+        # The proxy needs the process before its first connection.
         self.links.process(name, server.pid)
         server.wait_until_ready(time.monotonic() + START_TIMEOUT_S)
 
@@ -157,7 +159,7 @@ class Servers:
         self.processes[name].stop()
 
     def terminate(self, name: str) -> None:
-        """SIGTERM; returns when the process has ended."""
+        """Sends SIGTERM. Returns when the process has ended."""
         self.send_signal(name, signal.SIGTERM)
         self.processes[name].stop()
 
@@ -194,10 +196,10 @@ class Servers:
             "allAckInSyncStateSet": "true",
             "minInSyncReplicas": "2",
             "controllerHeartBeatTimeoutMills": str(HEARTBEAT_TIMEOUT_MS),
-            # A commit that was on its way when its master died is checked soon.
+            # A commit can get lost with its master. These values let the broker check the transaction soon.
             "transactionTimeOut": "2000",
             "transactionCheckInterval": "1000",
-            # A round writes some 10 MB.
+            # A round writes about 10 MB.
             "mappedFileSizeCommitLog": str(64 << 20),
         } | self._broker
 

@@ -34,11 +34,11 @@ from gantrymq.protocol.message import Message, MessageExt
 
 TRANSACTIONS, DELAYS = "failover-transactions", "failover-delays"
 CONSUMERS = ("push", "pop", "lite")
-#: Transactions, and delayed messages, per second.
+#: Rate of transactions, and of delayed messages, per second.
 RATE = 20.0
-#: One half of the delayed messages has this delay level (5 s by default). The other half is delayed by TIMER_S seconds.
+#: Half of the delayed messages have this delay level (5 s by default). The others are delayed by TIMER_S seconds.
 LEVEL, TIMER_S = 2, 4.0
-#: Time in which brokers have checked each open transaction, before the clients close, s.
+#: Time in which brokers check each open transaction before the clients close, in seconds.
 CHECKED_S = 5.0
 
 
@@ -104,7 +104,7 @@ async def lite(names: str, records: Records) -> None:
 
 
 async def paced(what: str, send: Callable[[int], Awaitable[SendStatus]], records: Records, done: asyncio.Event) -> None:
-    """Calls `send` with 0, 1, 2 and so on until `done`; records those that were answered with SEND_OK."""
+    """Calls `send` with 0, 1, 2 and so on until `done`. Records the numbers with SEND_OK."""
     number, pending = 0, set[asyncio.Task[None]]()
 
     async def one(number: int) -> None:

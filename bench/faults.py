@@ -1,8 +1,8 @@
 """Faults: a soak whose servers and clients are killed, stopped and started again at random; see README.md.
 
-What was acknowledged must reach every group, the orderly group must never skip a message of a key, and the store must
-be whole at the end. Exit status 1 when it isn't so. `--seed` repeats the order of the faults, not their moments to the
-microsecond.
+Acknowledged messages must reach every group, the orderly group must never skip a message of a key, and the store
+must be intact at the end. Otherwise, the exit status is 1. `--seed` repeats the order of the faults, but not their
+exact times.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from soak import GROUPS, Client, Received, Sent, send_first
 
 from gantrymq.testing.processes import HOST, START_TIMEOUT_S, ServerProcess
 
-#: From one fault's end to the next fault, s.
+#: Shortest and longest time from the end of a fault to the next one, in seconds.
 PAUSE_S = (1.0, 10.0)
-#: How long a process is away, or stopped, s.
+#: Shortest and longest absence or stop of a process, in seconds.
 AWAY_S = (0.0, 12.0)
-#: After the last fault a group may take so long to have everything, s: locks, pops and routes run out first.
+#: Longest time until a group has received everything after the last fault, in seconds. Locks, pops and routes expire
+#: earlier.
 CATCH_UP_S = 180.0
-#: How often what was received is looked at, s.
+#: Interval of the checks of received messages, in seconds.
 LOOK_S = 0.5
-#: How long `gantry store verify` may take, s.
+#: Timeout of `gantry store verify`, in seconds.
 VERIFY_S = 600.0
 
 
 class Server:
-    """A server that comes back at its address, with its files."""
+    """A server that can be restarted at the same address with its files."""
 
     def __init__(self, command: str, directory: Path, properties: dict[str, str]) -> None:
         self._command = command
@@ -70,7 +71,7 @@ class Server:
 
 
 class FaultRun:
-    """One cluster, its clients, and what goes wrong with them."""
+    """One cluster, its clients, and their faults."""
 
     def __init__(self, directory: Path, minutes: float, rate: float, seed: int) -> None:
         self._directory = directory
@@ -96,7 +97,7 @@ class FaultRun:
         self._clients = {kind: self._client(kind) for kind in ("load", *GROUPS)}
 
     def run(self) -> list[str]:
-        """What was wrong."""
+        """Runs the faults. Returns the problems."""
         while time.monotonic() < self._ends:
             self._look_for(self._chance.uniform(*PAUSE_S))
             self._one_fault()

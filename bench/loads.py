@@ -1,4 +1,4 @@
-"""Loads from Java clients: each function measures one kind on all clusters in turn."""
+"""Loads from Java clients. Each function measures one kind on all clusters in turn."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from gantrymq.protocol.fastjson import encode_json
 
 CLIENT_TIMEOUT_S = 900.0
 _CLIENT_OPTIONS = ["-Xms512m", "-Xmx1g", "-XX:+UseG1GC"]
-#: Threads of consumers, as Apache's benchmark consumer has them.
+#: Number of consumer threads, as in Apache's benchmark consumer.
 _CONSUMER_THREADS = 20
 _BATCH = 32
 _BATCH_SIZE = 128
-#: Of the runs for latencies: bodies as small as Java's own default, for so long before and during the measurement.
+#: Warm-up of the latency runs, in seconds.
 _LATENCY_WARM_UP_S = 10
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A load program's last line; seconds of the broker's CPU until then, and until the broker was idle again."""
+    """The last line of a load program, and the broker's CPU seconds until then and until it was idle again."""
 
     line: str
     cpu_s: float
@@ -39,7 +39,7 @@ class Ran:
 
 
 def sends(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure]:
-    """Apache's benchmark producer."""
+    """Measures Apache's benchmark producer."""
     measures = []
     for size in args.sizes:
         for cluster in clusters:
@@ -51,7 +51,7 @@ def sends(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure
 
 
 def sync_flush_sends(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure]:
-    """The same with brokers that answer when a message is on the disk."""
+    """Measures the same with brokers that respond after the message is on disk."""
     size = args.sizes[0]
     for cluster in clusters:
         cluster.make_topics([f"bench{size}"], args.queues)
@@ -73,7 +73,7 @@ def _send(cluster: Cluster, args: argparse.Namespace, size: int) -> Figures:
 
 
 def batches(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure]:
-    """Sends of many small messages in one request."""
+    """Measures sends of many small messages per request."""
     for cluster in clusters:
         cluster.make_topics(["batches0"], args.queues)
     name = f"sends of {_BATCH} x {_BATCH_SIZE} B"
@@ -81,7 +81,7 @@ def batches(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measu
 
 
 def topics(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure]:
-    """Sends to many topics in turn."""
+    """Measures sends to many topics in turn."""
     measures = []
     for count in args.topics:
         prefix = f"topics{count}-"
@@ -97,7 +97,7 @@ def topics(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measur
 
 
 def _send_round_robin(cluster: Cluster, args: argparse.Namespace, prefix: str, topic_count: int, batch: int) -> Figures:
-    # Each topic at least once, so that all routes are known and all queues there.
+    # Sends to each topic at least once, so that all routes are cached and all queues exist.
     warm_up = max(args.warm_up, topic_count * batch * 2)
     options = [prefix, *map(str, (topic_count, args.threads, _BATCH_SIZE, batch, warm_up, args.count))]
     ran = run_load("LoadTopics", cluster, options, args.serialize, "DONE")
@@ -113,7 +113,7 @@ def _rate_and_cpu(rate: float, ran: Ran, count: int) -> Figures:
 
 
 def reads(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure]:
-    """A push consumer reads what `sends` has sent."""
+    """Measures a push consumer that reads the messages of `sends`."""
     measures = []
     for size in args.sizes:
         measures += alternate(
@@ -128,7 +128,7 @@ def reads(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure
 
 
 def pops(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure]:
-    """The same by POP, with an acknowledgement of each message."""
+    """Measures the same with POP and an acknowledgement for each message."""
     size = args.sizes[0]
 
     def pop(cluster: Cluster, number: int) -> Figures:
@@ -138,7 +138,7 @@ def pops(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure]
             response = call(cluster.broker.address, RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_json(body))
             if response.code:
                 raise RuntimeError(f"{cluster.system.name} doesn't let the group pop: {response.remark}")
-        # The codes of POP have no room in the binary headers: Java's own client doesn't pop with them.
+        # The fields of POP do not fit binary headers. Java's own client does not pop with them.
         return _read(cluster, args.count, topic, group, "JSON", "pop")
 
     return alternate(clusters, args, f"{size} B reads by POP", pop)
@@ -154,7 +154,7 @@ def _read(cluster: Cluster, count: int, topic: str, group: str, serialize_type: 
 
 
 def latencies(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure]:
-    """From the moment a message was to be sent, at a fixed rate, to the consumer's listener."""
+    """Measures the time from a message's scheduled send, at a fixed rate, to the consumer's listener."""
 
     def run(cluster: Cluster, number: int) -> Figures:
         topic = f"latency_{number}"
@@ -174,7 +174,7 @@ def latencies(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Mea
 
 
 def run_load(program: str, cluster: Cluster, options: Sequence[str], serialize_type: str, last_line: str) -> Ran:
-    """Runs one of our load programs from its READY to the line that begins with `last_line`. Raises RuntimeError."""
+    """Runs a load program from its READY to the line that begins with `last_line`. Raises RuntimeError if it fails."""
     with tempfile.TemporaryDirectory() as home:
         command = command_line(
             f"org.gantrymq.interop.{program}",
@@ -205,7 +205,7 @@ def run_load(program: str, cluster: Cluster, options: Sequence[str], serialize_t
 
 
 def _await_line(process: subprocess.Popen[str], beginning: str) -> str:
-    """The next line that begins so. Raises RuntimeError when the program ends before."""
+    """Returns the next line with this beginning. Raises RuntimeError if the program ends before."""
     assert process.stdout is not None
     seen = []
     for line in process.stdout:

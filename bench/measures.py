@@ -1,4 +1,4 @@
-"""Rows of the table that the measurements end in: values of each system in each round, and their ratios."""
+"""Rows of the result table: values of each system in each round, and their ratios."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 from systems import Cluster, System
 
-#: What one run gives: value by (name, unit). The first says whether a system is warm: its processor time, as a rule.
+#: Figures of one run, by (name, unit). The first one shows whether a system is warm: in most cases its CPU time.
 Figures = Mapping[tuple[str, str], float]
 
-#: A system is warm when so many rounds, one after the other, differ by less than this share.
+#: A system is warm when this many consecutive rounds differ by less than this share.
 _STEADY_ROUNDS = 3
 _STEADY_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A row of the table: what, and each system's value in each round."""
+    """A row of the table: its name, and the values of each system by round."""
 
     name: str
     unit: str
@@ -30,9 +30,10 @@ class Measure:
 def alternate(
     clusters: Sequence[Cluster], args: argparse.Namespace, name: str, run: Callable[[Cluster, int], Figures]
 ) -> list[Measure]:
-    """Each system once a round, in turn: what slows the machine for a while slows both.
+    """Runs each system once per round, in turn, so that a temporarily slow machine affects both.
 
-    Rounds count when all are warm, or after `warm_up_rounds`: the name says then that they never were.
+    Rounds count from the time when all systems are warm, or after `warm_up_rounds`. In the second case, the row's
+    name says that they never were warm.
     """
     warm_up, steady = 0, False
     firsts: dict[str, list[float]] = {cluster.system.name: [] for cluster in clusters}
@@ -63,13 +64,16 @@ def _round(
 
 
 def is_steady(values: Sequence[float]) -> bool:
-    """Whether the last rounds differ by less than 5 %."""
+    """Returns true if the last rounds differ by less than 5 %."""
     last = values[-_STEADY_ROUNDS:]
     return len(last) == _STEADY_ROUNDS and max(last) < min(last) * (1 + _STEADY_SHARE)
 
 
 def table(systems: Sequence[System], measures: Sequence[Measure]) -> str:
-    """Of values and, for two systems, of each round's ratio: median (minimum to maximum)."""
+    """Returns the table: medians (minimum to maximum) of the values.
+
+    For two systems, it also has the ratio in each round.
+    """
     names = [system.name for system in systems]
     rows = [["", *names, *([f"{names[1]} : {names[0]}"] if len(names) == 2 else [])]]
     for measure in measures:
@@ -92,7 +96,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def figure(value: float) -> str:
-    """Three significant digits, thousands whole."""
+    """Returns three significant digits, or an integer from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

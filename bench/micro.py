@@ -23,6 +23,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.record import encode_host, encode_record
 from gantrymq.protocol.send_request import decode_send_request
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.connection_limits import ConnectionLimits
 from gantrymq.remoting.turns import TURN_S, Turns
 from gantrymq.store.config import StoreConfig
 
@@ -32,7 +33,7 @@ from transports import Swallowing  # isort: skip
 
 TOPIC = "BenchmarkTest"
 QUEUES = 8
-#: As many requests come in one read when 32 threads send over one connection and the broker is busy.
+#: Number of requests per read, as with 32 threads that send over one connection to a busy broker.
 FRAMES_PER_READ = 32
 PULL_BATCH = 32
 BORN_HOST = encode_host("127.0.0.1", 40000)
@@ -50,7 +51,10 @@ def main() -> int:
 
 
 async def run(directory: Path, size: int, count: int, repeat: int) -> None:
-    """Measures every piece, in the order of a message's way, with a real broker and its files in `directory`."""
+    """Measures every step, in the order in which a message passes them.
+
+    Uses a real broker with its files in `directory`.
+    """
     body = b"x" * size
     frames = [send_frame(number, body) for number in range(count)]
     reads = [b"".join(frames[i : i + FRAMES_PER_READ]) for i in range(0, count, FRAMES_PER_READ)]
@@ -66,13 +70,13 @@ async def run(directory: Path, size: int, count: int, repeat: int) -> None:
     broker = Broker(config)
     await broker.start()
     turns = Turns()
-    connection = Connection(broker._handlers, is_server=True, turns=turns)
+    connection = Connection(broker._handlers, is_server=True, limits=ConnectionLimits(turns))
     transport = Swallowing()
     connection.connection_made(transport)
     store, queue = broker.store, broker.store.queue("micro", 0)
     send = broker._handlers[RequestCode.SEND_MESSAGE_V2]
     topic = TOPIC.encode()
-    # Of messages that the send handler has stored before.
+    # Pulls messages that the send handler has stored before.
     pulls = [pull_frame(number * PULL_BATCH // QUEUES // 2) for number in range(count // PULL_BATCH)]
 
     def read_frames() -> None:
@@ -102,7 +106,7 @@ async def run(directory: Path, size: int, count: int, repeat: int) -> None:
     def receive(reads: list[bytes]) -> None:
         for data in reads:
             connection.data_received(data)
-            # The loop, whose next round it were, doesn't run here.
+            # The event loop does not run here, so it cannot start the next iteration itself.
             while connection.is_behind or turns.used > TURN_S:
                 turns._new_round()
 
@@ -115,10 +119,10 @@ async def run(directory: Path, size: int, count: int, repeat: int) -> None:
         ("connection: bytes read to bytes written", partial(receive, reads)),
         (f"the same for pulls of {PULL_BATCH} messages", partial(receive, pulls)),
     ):
-        # Nobody here comes again when a file is being made.
+        # The callers here do not retry while a file is preallocated.
         with store.waiting():
             print(f"{name:42} {measure(piece, count, repeat)}", flush=True)
-    # An error's answer is quick, too.
+    # Error responses are fast, too, so the size of the responses is checked.
     least = count * size * (1 + repeat)
     assert transport.written > least, f"{transport.written} bytes were answered, the pulls alone ask for {least}"
     connection.connection_lost(None)
@@ -126,7 +130,10 @@ async def run(directory: Path, size: int, count: int, repeat: int) -> None:
 
 
 def measure(piece: Callable[[], None], count: int, repeat: int) -> str:
-    """The best of the repetitions, and their median, of this thread's processor time: others that run don't count."""
+    """Returns the best and the median of the repetitions.
+
+    The times are CPU times of this thread, so that other programs do not count.
+    """
     piece()
     times = []
     for _ in range(repeat):
@@ -137,7 +144,7 @@ def measure(piece: Callable[[], None], count: int, repeat: int) -> str:
 
 
 def send_frame(number: int, body: bytes) -> bytes:
-    """What Apache's benchmark producer sends."""
+    """Returns a send request as Apache's benchmark producer sends it."""
     properties = b"UNIQ_KEY\x01%032X\x02WAIT\x01true\x02" % number
     command = send_command(
         "benchmark_producer",
@@ -151,7 +158,7 @@ def send_frame(number: int, body: bytes) -> bytes:
 
 
 def pull_frame(offset: int) -> bytes:
-    """A pull of queue 0 from `offset` on, with the subscription in it."""
+    """Returns a pull request for queue 0 from `offset` on, with its subscription."""
     header = PullMessageRequestHeader(
         consumer_group="benchmark_consumer",
         topic=TOPIC,

@@ -1,7 +1,7 @@
 """Route queries against Apache's NameServer and this project's, in turn on one machine; prints a Markdown table.
 
-Eight brokers register with both, each with all the topics; then pipelined GET_ROUTEINFO_BY_TOPIC requests over a few
-connections ask for random topics. One client measures both, and the servers' processor time is what is compared.
+Eight brokers register all topics with both NameServers. Then pipelined GET_ROUTEINFO_BY_TOPIC requests over a few
+connections query random topics. The same client measures both. The compared figure is the servers' CPU time.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ async def _run(
             began = time.perf_counter()
             await _ask(server.address, names, queries)
             seconds = time.perf_counter() - began
-            # The first round warms both up.
+            # The first round warms up both servers.
             if number:
                 rates[name].append(queries / seconds)
                 cpus[name].append((cpu_seconds(server.process.pid) - cpu) / queries * 1e6)
@@ -143,7 +143,10 @@ async def _run(
 
 
 async def _register(address: str, names: list[str]) -> list[RemotingClient]:
-    """Registers the brokers; their connections stay open, as a NameServer drops a broker with its connection."""
+    """Registers the brokers.
+
+    Their connections stay open, because a NameServer removes a broker when its connection closes.
+    """
     topics = {name: TopicConfig(name, 8, 8) for name in [*names, "one-more"]}
     body = encode_register_body(RegisterBrokerBody(TopicConfigTable(topics, DataVersion())))
     clients = []
@@ -165,7 +168,7 @@ async def _register(address: str, names: list[str]) -> list[RemotingClient]:
 
 async def _ask(address: str, names: list[str], queries: int) -> None:
     choose = random.Random(1)
-    # Many topics are asked in turn without keeping a command for each.
+    # Each worker queries the same random topics. Requests are created on demand, to save memory.
     wanted = [choose.choice(names) for _ in range(queries // (CONNECTIONS * IN_FLIGHT))]
     host, port = address.rsplit(":", 1)
     loop = asyncio.get_running_loop()

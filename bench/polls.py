@@ -1,4 +1,4 @@
-"""Pulls that wait: one client holds thousands of them, as many consumers with nothing to do would."""
+"""Long polls: one client has thousands of pending pulls, as many idle consumers would have."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
 
 _QUEUES_PER_TOPIC = 8
-#: What Java's consumers ask for (`DefaultMQPushConsumer.brokerSuspendMaxTimeMillis`); then they ask again.
+#: Longest wait of Java's consumers (`DefaultMQPushConsumer.brokerSuspendMaxTimeMillis`) before they pull again.
 _SUSPEND_MS = 15_000
-#: Two rounds of it.
+#: Two rounds of pulls.
 IDLE_S = 30.0
 _ARRIVALS = 200
 
 
 class Polls:
-    """Keeps a pull waiting for every queue; what comes is noted with its time."""
+    """Keeps one pull pending for every queue. Records the arrival times of messages."""
 
     def __init__(self, connection: Connection, queues: Sequence[tuple[str, int]]) -> None:
         self._connection = connection
@@ -46,7 +46,7 @@ class Polls:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def check(self) -> None:
-        """Raises what ended one of the pulls."""
+        """Raises the exception that ended one of the pulls."""
         for task in self._tasks:
             if task.done():
                 task.result()
@@ -77,7 +77,7 @@ class Polls:
 
 
 def polls(clusters: Sequence[Cluster], args: argparse.Namespace) -> list[Measure]:
-    """The broker's CPU and memory while they wait, and how soon one is answered when a message comes."""
+    """Measures the broker's CPU time and memory with pending pulls, and the time from a send to the pull's response."""
     count = -(-args.polls // _QUEUES_PER_TOPIC)
     topics = [f"polls{i}" for i in range(count)]
     for cluster in clusters:
@@ -94,7 +94,7 @@ async def _run(cluster: Cluster, queues: Sequence[tuple[str, int]]) -> Figures:
     sender = await sending_client.connection(cluster.broker.address)
     polls.start()
     try:
-        # All have been asked once when the first round is over: from then on it is a steady load.
+        # After the first round, each queue was pulled once, and the load is steady.
         await asyncio.sleep(_SUSPEND_MS / 1000)
         polls.check()
         while not polls.arrived.empty():
@@ -110,7 +110,7 @@ async def _run(cluster: Cluster, queues: Sequence[tuple[str, int]]) -> Figures:
         await client.close()
         await sending_client.close()
     return {
-        # Memory first: a few hundredths of a second never differ by less than a share of them.
+        # Memory comes first, because it decides whether the system is warm. The small CPU figures never become steady.
         ("broker memory", "MiB"): memory,
         ("broker CPU", "% of a processor"): cpu_s / IDLE_S * 100,
         ("send to answered pull, median", "ms"): statistics.median(latencies) * 1000,

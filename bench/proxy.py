@@ -1,7 +1,7 @@
 """Apache's proxy and this project's before the same broker, in turn on one machine; prints a Markdown table.
 
-A client by gRPC sends messages, so many at once, and then receives them, each acknowledged by a call of its own. The
-broker is this project's for both, so that the proxies are all that differs.
+A gRPC client sends messages in parallel. Then it receives them and acknowledges each one by its own call. The broker
+is this project's for both, so only the proxies differ.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from gantrymq.proxy.times import to_duration
 from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 
-PROXIES: dict[str, Callable[[Path, str], Server]] = {"Java": java_proxy, "GantryMQ": gantry_proxy}
+StartProxy = Callable[[Path, str], Server]
+PROXIES: dict[str, StartProxy] = {"Java": java_proxy, "GantryMQ": gantry_proxy}
 QUEUES = 8
 RECEIVERS = 8
 INVISIBLE_MS = 60_000
@@ -43,7 +45,7 @@ FIRST_ANSWER_S = 60.0
 
 
 class Client:
-    """One client of a proxy, known to it by its settings."""
+    """One client of a proxy, registered with its settings."""
 
     def __init__(self, address: str, settings: pb.Settings) -> None:
         self._channel = grpc.aio.insecure_channel(address)
@@ -79,7 +81,7 @@ class Client:
 
 
 class Load:
-    """What one client does with one topic."""
+    """Sends and receives of one client on one topic."""
 
     def __init__(self, address: str, topic: str, size: int, at_once: int) -> None:
         self._address = address
@@ -89,7 +91,7 @@ class Load:
         self._at_once = at_once
 
     async def sends(self, count: int) -> list[float]:
-        """How long each took, s."""
+        """Sends messages. Returns the time of each send in seconds."""
         settings = pb.Settings(client_type=pb.PRODUCER, publishing=pb.Publishing(topics=[self._topic]))
         numbers = iter(range(count))
         took: list[float] = []
@@ -108,9 +110,11 @@ class Load:
         return took
 
     async def receives(self, count: int) -> list[float]:
-        """So many messages, each acknowledged by a call of its own: how long those took, s.
+        """Receives messages and acknowledges each by its own call.
 
-        0 has the group begin where the queues end.
+        Returns the times of the acknowledgements in seconds.
+
+        With `count` 0, it only starts the group at the end of the queues.
         """
         subscription = pb.Subscription(group=self._group, subscriptions=[pb.SubscriptionEntry(topic=self._topic)])
         settings = pb.Settings(client_type=pb.SIMPLE_CONSUMER, subscription=subscription)
@@ -143,7 +147,7 @@ class Load:
                 assert response.status.code == pb.OK, response.status
 
             tasks = [asyncio.create_task(receive()) for _ in range(RECEIVERS if count else 1)]
-            # The others wait for messages that there aren't.
+            # The other receivers wait for messages that do not exist.
             done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in waiting:
                 task.cancel()
@@ -154,10 +158,10 @@ class Load:
 
 
 async def first_answer(address: str, topic: str) -> None:
-    """Returns when the proxy has answered a call. Raises RuntimeError when it doesn't."""
+    """Waits until the proxy responds to a call. Raises RuntimeError after a timeout."""
     deadline = time.monotonic() + FIRST_ANSWER_S
     client = Client(address, pb.Settings())
-    # Apache's proxy takes no endpoints of a scheme that isn't named.
+    # Apache's proxy rejects endpoints without a scheme.
     endpoints = pb.Endpoints(scheme=pb.IPv4, addresses=[pb.Address(host="127.0.0.1", port=1)])
     request = rpc_pb.QueryRouteRequest(topic=pb.Resource(name=topic), endpoints=endpoints)
     answer: object = None
@@ -177,7 +181,7 @@ async def first_answer(address: str, topic: str) -> None:
 def measure(
     runner: asyncio.Runner, proxy: Server, broker: Server, name_server: str, args: argparse.Namespace
 ) -> Iterator[tuple[str, float]]:
-    """One round: (row, figure)."""
+    """Runs one round. Yields (row, figure)."""
 
     def cpu() -> tuple[float, float]:
         return cpu_seconds(proxy.process.pid), cpu_seconds(broker.process.pid)
@@ -207,7 +211,7 @@ def measure(
 async def create(name_server: str, topic: str) -> None:
     async with AdminClient(name_server) as admin:
         await admin.create_topic(TopicConfig(topic, QUEUES, QUEUES), cluster="DefaultCluster")
-        # Apache's proxy takes no settings of a group that isn't there.
+        # Apache's proxy rejects the settings of an unknown group.
         await admin.create_group(SubscriptionGroupConfig(f"g_{topic}"), cluster="DefaultCluster")
 
 
@@ -218,7 +222,11 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=1000, help="bytes of a body (%(default)s)")
     parser.add_argument("--at-once", type=int, default=64, help="sends under way (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of each proxy, in turn (%(default)s)")
+    parser.add_argument("--other-version", type=Path, help="src of another version, whose proxy is measured, too")
     args = parser.parse_args()
+    started = dict(PROXIES)
+    if args.other_version is not None:
+        started["other version"] = partial(gantry_proxy, source=args.other_version.resolve())
     if missing := missing_tools():
         print(f"bench: {missing}", file=sys.stderr)
         return 1
@@ -228,7 +236,7 @@ def main() -> int:
     def note(row: str, name: str, value: float) -> None:
         rows.setdefault(row, {}).setdefault(name, []).append(value)
 
-    # One loop for all: grpcio's clients stand no other.
+    # All clients share one loop, because grpcio does not support several.
     with asyncio.Runner() as runner, ExitStack() as stack, tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         name_server = gantry_namesrv(directory / "namesrv")
@@ -237,7 +245,7 @@ def main() -> int:
         stack.callback(broker.kill)
         runner.run(create(name_server.address, "first"))
         proxies: dict[str, Server] = {}
-        for name, start in PROXIES.items():
+        for name, start in started.items():
             progress(f"{name}: start")
             began = time.perf_counter()
             proxies[name] = start(directory / name, name_server.address)
@@ -257,9 +265,9 @@ def main() -> int:
         f"{args.count:,} messages of {args.size:,} bytes, {args.at_once} sends and {RECEIVERS} receives at once, each "
         f"message acknowledged by itself; the median of {args.rounds} rounds, after {args.warm_up:,} messages.\n"
     )
-    print(f"| | {' | '.join(PROXIES)} |\n|---|{'---|' * len(PROXIES)}")
+    print(f"| | {' | '.join(started)} |\n|---|{'---|' * len(started)}")
     for row, values in rows.items():
-        print(f"| {row} | {' | '.join(figure(statistics.median(values[name])) for name in PROXIES)} |")
+        print(f"| {row} | {' | '.join(figure(statistics.median(values[name])) for name in started)} |")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Sends to a master with 0, 1 and 2 slaves, which wait for none or for all of them, of each system in turn."""
+"""Sends to a master with 0, 1 and 2 slaves, with and without waiting for them, for each system in turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-# systems comes first: it makes interop's modules known.
+# `systems` comes first: it puts interop on the import path.
 import systems
 from loads import run_load
 from measures import Figures, Measure, alternate
@@ -20,7 +20,7 @@ from systems import Cluster, System
 from gantrymq.protocol.bodies.ha_status import HaStatus
 from gantrymq.protocol.codes import RequestCode
 
-#: Slaves, and whether a send waits for all of them.
+#: Number of slaves, and whether a send waits for all of them.
 SETUPS = [(0, False), (1, False), (1, True), (2, False), (2, True)]
 _TOPIC = "replicated"
 _SYNC_TIMEOUT_S = 60.0
@@ -33,7 +33,7 @@ class Replicated(Cluster):
     slaves: tuple[Server, ...]
 
     def wait_until_in_sync(self) -> None:
-        """Returns when all slaves follow. Raises RuntimeError."""
+        """Waits until all slaves are in sync. Raises RuntimeError after a timeout."""
         deadline = time.monotonic() + _SYNC_TIMEOUT_S
         while True:
             status = HaStatus.decode(call(self.broker.address, RequestCode.GET_BROKER_HA_STATUS).body)
@@ -44,13 +44,13 @@ class Replicated(Cluster):
             time.sleep(0.1)
 
     def slaves_cpu_seconds(self) -> float:
-        """Of all slaves, once they have done what they had put off."""
+        """Returns the CPU time of all slaves after they have finished deferred work."""
         return sum(systems.settled_cpu_seconds(slave.process.pid, self.system.name) for slave in self.slaves)
 
 
 @contextmanager
 def replicated(system: System, directory: Path, slave_count: int, *, waits: bool) -> Iterator[Replicated]:
-    """Started, and killed at the end."""
+    """Starts a cluster with slaves, and kills it at the end."""
     config: dict[str, object] = {"slaveReadEnable": "true"}
     if waits:
         config |= {"brokerRole": "SYNC_MASTER", "inSyncReplicas": slave_count + 1}
@@ -68,7 +68,7 @@ def replicated(system: System, directory: Path, slave_count: int, *, waits: bool
 
 
 def measure_replication(compared: Sequence[System], args: argparse.Namespace) -> list[Measure]:
-    """Rate, p99 and CPU of each setup; the two systems' clusters stand side by side, one setup after the other."""
+    """Measures rate, p99 and CPU time of each setup. For each setup, the clusters of both systems run side by side."""
     measures = []
     for slave_count, waits in SETUPS:
         name = f"{args.sizes[0]} B sends, {slave_count} slave{'s' * (slave_count != 1)}"
@@ -97,7 +97,7 @@ def _send(cluster: Cluster, args: argparse.Namespace) -> Figures:
         ("p99", "ms"): p99_ms,
     }
     if cluster.slaves:
-        # They had the messages of the warm-up, too.
+        # The slaves also copied the messages of the warm-up.
         spent_s = cluster.slaves_cpu_seconds() - before_s
         each_s = spent_s / len(cluster.slaves) / (args.count + args.warm_up)
         figures["CPU of a slave", "µs/message"] = each_s * 1e6

@@ -1,6 +1,6 @@
 """Apache's benchmark against Apache's broker and this project's, in turn on one machine; prints a Markdown table.
 
-Run it by `./dev bench` on a machine that does nothing else; README.md says what is measured.
+Run it by `./dev bench` on an idle machine. README.md describes what it measures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# systems comes first: it makes interop's modules known.
+# `systems` comes first: it puts interop on the import path.
 import systems
 from loads import batches, latencies, pops, reads, sends, sync_flush_sends, topics
 from measures import Measure, progress, table
@@ -27,19 +27,19 @@ from replication import measure_replication
 from servers import build, missing_tools
 from systems import GANTRY, JAVA, Cluster, System, cluster
 
-#: After so long without a request a server's memory is taken as idle.
+#: After this time without requests, a server's memory counts as idle memory. In seconds.
 IDLE_S = 5.0
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of measurement. Those with the same `pair` share their servers, and come in this order."""
+    """A kind of measurement. Kinds with the same `pair` share their servers, and run in this order."""
 
     measure: Callable[[Sequence[Cluster], argparse.Namespace], list[Measure]]
     pair: str = "plain"
-    #: Further keys of the brokers' configuration.
+    #: Additional configuration keys of the brokers.
     config: dict[str, object] = field(default_factory=dict)
-    #: What must have run before.
+    #: Kind that must run before.
     needs: str | None = None
 
 
@@ -54,7 +54,7 @@ KINDS = {
     "polls": Kind(polls, "polls"),
 }
 START = "start"
-#: Like `START` with servers of its own.
+#: Like `START`, but with its own servers.
 REPLICATION = "replication"
 ALL = [START, *KINDS, REPLICATION]
 
@@ -131,7 +131,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def measure_pair(compared: Sequence[System], kinds: dict[str, Kind], args: argparse.Namespace) -> list[Measure]:
-    """All kinds that share a pair of clusters."""
+    """Measures all kinds that share a pair of clusters."""
     measures: list[Measure] = []
     config = next(iter(kinds.values())).config
     with tempfile.TemporaryDirectory(dir=args.directory) as directory, ExitStack() as stack:
@@ -142,7 +142,7 @@ def measure_pair(compared: Sequence[System], kinds: dict[str, Kind], args: argpa
 
 
 def measure_start(compared: Sequence[System], rounds: int) -> list[Measure]:
-    """How long servers take to start, and their memory without a client."""
+    """Measures the start time of servers, and their memory without clients."""
     measures = {
         (server, what): Measure(f"{server}: {what}", unit, {system.name: [] for system in compared})
         for server in ("NameServer", "broker")
@@ -161,7 +161,7 @@ def measure_start(compared: Sequence[System], rounds: int) -> list[Measure]:
 
 
 def describe(args: argparse.Namespace) -> str:
-    """What was run, for the line above the table."""
+    """Returns the conditions of the measurement, for the line above the table."""
     return (
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, Python {platform.python_version()}, "
         f"{java_banner()}: {args.rounds} rounds, after those that warm up, of {args.count:,} messages, each after "

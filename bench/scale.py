@@ -47,7 +47,7 @@ IMAGES = ROOT / "docs" / "images"
 
 @dataclass(frozen=True)
 class Dimension:
-    """`columns` are headings of figures; those of `charted` are drawn."""
+    """One dimension of growth. `columns` are the headings of its figures; those in `charted` are drawn."""
 
     measure: Callable[[Run, Sequence[int]], Coroutine[Any, Any, list[Row]]]
     points: tuple[int, ...]
@@ -56,23 +56,23 @@ class Dimension:
     charted: tuple[str, ...]
 
 
-_SEND_AND_PULL = {"send": "CPU a send, µs", "pull": "CPU a pull, µs", "found": "messages a pull"}
-_MEMORY = {"own": "memory, MiB", "resident": "with mapped files, MiB"}
+_SEND_AND_PULL = {"send": "CPU per send, µs", "pull": "CPU per pull, µs", "found": "messages per pull"}
+_MEMORY = {"own": "memory, MiB", "resident": "memory with mapped files, MiB"}
 _OF_QUEUES = {
-    "unused_ready": "ready with them unused, s",
-    "unused_cpu": "CPU of that, s",
-    "ready": "ready with their messages, s",
-    "ready_cpu": "CPU of that, s",
-    "stop": "end in order, s",
-    "unused": "memory, unused, MiB",
+    "unused_ready": "start without messages, s",
+    "unused_cpu": "CPU of that start, s",
+    "ready": "start with messages, s",
+    "ready_cpu": "CPU of that start, s",
+    "stop": "shutdown, s",
+    "unused": "memory without messages, MiB",
     "own": "memory, MiB",
-    "descriptors": "descriptors",
+    "descriptors": "file descriptors",
     **_SEND_AND_PULL,
     "idle": "idle CPU, %",
     "stall": "longest wait, ms",
     "disk": "disk, MiB",
-    "namesrv": "NameServer's memory, MiB",
-    "namesrv_idle": "NameServer's idle CPU, %",
+    "namesrv": "memory of the NameServer, MiB",
+    "namesrv_idle": "idle CPU of the NameServer, %",
 }
 DIMENSIONS = {
     "messages": Dimension(
@@ -80,15 +80,15 @@ DIMENSIONS = {
         (10_000, 100_000, 1_000_000, 10_000_000),
         "messages",
         {
-            "ready": "ready, s",
-            "ready_cpu": "CPU of that, s",
-            "killed": "ready after SIGKILL, s",
-            "killed_cpu": "CPU of that, s",
+            "ready": "start, s",
+            "ready_cpu": "CPU of that start, s",
+            "killed": "start after SIGKILL, s",
+            "killed_cpu": "CPU of that start, s",
             **_MEMORY,
-            "batched": "CPU a message in batches, µs",
+            "batched": "CPU per message in batches, µs",
             **_SEND_AND_PULL,
-            "by_key": "CPU a lookup by key, µs",
-            "by_time": "CPU a lookup by time, µs",
+            "by_key": "CPU per query by key, µs",
+            "by_time": "CPU per search by time, µs",
             "disk": "disk, MiB",
         },
         ("ready", "killed", "own", "send", "pull"),
@@ -102,13 +102,13 @@ DIMENSIONS = {
         (20, 200, 2_000, 20_000),
         "groups",
         {
-            "ready": "ready, s",
-            "ready_cpu": "CPU of that, s",
+            "ready": "start, s",
+            "ready_cpu": "CPU of that start, s",
             "own": "memory, MiB",
             **_SEND_AND_PULL,
-            "heartbeat": "CPU a group's heartbeat, µs",
-            "commit": "CPU a commit, µs",
-            "idle": "CPU with heartbeats, %",
+            "heartbeat": "CPU per group heartbeat, µs",
+            "commit": "CPU per commit, µs",
+            "idle": "CPU of heartbeats, %",
             "stall": "longest wait, ms",
         },
         ("ready", "own", "heartbeat", "commit", "idle"),
@@ -119,12 +119,12 @@ DIMENSIONS = {
         "connections",
         {
             "own": "memory, MiB",
-            "each": "memory of each, KiB",
-            "descriptors": "descriptors",
-            "join": "CPU to come and go, µs",
-            "heartbeat": "CPU a heartbeat, µs",
+            "each": "memory per connection, KiB",
+            "descriptors": "file descriptors",
+            "join": "CPU per connect and close, µs",
+            "heartbeat": "CPU per heartbeat, µs",
             **_SEND_AND_PULL,
-            "idle": "CPU with waiting pulls, %",
+            "idle": "CPU of waiting pulls, %",
             "stall": "longest wait, ms",
         },
         ("own", "join", "send", "pull", "idle"),
@@ -132,15 +132,13 @@ DIMENSIONS = {
     "size": Dimension(
         size,
         (128, 1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20),
-        "bytes of a body",
+        "body size, bytes",
         {
-            "send": "CPU a send, µs",
-            "pull": "CPU a pull, µs",
-            "found": "messages a pull",
-            "read": "CPU a message read, µs",
-            "record": "bytes in the log",
-            "sent_mib": "MiB sent a CPU second",
-            "read_mib": "MiB read a CPU second",
+            **_SEND_AND_PULL,
+            "read": "CPU per message read, µs",
+            "record": "record in the log, bytes",
+            "sent_mib": "MiB sent per CPU second",
+            "read_mib": "MiB read per CPU second",
             "own": "memory, MiB",
         },
         ("send", "read", "sent_mib", "read_mib", "own"),
@@ -151,12 +149,12 @@ DIMENSIONS = {
         "brokers",
         {
             "own": "memory, MiB",
-            "first": "CPU a first registration, µs",
-            "again": "the same again, µs",
-            "changed": "with changed topics, µs",
-            "route": "CPU a route query, µs",
-            "answer": "its answer, KiB",
-            "body": "a registration, KiB",
+            "first": "CPU, first registration, µs",
+            "again": "CPU, same topics again, µs",
+            "changed": "CPU, changed topics, µs",
+            "route": "CPU per route query, µs",
+            "answer": "route response, KiB",
+            "body": "registration, KiB",
             "slowest": "longest wait for a route, ms",
         },
         ("own", "again", "changed", "route", "slowest"),
@@ -166,7 +164,7 @@ DIMENSIONS = {
 
 def main() -> int:
     args = parse_args()
-    # Whoever ends it in order has its servers ended, too.
+    # An exit on SIGTERM also stops the servers.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     most = raise_descriptor_limit()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -182,7 +180,7 @@ def main() -> int:
         print(f"\n{table(name, found)}", flush=True)
         results[name] = found
         if not args.quick:
-            # What was measured is kept, whatever ends the next one.
+            # Writes each result at once, so that a later failure does not lose it.
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
             write_document(results)
     if not args.only:
@@ -206,14 +204,14 @@ def parse_args() -> argparse.Namespace:
 
 
 def raise_descriptor_limit() -> int:
-    """Of this process, and so of all it starts; how many connections a broker takes with it, its own use left out."""
+    """Raises the limit of this process and its children. Returns how many connections a broker can then accept."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return most_connections(hard)
 
 
 def measure(name: str, dimension: Dimension, run: Run, points: Sequence[int]) -> dict[str, Any]:
-    """Its rows, and what else was so."""
+    """Returns the rows of a dimension, and the conditions of the measurement."""
     load = os.getloadavg()[0]
     began, busy, own = time.monotonic(), busy_s(), own_cpu_s()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -222,15 +220,15 @@ def measure(name: str, dimension: Dimension, run: Run, points: Sequence[int]) ->
     others = max(busy_s() - busy - (own_cpu_s() - own), 0.0) / seconds / (os.cpu_count() or 1)
     progress(f"{name}: {seconds:.0f} s, others used {others:.0%} of the machine")
     conditions = (
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, Python {platform.python_version()}, "
-        f"{'without' if native is None else 'with'} gantrymq-native; {seconds:.0f} s in all, other programs used "
-        f"{others:.0%} of the processors meanwhile (load average before: {load:.1f})"
+        f"{os.cpu_count()} processors, Python {platform.python_version()}, "
+        f"{'without' if native is None else 'with'} gantrymq-native. Run of {seconds:.0f} s; other programs: "
+        f"{others:.0%} of CPU; load average at start: {load:.1f}"
     )
-    return {"conditions": conditions, "rows": rows}
+    return {"date": time.strftime("%Y-%m-%d"), "conditions": conditions, "rows": rows}
 
 
 def own_cpu_s() -> float:
-    """Of this process, and of those it has started and seen end."""
+    """Returns the CPU time of this process and of its ended children."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
@@ -239,7 +237,7 @@ def own_cpu_s() -> float:
 
 
 def table(name: str, result: Mapping[str, Any]) -> str:
-    """Markdown, with the conditions above it."""
+    """Returns a Markdown table with the conditions above it."""
     dimension = DIMENSIONS[name]
     lines = [f"{result['conditions']}.", "", f"| {dimension.x} | {' | '.join(dimension.columns.values())} |"]
     lines.append("|---|" + "---|" * len(dimension.columns))
@@ -250,7 +248,7 @@ def table(name: str, result: Mapping[str, Any]) -> str:
 
 
 def write_document(results: Mapping[str, Any]) -> None:
-    """Puts tables between their marks in docs/performance.md, and charts beside it."""
+    """Writes the tables between their marks in docs/performance.md, and the charts beside it."""
     text = DOCUMENT.read_text()
     for name, result in results.items():
         text = between_marks(text, name, table(name, result))
@@ -266,7 +264,7 @@ def write_document(results: Mapping[str, Any]) -> None:
 
 
 def between_marks(text: str, name: str, written: str) -> str:
-    """Raises ValueError where the marks aren't there."""
+    """Returns `text` with new content between the marks. Raises ValueError if the marks are missing."""
     begin, end = f"<!-- {name}: written by bench/scale.py -->\n", f"<!-- end of {name} -->"
     before, found, rest = text.partition(begin)
     _, also_found, after = rest.partition(end)

@@ -1,4 +1,4 @@
-"""Charts of scale.py: a row of small panels with logarithmic axes, as SVG that follows the reader's dark mode."""
+"""Charts for scale.py: a row of small panels with logarithmic axes, as SVG that supports dark mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 from math import ceil, floor, log10
 from typing import NamedTuple
 
-#: Of one panel with its labels, and of the lines in it, px.
+#: Size of a panel with its labels, and of its drawing area, in pixels.
 _WIDTH, _HEIGHT = 220, 190
 _LEFT, _TOP, _ACROSS, _DOWN = 44, 28, 164, 120
 
@@ -23,14 +23,14 @@ text { fill: #ddd } .tick { fill: #aaa }
 
 
 class Panel(NamedTuple):
-    """One figure; points whose figure isn't above 0 have no place on a logarithmic axis."""
+    """One figure. Points with figures of 0 or below are omitted, because the axis is logarithmic."""
 
     title: str
     points: Sequence[tuple[float, float]]
 
 
 def chart(title: str, x_label: str, panels: Sequence[Panel]) -> str:
-    """An SVG file's text."""
+    """Returns the text of an SVG file."""
     width = _WIDTH * len(panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_HEIGHT}" width="{width}" height="{_HEIGHT}" '
@@ -71,13 +71,13 @@ def _panel(panel: Panel, x_label: str) -> Iterator[str]:
 
 
 def _decades(logarithms: Sequence[float]) -> tuple[int, int]:
-    """The powers of ten around them: two at least."""
+    """Returns the powers of ten around the values. They differ by at least one."""
     low = floor(min(logarithms))
     return low, max(ceil(max(logarithms)), low + 1)
 
 
 def _tick(power: int) -> str:
-    """1, 10, 1k, 1M; below 1 0.1, 0.01."""
+    """Returns a label: 1, 10, 1k, 1M; below 1 it is 0.1 or 0.01."""
     if power < 0:
         return f"{10.0**power:g}"
     return f"{10 ** (power % 3)}{('', 'k', 'M', 'G')[power // 3]}"

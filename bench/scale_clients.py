@@ -1,4 +1,4 @@
-"""scale.py: what grows with a broker's consumer groups and connections."""
+"""scale.py: growth with a broker's consumer groups and connections."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.connection import Connection
 
-#: So many connections have all groups, as those of proxies do.
+#: Number of connections that share all groups, as proxies do.
 _CLIENTS = 20
-#: Heartbeats of groups, and joins of connections, of one figure at least.
+#: Smallest number of heartbeats, and of joining connections, per figure.
 _HEARTBEATS = 20_000
 _JOINS = 1_000
 
 
 async def groups(run: Run, points: Sequence[int]) -> list[Row]:
-    """Groups of one member each that commit their offsets of 8 queues."""
+    """Measures groups of one member each that commit their offsets of 8 queues."""
     rows: list[Row] = []
     async with nodes(run.directory, len(points)) as started, beating() as beating_clients:
         for of, count in zip(started, points, strict=True):
@@ -45,7 +45,7 @@ async def _with_groups(run: Run, of: Node, count: int, clients: Beating) -> Row:
     commits = [commit(name, queue, 1) for queue in queues for name in names]
 
     async def all_of_it() -> None:
-        """Joins, beats again, and commits offsets, which are written to their file."""
+        """Joins all groups, sends another heartbeat, and commits offsets, which the broker writes to their file."""
         await ask_all(connections, iter(beats * 2))
         await ask_all(connections, iter(commits))
 
@@ -65,7 +65,10 @@ async def _with_groups(run: Run, of: Node, count: int, clients: Beating) -> Row:
 
 
 async def connections(run: Run, points: Sequence[int]) -> list[Row]:
-    """Each a consumer with a pull that waits at a queue of its own; 8 are a group, with a topic of 8 queues."""
+    """Measures connections of consumers, each with a pending pull on its own queue.
+
+    8 of them share a group and a topic.
+    """
     rows: list[Row] = []
     async with nodes(run.directory, len(points)) as started, beating() as clients:
         for of, count in zip(started, points, strict=True):
@@ -81,7 +84,7 @@ async def _with_connections(run: Run, of: Node, count: int, clients: Beating) ->
     queues = [MessageQueue(topics[number // QUEUES], "broker-a", number % QUEUES) for number in range(count)]
     beats = [heartbeat(f"client-{number}", [f"of-{queue.topic}"], queue.topic) for number, queue in enumerate(queues)]
     made = await connect(of.broker.address)
-    # Groups take memory, too, but aren't what is measured here.
+    # The memory of the groups is not part of this measurement, so they are created first.
     await ask_all(made, iter(beats))
     await close(made)
     before = memory(of.broker)["own"]
@@ -103,11 +106,11 @@ async def _with_connections(run: Run, of: Node, count: int, clients: Beating) ->
     await ask_all(made, iter(beats))
     rounds = -(-run.count(_HEARTBEATS) // count)
     row["heartbeat"] = await cpu_us(of.broker, rounds * count, ask_all(made, iter(beats * rounds)))
-    # To few queues: those of a thousand topics cost more than connections do.
+    # Uses few queues, because those of a thousand topics cost more than the connections.
     row |= await sends_and_pulls(run, of, made, queues_of([TOPIC], QUEUES))
     clients.start(made, beats, run.idle_s)
     clients.wait_for_messages(made, queues)
-    # Until all have asked.
+    # All connections have sent their pull after this time.
     await asyncio.sleep(1)
     row["own"] = memory(of.broker)["own"]
     row["each"] = (row["own"] - before) * 1024 / count
@@ -116,24 +119,24 @@ async def _with_connections(run: Run, of: Node, count: int, clients: Beating) ->
 
 
 class Beating:
-    """Clients that do what consumers without messages do, until they are stopped."""
+    """Clients that behave like consumers without messages until they are stopped."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
         self._connections: list[Connection] = []
 
     def start(self, connections: Sequence[Connection], beats: Sequence[RemotingCommand], period_s: float) -> None:
-        """Each sends its heartbeat once in a period, all of them evenly."""
+        """Sends a heartbeat for each connection once per period, evenly distributed."""
         self._connections += connections
         self._tasks.append(asyncio.create_task(_beat(connections, beats, period_s)))
 
     def wait_for_messages(self, connections: Sequence[Connection], queues: Sequence[MessageQueue]) -> None:
-        """Each pulls from the end of its queue, again and again."""
+        """Pulls repeatedly from the end of each queue."""
         pairs = zip(connections, queues, strict=True)
         self._tasks += [asyncio.create_task(_wait_for_messages(*pair)) for pair in pairs]
 
     async def stop(self) -> None:
-        """Raises what has ended one of them, which none does by itself."""
+        """Stops the clients. Raises the exception of a client that failed."""
         ended = [task for task in self._tasks if task.done()]
         for task in self._tasks:
             task.cancel()
@@ -160,7 +163,7 @@ async def _beat(connections: Sequence[Connection], beats: Sequence[RemotingComma
 
 
 async def _wait_for_messages(connection: Connection, queue: MessageQueue) -> None:
-    # An offset behind the end is answered at once, with the end.
+    # A pull behind the end gets a response at once, with the end offset.
     answer = await connection.invoke(pull_request(queue, 1 << 40), 2 * SUSPEND_MS)
     end = int(answer.ext_fields["maxOffset"])
     while True:

@@ -1,4 +1,4 @@
-"""What follows from the figures of scale.py by arithmetic: what one node carries, and a NameServer of 100 nodes."""
+"""Limits calculated from the figures of scale.py: the capacity of one node, and of a NameServer for 100 nodes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from scale_namesrv import TOPICS_OF_A_BROKER
 from scale_run import BEAT_S, Row
 
 _US = 1e6
-#: So much of a processor for what goes on all the time, heartbeats and waiting pulls; the rest is for messages.
+#: Share of a processor for constant work, such as heartbeats and pending pulls. The rest is for messages.
 _SHARE = 0.1
 _NODES = 100
-#: A client asks for the routes of so many topics.
+#: Number of topics whose routes a client queries.
 _ROUTES = 10
 
 
 def limits(rows: Mapping[str, Sequence[Row]]) -> str:
-    """Two Markdown tables."""
+    """Returns two Markdown tables."""
     return f"{_one_node(rows)}\n{_cluster(rows)}"
 
 
@@ -27,29 +27,29 @@ def _one_node(rows: Mapping[str, Sequence[Row]]) -> str:
     last, most = rows["messages"][-1], connections[-1]
     disk = slope(rows["messages"], "disk") * (1 << 20)
     beat = most["idle"] / 100 / most["x"]
-    lines = ["| one node | measured | by arithmetic |", "|---|---|---|"]
+    lines = ["| one broker | measured | calculated |", "|---|---|---|"]
     for what, us in (
-        ("single sends of 128 B, 32 under way", small["send"]),
-        ("single sends of 1 KiB", kib["send"]),
-        ("single sends of 128 B, each of another of all connections", most["send"]),
-        ("messages of 128 B in batches", last["batched"]),
-        ("messages of 128 B read, 32 a pull", small["read"]),
-        ("messages of 1 KiB read", kib["read"]),
+        ("single sends of 128 B, 32 in flight", small["send"]),
+        ("single sends of 1 KiB, 32 in flight", kib["send"]),
+        (f"single sends of 128 B, over {most['x']:,} connections in turn", most["send"]),
+        ("messages of 128 B, sent in batches", last["batched"]),
+        ("messages of 128 B, read with 32 per pull", small["read"]),
+        ("messages of 1 KiB, read with 32 per pull", kib["read"]),
     ):
-        lines.append(f"| {what} | {figure(us)} µs | {figure(_US / us)}/s a processor |")
+        lines.append(f"| {what} | {figure(us)} µs of CPU | {figure(_US / us)}/s per core |")
     for what, kib_of_each in (
-        ("topic of 8 queues that isn't used", slope(topics, "unused") * 1024),
+        ("topic of 8 queues without messages", slope(topics, "unused") * 1024),
         ("group with one member", slope(groups, "own") * 1024),
         ("connection with heartbeat and waiting pull", most["each"]),
     ):
-        lines.append(f"| memory of a {what} | {figure(kib_of_each)} KiB | {figure((1 << 20) / kib_of_each)} a GiB |")
+        lines.append(f"| memory of a {what} | {figure(kib_of_each)} KiB | {figure((1 << 20) / kib_of_each)} per GiB |")
     group = groups[-1]["heartbeat"] / BEAT_S / _US
     lines += [
-        f"| a group's heartbeat each {BEAT_S:.0f} s | {figure(groups[-1]['heartbeat'])} µs | "
-        f"{figure(_SHARE / group)} groups take {_SHARE:.0%} of a processor |",
-        f"| a connection's heartbeats and waiting pulls | {figure(beat * 100)} % of a processor | "
-        f"{figure(_SHARE / beat)} connections take {_SHARE:.0%} of one |",
-        f"| disk of a message of 128 B | {figure(disk)} B | {figure((1 << 40) / disk / 1e6)} million a TiB |",
+        f"| heartbeat of a group, every {BEAT_S:.0f} s | {figure(groups[-1]['heartbeat'])} µs of CPU | "
+        f"{figure(_SHARE / group)} groups use {_SHARE:.0%} of a core |",
+        f"| heartbeats and waiting pulls of a connection | {figure(beat * 100)} % of a core | "
+        f"{figure(_SHARE / beat)} connections use {_SHARE:.0%} of a core |",
+        f"| disk space of a message of 128 B | {figure(disk)} B | {figure((1 << 40) / disk / 1e6)} million per TiB |",
     ]
     return "\n".join(lines) + "\n"
 
@@ -59,8 +59,8 @@ def _cluster(rows: Mapping[str, Sequence[Row]]) -> str:
     of_topic_us = many["again"] / TOPICS_OF_A_BROKER
     of_topic_mib = slope(rows["topics"], "namesrv")
     lines = [
-        f"| a NameServer of {_NODES} nodes | registrations | routes of topics on 10 nodes | routes of topics on all "
-        "| sent, MiB/s | memory of topics, MiB |",
+        f"| one NameServer, {_NODES} brokers | CPU of registrations | CPU of routes, topics on 10 brokers "
+        "| CPU of routes, topics on all brokers | sent, MiB/s | memory of topics, MiB |",
         "|---|---|---|---|---|---|",
     ]
     for topics, clients in ((1_000, 1_000), (10_000, 10_000), (10_000, 100_000), (50_000, 10_000)):
@@ -75,6 +75,6 @@ def _cluster(rows: Mapping[str, Sequence[Row]]) -> str:
 
 
 def slope(rows: Sequence[Row], name: str) -> float:
-    """What one more takes, between the two largest points."""
+    """Returns the cost of one more unit, between the two largest points."""
     before, last = rows[-2], rows[-1]
     return (last[name] - before[name]) / (last["x"] - before["x"])

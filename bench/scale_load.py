@@ -1,6 +1,6 @@
-"""The load of scale.py: plain requests over as many connections as are wanted, encoded by this project's client.
+"""Load for scale.py: plain requests over several connections, encoded by this project's client.
 
-Everything here is the client's cost, which isn't counted; a request that is refused ends the run.
+The cost of this module is the client's and is not counted. A rejected request ends the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from gantrymq.remoting.connection import Connection
 
 UNDER_WAY = 32
-#: What Apache's consumers ask for.
+#: Number of messages per pull of Apache's consumers, and their longest wait in milliseconds.
 PULLED = 32
 SUSPEND_MS = 15_000
 GROUP = "scale"
@@ -35,14 +35,14 @@ _PULL = int(RequestCode.PULL_MESSAGE)
 
 
 def queues_of(topics: Sequence[str], queues: int) -> list[MessageQueue]:
-    """Queue 0 of every topic, then queue 1 of every topic and so on."""
+    """Returns queue 0 of every topic, then queue 1 of every topic, and so on."""
     return [MessageQueue(topic, "broker-a", queue_id) for queue_id in range(queues) for topic in topics]
 
 
 async def connect(address: str, count: int = 1) -> list[Connection]:
     host, port = address.rsplit(":", 1)
     loop = asyncio.get_running_loop()
-    # Members of groups are told of others, who are of no interest here.
+    # Ignores notifications of changed group members.
     handlers = {int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED): lambda connection, request: None}
     connections = []
     for _ in range(count):
@@ -58,9 +58,9 @@ async def ask_all(
     under_way: int = UNDER_WAY,
     read: Callable[[RemotingCommand], int] = lambda answer: len(answer.body),
 ) -> list[int]:
-    """What is read of each answer. Each request goes over the next connection, `under_way` at a time.
+    """Sends the requests over the connections in turn, `under_way` at a time. Returns `read` of each response.
 
-    Raises RuntimeError.
+    Raises RuntimeError if a request is rejected.
     """
     numbered = enumerate(requests)
     found: list[int] = []
@@ -83,7 +83,7 @@ async def send(
     size: int = 128,
     under_way: int = UNDER_WAY,
 ) -> None:
-    """Single messages, each to the next queue."""
+    """Sends single messages to the queues in turn."""
     body = bytes(size)
 
     def requests() -> Iterator[RemotingCommand]:
@@ -96,7 +96,7 @@ async def send(
 
 
 async def fill(connections: Sequence[Connection], queues: Sequence[MessageQueue], first: int, count: int) -> None:
-    """Messages of 128 B with keys of their own in batches, numbered from `first` on."""
+    """Sends messages of 128 B with unique keys in batches, numbered from `first` on."""
     body = bytes(128)
 
     def requests() -> Iterator[RemotingCommand]:
@@ -120,7 +120,7 @@ def _properties(number: int) -> bytes:
 async def pull(
     connections: Sequence[Connection], places: Iterable[tuple[MessageQueue, int]], under_way: int = UNDER_WAY
 ) -> int:
-    """How many messages are found from these (queue, offset) on."""
+    """Pulls from these (queue, offset) positions. Returns the number of messages found."""
     requests = (pull_request(queue, offset) for queue, offset in places)
     return sum(await ask_all(connections, requests, under_way, _found))
 
@@ -152,7 +152,7 @@ def _found(answer: RemotingCommand) -> int:
 
 
 def heartbeat(client_id: str, groups: Sequence[str], topic: str) -> RemotingCommand:
-    """Of a consumer in all these groups, each subscribed to the topic."""
+    """Returns the heartbeat of a consumer in all these groups, each subscribed to the topic."""
     subscription = SubscriptionData(topic, sub_version=1)
     consumers = [ConsumerData(group, subscription_data_set=[subscription]) for group in groups]
     body = encode_json(HeartbeatData(client_id, consumer_data_set=consumers))
@@ -167,7 +167,7 @@ def commit(group: str, queue: MessageQueue, offset: int) -> RemotingCommand:
 
 
 def _binary(request: RemotingCommand) -> RemotingCommand:
-    """As all clients of this project send them."""
+    """Selects the binary header, as all clients of this project do."""
     request.serialize_type = SerializeType.ROCKETMQ
     return request
 
@@ -175,5 +175,5 @@ def _binary(request: RemotingCommand) -> RemotingCommand:
 async def close(connections: Iterable[Connection]) -> None:
     for connection in connections:
         connection.close()
-    # Their servers see it before anything else is measured.
+    # Lets the servers process the close before the next measurement.
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""scale.py: what grows with a NameServer's brokers."""
+"""scale.py: growth with a NameServer's brokers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scale_load import ask_all, close, connect
 from scale_run import QUEUES, TOPIC, Row, Run, told
 from scale_servers import cpu_us, memory
 
-# scale_servers has put interop on the path.
+# `scale_servers` puts interop on the import path.
 from servers import Server, gantry_namesrv  # isort: skip
 
 from gantrymq.protocol.bodies.topic_config import (
@@ -29,21 +29,21 @@ from gantrymq.protocol.headers.namesrv import RegisterBrokerRequestHeader
 from gantrymq.protocol.headers.topic import GetRouteInfoRequestHeader
 from gantrymq.remoting.connection import Connection
 
-#: Each broker has so many topics, all of them the same.
+#: Number of topics of each broker. All brokers have the same topics.
 TOPICS_OF_A_BROKER = 1_000
 _QUERIES = 20_000
-#: Bytes that all answers of a figure have together, about: those of 1,000 brokers are long.
+#: Approximate size of all responses for one figure, in bytes. The responses for 1,000 brokers are long.
 _OF_ANSWERS = 512 << 20
 _BYTES_OF_A_BROKER = 250
-#: Registrations of one figure at least.
+#: Smallest number of registrations per figure.
 _REGISTRATIONS = 100
 _UNDER_WAY = 4
-#: A broker that registers once here is as good as one that does each 30 s.
+#: Idle timeout of the NameServer, in seconds. So brokers need not register every 30 s here.
 _PATIENCE_S = 3600
 
 
 async def brokers(run: Run, points: Sequence[int]) -> list[Row]:
-    """So many brokers register, as they do each 30 s, and clients ask for routes."""
+    """Measures brokers that register, as they do every 30 s, and clients that query routes."""
     rows: list[Row] = []
     for count in points:
         with ExitStack() as stack:
@@ -70,7 +70,7 @@ async def _with_brokers(run: Run, namesrv: Server, count: int) -> Row:
     row: Row = {"x": count, "first": await cpu_us(namesrv, count, register(1, changed=False))}
     row["again"] = await cpu_us(namesrv, rounds * count, register(rounds, changed=False))
     row["changed"] = await cpu_us(namesrv, rounds * count, register(rounds, changed=True))
-    # Not counted above: it asks the same server.
+    # Not part of the figures above, because it queries the same server.
     async with asyncio.TaskGroup() as both:
         slowest = both.create_task(_slowest_route(asking[0], names, both.create_task(register(1, changed=True))))
     row["slowest"] = slowest.result()
@@ -87,7 +87,7 @@ async def _with_brokers(run: Run, namesrv: Server, count: int) -> Row:
 
 
 async def _slowest_route(connection: Connection, names: Sequence[str], until: asyncio.Task[None]) -> float:
-    """ms that a client waits for a route at most, while brokers register changed topics."""
+    """Returns the longest time of a route query, in milliseconds, while brokers register changed topics."""
     slowest = 0.0
     while not until.done():
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the measurements of scale.py have in common: a run's settings, rows, and what a send and a pull cost."""
+"""Common parts of the measurements of scale.py: settings, rows, and the cost of a send and a pull."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from scale_servers import SETTLE_WINDOW_S, Node, cpu_us, idle_cpu
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.connection import Connection
 
-#: Figures of one point by name; "x" is of how many, or how much, it is.
+#: Figures of one point by name. "x" is the size of the point.
 Row = dict[str, float]
 
 TOPIC = "scale"
 QUEUES = 8
-#: Clients send heartbeats, and brokers register, each 30 s.
+#: Interval of client heartbeats and broker registrations, in seconds.
 BEAT_S = 30.0
-#: Requests of one figure, after half as many that aren't counted.
+#: Number of requests per figure, after half as many for warm-up.
 SENDS = 40_000
 PULLS = 8_000
 
 
 @dataclass(frozen=True)
 class Run:
-    """Where the stores go; `quick` has smaller points and shorter times, for a look whether all of it works."""
+    """Settings of a run: directory of the stores.
+
+    `quick` has smaller points and shorter times, to test the benchmark itself.
+    """
 
     directory: Path
     quick: bool = False
@@ -42,7 +45,7 @@ class Run:
 
 
 def told(name: str, row: Row) -> None:
-    """Says how far it is."""
+    """Prints the progress."""
     progress(f"{name} {row['x']:,}: {', '.join(f'{key} {value:.4g}' for key, value in row.items() if key != 'x')}")
 
 
@@ -53,7 +56,10 @@ async def sends_and_pulls(
     queues: Sequence[MessageQueue],
     window_s: float = SETTLE_WINDOW_S,
 ) -> Row:
-    """us of the broker's for a send and a pull, to and from each queue in turn, and how many messages a pull found."""
+    """Returns the broker's CPU time for a send and a pull, and the mean number of messages per pull.
+
+    The requests go to the queues in turn. Times are in microseconds.
+    """
     count = max(run.count(SENDS), len(queues), len(connections))
     await send(connections, queues, max(count // 2, len(queues), len(connections)))
     sent = await cpu_us(of.broker, count, send(connections, queues, count), window_s)
@@ -68,7 +74,7 @@ async def sends_and_pulls(
 
 
 async def idle(run: Run, name: str, all_of_them: Sequence[Node], rows: Sequence[Row]) -> None:
-    """All points at the same time: none has much to do."""
+    """Measures the idle CPU time of all points at the same time, because each uses little."""
     servers = [server for of in all_of_them for server in (of.broker, of.namesrv)]
     shares = await idle_cpu(servers, run.idle_s)
     for row, broker, namesrv in zip(rows, shares[::2], shares[1::2], strict=True):

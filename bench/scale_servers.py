@@ -1,4 +1,4 @@
-"""Servers of scale.py: started, measured from outside, started again with what they have stored."""
+"""Servers of scale.py: started, measured from outside, and restarted with their stores."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from gantrymq.protocol.fastjson import encode_json
 
 _PROBER = Path(__file__).parent.parent / "tests" / "hostile" / "prober.py"
 _TIMEOUT_S = 120.0
-#: 50,000 queues are four calls of fsync each.
+#: Longest time of a stop, in seconds. 50,000 queues need four fsync calls each.
 _STOP_TIMEOUT_S = 300.0
-#: Topics and groups of one request, which takes 4 MiB.
+#: Number of topics or groups per request, which is limited to 4 MiB.
 _AT_ONCE = 5_000
-#: A server is idle when it uses less than this share of a processor for so long.
+#: A server is idle if it uses less than this share of a processor during a window.
 _SETTLED_SHARE = 0.05
 SETTLE_WINDOW_S = 0.2
-#: Queues are written to the disk each second.
+#: Window for consume queues, which the broker flushes each second. In seconds.
 FLUSHED_WINDOW_S = 1.5
 
 
 class StartedAgain(NamedTuple):
-    """Seconds: of its end, from its start to its open port, and of processor time until it has registered."""
+    """Times of a restart in seconds: stop; start to open port; CPU time until the registration."""
 
     stop: float
     ready: float
@@ -46,7 +46,7 @@ class StartedAgain(NamedTuple):
 
 @dataclass
 class Node:
-    """A NameServer and a broker; `close` ends both."""
+    """A NameServer and a broker. `close` stops both."""
 
     directory: Path
     namesrv: Server
@@ -62,14 +62,17 @@ class Node:
             raise
 
     def start_again(self, *, kill: bool = False) -> StartedAgain:
-        """Ends the broker, in order or not, and starts it with its store. Raises subprocess.TimeoutExpired."""
+        """Stops the broker, in order or by SIGKILL, and restarts it with its store.
+
+        Raises subprocess.TimeoutExpired if the stop takes too long.
+        """
         process = self.broker.process
         began = time.perf_counter()
         if kill:
             process.kill()
         else:
             process.terminate()
-        # Not Server.stop(), which kills it after 30 s: 50,000 queues take longer.
+        # Server.stop() would kill it after 30 s, but 50,000 queues take longer.
         process.wait(_STOP_TIMEOUT_S)
         stop_s = time.perf_counter() - began
         self.broker = _start_broker(self.directory, self.namesrv)
@@ -80,7 +83,7 @@ class Node:
         self.namesrv.kill()
 
     def make_topics(self, names: Sequence[str], queues: int) -> None:
-        """With the prober's. Raises RuntimeError."""
+        """Creates the topics, and that of the prober. Raises RuntimeError if no route appears."""
         topics = [TopicConfig(name, read_queue_nums=queues, write_queue_nums=queues) for name in [*names, "innocent"]]
         for at in range(0, len(topics), _AT_ONCE):
             self.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, {"topicConfigList": topics[at : at + _AT_ONCE]})
@@ -91,14 +94,17 @@ class Node:
             time.sleep(0.05)
 
     def make_groups(self, names: Sequence[str]) -> None:
-        """With those of the prober and of the load: clients make none any more, then. Raises RuntimeError."""
+        """Creates the groups, and those of the prober and of the load, so that clients create none.
+
+        Raises RuntimeError.
+        """
         groups = [SubscriptionGroupConfig(name) for name in [*names, "innocent-readers", GROUP]]
         for at in range(0, len(groups), _AT_ONCE):
             body = {"groupConfigList": groups[at : at + _AT_ONCE]}
             self.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body)
 
     def ask(self, code: RequestCode, body: object = None, **fields: str) -> bytes:
-        """The body of the broker's answer. Raises RuntimeError."""
+        """Returns the body of the broker's response. Raises RuntimeError if it is an error."""
         data = b"" if body is None else encode_json(body)
         answer = call(self.broker.address, code, fields or None, _TIMEOUT_S, data)
         if answer.code:
@@ -106,9 +112,10 @@ class Node:
         return answer.body
 
     async def stall_ms(self, work: Callable[[], Awaitable[None]]) -> float:
-        """For how long others waited for this node at most, while `work` ran, but for what the machine made them wait.
+        """Returns the longest stall of other clients while `work` ran, in milliseconds.
 
-        Another process sends, pulls and asks for a route every 20 ms. Raises RuntimeError when that fails.
+        The time in which the machine was busy does not count. Another process sends, pulls and queries a route every
+        20 ms. Raises RuntimeError if one of these fails.
         """
         servers = (self.broker, self.namesrv)
         addresses = [word for server in servers for word in (server.address, str(server.process.pid))]
@@ -136,7 +143,7 @@ def _start_broker(directory: Path, namesrv: Server) -> Server:
 
 @asynccontextmanager
 async def nodes(directory: Path, count: int) -> AsyncIterator[list[Node]]:
-    """So many, each with a directory of its own."""
+    """Starts this many nodes, each in its own directory."""
     with ExitStack() as stack:
         started = []
         for number in range(count):
@@ -149,12 +156,15 @@ async def nodes(directory: Path, count: int) -> AsyncIterator[list[Node]]:
 
 
 def cpu_s(server: Server) -> float:
-    """User and system time of the process with all its threads, to the nanosecond: clock_getcpuclockid(3)."""
+    """Returns user and system time of the process with all its threads, with a resolution of nanoseconds.
+
+    Uses clock_getcpuclockid(3).
+    """
     return time.clock_gettime(~server.process.pid << 3 | 2)
 
 
 async def settled_cpu_s(server: Server, window_s: float = SETTLE_WINDOW_S) -> float:
-    """The same once it has done what it had put off, without what it uses when idle. Raises RuntimeError."""
+    """Returns the CPU time after the server has finished deferred work. Raises RuntimeError after a timeout."""
     deadline = time.monotonic() + _TIMEOUT_S
     before = cpu_s(server)
     while time.monotonic() < deadline:
@@ -167,7 +177,10 @@ async def settled_cpu_s(server: Server, window_s: float = SETTLE_WINDOW_S) -> fl
 
 
 async def cpu_us(server: Server, count: int, work: Awaitable[object], window_s: float = SETTLE_WINDOW_S) -> float:
-    """The server's processor time for `work`, until it has been idle for `window_s`, for each of `count`; in us."""
+    """Returns the server's CPU time for `work` until it was idle for `window_s`.
+
+    The time is in microseconds and divided by `count`.
+    """
     await settled_cpu_s(server, window_s)
     before = cpu_s(server)
     await work
@@ -175,14 +188,14 @@ async def cpu_us(server: Server, count: int, work: Awaitable[object], window_s: 
 
 
 async def idle_cpu(servers: Sequence[Server], seconds: float) -> list[float]:
-    """What they use of a processor meanwhile, in percent."""
+    """Returns the CPU use of each server in the next seconds, in percent of a processor."""
     before = [cpu_s(server) for server in servers]
     await asyncio.sleep(seconds)
     return [(cpu_s(server) - then) / seconds * 100 for server, then in zip(servers, before, strict=True)]
 
 
 def memory(server: Server) -> dict[str, float]:
-    """MiB: what it holds itself, and with the pages of files that it has mapped, which the kernel may take back."""
+    """Returns MiB: the server's own memory, and the memory with mapped file pages, which the kernel can reclaim."""
     lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
     status = dict(line.split(":", 1) for line in lines)
     return {name: int(status[field].split()[0]) / 1024 for name, field in (("own", "RssAnon"), ("resident", "VmRSS"))}
@@ -197,7 +210,7 @@ def disk_mib(directory: Path) -> float:
 
 
 def busy_s() -> float:
-    """Processor seconds that the whole machine has used."""
+    """Returns the CPU seconds that the whole machine has used."""
     fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     user, nice, system, _, _, irq, soft_irq, steal = fields
     return (user + nice + system + irq + soft_irq + steal) / os.sysconf("SC_CLK_TCK")

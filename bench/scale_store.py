@@ -1,4 +1,4 @@
-"""scale.py: what grows with a broker's messages, topics and queues, and with the size of a message."""
+"""scale.py: growth with a broker's messages, topics and queues, and with the size of a message."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gantrymq.protocol.headers.offset import SearchOffsetRequestHeader
 from gantrymq.protocol.headers.query import QueryMessageRequestHeader
 from gantrymq.protocol.message import MessageQueue
 
-#: All messages of one size together, bytes, and not more than so many at a time.
+#: Total size of the messages of one size, and limit of the unacknowledged ones; in bytes.
 _OF_A_SIZE = 256 << 20
 _UNDER_WAY = 8 << 20
-#: A broker answers a pull with so many bytes at most, and one message at least.
+#: Largest size of a pull response in bytes. It has at least one message.
 _BYTES_OF_A_PULL = 256 << 10
 _LOOKUPS = 200
 
 
 async def messages(run: Run, points: Sequence[int]) -> list[Row]:
-    """One store grows; it is started again at each point."""
+    """Measures one growing store. The broker restarts at each point."""
     rows: list[Row] = []
     async with nodes(run.directory, 1) as (of,):
         of.make_topics([TOPIC, "sent"], QUEUES)
@@ -70,7 +70,7 @@ def _by_time(timestamp_ms: int) -> RemotingCommand:
 
 
 async def topics(run: Run, points: Sequence[int]) -> list[Row]:
-    """Topics of 8 queues; messages go to the first queue of each, in turn."""
+    """Measures topics of 8 queues. The messages go to the first queue of each topic in turn."""
     rows: list[Row] = []
     async with nodes(run.directory, len(points)) as started:
         for of, count in zip(started, points, strict=True):
@@ -83,7 +83,7 @@ async def topics(run: Run, points: Sequence[int]) -> list[Row]:
 
 
 async def queues(run: Run, points: Sequence[int]) -> list[Row]:
-    """One topic of so many queues."""
+    """Measures one topic with this many queues."""
     rows: list[Row] = []
     async with nodes(run.directory, len(points)) as started:
         for of, count in zip(started, points, strict=True):
@@ -99,7 +99,7 @@ async def _with_queues(run: Run, of: Node, count: int, used: list[MessageQueue])
     _, row["unused_ready"], row["unused_cpu"] = of.start_again()
     row["unused"] = memory(of.broker)["own"]
     connections = await connect(of.broker.address)
-    # The first message to each makes its file.
+    # The first message to each queue creates its file.
     row["stall"] = await of.stall_ms(lambda: send(connections, used, len(used)))
     row |= await sends_and_pulls(run, of, connections, used, FLUSHED_WINDOW_S)
     row |= memory(of.broker)
@@ -112,7 +112,7 @@ async def _with_queues(run: Run, of: Node, count: int, used: list[MessageQueue])
 
 
 async def size(run: Run, points: Sequence[int]) -> list[Row]:
-    """Messages of so many bytes, one topic for each."""
+    """Measures messages of this many bytes, with one topic for each size."""
     rows: list[Row] = []
     async with nodes(run.directory, 1) as (of,):
         for size_of_body in points:
@@ -146,6 +146,6 @@ async def _of_size(run: Run, of: Node, size_of_body: int) -> Row:
 
 
 def _log_end(of: Node) -> int:
-    """Where the next record goes."""
+    """Returns the end offset of the commit log."""
     info = of.ask(RequestCode.GET_BROKER_RUNTIME_INFO).decode()
     return int(info.partition('"commitLogMaxOffset":"')[2].partition('"')[0])

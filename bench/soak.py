@@ -1,8 +1,9 @@
 """Soak: producers and three groups whose consumers come and go, for minutes; see README.md.
 
-Checked as it goes: what was acknowledged reaches every group, the orderly group never skips a message of a key, every
-consumer that had time to gets messages, and the broker's memory stays flat. Exit status 1 when one of these fails.
-The load and each group are processes (`soak_clients.py`); this one reads what they write down, and only judges.
+Checks during the run: acknowledged messages reach every group; the orderly group never skips a message of a key;
+every consumer that stays long enough receives messages; the broker's memory does not grow. If a check fails, the
+exit status is 1. The load and each group are processes of their own (`soak_clients.py`). This process reads their
+records and checks them.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from gantrymq.testing.processes import ProcessCluster
 
 CLIENTS = Path(__file__).with_name("soak_clients.py")
 GROUPS = ("concurrent", "orderly", "pop")
-#: How long after the last send a group may take to have everything, s.
+#: Longest time until a group has received everything after the last send, in seconds.
 CATCH_UP_S = 60.0
-#: How long a client may take to stop, s.
+#: Longest time of a client's stop, in seconds.
 STOP_S = 60.0
-#: Anonymous memory of the broker: what the last third has more than the second, at most, in MiB.
+#: Limit for the growth of the broker's anonymous memory from the second to the last third of the run, in MiB.
 MAX_GROWTH_MIB = 8.0
 
 
 class RecordFile:
-    """Reads what has been appended to a file since the last look."""
+    """Reads the records that were appended to a file since the last call."""
 
     def __init__(self, path: Path) -> None:
         path.touch()
@@ -43,7 +44,7 @@ class RecordFile:
         self._rest = b""
 
     def new(self) -> list[tuple[int, int]]:
-        """(key, number) of each message, in the order of the file."""
+        """Returns the (key, number) of each message, in the order of the file."""
         data = self._rest + self._file.readall()
         end = len(data) - len(data) % RECORD.size
         self._rest = data[end:]
@@ -51,7 +52,7 @@ class RecordFile:
 
 
 class Sent:
-    """What was acknowledged: of each key the numbers below `counts`."""
+    """Acknowledged messages: for each key, the numbers below `counts`."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(range(KEYS), 1)
@@ -66,13 +67,13 @@ class Sent:
 
 
 class Received:
-    """What one group received."""
+    """Messages that one group received."""
 
     def __init__(self) -> None:
         self.total = 0
-        #: Received more than once: again after a send that failed, or a consumer that left.
+        #: Number of repeated deliveries, after a failed send or a consumer that left.
         self.again = 0
-        #: By key: the highest number, and those below it that haven't come yet.
+        #: For each key: the highest number, and the smaller numbers that are still missing.
         self.highest = dict.fromkeys(range(KEYS), -1)
         self.skipped: dict[int, set[int]] = {key: set() for key in range(KEYS)}
         self.gaps: list[str] = []
@@ -92,7 +93,7 @@ class Received:
                 self.again += 1
 
     def missing(self, sent: Sent) -> int:
-        """How many of the messages that were acknowledged it hasn't got."""
+        """Returns the number of acknowledged messages that the group has not received."""
         behind = sum(max(0, count - 1 - self.highest[key]) for key, count in sent.counts.items())
         return behind + sum(map(len, self.skipped.values()))
 
@@ -113,7 +114,7 @@ class Client:
         return self._process.poll() is None
 
     def stop(self) -> str:
-        """What it prints at its end; raises RuntimeError when that is none that was planned."""
+        """Stops the client. Returns its output. Raises RuntimeError if its exit status is not 0."""
         output, _ = self._process.communicate(timeout=STOP_S)
         if self._process.returncode:
             raise RuntimeError(f"{self._kind} ended with status {self._process.returncode}")
@@ -128,7 +129,7 @@ class Client:
 
 
 def anonymous_mib(pid: int) -> float:
-    """A process's memory without the pages of its files."""
+    """Returns a process's memory without pages of files."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) / 1024
@@ -136,14 +137,14 @@ def anonymous_mib(pid: int) -> float:
 
 
 async def send_first(names: str) -> None:
-    """Number 0 of each key: the topic is there when the groups come."""
+    """Sends number 0 of each key, so that the topic exists before the groups start."""
     async with Producer(names, "soak-producers") as producer:
         for key in range(KEYS):
             await producer.send_with(Message(TOPIC, b"%d 0" % key), select_by_hash, key)
 
 
 class Soak:
-    """Runs the clients, and looks each second."""
+    """Runs the clients, and reads their records each second."""
 
     def __init__(self, cluster: ProcessCluster, directory: Path, minutes: float, rate: float) -> None:
         names = cluster.namesrv_addr
@@ -157,7 +158,7 @@ class Soak:
         self._load = Client("load", names, directory, f"--rate={rate}", f"--minutes={minutes}")
 
     def run(self) -> list[str]:
-        """What went wrong."""
+        """Runs the soak. Returns the problems."""
         while self._load.is_running:
             self._look()
             time.sleep(1)
@@ -180,7 +181,7 @@ class Soak:
             if not client.is_running:
                 raise RuntimeError(f"the consumers of {kind} have ended")
             self.received[kind].take(client.records.new())
-        # After the groups: what they have is never ahead of what was sent by more than a moment's.
+        # Read after the groups, so that a group is ahead of the sends by a moment at most.
         self.sent.take(self._load.records.new())
         self._memory.append(anonymous_mib(self._broker))
         if len(self._memory) % 10 == 0:

@@ -31,24 +31,26 @@ from gantrymq.protocol.message import Message, MessageExt
 TOPIC = "soak"
 KEYS = 64
 PRODUCERS = 4
-#: Each group has so many consumers, fewer than the topic has queues.
+#: Number of consumers per group, less than the topic's number of queues.
 CONSUMERS = 3
-#: A consumer stays between so long and twice as long, s.
+#: Shortest stay of a consumer, in seconds. The longest is twice as long.
 STAY_S = 20.0
-#: One that stayed so long must have had messages.
+#: A consumer that stays for this time must receive messages. In seconds.
 FAIR_S = 15.0
-#: How often records are written, s.
+#: Interval at which records are written, in seconds.
 WRITE_S = 0.1
-#: A send that failed is tried again after so long, s.
+#: Delay before a failed send is repeated, in seconds.
 AGAIN_S = 0.1
 
-#: The key and the number of a message.
+#: Key and number of a message.
 RECORD = Struct("<BI")
 
 
 class Records:
-    """Appends to a file now and then, so that `add` costs next to nothing; or at once, before this process can be
-    killed."""
+    """Appends records to a file, at intervals so that `add` is cheap.
+
+    With `at_once`, each record is written immediately, before the process can be killed.
+    """
 
     def __init__(self, path: Path, *, at_once: bool) -> None:
         self._file = path.open("ab", buffering=0)
@@ -61,7 +63,7 @@ class Records:
             self._write()
 
     async def write_on(self) -> None:
-        """Until it is cancelled; then what is left."""
+        """Writes records until it is cancelled, and then the remaining ones."""
         try:
             while True:
                 await asyncio.sleep(WRITE_S)
@@ -75,8 +77,10 @@ class Records:
 
 
 def acknowledged(path: Path) -> dict[int, int]:
-    """How many messages of each key were acknowledged by now, as a load that was killed wrote them down; number 0 is
-    there from the beginning."""
+    """Returns the number of acknowledged messages of each key, as recorded by a killed load.
+
+    Number 0 of each key always exists.
+    """
     counts = dict.fromkeys(range(KEYS), 1)
     for key, number in RECORD.iter_unpack(path.read_bytes()):
         counts[key] = number + 1
@@ -84,7 +88,7 @@ def acknowledged(path: Path) -> dict[int, int]:
 
 
 async def produce(names: str, number: int, rate: float, until: float, sent: dict[int, int], records: Records) -> None:
-    """One producer: its own keys, each key's messages one after the other."""
+    """Runs one producer with its own keys. The messages of a key are sent in order."""
     keys = [key for key in range(KEYS) if key % PRODUCERS == number]
     async with Producer(names, "soak-producers") as producer:
         next_at = time.monotonic()
@@ -92,7 +96,7 @@ async def produce(names: str, number: int, rate: float, until: float, sent: dict
             key = random.choice(keys)
             message = Message(TOPIC, b"%d %d" % (key, sent[key]))
             while True:
-                # Not acknowledged may be stored nevertheless: the same number again, not the next.
+                # A message without an acknowledgement may be stored, so the same number is sent again.
                 try:
                     await producer.send_with(message, select_by_hash, key)
                     break
@@ -106,7 +110,7 @@ async def produce(names: str, number: int, rate: float, until: float, sent: dict
 
 
 class Group:
-    """The consumers of one group: each comes, stays a while, leaves, and the next one comes."""
+    """The consumers of one group. Each joins, stays a while and leaves, and the next one joins."""
 
     def __init__(self, names: str, kind: str, records: Records, done: asyncio.Event) -> None:
         self._names = names
@@ -118,7 +122,7 @@ class Group:
         self.starved: list[str] = []
 
     async def seat(self) -> None:
-        """One place in the group."""
+        """Runs one position of the group: its consumers one after the other."""
         while not self._done.is_set():
             stay_s = random.uniform(STAY_S, 2 * STAY_S)
             began = time.monotonic()
@@ -131,13 +135,13 @@ class Group:
             try:
                 had = await (self._pop(until) if self._kind == "pop" else self._push(until))
             except GantryError as e:
-                # A consumer doesn't start while no NameServer answers.
+                # A consumer fails to start while no NameServer responds.
                 print(f"a {self._kind} consumer comes again: {e}", file=sys.stderr)
                 await asyncio.sleep(AGAIN_S)
                 continue
             self.consumers += 1
             stayed_s = time.monotonic() - began
-            # Of the last ones nobody knows how long messages came.
+            # For the last consumers, the time with messages is unknown.
             if not had and stayed_s > FAIR_S and not self._done.is_set():
                 self.starved.append(f"a {self._kind} consumer had nothing in {stayed_s:.0f} s")
 
@@ -146,7 +150,7 @@ class Group:
         self._records.add(int(key), int(number))
 
     async def _push(self, until: Callable[[], Awaitable[None]]) -> int:
-        """One push consumer's life; how many messages it had."""
+        """Runs one push consumer. Returns the number of its messages."""
         had = 0
 
         async def handle(message: MessageExt) -> None:
@@ -168,7 +172,7 @@ class Group:
         return had
 
     async def _pop(self, until: Callable[[], Awaitable[None]]) -> int:
-        """One simple consumer's life; how many messages it had."""
+        """Runs one simple consumer. Returns the number of its messages."""
         had = 0
         consumer = SimpleConsumer(self._names, self._name)
         consumer.subscribe(TOPIC)
@@ -191,7 +195,7 @@ class Group:
 
 
 async def load(args: argparse.Namespace, records: Records, done: asyncio.Event) -> None:
-    """Sends for so long, or until it is told to stop."""
+    """Sends for the configured time, or until it is stopped."""
     until = time.monotonic() + 60 * args.minutes
     sent = acknowledged(args.records)
     sending = asyncio.gather(

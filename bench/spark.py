@@ -2,9 +2,10 @@
 
     .venv/bin/python bench/spark.py [--rows N] [--rounds N] [--sizes BYTES...] [--minutes N]
     for v in 4.0 4.1 4.2 4.3; do .venv-spark/$v/bin/python bench/spark.py ...; done
-        with each Spark that ./dev spark-matrix has made an environment of
+        with each Spark version that `./dev spark-matrix` has installed
 
-Everything runs on this machine: brokers, driver and tasks share its cores. Prints the most memory of each process, too.
+Everything runs on this machine: brokers, driver and tasks share its cores. The last table has the peak memory of
+each process.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from spark_kafka import build, fill_kafka, kafka_broker, read_kafka
 from spark_processes import most_memory
 from systems import settled_cpu_seconds
 
+from gantrymq.arrow.pull import BATCH_BYTES, BATCH_ROWS
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import NoRouteInfo
@@ -38,37 +40,36 @@ from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.message import Message
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark import register, session_builder
-from gantrymq.spark.pull import BATCH_BYTES, BATCH_ROWS
 from gantrymq.spark.versions import HAS_ADMISSION_CONTROL
 from gantrymq.testing.processes import ProcessCluster
 
 if TYPE_CHECKING:
-    # Since Spark 4.2.
+    # New in Spark 4.2.
     from pyspark.sql.streaming.datasource import ReadLimit
 
 CORES = 2
 QUEUES = 8
 SEND_BYTES = 512 * 1024
-#: What a record has besides its body, about.
+#: Approximate size of a record besides its body, in bytes.
 RECORD_BYTES = 170
 MICRO_BATCHES = 20
 MICRO_QUEUES = 16
 MICRO_ROWS = 160
-#: What Spark says of a micro-batch's time.
+#: Parts of a micro-batch's time, as Spark reports them.
 MICRO_PARTS = ("triggerExecution", "latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
 class Source:
-    """What is read, and of each round: rows a second, and processor time a row in us: JVM, Python, broker."""
+    """A source. For each round: rows per second, and CPU time per row in microseconds for JVM, Python and broker."""
 
     name: str
     frame: DataFrame
     broker_pid: int | None = None
     rates: list[float] = field(default_factory=list)
     cpu_us: list[tuple[float, ...]] = field(default_factory=list)
-    #: Whether the rounds before the first measured one differed by less than 5 %.
+    #: True if the rounds before the first measured one differed by less than 5 %.
     is_steady: bool = False
 
 
@@ -95,7 +96,7 @@ def main() -> None:
             deadline = args.began + 60 * args.minutes * number / len(args.sizes)
             topic = f"bench-{size}"
             asyncio.run(fill(cluster, topic, QUEUES, args.rows, size))
-            # It indexes keys after it has stored.
+            # The broker indexes keys after it has stored the messages.
             settled_cpu_seconds(cluster.brokers[0].pid, "GantryMQ")
             sources = [
                 Source("ready-made", ready_made(spark, args.rows, size)),
@@ -108,7 +109,7 @@ def main() -> None:
             for source in sources:
                 print(f"| {spark.version} {row_of(source, sources, size)}", flush=True)
         print(f"\n{most_memory()}")
-        # Without it a ready-made source can't say where a micro-batch ends.
+        # Without it, a ready-made source cannot report the end of a micro-batch.
         if HAS_ADMISSION_CONTROL:
             print(micro_batches(spark, cluster, directory))
 
@@ -137,13 +138,15 @@ def start_spark(connector: list[Path]) -> SparkSession:
     return spark
 
 
-# -- measuring --------------------------------------------------------------------------------------------------
+# -- measurements -----------------------------------------------------------------------------------------------
 
 
 def measure(spark: SparkSession, sources: list[Source], rows: int, rounds: int, deadline: float) -> None:
-    """Reads the sources in turn. Rounds count when all are warm: three took as much processor time, but for 5 %.
+    """Reads the sources in turn.
 
-    Or after the deadline: what isn't warm then is said never to have been steady.
+    Rounds count when all sources are warm: the CPU times of three rounds differ by less than 5 %.
+
+    After the deadline, rounds count in any case. A source that is not warm then is reported as never steady.
     """
     assert spark._jvm is not None
     jvm = int(spark._jvm.java.lang.ProcessHandle.current().pid())
@@ -169,7 +172,7 @@ def read_once(source: Source, jvm: int, rows: int) -> None:
 
 
 def cpu_s(jvm: int, broker: int | None) -> tuple[float, float, float]:
-    """Processor time so far of the JVM, of the Python processes below it, and of the broker, in s."""
+    """Returns the CPU time so far of the JVM, of the Python processes below it, and of the broker, in seconds."""
     stats = {int(path.name): stat for path in Path("/proc").glob("[0-9]*") if (stat := _stat(path))}
     below = {jvm}
     while further := {pid for pid, stat in stats.items() if stat[0] in below} - below:
@@ -181,7 +184,7 @@ def cpu_s(jvm: int, broker: int | None) -> tuple[float, float, float]:
 
 
 def _stat(process: Path) -> list[int]:
-    """Parent, then user and system time of its own, and of its ended children; empty when it has ended."""
+    """Returns a process's parent, and its own and its ended children's user and system times. Empty if it has ended."""
     with suppress(OSError):
         fields = (process / "stat").read_text().rpartition(")")[2].split()
         return [int(fields[1]), *map(int, fields[11:15])]
@@ -200,7 +203,7 @@ def row_of(source: Source, sources: list[Source], size: int) -> str:
 
 
 def ratio(source: Source, other: Source | None) -> str:
-    """Of the rates of one round, as median (minimum to maximum)."""
+    """Returns the ratio of the rates in each round, as median (minimum to maximum)."""
     if other is None or other is source:
         return ""
     ratios = [a / b for a, b in zip(source.rates, other.rates, strict=True)]
@@ -216,7 +219,7 @@ def rocketmq(spark: SparkSession, cluster: ProcessCluster, topic: str) -> DataFr
 
 
 async def fill(cluster: ProcessCluster, topic: str, queues: int, rows: int, size: int) -> None:
-    """Makes the topic with so many queues, and sends `rows` messages of `size` bytes."""
+    """Creates the topic with this many queues, and sends `rows` messages of `size` bytes."""
     remoting = RemotingClient()
     api = BrokerApi(remoting)
     for broker in cluster.brokers:
@@ -244,7 +247,7 @@ def ready_made(spark: SparkSession, rows: int, size: int) -> DataFrame:
 
 
 class ReadyMade(DataSource):
-    """Yields one batch again and again: the columns of a rocketmq read."""
+    """Yields the same batch repeatedly, with the columns of a rocketmq read."""
 
     @classmethod
     def name(cls) -> str:
@@ -281,7 +284,7 @@ class ReadyMadeReader(DataSourceReader):
 
 
 class ReadyMadeStreamReader(DataSourceStreamReader):
-    """`rows` in micro-batches of MICRO_ROWS, each read by one task."""
+    """Yields `rows` in micro-batches of MICRO_ROWS. One task reads each."""
 
     def __init__(self, rows: int, size: int) -> None:
         self._rows = rows
@@ -322,7 +325,7 @@ def ready_made_batch(rows: int, size: int) -> pa.RecordBatch:
 
 
 def micro_batches(spark: SparkSession, cluster: ProcessCluster, directory: Path) -> str:
-    """A table of what Spark says of the time of small micro-batches."""
+    """Returns a table of the times that Spark reports for small micro-batches."""
     rows = (1 + MICRO_BATCHES) * MICRO_ROWS
     asyncio.run(fill(cluster, "micro", MICRO_QUEUES, rows, 128))
     reader = spark.readStream.format("rocketmq").option("nameServer", cluster.namesrv_addr).option("subscribe", "micro")
@@ -340,7 +343,7 @@ def micro_batches(spark: SparkSession, cluster: ProcessCluster, directory: Path)
         query = writer.start()
         query.processAllAvailable()
         query.stop()
-        # The first one warms up.
+        # The first micro-batch warms up.
         progress = [p for p in query.recentProgress if p.numInputRows][1:]
         medians = [statistics.median(p.durationMs.get(part, 0) for p in progress) for part in MICRO_PARTS]
         lines.append(f"| {name} | {' | '.join(f'{ms:.0f}' for ms in medians)} |")

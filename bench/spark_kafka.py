@@ -1,4 +1,4 @@
-"""Apache Kafka beside this project's broker: one node, read by Spark's own connector; for `spark.py`."""
+"""Apache Kafka beside this project's broker, for `spark.py`: one node, read by Spark's own connector."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from servers import free_port, missing_tools, start
 
 HERE = Path(__file__).parent / "kafka"
 JARS = HERE / "target" / "dependency"
-#: What the connector needs besides Spark itself.
+#: Jars that the connector needs besides Spark itself.
 _CONNECTOR = ("spark-sql-kafka-*", "spark-token-provider-kafka-*", "kafka-clients-*", "commons-pool2-*")
-#: The heap of Kafka's own start script.
+#: Heap size of Kafka's own start script.
 _OPTIONS = ["-Xms1g", "-Xmx1g", "-XX:+UseG1GC"]
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 _SEND = {"kafka.linger.ms": "50", "kafka.batch.size": "262144"}
 
 
 def build() -> list[Path]:
-    """Gathers Kafka's jars; the connector's. Raises RuntimeError."""
+    """Downloads Kafka's jars. Returns those of the connector. Raises RuntimeError if Maven fails."""
     if missing := missing_tools():
         raise RuntimeError(missing)
     command = ["mvn", "-q", "-B", "dependency:copy-dependencies"]
@@ -39,7 +39,10 @@ def build() -> list[Path]:
 
 @contextmanager
 def kafka_broker(directory: Path, partitions: int) -> Iterator[tuple[str, int]]:
-    """A broker and controller in one process, whose new topics have so many partitions: (host:port, process id)."""
+    """Runs a broker and controller in one process.
+
+    Yields (host:port, process id). New topics have this many partitions.
+    """
     directory.mkdir()
     port = free_port(1)
     config = directory / "server.properties"
@@ -64,7 +67,7 @@ def kafka_broker(directory: Path, partitions: int) -> Iterator[tuple[str, int]]:
 
 
 def fill_kafka(spark: SparkSession, address: str, topic: str, rows: int, size: int) -> None:
-    """Sends `rows` messages of `size` bytes, with the keys that the other broker's have."""
+    """Sends `rows` messages of `size` bytes, with the same keys as those on the other broker."""
     key = F.concat(F.lit("k"), F.col("id").cast("string"))
     messages = spark.range(rows).select(key.alias("key"), F.lit(os.urandom(size)).alias("value"))
     to = {"kafka.bootstrap.servers": address, "topic": topic}

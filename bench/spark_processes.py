@@ -1,4 +1,4 @@
-"""The processes of a benchmark of Spark, brokers, driver, executors, Python workers: processor time and memory."""
+"""CPU time and memory of all processes of a Spark benchmark: brokers, driver, executors, Python workers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import NamedTuple
 from gantrymq.background.thread import SupervisedThread
 from gantrymq.system.threads import Event
 
-#: Between two looks at the processes, and two lines of progress, s.
+#: Interval of the samples, and of the progress lines, in seconds.
 LOOK_S = 1.0
 TELL_S = 10.0
 
 
 def most_memory() -> str:
-    """A list of the most resident memory so far of each process below this one, and of this one."""
+    """Returns a list of the peak resident memory of this process and of each process below it."""
     lines = []
     for pid, kind in below():
         with suppress(OSError):
@@ -33,16 +33,16 @@ def most_memory() -> str:
 
 
 class Memory(NamedTuple):
-    """Of a process, MiB: its own, and with what is in memory of the files that it has mapped, as a broker its log."""
+    """Memory of a process in MiB: its own, and with pages of mapped files such as a broker's log."""
 
     own: float = 0.0
     resident: float = 0.0
 
 
 class Watch:
-    """While it lasts: how far it is, on stderr, and the most memory that a process of each kind had at any look.
+    """Prints the progress on stderr, and samples the peak memory of each kind of process; a context manager.
 
-    A context manager. Also of processes that have ended, as Python workers do that had nothing to do for a minute.
+    Includes ended processes, for example Python workers that were idle for a minute.
     """
 
     def __init__(self, progress: Callable[[], str]) -> None:
@@ -78,13 +78,13 @@ class Watch:
 
 
 def memory_of(pid: int) -> Memory:
-    """Raises OSError when it has ended."""
+    """Returns the memory of a process. Raises OSError if it has ended."""
     fields = dict(re.findall(r"^(Rss\w+|VmRSS):\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE))
     return Memory(int(fields.get("RssAnon", 0)) / 1024, int(fields.get("VmRSS", 0)) / 1024)
 
 
 def processor_s() -> dict[str, float]:
-    """Processor time of the processes below this one so far, and of their ended children, by what they are, s."""
+    """Returns the CPU seconds so far by kind, for the processes below this one and their ended children."""
     used: Counter[str] = Counter()
     for pid, kind in below():
         with suppress(OSError):
@@ -94,7 +94,7 @@ def processor_s() -> dict[str, float]:
 
 
 def below() -> Iterator[tuple[int, str]]:
-    """(process id, what it is) of this process and those below it."""
+    """Yields (process id, kind) of this process and of those below it."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -104,7 +104,7 @@ def below() -> Iterator[tuple[int, str]]:
         found |= further
     for pid in sorted(found):
         with suppress(OSError):
-            # It is empty of what has ended and waits to be collected.
+            # The command line of a zombie process is empty.
             if command := Path(f"/proc/{pid}/cmdline").read_text():
                 yield pid, kind_of(command.replace("\0", " "))
 

@@ -3,9 +3,9 @@
     .venv/bin/python bench/spark_task.py [--rows N] [--rounds N] [--sizes BYTES...]
     GANTRYMQ_NATIVE=0 .venv/bin/python bench/spark_task.py
 
-One broker, a process of its own, has the messages in two queues. What a task does with the batches is done here as
-Spark's worker does it: written as an Arrow stream to a socket, which another process empties. Processor time, in
-us a row, is the median of the rounds; it says more than the rate where other programs run.
+One broker process has the messages in two queues. This process handles the batches like Spark's worker: it writes
+them as an Arrow stream to a socket that another process reads. The figures are medians of the rounds: CPU time per
+row, in microseconds. If other programs run, they are more reliable than the rate.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import pyarrow as pa
 from spark import fill
 from systems import settled_cpu_seconds
 
+from gantrymq.arrow.columns import ARROW_TYPES
+from gantrymq.arrow.rows import read_ranges
 from gantrymq.kernels import native
-from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.reader import RangesPartition, RocketMQBatchReader
-from gantrymq.spark.rows import read_ranges
 from gantrymq.testing.processes import ProcessCluster
 
 QUEUES = 2
-#: Those of a read without options.
+#: Columns of a read without options.
 COLUMNS = pa.schema([(name, kind) for name, kind in ARROW_TYPES.items() if name not in ("properties", "bodyError")])
 EMPTY = "import socket; s = socket.socket(fileno=0); b = bytearray(1 << 20)\nwhile s.recv_into(b): pass"
 PARTS = ("pulls (the loop's thread)", "records to Arrow", "Arrow to the socket", "all of the task", "broker")
@@ -65,7 +65,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def measure(options: ReadOptions, rows: int, broker: int) -> tuple[float, ...]:
-    """Of one read: us a row of each of PARTS, rows a second."""
+    """Measures one read. Returns the time of each of PARTS in microseconds per row, and the rows per second."""
     partitions = RocketMQBatchReader(options, COLUMNS).partitions()
     ours, theirs = socket.socketpair()
     other = subprocess.Popen([sys.executable, "-S", "-c", EMPTY], stdin=theirs)
@@ -79,7 +79,7 @@ def measure(options: ReadOptions, rows: int, broker: int) -> tuple[float, ...]:
             for batch in read_ranges(partition.ranges, options, COLUMNS):
                 found += batch.num_rows
                 written = time.thread_time()
-                # As pyspark does: all columns are one.
+                # As pyspark does, put all columns into one struct column.
                 row = pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
                 message = pa.RecordBatch.from_arrays([row], ["_0"])
                 if writer is None:

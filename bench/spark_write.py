@@ -3,9 +3,10 @@
     .venv/bin/python bench/spark_write.py [--rows N] [--rounds N] [--size BYTES] [--no-keys] [--brokers N]
         [--modes MODE...] [--partitions N] [--workers N]
 
-Everything runs on this machine: brokers, driver and tasks share its cores. With --workers N Spark is a standalone
-cluster with so many workers, processes of their own. Prints Markdown tables, one of the most memory that processes had;
-how far it is goes to stderr. All topics stay until the end, below TMPDIR: it says at once where the disk is too small.
+Everything runs on this machine: brokers, driver and tasks share its cores. With --workers N, Spark runs as a
+standalone cluster with N worker processes. Prints Markdown tables, one of them with the peak memory of the
+processes. Progress goes to stderr. All topics stay below TMPDIR until the end; the program checks the free space at
+its start.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyspark
-from disk_room import check_room
+from disk_space import check_capacity
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark import fill
@@ -38,10 +39,10 @@ from gantrymq.spark.session import java_home
 from gantrymq.testing.processes import ProcessCluster
 
 MODES = {"plain": {}, "exactlyOnce": {"exactlyOnce": "true"}, "transactional": {"transactional": "true"}}
-#: What a message takes of the disk besides its body: in the log (in the transaction's, too), queue and index; and
-#: its bodies. By the format of these files.
+#: Disk space of a message besides its body (log, consume queue, index; for a transaction also its half message), and
+#: the number of its bodies. Derived from the file formats.
 MODE_BYTES = {"plain": (240, 1), "exactlyOnce": (270, 1), "transactional": (790, 2)}
-#: The same of a key of nine digits, twice in a log.
+#: Disk space of a key with nine digits, which is stored twice in a log.
 KEY_BYTES = 50
 QUEUES = 4
 _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -52,7 +53,7 @@ def main() -> None:
     args = parse_args()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        check_room(directory, needed_bytes(args), "fewer --rows or --modes, a smaller --size, or TMPDIR elsewhere")
+        check_capacity(directory, needed_bytes(args), "fewer --rows or --modes, a smaller --size, or TMPDIR elsewhere")
         cluster = stack.enter_context(ProcessCluster(directory / "brokers", brokers=args.brokers))
         master = stack.enter_context(standalone(directory, args.workers)) if args.workers else "local[2]"
         spark = start_spark(master)
@@ -68,7 +69,7 @@ def main() -> None:
         print("|---|---|---|---|")
         frame = rows_of(spark, args.rows, args)
         for mode in args.modes:
-            # Python workers and the JVM warm up.
+            # Warms up the Python workers and the JVM.
             measure(cluster, progress, f"warm-{mode}", rows_of(spark, 20_000, args), MODES[mode])
             before = processor_s()
             names = [f"{mode}-{number}" for number in range(args.rounds)]
@@ -112,7 +113,7 @@ def start_spark(master: str) -> SparkSession:
 
 @contextmanager
 def standalone(directory: Path, workers: int) -> Iterator[str]:
-    """A master and workers; its URL."""
+    """Starts a master and workers. Yields the master's URL."""
     with ExitStack() as stack:
         master = stack.enter_context(daemon(directory, "Master", [], r"spark://127\.0\.0\.1:\d+"))
         for number in range(workers):
@@ -154,7 +155,7 @@ def needed_bytes(args: argparse.Namespace) -> int:
 
 
 class Progress:
-    """What brokers have stored of the topic, half messages besides, and how far Spark's tasks are."""
+    """Progress of a write: stored messages of the topic, pending half messages, and Spark's tasks."""
 
     def __init__(self, spark: SparkSession, cluster: ProcessCluster) -> None:
         self.topic = ""
@@ -186,7 +187,7 @@ class Progress:
 def measure(
     cluster: ProcessCluster, progress: Progress, topic: str, frame: DataFrame, options: dict[str, str]
 ) -> float:
-    """How long the write takes, until all can be read, s."""
+    """Returns the time in seconds from the start of the write until all messages are readable."""
     asyncio.run(fill(cluster, topic, QUEUES, 0, 0))
     progress.topic = topic
     began = time.perf_counter()
@@ -196,7 +197,7 @@ def measure(
 
 
 def read_all(spark: SparkSession, cluster: ProcessCluster, topics: str, rows: int) -> float:
-    """Rows a second; each is there once."""
+    """Returns rows per second. Asserts that each row exists once."""
     reader = spark.read.format("rocketmq").options(nameServer=cluster.namesrv_addr, subscribe=topics)
     began = time.perf_counter()
     number = F.expr("CAST(TRIM(TRAILING '.' FROM CAST(body AS STRING)) AS BIGINT)")

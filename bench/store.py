@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def appends(root: Path, size: int, count: int, repeat: int) -> None:
-    """The store and a bare copy of as many bytes into a mapped file, in turn."""
+    """Measures, in turn, the store and a plain copy of as many bytes into a mapped file."""
     stored, copied, indexed = [], [], []
     for number in range(repeat):
         store = open_store(root / str(number), ASYNC_FLUSH)
@@ -94,7 +94,10 @@ def copy_seconds(root: Path, record: bytes, count: int) -> float:
 
 
 def commits(root: Path, size: int, count: int, repeat: int) -> None:
-    """Messages acknowledged a second, when each producer waits for its last one, and bare fdatasync calls a second."""
+    """Measures acknowledged messages per second, and plain fdatasync calls per second.
+
+    Each producer waits for the acknowledgement of its last message.
+    """
     rates: dict[int, list[float]] = {producers: [] for producers in PRODUCERS}
     syncs = []
     for number in range(repeat):
@@ -112,7 +115,10 @@ def commits(root: Path, size: int, count: int, repeat: int) -> None:
 
 
 def commit_rate(store: MessageStore, size: int, count: int, producers: int) -> float:
-    """One thread appends, as in a broker; a producer's next message comes when the flusher has called back."""
+    """Returns messages per second.
+
+    One thread appends, as in a broker. A producer sends again after the flusher's callback.
+    """
     queue = store.queue("Bench", 0)
     body = bytes(size)
     ready = threading.Semaphore(producers)
@@ -151,7 +157,7 @@ def sync_rate(root: Path, size: int, count: int) -> float:
 
 
 def restarts(root: Path, size: int, mib: int) -> None:
-    """From open to ready, after a clean close, after a crash, and when all queues must be made anew."""
+    """Measures the time from open to ready: after a clean close, after a crash, and with a rebuild of all queues."""
     store = open_store(root, ASYNC_FLUSH)
     queues = [store.queue("Bench", queue_id) for queue_id in range(8)]
     n = 0

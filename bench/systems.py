@@ -1,4 +1,4 @@
-"""Apache's servers and this project's, as processes that are measured from outside."""
+"""Apache's servers and this project's as processes that are measured from outside."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import encode_json
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-#: 1 GiB, both systems' default; the tests take smaller files.
+#: 1 GiB, the default of both systems. The tests use smaller files.
 _STORE_CONFIG = {"mappedFileSizeCommitLog": 1 << 30}
-#: The collector is that of Apache's runbroker.sh; its heap of 8 GiB would be a third of a small machine.
+#: The garbage collector is that of Apache's runbroker.sh. Its heap of 8 GiB would be too large for a small machine.
 _JAVA_BROKER_OPTIONS = ["-Xms1g", "-Xmx4g", "-XX:+UseG1GC"]
 
-#: A broker has settled when it uses less than this share of a processor over so many seconds.
+#: A broker is idle if it uses less than this share of a processor during the window.
 _SETTLED_SHARE = 0.2
 _SETTLE_WINDOW_S = 0.5
 _SETTLE_TIMEOUT_S = 120.0
-#: Java's broker takes a while for ten thousand topics.
+#: Java's broker takes long to create ten thousand topics. In seconds.
 _TOPICS_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
 class System:
-    """One of the two that are compared."""
+    """One of the two compared systems."""
 
     name: str
     start_namesrv: Callable[[Path], Server]
@@ -64,7 +64,7 @@ class Cluster:
     broker: Server
 
     def make_topics(self, names: Sequence[str], queues: int) -> None:
-        """Makes them by one request, and waits until the NameServer knows the last. Raises RuntimeError."""
+        """Creates the topics by one request, and waits for the route of the last one. Raises RuntimeError."""
         topics = [TopicConfig(name, read_queue_nums=queues, write_queue_nums=queues) for name in names]
         body = encode_json({"topicConfigList": topics})
         response = call(
@@ -79,17 +79,17 @@ class Cluster:
             time.sleep(0.1)
 
     def cpu_seconds(self) -> float:
-        """User and system time of the broker with all its threads."""
+        """Returns user and system time of the broker with all its threads."""
         return cpu_seconds(self.broker.process.pid)
 
     def settled_cpu_seconds(self) -> float:
-        """The same, once the broker has done what it had put off. Raises RuntimeError."""
+        """Returns the CPU time after the broker has finished deferred work. Raises RuntimeError after a timeout."""
         return settled_cpu_seconds(self.broker.process.pid, self.system.name)
 
 
 @contextmanager
 def cluster(system: System, directory: Path, **config: object) -> Iterator[Cluster]:
-    """Started, and killed at the end; `config` are further keys of the broker's configuration."""
+    """Starts a cluster, and kills it at the end. `config` has additional configuration keys of the broker."""
     with ExitStack() as stack:
         namesrv = system.start_namesrv(directory / f"{system.name}-namesrv")
         stack.callback(namesrv.kill)
@@ -99,13 +99,16 @@ def cluster(system: System, directory: Path, **config: object) -> Iterator[Clust
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process with all its threads."""
+    """Returns user and system time of a process with all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 def settled_cpu_seconds(pid: int, name: str) -> float:
-    """The same of a broker, once it has done what it had put off. Raises RuntimeError with the `name` of its system."""
+    """Returns a broker's CPU time after it has finished deferred work.
+
+    Raises RuntimeError with the `name` of its system.
+    """
     deadline = time.monotonic() + _SETTLE_TIMEOUT_S
     before = cpu_seconds(pid)
     while time.monotonic() < deadline:

@@ -25,14 +25,14 @@ class Cluster:
 
 @pytest.fixture(scope="session", autouse=True)
 def java() -> None:
-    """Builds the Java side once; skips everything where that can't be."""
+    """Builds the Java side once. Skips all tests if this is not possible."""
     missing = missing_tools()
     if missing:
         pytest.skip(f"interoperability tests need Java and Maven: {missing}")
     build()
 
 
-#: Who is NameServer and who is broker. The first, all Java, is the control: it proves the test programs.
+#: NameServer and broker of each combination. The first one is all Java. It is the control: it tests the test programs.
 COMBINATIONS = {
     "java-java": (java_namesrv, java_broker),
     "gantry-gantry": (gantry_namesrv, gantry_broker),
@@ -41,13 +41,13 @@ COMBINATIONS = {
 }
 
 
-#: For tests that need not see every combination: Apache's cluster as the control, and this project's.
+#: For tests that do not need all combinations: Apache's cluster as the control, and this project's.
 ONE_KIND = pytest.mark.parametrize("cluster", ["java-java", "gantry-gantry"], indirect=True)
 
 
 @pytest.fixture(scope="session", params=COMBINATIONS)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Each combination in turn, named NAMESERVER-BROKER."""
+    """Yields each combination in turn. Its name is NAMESERVER-BROKER."""
     start_namesrv, start_broker = COMBINATIONS[request.param]
     directory: Path = tmp_path_factory.mktemp(request.param)
     namesrv = start_namesrv(directory / "namesrv")
@@ -63,5 +63,5 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own: tests of several files have the same name."""
+    """Returns a unique topic for each test, because tests in several files have the same name."""
     return re.sub(r"[^A-Za-z0-9]+", "_", f"{request.path.stem}_{request.node.name}").strip("_")[:120]

@@ -1,4 +1,7 @@
-"""Controllers and brokers in controller mode as processes: Apache's controller and this project's, Apache's brokers."""
+"""Controllers and brokers in controller mode as processes.
+
+The controllers are Apache's and this project's, the brokers are Apache's.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ NAME = "broker-a"
 
 
 def java_controller(directory: Path) -> Server:
-    """Apache's controller, alone in its group."""
+    """Starts Apache's controller as the only member of its group."""
     port, config = _controller_config(directory, mappedFileSize=1 << 24)
     command = java_command(
         "org.apache.rocketmq.controller.ControllerStartup", "-c", str(config), home=directory, options=("-Xmx256m",)
@@ -27,13 +30,13 @@ def java_controller(directory: Path) -> Server:
 
 
 def gantry_controller(directory: Path) -> Server:
-    """This project's controller, with the very same keys."""
+    """Starts this project's controller with the same configuration keys."""
     port, config = _controller_config(directory, bindAddress="127.0.0.1")
     return _leading(start(gantry_command("controller", "-c", str(config)), "gantry controller", port, directory))
 
 
 def gantry_controllers(directory: Path, etcd_endpoints: str) -> list[Server]:
-    """Three of this project's controllers, their state in etcd."""
+    """Starts three of this project's controllers with their state in etcd."""
     ports = [free_port() for _ in range(3)]
     peers = ";".join(f"n{i}-127.0.0.1:{port}" for i, port in enumerate(ports))
     made: list[Server] = []
@@ -65,7 +68,7 @@ def is_leader(controller: Server) -> bool:
 
 
 def gantry_controller_again(controller: Server) -> Server:
-    """The same once more, after its end."""
+    """Restarts a controller after its end."""
     config = controller.directory / "controller.conf"
     command = gantry_command("controller", "-c", str(config))
     return _leading(start(command, controller.name, controller.port, controller.directory))
@@ -75,7 +78,10 @@ CONTROLLERS: dict[str, Callable[[Path], Server]] = {"java": java_controller, "ga
 
 
 def replicated_broker(directory: Path, namesrv: str, controller: str) -> Server:
-    """Apache's broker in controller mode, registered; acknowledged is what all in sync have."""
+    """Starts Apache's broker in controller mode, and waits for its registration.
+
+    It acknowledges messages that all in-sync brokers have.
+    """
     return java_broker(
         directory,
         namesrv,
@@ -91,7 +97,7 @@ def replicated_broker(directory: Path, namesrv: str, controller: str) -> Server:
 
 
 def sync_state(controller: str) -> ReplicasInfo | None:
-    """What the controller knows of the brokers; None as long as it knows none."""
+    """Returns the brokers' state according to the controller, or None if the controller has no brokers."""
     answer = call(controller, RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=encode_json([NAME]))
     if answer.code != ResponseCode.SUCCESS:
         return None
@@ -99,7 +105,7 @@ def sync_state(controller: str) -> ReplicasInfo | None:
 
 
 def in_sync(controller: str) -> dict[int, str]:
-    """The addresses of those in sync, by id."""
+    """Returns the addresses of the in-sync brokers, by id."""
     state = sync_state(controller)
     return {} if state is None else {replica.broker_id: replica.broker_address for replica in state.in_sync_replicas}
 
@@ -124,7 +130,7 @@ def _leading(controller: Server) -> Server:
     deadline = time.monotonic() + START_TIMEOUT_S
     try:
         while time.monotonic() < deadline and controller.process.poll() is None:
-            # Apache's says that it leads some time before it serves.
+            # Apache's controller reports that it leads some time before it accepts requests.
             names = {"clusterName": "c", "brokerName": "b"}
             answer = call(controller.address, RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, names)
             if answer.code == ResponseCode.SUCCESS:

@@ -1,4 +1,7 @@
-"""Our Java programs (src/main/java) and Apache's mqadmin, run to their end; messages in and out as dictionaries."""
+"""Runs our Java programs (src/main/java) and Apache's mqadmin to their end.
+
+Input and output messages are dictionaries.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,17 @@ from typing import Any
 from servers import HERE, java_command
 
 PROGRAM_TIMEOUT_S = 100.0
-#: What both serialisations of headers are called in `-Drocketmq.serialize.type`.
+#: Values of `-Drocketmq.serialize.type` for the two header formats.
 SERIALIZE_TYPES = ("JSON", "ROCKETMQ")
 
 
-#: The user properties of `sample`; what clients and brokers add of their own is not compared.
+#: User properties of `sample`. Additional properties of clients and brokers are not compared.
 PROPERTY_NAMES = ("colour", "число")
 
 
 @dataclass(frozen=True, order=True)
 class Sent:
-    """What a test sends, and what of a received message must be equal to it."""
+    """The fields of a sent message that a received one must equal."""
 
     body: bytes
     tags: str = ""
@@ -35,7 +38,7 @@ class Sent:
 
     @classmethod
     def of(cls, line: dict[str, Any]) -> Sent:
-        """From a line of Consume."""
+        """Returns the fields of a line from Consume."""
         body = base64.b64decode(line["body"])
         return cls.of_parts(body, line.get("tags"), line.get("keys"), line["flag"], line["properties"])
 
@@ -43,12 +46,12 @@ class Sent:
     def of_parts(
         cls, body: bytes, tags: str | None, keys: str | None, flag: int, properties: Mapping[str, str]
     ) -> Sent:
-        """From a received message's parts."""
+        """Returns the fields of a received message."""
         mine = tuple((name, properties[name]) for name in PROPERTY_NAMES if name in properties)
         return cls(body, tags or "", keys or "", flag, mine)
 
     def line(self, **more: object) -> str:
-        """The line that Produce reads."""
+        """Returns the input line for Produce."""
         fields: dict[str, Any] = {"body": base64.b64encode(self.body).decode(), "flag": self.flag, **more}
         if self.tags:
             fields["tags"] = self.tags
@@ -60,7 +63,7 @@ class Sent:
 
 
 def sample(count: int, *, first: int = 0) -> list[Sent]:
-    """Messages with all that can be given, numbered from `first`."""
+    """Returns messages that use all fields, numbered from `first`."""
     return [
         Sent(
             f"body {i} \u2713 ".encode() + bytes(range(i % 7)),
@@ -81,7 +84,7 @@ def command_line(
     options: Sequence[str] = (),
     version: str = "5.5",
 ) -> list[str]:
-    """The command that runs one of our programs, quiet but for problems, with the clients of a version."""
+    """Returns the command that runs one of our programs with the clients of a version. It only prints problems."""
     properties = [
         f"-Drmq.logback.configurationFile={HERE / 'quiet.xml'}",
         f"-Drocketmq.serialize.type={serialize_type}",
@@ -94,7 +97,7 @@ def _run(
     main_class: str, *args: str, stdin: str = "", serialize_type: str = "JSON", version: str = "5.5"
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as home:
-        # The quick compiler alone: these programs live for a second.
+        # Uses only the fast compiler, because the programs run for about a second.
         options = ["-XX:TieredStopAtLevel=1", "-Xmx256m"]
         command = command_line(
             main_class, *args, home=Path(home), serialize_type=serialize_type, options=options, version=version
@@ -116,7 +119,10 @@ def produce(
     serialize_type: str = "JSON",
     version: str = "5.5",
 ) -> list[dict[str, Any]]:
-    """Sends by Apache's Java producer; the results, none for one-way sends. Raises AssertionError when a send fails."""
+    """Sends by Apache's Java producer.
+
+    Returns the results; none for oneway sends. Raises AssertionError if a send fails.
+    """
     result = _run(
         "org.gantrymq.interop.Produce",
         namesrv,
@@ -143,7 +149,7 @@ def consume(
     timeout_s: int = 75,
     version: str = "5.5",
 ) -> list[dict[str, Any]]:
-    """Receives `count` messages by Apache's Java consumer. Raises AssertionError when they don't come in time."""
+    """Receives `count` messages by Apache's Java consumer. Raises AssertionError if they do not arrive in time."""
     result = _run(
         "org.gantrymq.interop.Consume",
         *(namesrv, group, topic, expression, mode, str(count), str(timeout_s)),
@@ -157,7 +163,7 @@ def consume(
 
 @contextmanager
 def replier(namesrv: str, topic: str, *, version: str = "5.5") -> Iterator[None]:
-    """Apache's consumer that answers the requests in a topic with "re: " and their body."""
+    """Runs Apache's consumer. It replies to requests in a topic with "re: " and the request's body."""
     with tempfile.TemporaryDirectory() as home:
         command = command_line(
             "org.gantrymq.interop.RequestReply", namesrv, topic, "replier", home=Path(home), version=version
@@ -170,13 +176,13 @@ def replier(namesrv: str, topic: str, *, version: str = "5.5") -> Iterator[None]
 
 
 def ask(namesrv: str, topic: str, count: int, *, version: str = "5.5") -> list[str]:
-    """The answers to `count` questions of Apache's producer, half of them asked with a RequestCallback."""
+    """Returns the replies to `count` requests of Apache's producer. Half of the requests use a RequestCallback."""
     result = _run("org.gantrymq.interop.RequestReply", namesrv, topic, "asker", str(count), version=version)
     assert result.returncode == 0, result.stderr[-4000:] + result.stdout[-2000:]
     return [line["answer"] for line in _lines(result)]
 
 
 def mqadmin(namesrv: str, command: str, *args: str) -> str:
-    """What Apache's mqadmin prints; it ends with status 0 even when it fails, so assert on the output."""
+    """Returns the output of Apache's mqadmin. Its exit status is 0 even if it fails, so check the output."""
     result = _run("org.apache.rocketmq.tools.command.MQAdminStartup", command, "-n", namesrv, *args)
     return result.stdout + result.stderr

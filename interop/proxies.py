@@ -1,4 +1,4 @@
-"""Proxies and clients that speak gRPC: Apache's, and this project's proxy."""
+"""Proxies and gRPC clients: Apache's proxy and clients, and this project's proxy."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _RUST = HERE / "client-rust"
 
 
 def java_proxy(directory: Path, namesrv: str, port: int | None = None, **more: object) -> Server:
-    """Apache's proxy, in cluster mode; `more` are further keys."""
-    # It opens a port for the remoting protocol, too.
+    """Starts Apache's proxy in cluster mode. `more` are additional configuration keys."""
+    # The proxy also opens a port for the remoting protocol.
     port = port or free_port(1)
     file = _config(directory, namesrv, port, localServeAddr="127.0.0.1", remotingListenPort=port + 1, **more)
     command = java_command(
@@ -38,15 +38,19 @@ def java_proxy(directory: Path, namesrv: str, port: int | None = None, **more: o
     return start(command, "Java proxy", port, directory)
 
 
-def gantry_proxy(directory: Path, namesrv: str, port: int | None = None, **more: object) -> Server:
-    """This project's; `more` as for Apache's."""
+def gantry_proxy(
+    directory: Path, namesrv: str, port: int | None = None, source: Path | None = None, **more: object
+) -> Server:
+    """Starts this project's proxy; `more` as for Apache's. `source` is the `src` directory of another version."""
     port = port or free_port(1)
     file = _config(directory, namesrv, port, bindAddress="127.0.0.1", remotingListenPort=port + 1, **more)
-    return start(gantry_command("proxy", "-pc", str(file), "-n", namesrv), "gantry proxy", port, directory)
+    environment = {"PYTHONPATH": str(source)} if source is not None else {}
+    command = gantry_command("proxy", "-pc", str(file), "-n", namesrv)
+    return start(command, "gantry proxy", port, directory, environment)
 
 
 def remoting_address(proxy: Server) -> str:
-    """Of either, for clients of the remoting protocol."""
+    """Returns the address of a proxy for remoting clients."""
     host, _, port = proxy.address.rpartition(":")
     return f"{host}:{int(port) + 1}"
 
@@ -67,7 +71,7 @@ def _config(directory: Path, namesrv: str, port: int, **more: object) -> Path:
 
 @dataclass(frozen=True)
 class Received:
-    """A message as a client got it."""
+    """A message as a client received it."""
 
     body: str
     attempt: int
@@ -85,26 +89,26 @@ class Received:
             line.get("tag"),
             tuple(sorted(line.get("keys") or ())),
             line.get("message_group"),
-            # What a broker adds to one that comes again.
+            # A broker adds ORIGIN_GROUP at a redelivery.
             {name: value for name, value in line["properties"].items() if name != "ORIGIN_GROUP"},
             line["message_id"],
         )
 
 
 def message(body: str, **more: object) -> dict[str, object]:
-    """What is to be sent; `more` are the other fields of a line, as GrpcProduce has them."""
+    """Returns a message to send. `more` are the other fields of a line for GrpcProduce."""
     return {"body": base64.b64encode(body.encode()).decode(), **more}
 
 
 @dataclass(frozen=True)
 class Client:
-    """Programs with one of Apache's clients: what they are called, and how they are run."""
+    """Programs with one of Apache's clients: its name, and the command that runs a program."""
 
     name: str
     command: Sequence[str]
 
     def produce(self, proxy: str, topic: str, messages: Iterable[dict[str, object]]) -> list[str]:
-        """The ids of what was sent."""
+        """Sends messages. Returns their ids."""
         result = self._run("GrpcProduce", proxy, topic, stdin="".join(json.dumps(line) + "\n" for line in messages))
         assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
         return [line["message_id"] for line in _lines(result)]
@@ -120,10 +124,10 @@ class Client:
         expression: str = "*",
         timeout_s: int = 60,
     ) -> list[Received]:
-        """The first `count` deliveries, in the order in which they came."""
+        """Returns the first `count` deliveries in order."""
         result = self._run("GrpcConsume", proxy, group, topic, expression, mode, str(count), str(timeout_s))
         if result.returncode and '"settings" is null' in result.stderr:
-            # Every 5 s it does so with those who have sent no heartbeat yet (GrpcClientSettingsManager.onWaitEnd).
+            # Every 5 s, it removes the settings of clients without a heartbeat (GrpcClientSettingsManager.onWaitEnd).
             pytest.skip("Apache's proxy has forgotten the settings of a client that had just come")
         received = [Received.of(line) for line in _lines(result)]
         assert result.returncode == 0, f"only {len(received)} of {count}: {received}\n{result.stderr[-4000:]}"
@@ -142,7 +146,7 @@ def _lines(result: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 
 def java_client(*, tls: bool = False) -> Client:
-    """rocketmq-client-java."""
+    """Returns rocketmq-client-java."""
     target = HERE / "client-grpc" / "target"
     jars = [target / "classes", *sorted((target / "dependency").glob("rocketmq-client-java-*.jar"))]
     jars += sorted((target / "dependency").glob("fastjson2-2*.jar"))
@@ -152,13 +156,16 @@ def java_client(*, tls: bool = False) -> Client:
 
 
 def python_client() -> Client:
-    """rocketmq-python-client, in the interpreter that GANTRY_GRPC_PYTHON names: it wants grpcio of its own."""
+    """Returns rocketmq-python-client.
+
+    GANTRY_GRPC_PYTHON names its interpreter, because it needs its own grpcio version.
+    """
     python = os.environ.get("GANTRY_GRPC_PYTHON", sys.executable)
     return Client("python", [python, str(HERE / "client-grpc" / "grpc_client.py"), "{program}"])
 
 
 def python_client_missing() -> str | None:
-    """Why Apache's Python client can't be run."""
+    """Returns the reason why Apache's Python client cannot run, or None."""
     python = os.environ.get("GANTRY_GRPC_PYTHON", sys.executable)
     found = subprocess.run([python, "-c", "import rocketmq.v5"], capture_output=True, text=True, timeout=60)
     if found.returncode == 0:
@@ -167,12 +174,12 @@ def python_client_missing() -> str | None:
 
 
 def node_client() -> Client:
-    """rocketmq-client-nodejs."""
+    """Returns rocketmq-client-nodejs."""
     return Client("node", ["node", str(_NODE / "grpc_client.js"), "{program}"])
 
 
 def node_client_missing() -> str | None:
-    """Why Apache's Node client can't be run; fetches it the first time."""
+    """Returns the reason why Apache's Node client cannot run, or None. Downloads the client the first time."""
     if shutil.which("npm") is None:
         return "npm is not installed"
     if not (_NODE / "node_modules").exists():
@@ -184,12 +191,12 @@ def node_client_missing() -> str | None:
 
 
 def rust_client() -> Client:
-    """The crate rocketmq, which has no push consumer."""
+    """Returns the crate rocketmq, which has no push consumer."""
     return Client("rust", [str(_RUST / "target" / "debug" / "grpc-client"), "{program}"])
 
 
 def rust_client_missing() -> str | None:
-    """Why Apache's Rust client can't be run; builds it, which takes minutes the first time."""
+    """Returns the reason why Apache's Rust client cannot run, or None. Builds the client, which first takes minutes."""
     if shutil.which("cargo") is None:
         return "cargo is not installed"
     found = subprocess.run(["cargo", "build", "--quiet"], cwd=_RUST, capture_output=True, text=True, timeout=900)

@@ -1,6 +1,7 @@
-"""Servers under test as processes of their own: Apache's Java ones, and this project's, by the same few calls.
+"""Servers under test as processes: Apache's Java servers and this project's, with the same functions.
 
-Each is started on free ports with a directory of its own, waited for (bounded) and ended by its own process id.
+Each server uses free ports and its own directory. The functions wait for the start with a timeout, and end the
+server by its process id.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 
 HERE = Path(__file__).parent
-#: Our Java programs, compiled with Apache's newest version, and with the clients of the line before; others with its
-#: client that speaks gRPC, and Apache's proxy.
+#: Maven builds: our Java programs with Apache's newest version, those with the 4.9 clients, and those with the gRPC
+#: client and Apache's proxy.
 BUILDS = {"5.5": HERE, "4.9": HERE / "client-4.9", "grpc": HERE / "client-grpc"}
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
-#: The broker reaches into the JDK's direct buffers; Apache's runbroker.sh opens the same packages.
+#: The broker accesses the JDK's direct buffers. Apache's runbroker.sh opens the same packages.
 JAVA_OPENS = [
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
@@ -37,7 +38,7 @@ JAVA_OPENS = [
 
 
 def missing_tools() -> str | None:
-    """Why the Java side can't be built or run here; None when it can."""
+    """Returns the reason why the Java side cannot be built or run here, or None."""
     if shutil.which("mvn") is None:
         return "mvn is not installed"
     if shutil.which("java") is None:
@@ -50,7 +51,7 @@ def missing_tools() -> str | None:
 
 
 def build() -> None:
-    """Compiles our Java programs and gathers Apache's jars in target/dependency; quick when nothing changed."""
+    """Compiles our Java programs and copies Apache's jars to target/dependency. Fast if nothing changed."""
     for directory in BUILDS.values():
         result = subprocess.run(
             ["mvn", "-q", "-B", "package", "dependency:copy-dependencies"],
@@ -64,7 +65,7 @@ def build() -> None:
 
 
 def free_port(*offsets: int) -> int:
-    """A free port whose neighbours at `offsets` are free too, below the range from which clients get theirs."""
+    """Returns a free port below the range of client ports. The ports at `offsets` from it are free, too."""
     for _ in range(200):
         port = random.randrange(12000, 32000)
         try:
@@ -93,11 +94,11 @@ class Server:
         return f"127.0.0.1:{self.port}"
 
     def log(self) -> str:
-        """The end of what the process printed."""
+        """Returns the end of the process's output."""
         return (self.directory / "console.log").read_text(errors="replace")[-4000:]
 
     def stop(self) -> None:
-        """Ends the process in order (SIGTERM), so that its files are complete; a Java broker takes 15 s for it."""
+        """Ends the process in order (SIGTERM), so that its files are complete. A Java broker needs 15 s."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -111,11 +112,18 @@ class Server:
         self.process.wait()
 
 
-def start(command: list[str], name: str, port: int, directory: Path) -> Server:
-    """Starts `command` and waits until `port` accepts connections. Raises RuntimeError with the end of its output."""
+def start(
+    command: list[str], name: str, port: int, directory: Path, environment: Mapping[str, str] | None = None
+) -> Server:
+    """Starts `command` and waits until `port` accepts connections. Raises RuntimeError with the end of its output.
+
+    `environment` is added to this process's environment.
+    """
     with (directory / "console.log").open("wb") as console:
         began = time.perf_counter()
-        process = subprocess.Popen(command, cwd=directory, stdout=console, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=directory, stdout=console, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
+        )
     server = Server(process, port, directory, name)
     deadline = began + START_TIMEOUT_S
     try:
@@ -134,7 +142,7 @@ def start(command: list[str], name: str, port: int, directory: Path) -> Server:
 def java_command(
     main_class: str, *args: str, home: Path, options: Sequence[str] = (), version: str = "5.5"
 ) -> list[str]:
-    """A JVM with one of BUILDS that keeps its logs and files under `home`."""
+    """Returns the command of a JVM with one of BUILDS that stores its logs and files below `home`."""
     properties = [f"-Duser.home={home}", f"-Drocketmq.home.dir={home}"]
     target = BUILDS[version] / "target"
     class_path = os.pathsep.join([str(target / "classes"), str(target / "dependency" / "*")])
@@ -142,7 +150,7 @@ def java_command(
 
 
 def java_namesrv(directory: Path, *, options: Sequence[str] = ("-Xmx256m",), **config: object) -> Server:
-    """Apache's NameServer; `config` are further keys of its configuration file."""
+    """Starts Apache's NameServer. `config` are additional keys of its configuration file."""
     port, file = _namesrv_config(directory, config)
     command = java_command(
         "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(file), home=directory, options=options
@@ -157,7 +165,10 @@ def java_broker(
     options: Sequence[str] = ("-Xmx1g", "-XX:MaxDirectMemorySize=512m"),
     **config: object,
 ) -> Server:
-    """Apache's broker, registered with `namesrv`; `config` are further keys of its configuration file."""
+    """Starts Apache's broker, and waits for its registration.
+
+    `config` are additional keys of its configuration file.
+    """
     port, file = _broker_config(directory, namesrv, config)
     command = java_command(
         "org.apache.rocketmq.broker.BrokerStartup",
@@ -170,19 +181,19 @@ def java_broker(
 
 
 def gantry_namesrv(directory: Path, **config: object) -> Server:
-    """This project's NameServer; `config` as for Java's."""
+    """Starts this project's NameServer; `config` as for Java's."""
     port, file = _namesrv_config(directory, config)
     return start(gantry_command("namesrv", "-c", str(file)), "gantry namesrv", port, directory)
 
 
 def gantry_broker(directory: Path, namesrv: str, **config: object) -> Server:
-    """This project's broker, registered with `namesrv`; `config` as for Java's."""
+    """Starts this project's broker, and waits for its registration; `config` as for Java's."""
     port, file = _broker_config(directory, namesrv, config)
     return _registered(start(gantry_command("broker", "-c", str(file)), "gantry broker", port, directory), namesrv)
 
 
 def gantry_command(*args: str) -> list[str]:
-    """This project's command line, in this interpreter."""
+    """Returns a command of this project for this interpreter."""
     return [sys.executable, "-m", "gantrymq.cli", *args]
 
 
@@ -204,7 +215,7 @@ def _namesrv_config(directory: Path, config: Mapping[str, object]) -> tuple[int,
 def _broker_config(directory: Path, namesrv: str, config: Mapping[str, object]) -> tuple[int, Path]:
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "broker.conf"
-    # A Java broker opens listenPort - 2 too (the "VIP" port).
+    # A Java broker also opens listenPort - 2 (the "VIP" port).
     port = free_port(-2, 1)
     settings = {
         "brokerClusterName": "DefaultCluster",
@@ -232,7 +243,7 @@ def _write_properties(file: Path, settings: Mapping[str, object]) -> None:
 
 
 def _registered(broker: Server, namesrv: str) -> Server:
-    """Waits until each NameServer of `namesrv` lists the broker's address. Raises RuntimeError."""
+    """Waits until each NameServer of `namesrv` has the broker's address. Raises RuntimeError after a timeout."""
     deadline = time.monotonic() + START_TIMEOUT_S
     missing = namesrv.split(";")
     try:
@@ -254,7 +265,7 @@ def _registered(broker: Server, namesrv: str) -> Server:
 def call(
     address: str, code: int, fields: dict[str, str] | None = None, timeout_s: float = 5.0, body: bytes = b""
 ) -> RemotingCommand:
-    """One request and its response over a connection of its own."""
+    """Sends one request over a new connection. Returns the response."""
     host, port = address.split(":")
     with socket.create_connection((host, int(port)), timeout_s) as connection:
         connection.sendall(RemotingCommand.request(code, fields=fields, body=body).encode())

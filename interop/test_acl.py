@@ -1,4 +1,4 @@
-"""Access control: Apache's clients and mqadmin against our broker, our clients against Apache's broker."""
+"""Access control: Apache's clients and mqadmin with our broker, and our clients with Apache's broker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ USERS = {
     "innerClientAuthenticationCredentials": json.dumps({"accessKey": "inner", "secretKey": "innerpass"}),
 }
 _PROVIDERS = "org.apache.rocketmq.auth.{0}.provider.{1}{2}Provider"
-#: Java has none of these by default; ours needs no such names.
+#: Providers that Java does not set by default. Our broker does not need these keys.
 JAVA_PROVIDERS = {
     f"{kind}{key}Provider": _PROVIDERS.format(kind, prefix, kind.capitalize() + key)
     for kind in ("authentication", "authorization")
@@ -56,7 +56,7 @@ def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def acl_client(
     namesrv: str, access_key: str, secret_key: str, topic: str, home: Path, serialize_type: str = "JSON"
 ) -> list[dict[str, Any]]:
-    """What Apache's signing clients print."""
+    """Returns the output of Apache's signing clients."""
     arguments = (namesrv, access_key, secret_key, topic, "acl_group", "5")
     return [
         json.loads(line)
@@ -68,7 +68,7 @@ def acl_client(
 
 
 def mqadmin(home: Path, *arguments: str) -> str:
-    """What Apache's mqadmin prints, signing as the root user."""
+    """Returns the output of Apache's mqadmin, which signs as the root user."""
     (home / "conf").mkdir(exist_ok=True)
     (home / "conf" / "tools.yml").write_text(f"accessKey: {ROOT}\nsecretKey: {ROOT_PASSWORD}\n")
     return java("org.apache.rocketmq.tools.command.MQAdminStartup", *arguments, home=home)
@@ -155,7 +155,7 @@ async def test_our_clients_and_apaches_users(tmp_path: Path) -> None:
 
 
 async def _use_as_users(namesrv: str, broker: str) -> None:
-    """Does, with our clients, what needs and what lacks a permission."""
+    """Makes requests with and without the necessary permission with our clients."""
     async with AdminClient(namesrv) as stranger:
         with pytest.raises(BrokerError, match="username cannot be null"):
             await stranger.users(broker)

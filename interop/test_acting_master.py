@@ -1,4 +1,4 @@
-"""While a master is gone its slave has another broker deliver what comes due, whoever of them is Java's."""
+"""While a master is down, its slave delivers due messages through another broker. Any of them can be Java's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.receipt_handle import ReceiptHandle
 
-#: NAMESERVER-MASTER-SLAVE; the broker of another name is as the master. The first, all Java, is the control.
+#: NAMESERVER-MASTER-SLAVE. The broker of the other name is like the master. The first one is all Java, as the control.
 SETS = {
     "java-java-java": (java_namesrv, java_broker, java_broker),
     "java-gantry-gantry": (java_namesrv, gantry_broker, gantry_broker),
@@ -33,12 +33,12 @@ KEYS = {
     "slaveReadEnable": "true",
     "fastListenEnable": "true",
     "messageDelayLevel": "5s 20s",
-    # A Java master that comes back waits for its slaves, whom it knows by their address: they are to come from there.
+    # A restarted Java master waits for its slaves by their address, so they must connect from this one.
     "brokerIP2": "127.0.0.1",
 }
 
 
-#: Where a master takes over how far a slave of the other kind has got.
+#: Sets in which a master takes over the progress of a slave of the other kind.
 MIXED = ["gantry-java-gantry", "gantry-gantry-java"]
 
 
@@ -113,7 +113,7 @@ def test_what_is_due_comes_without_the_master(brokers: Set, topic: str) -> None:
     wait_for(lambda: has_one(slave, "SCHEDULE_TOPIC_XXXX", "1") and has_one(slave, "rmq_sys_wheel_timer", "0"))
     master.kill()
     wait_for(lambda: master.address.encode() not in route(namesrv, topic))
-    # What is shown as the master is the slave.
+    # The route names the slave as the master.
     assert slave.address.encode() in route(namesrv, topic)
     consumed = consume(namesrv.address, topic, 2, group="acting_consumers", timeout_s=120)
     assert sorted(b64decode(message["body"]) for message in consumed) == [b"delayed", b"timed"]
@@ -132,7 +132,7 @@ def test_a_master_that_comes_back_delivers_nothing_again(brokers: Set, topic: st
     wait_for(lambda: has_one(brokers.other, topic, "0"))
     wait_for(lambda: delivered(slave) == 1)
     master = brokers.start_master()
-    # It has asked its slave before it registered.
+    # The master has copied the progress of its slave before it registered.
     assert delivered(master) == 1
     wait_for(lambda: HaStatus.decode(call(master.address, RequestCode.GET_BROKER_HA_STATUS).body).connections)
     assert not has_one(master, topic, "0")
@@ -142,10 +142,11 @@ def test_a_master_that_comes_back_delivers_nothing_again(brokers: Set, topic: st
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("brokers", MIXED, indirect=True)
 def test_pops_at_a_slave(brokers: Set, topic: str, request: pytest.FixtureRequest) -> None:
-    """What wasn't acknowledged comes again, there or at the master when it is back.
+    """Unacknowledged messages are redelivered, by the slave or by the restarted master.
 
-    Java's slave has a broker of another name note its pops, which ours takes from nobody, and refuses to change their
-    time: the master hands out all of them again. Ours has another broker deliver what comes back, and when.
+    Java's slave stores its pops on a broker of another name, which our broker does not support, and rejects changes
+    of the invisible duration. So the master redelivers all messages. Our slave lets another broker redeliver them at
+    the right time.
     """
     is_ours = "gantry-java-gantry" in request.node.name
     namesrv, slave, other = brokers.namesrv, brokers.slave, brokers.other
@@ -165,7 +166,7 @@ def test_pops_at_a_slave(brokers: Set, topic: str, request: pytest.FixtureReques
     taken: dict[bytes, ReceiptHandle] = {}
 
     def take() -> bool:
-        # Ours takes no pops before it has heard that the master is gone.
+        # Our broker rejects pops until it has detected that the master is down.
         got = raw_pop(slave, topic, 10_000, 3, may_be_refused=is_ours)
         taken.update((body, handle) for body, _, handle in got)
         return bool(taken)
@@ -174,7 +175,7 @@ def test_pops_at_a_slave(brokers: Set, topic: str, request: pytest.FixtureReques
     assert list(taken) == bodies[:3]
     raw_ack(slave, topic, taken[b"acked"])
     assert (change(slave, topic, taken[b"changed"], 5_000) == ResponseCode.SUCCESS) == is_ours
-    #: In the order in which they came.
+    #: Bodies in the order of their redelivery.
     back: dict[bytes, None] = {}
 
     def came(broker: Server) -> set[bytes]:
@@ -187,18 +188,18 @@ def test_pops_at_a_slave(brokers: Set, topic: str, request: pytest.FixtureReques
     master = brokers.start_master()
     wait_for(lambda: came(master) >= set(bodies[1:]))
     came(other)
-    # The master that comes back asks ours up to where all is done with.
+    # A restarted master copies the consumed position from our slave.
     assert set(back) - (set() if is_ours else {b"acked"}) == set(bodies[1:])
 
 
 def change(broker: Server, topic: str, handle: ReceiptHandle, invisible_ms: int) -> int:
-    """Has a popped message come back at another time; the answer's code."""
+    """Changes the invisible duration of a popped message. Returns the response code."""
     fields = popped(topic, handle) | {"invisibleTime": str(invisible_ms)}
     return call(broker.address, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields).code
 
 
 def delivered(broker: Server) -> int:
-    """How many messages of the second delay level are."""
+    """Returns the number of delivered messages of the second delay level."""
     table = call(broker.address, RequestCode.GET_ALL_DELAY_OFFSET).body.decode()
     found = re.search(r'"?\b2"?:(\d+)', table.partition("offsetTable")[2].partition("}")[0])
     return int(found[1]) if found else 0

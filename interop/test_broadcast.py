@@ -1,4 +1,4 @@
-"""Apache's broadcasting consumers: each gets every message once, a refused one too, and goes on where it stopped."""
+"""Apache's broadcasting consumers: each receives every message once, even a failed one, and continues at its offset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ Broadcast = Callable[[str, str, int, str], dict[str, list[Sent]]]
 
 @pytest.fixture
 def broadcast(tmp_path: Path) -> Broadcast:
-    """Runs both consumers until each has so many messages; what each received. Their offsets stay in `tmp_path`."""
+    """Returns a function that runs both consumers.
+
+    It returns the received messages as soon as each consumer has `count` messages. Their offsets stay in `tmp_path`.
+    """
 
     def run(namesrv: str, topic: str, count: int, refused: str) -> dict[str, list[Sent]]:
         command = command_line(

@@ -1,4 +1,4 @@
-"""The console before Apache's cluster, and before this project's as the control: every page, and changes."""
+"""The console with Apache's cluster, and with this project's as the control: every page, and changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conftest import ONE_KIND, Cluster
 from programs import consume, produce, sample
 from servers import Server, java_broker, java_namesrv
 from test_acl import JAVA_PROVIDERS, ROOT, ROOT_PASSWORD, USERS
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.client import AdminClient
@@ -32,7 +32,7 @@ CLUSTER = "DefaultCluster"
 
 
 class Visitor:
-    """Somebody at the console."""
+    """A visitor of the console."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self.client = client
@@ -48,7 +48,7 @@ class Visitor:
         return answer.text
 
     async def do(self, change: str, /, **arguments: Any) -> str:
-        """What the change says that it did."""
+        """Makes a change. Returns the console's text about its result."""
         page = (await self.client.get("/topics")).text
         found = re.search(r'name="csrf" value="([^"]+)"', page)
         assert found is not None
@@ -71,7 +71,7 @@ async def visitor(name_server: str, **settings: Any) -> AsyncIterator[Visitor]:
 @ONE_KIND
 async def test_every_page(cluster: Cluster, topic: str) -> None:
     produced = produce(cluster.address, topic, [message.line() for message in sample(8)])
-    # Java's group, whose members are gone, and one of ours that is there.
+    # Java's group without members, and one of our groups with a member.
     consume(cluster.address, topic, 8, group="console_java")
     seen: list[Any] = []
 
@@ -173,7 +173,7 @@ async def test_every_page(cluster: Cluster, topic: str) -> None:
 async def test_popped_messages(cluster: Cluster, topic: str) -> None:
     async with AdminClient(cluster.address) as admin:
         await admin.ensure_topic(topic, queues=1)
-        # What was popped is noted at once.
+        # The broker records pops at once.
         await admin.update_broker_config([cluster.broker.address], {"popCkStayBufferTime": "0"})
     produce(cluster.address, topic, [message.line() for message in sample(2)])
     async with (
@@ -247,7 +247,7 @@ async def test_changes(cluster: Cluster, topic: str) -> None:
 
 @pytest.fixture
 def with_users(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
-    """Apache's NameServer and a broker with users."""
+    """Starts Apache's NameServer and a broker with users."""
     namesrv = java_namesrv(tmp_path / "namesrv")
     try:
         broker = java_broker(tmp_path / "broker", namesrv.address, **USERS, **JAVA_PROVIDERS)

@@ -1,4 +1,4 @@
-"""Apache's brokers in controller mode under Apache's controller (the control) and this project's."""
+"""Apache's brokers in controller mode, with Apache's controller (the control) and this project's."""
 
 from __future__ import annotations
 
@@ -29,26 +29,27 @@ from gantrymq.protocol.codes import RequestCode
 sys.path.append(str(HERE.parent / "tests"))
 sys.path.append(str(HERE.parent / "tests" / "controller"))
 from etcd_support import etcd, needs_etcd
-from waiting import wait_until
+from wait_until import wait_until
 
-#: Java's own times: heartbeats are missed for 10 s, looked at each 5 s; brokers ask each 5 s.
+#: Longest failover in seconds with Java's default times: heartbeat timeout 10 s, its check each 5 s, requests of
+#: brokers each 5 s.
 FAILOVER_S = 40.0
 
 
 @dataclass
 class Cluster:
-    """Servers by what they are; brokers by the address that they have now."""
+    """The servers of a cluster. Brokers are stored by their current address."""
 
     directory: Path
     namesrv: Server
     controller: Server
     brokers: dict[str, Server]
     stack: ExitStack
-    #: The addresses of all controllers, where there are several.
+    #: Addresses of all controllers, if there are several.
     controllers: str = ""
 
     def start_broker(self, name: str) -> Server:
-        """One in the directory `name`, which may have been there before."""
+        """Starts a broker in the directory `name`, possibly with existing files."""
         controllers = self.controllers or self.controller.address
         broker = replicated_broker(self.directory / name, self.namesrv.address, controllers)
         self.stack.callback(broker.kill)
@@ -57,7 +58,7 @@ class Cluster:
 
     @property
     def master(self) -> Server:
-        """Once controller and NameServer agree."""
+        """Returns the master as soon as controller and NameServer agree on it."""
 
         def found() -> Server | None:
             state = sync_state(self.controller.address)
@@ -83,7 +84,7 @@ class Cluster:
 
 @pytest.fixture(params=CONTROLLERS)
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
-    """A controller of each kind, and two of Apache's brokers in sync."""
+    """Starts a controller of each kind, and two of Apache's brokers. Waits until they are in sync."""
     with ExitStack() as stack:
         namesrv = gantry_namesrv(tmp_path / "namesrv")
         stack.callback(namesrv.kill)
@@ -146,12 +147,12 @@ def test_mqadmin(cluster: Cluster, topic: str) -> None:
     refused = cluster.admin("updateControllerConfig", "-k", "configStorePath", "-v", "/nowhere")
     assert "Can not update config in black list" in refused
 
-    # The next epoch begins where the log of this one has ended; Java leaves out one that wrote nothing.
+    # The next epoch begins at the end of this one's log. Java omits an epoch without writes.
     produce(cluster.namesrv.address, topic, [message.line() for message in sample(5)])
     other_id = str(cluster.id_of(other))
     elected = cluster.admin("electMaster", "-b", other_id, "-bn", NAME, "-c", "DefaultCluster")
     if cluster.controller.name == "Java controller":
-        # Apache's mqadmin can't read what Apache's controller writes, which has done it all the same.
+        # Apache's mqadmin cannot parse the response of Apache's controller, although the election has succeeded.
         assert "not support unquoted name" in elected
     else:
         assert f"#BrokerMasterAddr\t{other.address}" in elected, elected
@@ -181,7 +182,10 @@ def _succeeded(output: str) -> str | None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_controller_that_was_killed_goes_on(tmp_path: Path, topic: str) -> None:
-    """Of this project's: it keeps what it has answered, and doesn't take its absence for the brokers'."""
+    """Our controller keeps confirmed changes after a kill.
+
+    It does not count its own downtime as a downtime of the brokers.
+    """
     with ExitStack() as stack:
         namesrv = gantry_namesrv(tmp_path / "namesrv")
         stack.callback(namesrv.kill)
@@ -208,7 +212,7 @@ def test_a_controller_that_was_killed_goes_on(tmp_path: Path, topic: str) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_controller_that_leads_dies_and_then_the_master(tmp_path: Path, topic: str) -> None:
-    """Of three of this project's, with their state in etcd."""
+    """Three controllers of this project with their state in etcd."""
     with ExitStack() as stack:
         members = stack.enter_context(etcd(tmp_path / "etcd", members=3))
         namesrv = gantry_namesrv(tmp_path / "namesrv")

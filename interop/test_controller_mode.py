@@ -1,4 +1,4 @@
-"""Our brokers in controller mode under both controllers, alone and beside Java's brokers of the same name."""
+"""Our brokers in controller mode with both controllers, alone and together with Java's brokers of the same name."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from programs import Sent, consume, produce, sample
 from servers import HERE, Server, gantry_broker, gantry_namesrv
 
 sys.path.append(str(HERE.parent / "tests"))
-from waiting import wait_until
+from wait_until import wait_until
 
-#: Java's own times: heartbeats are missed for 10 s, looked at each 5 s; brokers ask each 5 s.
+#: Longest failover in seconds with Java's default times: heartbeat timeout 10 s, its check each 5 s, requests of
+#: brokers each 5 s.
 FAILOVER_S = 60.0
 
 Start = Callable[[Path, str, str], Server]
 
 
 def our_broker(directory: Path, namesrv: str, controller: str) -> Server:
-    """This project's broker in controller mode, registered; acknowledged is what all in sync have."""
+    """Starts our broker in controller mode, and waits for its registration.
+
+    It acknowledges messages that all in-sync brokers have.
+    """
     return gantry_broker(
         directory,
         namesrv,
@@ -32,7 +36,7 @@ def our_broker(directory: Path, namesrv: str, controller: str) -> Server:
         enableControllerMode="true",
         controllerAddr=controller,
         allAckInSyncStateSet="true",
-        # Java's slaves ask for topics there.
+        # Java's slaves request topics at this port.
         fastListenEnable="true",
     )
 
@@ -41,7 +45,7 @@ KINDS: dict[str, Start] = {"java": replicated_broker, "gantry": our_broker}
 
 
 class Replicas:
-    """A NameServer, a controller, and brokers of one name by the directories that they are in."""
+    """A NameServer, a controller, and brokers of one name by their directories."""
 
     def __init__(self, directory: Path, controller: str, stack: ExitStack) -> None:
         self._directory = directory
@@ -53,7 +57,7 @@ class Replicas:
         self.brokers: dict[str, Server] = {}
 
     def start(self, name: str, kind: str) -> None:
-        """One in the directory `name`, which may have been there before."""
+        """Starts a broker in the directory `name`, possibly with existing files."""
         broker = KINDS[kind](self._directory / name, self.namesrv.address, self.controller.address)
         self._stack.callback(broker.kill)
         self.brokers[name] = broker
@@ -62,7 +66,7 @@ class Replicas:
         self.brokers.pop(name).kill()
 
     def wait_in_sync(self) -> None:
-        """All that run."""
+        """Waits until all running brokers are in sync."""
 
         def same() -> bool:
             addresses = {broker.address for broker in self.brokers.values()}
@@ -71,7 +75,7 @@ class Replicas:
         wait_until(same, FAILOVER_S)
 
     def master(self) -> str:
-        """The directory of the master, once it runs."""
+        """Waits until the master runs. Returns its directory."""
 
         def found() -> str | None:
             state = sync_state(self.controller.address)

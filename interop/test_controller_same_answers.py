@@ -1,4 +1,4 @@
-"""The same requests to Apache's controller and to this project's: codes, remarks, fields and bodies are the same."""
+"""The same requests to Apache's controller and to this project's give the same codes, remarks, fields and bodies."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gantrymq.protocol.fastjson import quote_bare_keys
 from gantrymq.protocol.frame_reader import FrameReader
 
 sys.path.append(str(HERE.parent / "tests"))
-from waiting import wait_until
+from wait_until import wait_until
 
 CLUSTER, NAME = "c1", "broker-x"
-#: Long enough for all of a run.
+#: Longer than a run, in milliseconds.
 LIVES_MS = "600000"
 
 
 class Asker:
-    """A connection; what came of each request, without what a controller says of itself."""
+    """A connection that returns the results of requests, without a controller's data about itself."""
 
     def __init__(self, address: str) -> None:
         host, port = address.rsplit(":", 1)
@@ -51,7 +51,7 @@ class Asker:
 
 
 def _sorted(value: Any) -> Any:
-    """Sets come in any order."""
+    """Sorts all lists, because sets have no order."""
     if isinstance(value, dict):
         return {key: _sorted(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -69,7 +69,7 @@ def asker(address: str) -> Iterator[Asker]:
 
 
 def conversation(address: str) -> list[tuple[str, Any]]:
-    """What is asked, and what was answered."""
+    """Returns each request with its result."""
     said: list[tuple[str, Any]] = []
     with asker(address) as one, asker(address) as brokers:
         this = {"clusterName": CLUSTER, "brokerName": NAME}
@@ -119,7 +119,7 @@ def conversation(address: str) -> list[tuple[str, Any]]:
                 fields["brokerControllerIdsToClean"] = ids
             ask(f"clean {ids} {living} {name}", RequestCode.CLEAN_BROKER_DATA, **fields)
 
-        # Nobody is known.
+        # No broker is registered.
         next_id()
         info()
         elect(1)
@@ -129,7 +129,7 @@ def conversation(address: str) -> list[tuple[str, Any]]:
         data()
         data(NAME)
         apply(2)
-        # Three get their ids.
+        # Three brokers get their ids.
         for broker_id in (1, 2, 3):
             apply(broker_id)
             next_id()
@@ -142,7 +142,7 @@ def conversation(address: str) -> list[tuple[str, Any]]:
         heartbeat(None)
         for broker_id in (1, 2):
             heartbeat(broker_id, epoch="1", maxOffset="100", confirmOffset="100")
-        # The first master, and who is in sync with it.
+        # The first master and its in-sync set.
         elect(1)
         elect(2)
         info()
@@ -183,11 +183,11 @@ def conversation(address: str) -> list[tuple[str, Any]]:
         data(NAME)
         ask("configure", RequestCode.UPDATE_CONTROLLER_CONFIG, b"enableElectUncleanMaster=false\n")
         brokers.close()
-    # Nobody lives any more: nobody is elected.
+    # No broker is alive, so none is elected.
     with asker(address) as one:
         asked = RequestCode.CONTROLLER_GET_REPLICA_INFO
         wait_until(lambda: "masterBrokerId" not in one.ask(asked, brokerName=NAME)[2])
-        # Java makes another epoch with each of its up to three tries; here there is one without a master.
+        # Java increments the epoch with each of up to three attempts. Our controller has one epoch without a master.
         code, remark, fields, body = one.ask(asked, brokerName=NAME)
         fields.pop("masterEpoch")
         said.append(("info without a master", (code, remark, fields, body)))

@@ -1,7 +1,7 @@
-"""Each kind of message from Apache's producer to this project's consumers and back, over either broker.
+"""Each kind of message from Apache's producer to this project's consumers and back, with either broker.
 
-Plain messages, batches and what this project compresses are in `test_python_clients.py`; requests and replies, and the
-transactions of this project's producer, in `test_python_producer.py`.
+Plain messages, batches and compression by this project are in `test_python_clients.py`. Requests with replies, and
+transactions of this project's producer, are in `test_python_producer.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.sys_flag import COMPRESSION_MASK
 
 BROKERS = {"java": java_broker, "gantry": gantry_broker}
-#: Half messages are asked about soon; Java's broker filters by SQL92 only when told to.
+#: Brokers check half messages soon. Java's broker filters by SQL92 only with this setting.
 SETTINGS = {"transactionTimeOut": 1000, "transactionCheckInterval": 1000, "enablePropertyFilter": "true"}
 SEND_TIMEOUT_MS = 10_000
 TIMEOUT_S = 60.0
@@ -42,7 +42,7 @@ TAGS = "tag0 || tag2"
 
 @pytest.fixture(scope="module", params=BROKERS)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """This project's NameServer and a broker of either kind."""
+    """Starts this project's NameServer and a broker of either kind."""
     directory = tmp_path_factory.mktemp(request.param)
     namesrv = gantry_namesrv(directory / "namesrv")
     try:
@@ -78,7 +78,7 @@ async def receive(
     expression_type: str = EXPRESSION_TAG,
     orderly: bool = False,
 ) -> list[MessageExt]:
-    """`count` messages, by this project's push consumer."""
+    """Returns `count` messages, received by this project's push consumer."""
     received: list[MessageExt] = []
     complete = asyncio.Event()
 
@@ -101,7 +101,7 @@ async def receive(
 
 
 async def poll(cluster: Cluster, topic: str, count: int, expression: str, expression_type: str) -> list[MessageExt]:
-    """`count` messages, by this project's lite pull consumer."""
+    """Returns `count` messages, received by this project's lite pull consumer."""
     received: list[MessageExt] = []
     consumer = LitePullConsumer(
         cluster.address, f"pull_{expression_type}_{topic}", consume_from_where=CONSUME_FROM_FIRST_OFFSET
@@ -178,7 +178,7 @@ async def test_what_is_delayed_here(cluster: Cluster, topic: str) -> None:
 
 
 async def test_javas_transactions(cluster: Cluster, topic: str) -> None:
-    """Committed at once and when asked; what is rolled back doesn't come."""
+    """Commits, immediate or after a check, are delivered. Rollbacks are not."""
     states = [
         ("COMMIT_MESSAGE", "UNKNOW"),
         ("ROLLBACK_MESSAGE", "UNKNOW"),
@@ -221,7 +221,7 @@ async def test_java_chooses_of_messages_from_here(cluster: Cluster, topic: str) 
 
 
 def choices(sent: list[Sent]) -> list[tuple[str, str, list[Sent]]]:
-    """Expressions, their types and what they choose."""
+    """Returns expressions, their types, and the messages that they select."""
     by_tags = [message for message in sent if message.tags in ("tag0", "tag2")]
     by_sql = [
         message for message in sent if dict(message.properties)["colour"] in ("c1", "c4") or message.tags == "tag2"

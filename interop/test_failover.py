@@ -1,6 +1,6 @@
-"""Our brokers under Apache's controller: the master is killed, stopped or cut off under load, ten times.
+"""Our brokers with Apache's controller: the master is killed, stopped or cut off under load, ten times.
 
-Times are shortened: signs of life are missed for 3 s (Java: 10), and looked for each second (5).
+Times are shortened: the heartbeat timeout is 3 s (Java: 10), and its check runs each second (Java: 5).
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ def test_ten_failovers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rounds = json.loads(figures.read_text())["rounds"]
     assert {one["fault"] for one in rounds} == {"killed", "stopped", "cut off"}
-    # What is missed and looked for, a send's own time, and as much again.
+    # The heartbeat timeout, its check, the time of a send, and as much again.
     assert max(one["silent_s"] for one in rounds) < 15

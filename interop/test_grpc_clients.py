@@ -1,4 +1,4 @@
-"""Apache's clients that speak gRPC, with Apache's proxy and this project's."""
+"""Apache's gRPC clients with Apache's proxy and this project's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from proxies import (
     rust_client_missing,
 )
 from servers import Server, gantry_broker, gantry_namesrv, java_broker, java_namesrv
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -50,36 +50,36 @@ CLIENTS = {
     "rust": rust_client(),
 }
 MISSING = {"python": python_client_missing, "node": node_client_missing, "rust": rust_client_missing}
-#: Who is NameServer, broker and proxy. The first, all Java, is the control: it proves the test programs.
+#: NameServer, broker and proxy. The first one is all Java. It is the control: it tests the test programs.
 PROXIES: dict[str, tuple[Callable[..., Server], Callable[..., Server], Callable[..., Server]]] = {
     "java": (java_namesrv, java_broker, java_proxy),
     "gantry": (gantry_namesrv, gantry_broker, gantry_proxy),
     "gantry-over-java": (java_namesrv, java_broker, gantry_proxy),
 }
-#: Messages that are sent and consumed while a proxy is killed.
+#: Number of messages sent and consumed while a proxy is killed.
 MANY = 2000
 _BROKER_CONFIG = {
     "enablePropertyFilter": "true",
     "recallMessageEnable": "true",
     "transactionTimeOut": 1000,
     "transactionCheckInterval": 1000,
-    # Apache's proxy tells brokers of producers every 20 s, by when a broker would have given up a half message.
+    # Apache's proxy registers producers with brokers every 20 s. By then, a broker would have given up a half message.
     "transactionCheckMax": 1000,
-    # Messages come again at once, as far as brokers let them.
+    # Redelivers messages at once, as far as brokers support it.
     "messageDelayLevel": " ".join(["1s"] * 18),
 }
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A proxy before a broker, by their addresses."""
+    """A proxy with a broker, by their addresses."""
 
     name_server: str
     proxy: str
     start_proxy: Callable[..., Server]
 
     def admin(self, work: Callable[[AdminClient], Coroutine[Any, Any, T]]) -> T:
-        """What `work` does with an administrator's client, in a loop of its own."""
+        """Runs `work` with an admin client in its own event loop. Returns the result."""
 
         async def run() -> T:
             async with AdminClient(self.name_server) as admin:
@@ -95,12 +95,12 @@ class Cluster:
         return topic
 
     def stored(self, topic: str) -> int:
-        """Messages in a topic."""
+        """Returns the number of messages in a topic."""
         queues = self.admin(lambda admin: admin.topic_stats(topic)).offset_table.values()
         return sum(queue.max_offset - queue.min_offset for queue in queues)
 
     def consumed(self, group: str) -> int:
-        """Messages that a group has acknowledged."""
+        """Returns the number of messages that a group has acknowledged."""
         try:
             queues = self.admin(lambda admin: admin.consume_stats(group)).offset_table.values()
         except GantryError:
@@ -130,7 +130,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def missing() -> Callable[[str], str | None]:
-    """Why a client can't be run, looked for once."""
+    """Returns a function that gives the reason why a client cannot run, or None. Caches the results."""
     found: dict[str, str | None] = {}
 
     def ask(name: str) -> str | None:
@@ -203,7 +203,7 @@ def test_in_order(cluster: Cluster, client: Client) -> None:
     _needs_more_than_simple(client)
     topic, group = cluster.new_topic("FIFO"), cluster.new_group(consume_message_orderly=True)
     client.produce(cluster.proxy, topic, [message(f"{n}", message_group=f"g{n % 3}") for n in range(12)])
-    # Python's tries a message again itself, without saying how often; Node's doesn't know the times of this policy.
+    # Python retries a message itself without an attempt count. Node does not support the times of this policy.
     attempts = (1, 2) if client.name.startswith("java") else (1,)
     mode = "retry" if client.name.startswith("java") else "push"
     received = client.consume(cluster.proxy, group, topic, 12 * len(attempts), mode=mode)
@@ -217,7 +217,7 @@ def test_transactions(cluster: Cluster, client: Client) -> None:
     delivered = ["commit", "orphan"]
     sent = [message(end, transaction=end) for end in (*delivered, "rollback")]
     with ThreadPoolExecutor(1) as thread:
-        # A producer that stays until the broker has asked it.
+        # The producer stays connected until the broker has checked its transaction.
         producing = thread.submit(client.produce, cluster.proxy, topic, sent)
         mode = "simple" if client.name == "rust" else "push"
         received = client.consume(cluster.proxy, group, topic, len(delivered), mode=mode)
@@ -235,20 +235,20 @@ def test_recalls(cluster: Cluster, client: Client) -> None:
     if client.name == "rust":
         pytest.skip("this client can't take messages back")
     topic, group = cluster.new_topic("DELAY"), cluster.new_group()
-    # What isn't taken back would come first.
+    # Without the recall, this message would arrive first.
     sent = [message("taken back", delay_ms=4000, recall=True), message("kept", delay_ms=6000)]
     client.produce(cluster.proxy, topic, sent)
     assert bodies(client.consume(cluster.proxy, group, topic, 1)) == ["kept"]
 
 
 def test_a_proxy_that_is_killed(cluster: Cluster, client: Client, tmp_path: Path) -> None:
-    """Whatever was sent comes, though the proxy is killed and started again while clients send and consume."""
+    """All messages arrive, although the proxy is killed and restarted while clients send and consume."""
     _needs_more_than_simple(client)
     if client.name == "python":
         pytest.skip("this client doesn't open a lost telemetry stream again, and tells its settings minutes later")
     topic, group = cluster.new_topic(), cluster.new_group()
     sent = [message(f"{n}", again_s=60) for n in range(MANY)]
-    # What was under way comes again soon.
+    # Pending messages are redelivered soon.
     soon = {"defaultInvisibleTimeMills": 10_000, "renewAheadTimeMillis": 5000}
     proxy = cluster.start_proxy(tmp_path / "proxy", cluster.name_server, **soon)
     address = proxy.address
@@ -300,7 +300,7 @@ async def test_to_a_consumer_of_the_remoting_protocol(cluster: Cluster, client: 
 
 
 async def test_what_the_doctor_says(cluster: Cluster) -> None:
-    """All is well, with Apache's proxy, too."""
+    """`gantry doctor` finds no problems, with Apache's proxy, too."""
     topic = await asyncio.to_thread(cluster.new_topic)
     for name in (topic, None):
         findings = await diagnose_proxy(cluster.proxy, name)

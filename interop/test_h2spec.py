@@ -1,4 +1,4 @@
-"""h2spec, the conformance suite for HTTP/2 (github.com/summerwind/h2spec), against this project's proxy."""
+"""h2spec, the conformance suite for HTTP/2 (github.com/summerwind/h2spec), with this project's proxy."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from servers import HERE, Server, gantry_namesrv
 _MODULE = HERE / "h2spec"
 _PROGRAM = _MODULE / "target" / "h2spec"
 _RPC = "/apache.rocketmq.v2.MessagingService/SendMessage"
-#: For all tests; each of them waits for the proxy, s. On a busy machine most take longer than h2spec's 2 s.
+#: Timeout of all tests, and of each test's wait for the proxy, in seconds. On a busy machine, h2spec's 2 s are too
+#: short.
 _TIMEOUT_S = 400
 _TEST_TIMEOUT_S = 10
 
 
 @pytest.fixture(scope="session", autouse=True)
 def java() -> None:
-    """In place of the fixture of conftest.py: this file needs no Java."""
+    """Replaces the fixture of conftest.py, because this file needs no Java."""
 
 
 @pytest.fixture(scope="module")
 def h2spec() -> Path:
-    """Builds it, which takes a minute the first time."""
+    """Builds h2spec, which takes a minute the first time."""
     if shutil.which("go") is None:
         pytest.skip("h2spec needs Go, which is not installed")
     command = ["go", "build", "-o", str(_PROGRAM), "github.com/summerwind/h2spec/cmd/h2spec"]

@@ -1,4 +1,4 @@
-"""The clients of Apache RocketMQ's 4.9 line against both brokers: what is in data teams' programs still."""
+"""Clients of the Apache RocketMQ 4.9 line with both brokers. Programs of many data teams still use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apache's Java producer and consumers on each combination of NameServer and broker."""
+"""Apache's Java producer and consumers with each combination of NameServer and broker."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_refused_message_comes_again(cluster: Cluster, topic: str) -> None:
 @ONE_KIND
 def test_delayed_message_comes_late(cluster: Cluster, topic: str) -> None:
     (sent,) = sample(1)
-    # Level 2: 5 s, longer than the two programs take to start.
+    # Level 2 is 5 s, which is longer than the start of both programs.
     sent_at = time.time()
     produce(cluster.address, topic, [sent.line(delay_level=2)])
 

@@ -1,4 +1,4 @@
-"""What Apache's producers send is stored by native code, but for the first messages of each kind."""
+"""Native code stores the messages of Apache's producers, except for the first ones of each kind."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from servers import free_port
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.send import Sending
-from gantrymq.broker.send_batch import BatchSending
+from gantrymq.broker.send.batches import BatchSends
+from gantrymq.broker.send.processor import SendProcessor
 from gantrymq.kernels import native
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
@@ -28,13 +28,13 @@ pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't th
 
 COUNT = 100
 QUEUES = 2
-#: As Produce sends them.
+#: As in Produce.
 BATCH_SIZE = 10
 
 
 @asynccontextmanager
 async def server(directory: Path) -> AsyncIterator[str]:
-    """The address of a NameServer whose broker is in this process, and has the topic `orders`."""
+    """Yields the address of a NameServer. Its broker runs in this process and has the topic `orders`."""
     name_server = NameServer(
         NamesrvConfig(bind_address="127.0.0.1", listen_port=0, kv_config_path=directory / "kvConfig.json")
     )
@@ -58,8 +58,8 @@ async def server(directory: Path) -> AsyncIterator[str]:
         await name_server.stop()
 
 
-def counted_in(kind: type[Sending] | type[BatchSending], monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The requests that Python handles, by their opaque numbers."""
+def counted_in(kind: type[SendProcessor] | type[BatchSends], monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Returns the opaque numbers of the requests that Python handles."""
     by_python: set[int] = set()
     send = kind.send
 
@@ -83,7 +83,7 @@ async def received_all(address: str, sent: list[Sent], serialize_type: str, vers
 async def test_most_pass_python_by(
     version: str, serialize_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_python = counted_in(Sending, monkeypatch)
+    by_python = counted_in(SendProcessor, monkeypatch)
     async with server(tmp_path) as address:
         sent = [Sent(one.body, one.tags, one.keys, 0, one.properties) for one in sample(COUNT)]
         lines = [one.line(queue_id=number % QUEUES) for number, one in enumerate(sent)]
@@ -91,7 +91,8 @@ async def test_most_pass_python_by(
             produce, address, "orders", lines, serialize_type=serialize_type, version=version
         )
         assert len(results) == COUNT
-        # The first that goes to a queue waits until the queue has a file; the second says what its header means.
+        # The first message to a queue waits for the queue's file. The second one has a header format that is not cached
+        # yet.
         assert 0 < len(by_python) <= 2 * QUEUES
         assert await received_all(address, sent, serialize_type, version)
 
@@ -101,7 +102,7 @@ async def test_most_pass_python_by(
 async def test_most_batches_pass_python_by(
     version: str, serialize_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_python = counted_in(BatchSending, monkeypatch)
+    by_python = counted_in(BatchSends, monkeypatch)
     async with server(tmp_path) as address:
         sent = sample(COUNT * BATCH_SIZE)
         lines = [one.line() for one in sent]
@@ -110,6 +111,6 @@ async def test_most_batches_pass_python_by(
         )
         assert len(results) == COUNT
         assert all(len(result["offset_msg_id"].split(",")) == BATCH_SIZE for result in results)
-        # Also when some queues need room of the log, or another file.
+        # This also covers queues that need space in the log or another file.
         assert 0 < len(by_python) <= COUNT // 10
         assert await received_all(address, sent, serialize_type, version)

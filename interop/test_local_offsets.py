@@ -1,4 +1,4 @@
-"""Offsets that a broadcasting consumer keeps on its machine: Apache's client and this one read each other's file."""
+"""Local offsets of a broadcasting consumer: Apache's client and ours read each other's file."""
 
 from __future__ import annotations
 

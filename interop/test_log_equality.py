@@ -1,8 +1,8 @@
-"""The log of a slave is its master's, byte for byte, however often the connection between both is cut or damaged.
+"""A slave's log equals its master's, byte by byte, even if the connection is often cut or damaged.
 
-Brokers of both kinds as processes, in all four pairings, with a controller and without. The slave is told the address
-of a proxy in place of the master's: what NameServer, controller and master say of it goes through others that write it
-anew. The long one: `pytest interop/test_log_equality.py -k 1m`, 1,000,000 messages and 100 cuts.
+Brokers of both kinds run as processes, in all four pairs, with and without a controller. The slave connects to a
+proxy. Other proxies replace the master's address in the responses of NameServer, controller and master. The long
+test has 1,000,000 messages and 100 cuts: `pytest interop/test_log_equality.py -k 1m`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from controllers import NAME, gantry_controller, in_sync
 from servers import HERE, Server, call, gantry_broker, gantry_namesrv, java_broker
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.codes import RequestCode
@@ -41,17 +41,17 @@ PAIRS = {
     "java-gantry": (java_broker, gantry_broker),
     "gantry-gantry": (gantry_broker, gantry_broker),
 }
-#: Begins each body: what is damaged must be a body's, of which records have a checksum.
+#: Start of each body. Only bodies are damaged, because records have a checksum of them.
 MARK = b"B" * 20
 BATCH = 200
 SEND_MS = 60_000
 _PLACE = re.compile(rb'"(haServerAddr|masterHaAddress|masterAddress|controllerLeaderAddress)":"127\.0\.0\.1:(\d{5})"')
-#: A record beside its body and topic, about.
+#: Approximate size of a record without its body and topic.
 _RECORD = 91 + 2 * 30
 
 
 class Renaming(Proxy):
-    """Passes all on, but for places of brokers: `learn(name, port)` gives the port to be told instead, for a field."""
+    """A proxy that replaces broker addresses. `learn(name, port)` returns the new port for a field."""
 
     def __init__(self, target: int, learn: Callable[[str, int], int]) -> None:
         super().__init__(target)
@@ -60,7 +60,7 @@ class Renaming(Proxy):
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: int | None) -> None:
         def renamed(found: re.Match[bytes]) -> bytes:
             port = b"%d" % self._learn(found[1].decode(), int(found[2]))
-            # The frame's length stays as it is.
+            # The length of the frame must not change.
             assert len(port) == len(found[2])
             return b'"%b":"127.0.0.1:%b"' % (found[1], port)
 
@@ -75,7 +75,7 @@ class Pair:
     namesrv: Server
     master: Server
     slave: Server
-    #: What carries the log.
+    #: The proxy for the log.
     proxy: Proxy
 
 
@@ -95,7 +95,7 @@ async def running(directory: Path, pair: str, *, controlled: bool) -> AsyncItera
             await stack.enter_async_context(proxy)
 
         def learn(name: str, port: int) -> int:
-            """Where the master is, by its own word; brokers hear of the proxies."""
+            """Stores the master's own port, and returns the proxy's port for the brokers."""
             target = main if name == "masterAddress" else link
             target.target = port
             return target.port
@@ -103,7 +103,7 @@ async def running(directory: Path, pair: str, *, controlled: bool) -> AsyncItera
         to_namesrv = await stack.enter_async_context(Renaming(namesrv.port, learn))
         keys: dict[str, Any] = {
             "brokerName": NAME,
-            # Where Java's listens for slaves.
+            # Java's brokers accept slaves at this address.
             "brokerIP2": "127.0.0.1",
             "mappedFileSizeCommitLog": LOG_FILE,
             "fastListenEnable": "true",
@@ -117,13 +117,13 @@ async def running(directory: Path, pair: str, *, controlled: bool) -> AsyncItera
             to_controller = await stack.enter_async_context(
                 Renaming(
                     controller.port,
-                    # Who leads is asked by its own address.
+                    # Requests to the leader use its real address.
                     lambda name, port: to_controller.port if name == "controllerLeaderAddress" else learn(name, port),
                 )
             )
             keys |= {"enableControllerMode": "true", "brokerId": -1, "brokerRole": "SLAVE"}
             of_master = {"controllerAddr": controller.address}
-            # Java's hears of the master's place for slaves from a NameServer, ours from the master.
+            # Java's broker gets the master's replication address from a NameServer, ours from the master.
             is_ours = start_slave is gantry_broker
             of_slave = {"controllerAddr": f"127.0.0.1:{to_controller.port}" if is_ours else controller.address}
         master = await begin(start_master, directory / "master", f"127.0.0.1:{to_namesrv.port}", **(keys | of_master))
@@ -165,7 +165,7 @@ async def send(pair: Pair, topic: str, count: int, chance: Random) -> None:
 
 
 async def equal(pair: Pair, timeout_s: float) -> None:
-    """The slave has all that the master has, and the same."""
+    """Waits until the slave has the whole log of the master, and compares both."""
     end = await asyncio.to_thread(end_of, pair.master)
 
     async def is_there() -> bool:
@@ -189,14 +189,14 @@ async def equal(pair: Pair, timeout_s: float) -> None:
     ("count", "cuts"), [(20_000, 4), pytest.param(1_000_000, 100, marks=pytest.mark.alone)], ids=["20k", "1m"]
 )
 async def test_cut_at_random(tmp_path: Path, topic: str, pair: str, controlled: bool, count: int, cuts: int) -> None:
-    """After each cut Java's slave waits for five seconds, with a controller for eleven."""
+    """After each cut, Java's slave waits for five seconds; with a controller, for eleven."""
     chance = Random(5)
-    # A part of the log is enough for all cuts.
+    # All cuts happen within a part of the log.
     size = count * (_RECORD + 120) * 7 // 10
     async with running(tmp_path, pair, controlled=controlled) as both:
         proxy = both.proxy
         proxy.cut_after = lambda: chance.randrange(2 * size // cuts) if proxy.cuts < cuts else None
-        # The connection that there is has no such end.
+        # The existing connection has no such limit.
         await until(lambda: proxy.passed)
         proxy.cut()
         await send(both, topic, count, Random(7))
@@ -209,7 +209,7 @@ async def test_cut_at_random(tmp_path: Path, topic: str, pair: str, controlled: 
 @pytest.mark.parametrize("controlled", [False, True], ids=["plain", "controller"])
 @pytest.mark.parametrize("pair", ["java-gantry", "gantry-gantry"])
 async def test_damaged_bytes(tmp_path: Path, topic: str, pair: str, controlled: bool) -> None:
-    """Bodies have a checksum, between two of ours without a controller every byte; Java's slave looks at nothing."""
+    """Bodies have a checksum. Two of our brokers without a controller check every byte. Java's slave checks nothing."""
     chance = Random(6)
     damaged = 0
 

@@ -1,4 +1,4 @@
-"""A broker name goes from Apache's broker to this project's and back, with all messages, as the docs say."""
+"""Moves a broker name from Apache's broker to this project's and back with all messages, as the docs describe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servers import Server, call, gantry_broker, gantry_namesrv, java_broker
 from gantrymq.protocol.bodies.ha_status import HaStatus
 from gantrymq.protocol.codes import RequestCode
 
-#: A Java slave asks for the tables after ten seconds, and again a minute later.
+#: A Java slave requests the tables after ten seconds, and again a minute later.
 TABLES_S = 90.0
 READERS = "interop_moved_readers"
 
@@ -26,7 +26,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 class Name:
-    """The one broker name; who has it is replaced by a slave of its own."""
+    """The broker name. Its master is replaced by its own slave."""
 
     def __init__(self, directory: Path, namesrv: Server, topic: str) -> None:
         self._directory = directory
@@ -39,7 +39,7 @@ class Name:
     def start(self, start_broker: Callable[..., Server], store: Path, **keys: object) -> Server:
         self._stores += 1
         paths = {"storePathRootDir": store, "storePathCommitLog": store / "commitlog"}
-        # A Java slave asks for topics at the master's VIP port.
+        # A Java slave requests topics at the master's VIP port.
         return start_broker(
             self._directory / f"broker{self._stores}",
             self._namesrv.address,
@@ -71,7 +71,10 @@ class Name:
             self._master = None
 
     def use(self, first: int) -> None:
-        """It takes messages; a group goes on where it was, and a new one gets all."""
+        """Checks that the broker accepts messages and that groups receive them.
+
+        An existing group continues at its offset, and a new group gets everything.
+        """
         new = sample(20, first=first)
         results = produce(self._namesrv.address, self._topic, [message.line() for message in new])
         assert {result["status"] for result in results} == {"SEND_OK"}
@@ -82,14 +85,14 @@ class Name:
         assert sorted(map(Sent.of, received)) == sorted(self.everything)
 
     def _offsets(self, broker: Server) -> list[str | None]:
-        """Where the group is."""
+        """Returns the group's offsets."""
         asked = [{"consumerGroup": READERS, "topic": self._topic, "queueId": str(queue)} for queue in range(3)]
         answers = [call(broker.address, RequestCode.QUERY_CONSUMER_OFFSET, fields) for fields in asked]
         return [answer.ext_fields.get("offset") for answer in answers]
 
 
 def _has_all(master: Server) -> bool:
-    """Nothing is missing at the slave."""
+    """Returns true if the slave has the whole log."""
     connections = HaStatus.decode(call(master.address, RequestCode.GET_BROKER_HA_STATUS).body).connections
     return [each.diff for each in connections] == [0]
 

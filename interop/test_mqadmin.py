@@ -1,4 +1,4 @@
-"""Apache's mqadmin against Apache's cluster (the control) and this project's."""
+"""Apache's mqadmin with Apache's cluster (the control) and this project's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mqadmin prints the same of this project's NameServer as of Apache's: one Java broker is registered with both."""
+"""mqadmin prints the same for this project's NameServer as for Apache's. One Java broker is registered with both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from servers import Server, gantry_namesrv, java_broker, java_namesrv
 
 
 class NameServers(NamedTuple):
-    """Two NameServers that know the same broker."""
+    """Two NameServers with the same broker."""
 
     java: Server
     gantry: Server
@@ -36,18 +36,18 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NameServers]:
 
 
 def both(servers: NameServers, command: str, *args: str) -> tuple[list[str], list[str]]:
-    """The lines that mqadmin prints of each, each NameServer's own address left out."""
+    """Returns mqadmin's lines for each NameServer, without the NameServer's own address."""
     return printed(servers.java, command, *args), printed(servers.gantry, command, *args)
 
 
 def printed(server: Server, command: str, *args: str) -> list[str]:
     text = mqadmin(server.address, command, *args).replace(server.address, "NAMESERVER")
-    # mqadmin warns of its own missing ACL configuration, with the time.
+    # mqadmin warns about its missing ACL configuration, with the current time.
     return [line.rstrip() for line in text.splitlines() if line.strip() and "RocketmqCommon" not in line]
 
 
 def unordered(lines: list[str]) -> list[list[str]]:
-    """Lines as sets of words: Java's maps have no order."""
+    """Splits lines into words and sorts both, because Java's maps have no order."""
     return sorted(sorted(re.split(r"[\s,{}\[\]]+", line)) for line in lines)
 
 
@@ -75,7 +75,7 @@ def test_topic_route(servers: NameServers, topic: str) -> None:
 
 def test_cluster_list(servers: NameServers) -> None:
     java, gantry = both(servers, "clusterList")
-    # From the sixth column on come the broker's rates and clock, which move from one call to the next.
+    # The columns from the sixth on have the broker's rates and clock, which change between calls.
     assert [line.split()[:5] for line in java] == [line.split()[:5] for line in gantry]
     assert any("broker-a" in line for line in java)
 
@@ -95,7 +95,7 @@ def test_update_and_delete_topic(servers: NameServers) -> None:
 
 
 def test_wipe_and_add_write_permission(servers: NameServers) -> None:
-    # When it registers again with something new, as after a topic was deleted, its own permissions count once more.
+    # A registration with changed topics resets the permissions to the broker's own, so the broker is stopped.
     servers.broker.process.send_signal(signal.SIGSTOP)
     try:
         for command in ("wipeWritePerm", "addWritePerm"):
@@ -123,7 +123,7 @@ def test_namesrv_config(servers: NameServers) -> None:
         return {pair[1]: pair[2] for pair in pairs if pair}
 
     java, gantry = map(settings, both(servers, "getNamesrvConfig"))
-    # Each has keys that the other knows nothing of; what both have must say the same, but for ports and paths.
+    # Each has keys that the other lacks. Common keys must have the same values, except for ports and paths.
     shared = java.keys() & gantry.keys() - {"listenPort", "kvConfigPath", "configStorePath"}
     assert {"scanNotActiveBrokerInterval", "returnOrderTopicConfigToBroker", "supportActingMaster"} <= shared
     assert {key: java[key] for key in shared} == {key: gantry[key] for key in shared}

@@ -1,4 +1,4 @@
-"""POP: Apache's push consumer in pop mode, and a store with pops in flight that goes to the other broker."""
+"""POP: Apache's push consumer in pop mode, and a store with in-flight pops that moves to the other broker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def start_popping(namesrv: str, topic: str, group: str, count: int, home: Path, 
 
 
 def pop(namesrv: str, topic: str, group: str, count: int, home: Path, *more: str) -> list[dict[str, Any]]:
-    """So many deliveries to Apache's consumer in pop mode."""
+    """Returns `count` deliveries to Apache's consumer in pop mode."""
     process = start_popping(namesrv, topic, group, count, home, *more)
     try:
         output, errors = process.communicate(timeout=PROGRAM_TIMEOUT_S)
@@ -52,7 +52,7 @@ def pop(namesrv: str, topic: str, group: str, count: int, home: Path, *more: str
 
 
 def set_up(namesrv: str, topic: str, group: str, *more: str) -> None:
-    """A topic and a group that pops."""
+    """Creates a topic and a group in pop mode."""
     mqadmin(namesrv, "updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "4", "-w", "4")
     mqadmin(namesrv, "updateSubGroup", "-c", "DefaultCluster", "-g", group, *more)
     answer = mqadmin(
@@ -79,7 +79,7 @@ def test_pop_mode_consumes_and_retries(cluster: Cluster, topic: str, tmp_path: P
 @ONE_KIND
 @pytest.mark.timeout(240)
 def test_an_orderly_listener_pulls_though_its_group_pops(cluster: Cluster, topic: str, tmp_path: Path) -> None:
-    """Apache's client has no orderly pop (`RebalancePushImpl.clientRebalance`): it locks the queues and pulls."""
+    """Apache's client has no orderly pop (`RebalancePushImpl.clientRebalance`). It locks the queues and pulls."""
     group = f"{GROUP}_{topic}"
     set_up(cluster.address, topic, group)
     produce(cluster.address, topic, [line(f"{i}") for i in range(40)])
@@ -128,7 +128,7 @@ def test_nothing_is_lost_with_a_killed_consumer(cluster: Cluster, topic: str, tm
     finally:
         victim.kill()
         victim.wait()
-    # What hangs would hang again: each of these is still to come, whatever the victim saw of them.
+    # These messages, and those whose handler hung (`late`), must still be delivered.
     missing = {str(i) for i in range(200)} - seen
     assert len(missing) <= 100
 
@@ -150,7 +150,7 @@ def test_nothing_is_lost_with_a_killed_consumer(cluster: Cluster, topic: str, tm
 
 
 def ask_to_pop(broker: Server, topic: str, invisible_ms: int, count: int = 32) -> RemotingCommand:
-    """What one pop is answered."""
+    """Returns the response to one pop."""
     fields = {
         "consumerGroup": GROUP,
         "topic": topic,
@@ -168,7 +168,7 @@ def ask_to_pop(broker: Server, topic: str, invisible_ms: int, count: int = 32) -
 def raw_pop(
     broker: Server, topic: str, invisible_ms: int, count: int = 32, *, may_be_refused: bool = False
 ) -> list[tuple[bytes, int, ReceiptHandle]]:
-    """(body, attempts before, handle) of what one pop gives."""
+    """Returns (body, previous attempts, handle) of the messages of one pop."""
     answer = ask_to_pop(broker, topic, invisible_ms, count)
     if may_be_refused and answer.code == ResponseCode.SERVICE_NOT_AVAILABLE:
         return []
@@ -192,7 +192,7 @@ def raw_ack(broker: Server, topic: str, handle: ReceiptHandle) -> None:
 
 
 def popped(topic: str, handle: ReceiptHandle) -> dict[str, str]:
-    """The fields that say which popped message a request is about."""
+    """Returns the header fields that identify a popped message."""
     return {
         "consumerGroup": GROUP,
         "topic": topic,
@@ -205,7 +205,7 @@ def popped(topic: str, handle: ReceiptHandle) -> dict[str, str]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("order", ORDERS)
 def test_pops_in_flight_change_hands(order: str, tmp_path: Path, topic: str) -> None:
-    """What one broker handed out the other takes acknowledgements of, and brings back."""
+    """A broker accepts acknowledgements for the other one's pops, and redelivers the rest."""
     store = tmp_path / "store"
     first, second = ORDERS[order]
     keys = {"storePathRootDir": store, "storePathCommitLog": store / "commitlog"}

@@ -1,4 +1,4 @@
-"""Apache's clients of 4.9 and 5.5 that speak the remoting protocol, by Apache's proxy and this project's."""
+"""Apache's remoting clients 4.9 and 5.5 with Apache's proxy and this project's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OF_BOTH = pytest.mark.parametrize("proxied", ["java", "gantry"], indirect=True)
 
 @dataclass(frozen=True)
 class Proxied:
-    """A proxy before some brokers, by its address for these clients."""
+    """A proxy with some brokers, by its address for these clients."""
 
     name_server: str
     here: str
@@ -76,7 +76,7 @@ def test_every_way_to_send_arrives(proxied: Proxied) -> None:
 
 @ONE_BROKER
 def test_clients_of_4_9(proxied: Proxied) -> None:
-    """They don't say which broker a request is for: with one it is clear."""
+    """These clients do not name the broker in their requests, so there is only one broker."""
     topic = proxied.new_topic()
     sent = sample(40)
     produce(proxied.here, topic, [message.line() for message in sent], version="4.9")
@@ -107,7 +107,7 @@ def test_a_consumer_that_pops(proxied: Proxied, tmp_path: Path) -> None:
 @pytest.mark.parametrize("proxied", ["gantry", "gantry-over-java"], indirect=True)
 @pytest.mark.parametrize("beside", ["nobody", "asker", "replier"])
 def test_requests_are_replied_to(proxied: Proxied, beside: str) -> None:
-    """Apache's proxy doesn't pass them. One of the two may come to the brokers by itself."""
+    """Apache's proxy does not forward these requests. One of the two clients may connect to the brokers directly."""
     topic = proxied.new_topic()
     asker, answerer = (proxied.name_server if beside == each else proxied.here for each in ("asker", "replier"))
     with replier(answerer, topic):

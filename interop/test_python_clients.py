@@ -1,4 +1,4 @@
-"""This project's clients together with Apache's, on each combination of NameServer and broker."""
+"""This project's clients together with Apache's, with each combination of NameServer and broker."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_java_producer_to_python_pull_consumer(cluster: Cluster, topic: st
 
 
 async def test_java_and_python_consumer_share_a_topic(cluster: Cluster, topic: str) -> None:
-    """The Java consumer goes on at the offsets that the Python one committed."""
+    """The Java consumer continues at the offsets that the Python consumer committed."""
     first, second = sample(20), sample(20, first=20)
     group = "interop_shared"
     async with Producer(cluster.address, "interop_python") as producer:

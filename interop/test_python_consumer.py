@@ -1,4 +1,4 @@
-"""This project's consumers as Apache's mqadmin sees and directs them."""
+"""This project's consumers with queries and commands of Apache's mqadmin."""
 
 from __future__ import annotations
 

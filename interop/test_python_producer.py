@@ -1,4 +1,4 @@
-"""What this project's producer can do, with Apache's broker and this project's; Apache's clients at the other end."""
+"""Features of this project's producer with Apache's broker and this project's, and with Apache's consumers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gantrymq.client.producing.transaction_producer import LocalTransactionState
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 
-#: Half messages are asked about after a second or two, not after half a minute.
+#: Brokers check half messages after a second or two instead of half a minute.
 SETTINGS = {"transactionTimeOut": 1000, "transactionCheckInterval": 1000, "recallMessageEnable": "true"}
 TIMEOUT_MS = 10_000
 
@@ -35,7 +35,7 @@ class Cluster:
 
 @pytest.fixture(scope="module", params=["java", "gantry"])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """This project's NameServer and a broker of either kind."""
+    """Starts this project's NameServer and a broker of either kind."""
     directory = tmp_path_factory.mktemp(request.param)
     namesrv = gantry_namesrv(directory / "namesrv")
     try:
@@ -50,7 +50,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 class Listener:
-    """A message's body says what becomes of its transaction, and what a check is told."""
+    """The message's body contains the state of its transaction, and the response to a check."""
 
     def __init__(self) -> None:
         self.checked: list[str] = []
@@ -76,7 +76,7 @@ async def test_transactions(cluster: Cluster, topic: str) -> None:
         }
         received = await asyncio.to_thread(consume, cluster.address, topic, 2)
     assert {line["msg_id"] for line in received} == {ids[bodies[0]], ids[bodies[2]]}
-    # Apache's broker, in such a hurry, also asks about those that it has been told of.
+    # With these short times, Apache's broker also checks transactions that were already ended.
     assert {ids[bodies[2]], ids[bodies[3]]} <= set(listener.checked)
 
 

@@ -1,4 +1,7 @@
-"""Slaves of one kind follow masters of the other: log, promises, tables, and reading on when the master is killed."""
+"""Slaves of one kind with masters of the other.
+
+The tests cover logs, guarantees, tables, and consumption after the master is killed.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from gantrymq.protocol.bodies.topic_config import TopicConfigTable
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import decode_json
 
-#: MASTER-SLAVE. The first, all Java, is the control.
+#: MASTER-SLAVE. The first one is all Java, as the control.
 PAIRS = {
     "java-java": (java_broker, java_broker),
     "gantry-java": (gantry_broker, java_broker),
     "java-gantry": (java_broker, gantry_broker),
     "gantry-gantry": (gantry_broker, gantry_broker),
 }
-#: A Java slave asks for the tables after ten seconds, and again a minute later.
+#: A Java slave requests the tables after ten seconds, and again a minute later.
 TABLES_S = 90.0
 
 
@@ -41,7 +44,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
     namesrv = gantry_namesrv(tmp_path / "namesrv")
     servers = [namesrv]
     try:
-        # A Java slave asks for topics at the master's VIP port.
+        # A Java slave requests topics at the master's VIP port.
         keys = {"inSyncReplicas": 2, "slaveTimeout": 10_000, "slaveReadEnable": "true", "fastListenEnable": "true"}
         master = start_master(tmp_path / "master", namesrv.address, brokerRole="SYNC_MASTER", **keys)
         servers.append(master)
@@ -86,7 +89,7 @@ def test_a_slave_follows_and_serves(pair: Pair, topic: str) -> None:
     results = produce(namesrv.address, topic, [message.line() for message in singles])
     results += produce(namesrv.address, topic, [message.line() for message in batch], mode="batch")
     assert {result["status"] for result in results} == {"SEND_OK"}
-    # A SYNC_MASTER has said so: the slave has them.
+    # A SYNC_MASTER has acknowledged them, so the slave has them.
     end = status(master).connections[0].slave_ack_offset
     assert log_hash(slave, end) == log_hash(master, end)
     assert "InSyncSlaveNum" in mqadmin(namesrv.address, "haStatus", "-b", master.address)

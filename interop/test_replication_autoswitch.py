@@ -1,6 +1,6 @@
-"""Controller mode: Apache's master and a slave of ours, and the other way round, over a connection that breaks.
+"""Controller mode over an unreliable connection: Apache's master with our slave, and our master with Apache's slave.
 
-At our end is the store with HaSlave or HaMaster, without a broker; the controller is this project's.
+Our side is the store with HaSlave or HaMaster, without a broker. The controller is this project's.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from random import Random
 import pytest
 from controllers import NAME, gantry_controller, in_sync, replicated_broker
 from servers import HERE, Server, call, gantry_namesrv
-from waiting import until, wait_until
+from wait_until import until, wait_until
 
 from gantrymq.background.repeating import Repeating
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.message import Message
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.replication.autoswitch_frames import Hello
 from gantrymq.replication.autoswitch_link import AutoSwitchLink
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.epoch_file import NAME as EPOCHS
 from gantrymq.replication.epoch_file import EpochFile
 from gantrymq.replication.epochs import Epoch
+from gantrymq.replication.log_transfer import AutoSwitchLogTransfer
 from gantrymq.replication.master import HaMaster
-from gantrymq.replication.sending import AutoSwitchSending
 from gantrymq.replication.slave import HaSlave
 
 sys.path.insert(0, str(HERE.parent / "tests" / "replication"))
@@ -40,13 +41,13 @@ from controller_support import Broker
 from replication_support import Proxy, log_hash, opened, put_many
 from test_replication_link import registered_master
 
-#: What servers.py gives Java's brokers.
+#: Value that servers.py sets for Java's brokers.
 LOG_FILE = 64 * 1024 * 1024
 
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
-    """A NameServer and a controller of ours."""
+    """Starts our NameServer and our controller."""
     with ExitStack() as stack:
         namesrv = gantry_namesrv(tmp_path / "namesrv")
         stack.callback(namesrv.kill)
@@ -57,7 +58,7 @@ def servers(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
 
 @pytest.fixture
 def java_master(servers: tuple[Server, Server], tmp_path: Path) -> Iterator[Server]:
-    """Apache's broker, the master of its set."""
+    """Starts Apache's broker as the master of its set."""
     namesrv, controller = servers
     broker = replicated_broker(tmp_path / "master", namesrv.address, controller.address)
     try:
@@ -68,7 +69,7 @@ def java_master(servers: tuple[Server, Server], tmp_path: Path) -> Iterator[Serv
 
 
 async def send(namesrv: Server, broker: Server, topic: str, count: int, chance: Random) -> int:
-    """So many messages, in batches; returns where the broker's log ends then."""
+    """Sends messages in batches. Returns the end of the broker's log after that."""
     async with Producer(namesrv.address, "link", default_topic_queue_nums=4) as producer:
         for _ in range(count // 100):
             await producer.send_batch(
@@ -109,7 +110,7 @@ async def test_java_master_and_a_network_that_breaks(
 
 @pytest.mark.slow
 async def test_java_slave_and_a_network_that_breaks(servers: tuple[Server, Server], tmp_path: Path) -> None:
-    """After each cut it waits for five seconds."""
+    """After each cut, Java's slave waits for five seconds."""
     namesrv, controller = servers
     chance = Random(2)
     async with AsyncExitStack() as stack:
@@ -118,8 +119,8 @@ async def test_java_slave_and_a_network_that_breaks(servers: tuple[Server, Serve
         master = HaMaster(
             store,
             ReplicationConfig(),
-            host="127.0.0.1",
-            sending=lambda: AutoSwitchSending(store, file.epochs, lambda: master.slaves.replicated(2)),
+            ListenOptions("127.0.0.1"),
+            log_transfer=lambda: AutoSwitchLogTransfer(store, file.epochs, lambda: master.slaves.replicated(2)),
         )
         await master.start()
         stack.push_async_callback(master.stop)
@@ -152,6 +153,6 @@ async def test_java_slave_and_a_network_that_breaks(servers: tuple[Server, Serve
 
 
 def java_log_hash(broker: Server, end: int) -> str:
-    """Of the first file of a Java broker."""
+    """Returns a hash of the first log file of a Java broker."""
     data = (broker.directory / "store" / "commitlog" / f"{0:020}").read_bytes()
     return hashlib.sha256(data[:end]).hexdigest()

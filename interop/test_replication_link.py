@@ -1,6 +1,6 @@
-"""Apache's master and a slave of ours, Apache's slave and a master of ours: equal logs, over a connection that breaks.
+"""Apache's master with our slave, and our master with Apache's slave: equal logs over an unreliable connection.
 
-The broker is Java's; at our end is the store with HaSlave or HaMaster, without a broker.
+The broker is Java's. Our side is the store with HaSlave or HaMaster, without a broker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from random import Random
 
 import pytest
 from servers import HERE, Server, call, gantry_namesrv, java_broker
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.codes import RequestCode
@@ -33,7 +33,7 @@ LOG_FILE = 4 * 1024 * 1024
 
 
 def java_log_hash(broker: Server, begin: int, end: int) -> str:
-    """Of the files of a Java broker."""
+    """Returns a hash of the log files of a Java broker."""
     digest = hashlib.sha256()
     while begin < end:
         base = begin // LOG_FILE * LOG_FILE
@@ -67,7 +67,7 @@ def java_master(namesrv: Server, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 async def send(namesrv: Server, broker: Server, topic: str, count: int, chance: Random) -> int:
-    """So many messages, in batches; returns where the broker's log ends then."""
+    """Sends messages in batches. Returns the end of the broker's log after that."""
     async with Producer(namesrv.address, "link", default_topic_queue_nums=4) as producer:
         for _ in range(count // 100):
             batch = [
@@ -97,13 +97,13 @@ async def test_java_master_and_a_network_that_breaks(
         assert second.min_physical_offset == 0
         assert log_hash(second) == java_log_hash(java_master, 0, second.max_physical_offset)
         units = queue_units(second)
-    # A store that was opened again has the same queues.
+    # After a restart, the store has the same queues.
     async with opened(tmp_path / "slave", **options) as second:
         assert queue_units(second) == units
 
 
 async def test_java_master_and_damaged_bytes(namesrv: Server, java_master: Server, tmp_path: Path, topic: str) -> None:
-    """Bodies have a CRC in their records, and places are known; what else is damaged nobody could tell."""
+    """Bodies have a CRC, and positions are checked. Other damage cannot be detected."""
     chance = Random(2)
     await send(namesrv, java_master, topic, 5000, chance)
     damaged = 0
@@ -142,7 +142,7 @@ async def test_java_master_sends_its_last_file_when_asked(
 
 @pytest.mark.slow
 async def test_java_slave_and_a_network_that_breaks(namesrv: Server, tmp_path: Path) -> None:
-    """After each cut it waits for five seconds."""
+    """After each cut, Java's slave waits for five seconds."""
     chance = Random(4)
     async with opened(tmp_path / "master", mapped_file_size_commit_log=LOG_FILE) as first:
         put_many(first, 1000, chance)
@@ -153,7 +153,7 @@ async def test_java_slave_and_a_network_that_breaks(namesrv: Server, tmp_path: P
         ):
             proxy.cut_after = lambda: 200_000 + chance.randrange(1_500_000) if proxy.cuts < 6 else None
             proxy.most = 5000
-            # haMasterAddress would not do: Java sets it before there is anything to set it in.
+            # haMasterAddress has no effect, because Java sets it before the replication client exists.
             slave = await asyncio.to_thread(
                 java_broker,
                 tmp_path / "slave",
@@ -181,7 +181,7 @@ async def test_java_slave_and_a_network_that_breaks(namesrv: Server, tmp_path: P
 
 @asynccontextmanager
 async def registered_master(namesrv: Server, name: str, ha_address: str) -> AsyncIterator[None]:
-    """Has a NameServer tell slaves of a broker name whom to follow."""
+    """Registers the replication address of a master with a NameServer, for its slaves."""
     header = RegisterBrokerRequestHeader(
         broker_name=name,
         broker_addr="127.0.0.1:1",
@@ -194,7 +194,7 @@ async def registered_master(namesrv: Server, name: str, ha_address: str) -> Asyn
     try:
         request = RemotingCommand.request(RequestCode.REGISTER_BROKER, header, json.dumps(body).encode())
         await client.call(namesrv.address, request)
-        # It would be forgotten when the connection is closed.
+        # The registration ends when the connection closes.
         yield
     finally:
         await client.close()

@@ -1,4 +1,4 @@
-"""`format("rocketmq")` against Apache's brokers: a million messages, Java's messages column by column, filters."""
+"""`format("rocketmq")` with Apache's brokers: a million messages, all columns of Java's messages, and filters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEAP = ["-Xmx512m", "-XX:MaxDirectMemorySize=256m"]
 
 @pytest.fixture(scope="module")
 def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Apache's NameServer with two of Apache's brokers, which have the million."""
+    """Starts Apache's NameServer with two of Apache's brokers, and stores a million messages."""
     directory = tmp_path_factory.mktemp("spark")
     with ExitStack() as stack:
         namesrv = java_namesrv(directory / "namesrv")
@@ -75,7 +75,7 @@ def test_what_java_sends(spark: SparkSession, name_server: str, topic: str) -> N
         return reader.option("includeProperties", "true").options(**options).load()
 
     rows = read().collect()
-    # The flag is no column.
+    # The flag is not a column.
     expected = sorted((message.body, message.tags, message.keys, message.properties) for message in sent)
     assert sorted(map(parts, map(received, rows))) == expected
     assert {row.msgId for row in rows} == {result["msg_id"] for result in results}

@@ -1,4 +1,4 @@
-"""Writes of `format("rocketmq")` to Apache's broker, and its files read by `format("rocketmq-store")`."""
+"""Writes of `format("rocketmq")` to Apache's broker, and reads of its files by `format("rocketmq-store")`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_S = 60
 
 
 class Cluster:
-    """Apache's NameServer and broker; `directory` is the broker's."""
+    """Apache's NameServer and broker. `directory` is the broker's."""
 
     def __init__(self, directory: Path) -> None:
         self.namesrv = java_namesrv(directory / "namesrv")
@@ -62,7 +62,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 def make_topic(cluster: Cluster, topic: str) -> None:
-    """By its first message."""
+    """Creates the topic by its first message."""
 
     async def send() -> None:
         async with Producer(cluster.name_server, "first") as producer:

@@ -1,4 +1,4 @@
-"""Spark on YARN, in cluster mode: the command of docs/spark.md, on Hadoop's resource manager and node manager."""
+"""Spark on YARN in cluster mode: the command of docs/spark.md, with Hadoop's resource manager and node manager."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from spark_support import create_topic, send_numbers
 
 BUILD = HERE / "yarn"
 RUN_S = 400
-#: What an administrator configures. Spark's jars are there already, and the node is small.
+#: An administrator's configuration. Spark's jars are installed already, and the node is small.
 DEFAULTS = """
 spark.ui.enabled false
 spark.yarn.jars local:{home}/jars/*
@@ -46,7 +46,7 @@ spark.executor.extraJavaOptions -XX:TieredStopAtLevel=1
 
 @pytest.fixture
 def variables(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Where the cluster is, for spark-submit."""
+    """Yields the environment variables with the cluster's configuration for spark-submit."""
     command = ["mvn", "-q", "-B", "package", "dependency:copy-dependencies"]
     built = subprocess.run(command, cwd=BUILD, capture_output=True, text=True, timeout=600)
     assert built.returncode == 0, built.stdout[-4000:] + built.stderr[-4000:]

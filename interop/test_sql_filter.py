@@ -1,4 +1,4 @@
-"""SQL92: Apache's filter gives what our table says of it, and Apache's consumer gets the same from both brokers."""
+"""SQL92: Apache's filter agrees with our table, and Apache's consumer receives the same from both brokers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_table_is_what_java_says() -> None:
 
 @pytest.fixture(scope="module", params=BROKERS)
 def namesrv(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A cluster with the broker in question, and Java's set to filter."""
+    """Starts a cluster with the tested broker. SQL92 filters are enabled for Java's broker."""
     directory = tmp_path_factory.mktemp(f"sql-{request.param}")
     server = gantry_namesrv(directory / "namesrv")
     try:

@@ -1,4 +1,4 @@
-"""A store directory goes from this project's broker to Apache's and back, and the other way round."""
+"""A store directory that moves between this project's broker and Apache's, in both directions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORDERS = {
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_store_changes_hands(order: str, ending: str, tmp_path: Path, topic: str) -> None:
-    """Each broker finds all that was sent to those before it, and appends where they ended."""
+    """Each broker finds all messages that were sent to the earlier ones, and appends at the end."""
     store = tmp_path / "store"
     everything: list[Sent] = []
     namesrv = gantry_namesrv(tmp_path / "namesrv")
@@ -62,7 +62,7 @@ def test_store_changes_hands(order: str, ending: str, tmp_path: Path, topic: str
 
 
 def assert_dense(received: list[dict[str, object]]) -> None:
-    """Each queue's offsets count from 0 without a gap."""
+    """Asserts that the offsets of each queue count from 0 without gaps."""
     for queue_id in {line["queue_id"] for line in received}:
         offsets = sorted(int(str(line["queue_offset"])) for line in received if line["queue_id"] == queue_id)
         assert offsets == list(range(len(offsets)))

@@ -1,4 +1,4 @@
-"""Messages with a delivery time, and stores in which they wait that go from one broker to the other."""
+"""Messages with a delivery time, and stores with pending timed messages that move to the other broker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 from conftest import ONE_KIND, Cluster
 from programs import PROGRAM_TIMEOUT_S, command_line, consume, mqadmin
 from servers import Server, call, gantry_broker, gantry_namesrv, java_broker
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import decode_json
 
-#: What brokers add to a timer message.
+#: Properties that brokers add to a timed message.
 TIMER_PROPERTIES = {
     "TIMER_DELIVER_MS",
     "TIMER_OUT_MS",
@@ -33,7 +33,7 @@ ORDERS = {"java-gantry": (java_broker, gantry_broker), "gantry-java": (gantry_br
 
 
 def send_timed(namesrv: str, topic: str, inputs: list[dict[str, object]]) -> list[dict[str, Any]]:
-    """Sends by Apache's producer; a line for each message."""
+    """Sends by Apache's producer. Returns a line for each message."""
     lines = [json.dumps(fields | {"body": encoded(str(fields["body"]))}) for fields in inputs]
     with tempfile.TemporaryDirectory() as home:
         result = subprocess.run(
@@ -123,7 +123,10 @@ def test_recall(cluster: Cluster, topic: str) -> None:
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_waiting_messages_change_hands(order: str, ending: str, tmp_path: Path, topic: str) -> None:
-    """What one broker put on its timer wheel the other delivers: neither early nor lost, recalls included."""
+    """One broker delivers the messages on the other one's timer wheel.
+
+    None is early or lost, and recalls are respected.
+    """
     store = tmp_path / "store"
     first_broker, second_broker = ORDERS[order]
     namesrv = gantry_namesrv(tmp_path / "namesrv")
@@ -175,9 +178,12 @@ def start(broker: Any, directory: Path, namesrv: Server, store: Path) -> Server:
 
 
 def wait_until_all_wait(broker: Server, topic: str, count: int, store: Path) -> None:
-    """Waits until the broker has that many on its wheel, and says so on the disk; a recall counts as one less.
+    """Waits until the broker has this many messages on its timer wheel and in its checkpoint.
 
-    What it hasn't written down when it is killed Java's broker puts on the wheel again, so that it comes twice.
+    A recall counts as one less.
+
+    If Java's broker is killed before the checkpoint, it puts the messages on the wheel again, and they are delivered
+    twice.
     """
     checkpoint = store / "config" / "timercheck"
 

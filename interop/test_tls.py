@@ -1,4 +1,4 @@
-"""Apache's Java clients over TLS, to servers that were given no certificate: both make one themselves."""
+"""Apache's Java clients over TLS to servers without a configured certificate. Both servers create one themselves."""
 
 from __future__ import annotations
 

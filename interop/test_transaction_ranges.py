@@ -1,4 +1,7 @@
-"""Our broker is killed while it ends a range of half messages, and Apache's gets its store: it asks about the rest."""
+"""Our broker is killed while it ends a range of half messages.
+
+Apache's broker takes over its store and checks the rest.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ async def test_java_goes_on_with_what_our_broker_had_begun(tmp_path: Path) -> No
             heartbeat = HeartbeatData(client_id="p", producer_data_set=[ProducerData("producers")])
             deadline = time.monotonic() + WAIT_S
             while len(set(found)) < COUNT and time.monotonic() < deadline:
-                # Producers are forgotten after a while.
+                # Brokers remove producers without heartbeats.
                 beat = RemotingCommand.request(RequestCode.HEART_BEAT, body=encode_json(heartbeat))
                 await remoting.call(java.address, beat)
                 await asyncio.sleep(0.5)
@@ -108,7 +111,7 @@ async def prepare(remoting: RemotingClient, address: str, number: int) -> HalfRa
 
 
 def commit(connection: Connection, request: RemotingCommand) -> None:
-    """What a producer answers to each question."""
+    """Responds to a check with a commit."""
     asked = request.read_header(CheckTransactionStateRequestHeader)
     end = EndTransactionRequestHeader(
         producer_group="producers",

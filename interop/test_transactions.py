@@ -1,4 +1,4 @@
-"""Apache's transactional producer against both brokers, and half messages that change from one broker to the other."""
+"""Apache's transactional producer with both brokers, and pending half messages that move to the other broker."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from programs import Sent, _lines, _run, consume
 from servers import gantry_broker, gantry_namesrv, java_broker
 
-#: Asked for the first time 1 s after the send, and every 2 s.
+#: The first check follows 1 s after the send, further checks every 2 s.
 QUICK_CHECKS = {"transactionTimeOut": 1000, "transactionCheckInterval": 2000, "transactionOpBatchInterval": 500}
-#: What the consumer of a committed message sees, whichever broker it comes from.
+#: Properties that the consumer of a committed message sees with either broker.
 COMMITTED_PROPERTIES = {
     *("CLUSTER", "CONSUME_START_TIME", "KEYS", "MAX_OFFSET", "MIN_OFFSET", "PGROUP", "TAGS", "TRAN_MSG", "UNIQ_KEY"),
     *("MSG_REGION", "TRACE_ON", "WAIT", "__transactionId__", "check", "local"),
@@ -27,7 +27,7 @@ def message(name: str, local: str, check: str = "UNKNOW") -> Sent:
 def transact(
     namesrv: str, topic: str, messages: list[Sent], checks: int, *, header: str = "JSON"
 ) -> list[dict[str, Any]]:
-    """Runs Apache's producer until it has answered so many checks; the lines that it printed."""
+    """Runs Apache's producer until it has responded to `checks` checks. Returns its output lines."""
     result = _run(
         "org.gantrymq.interop.TransactionProducer",
         *(namesrv, "interop_transactions", topic, str(checks), "60"),
@@ -46,10 +46,10 @@ def checked(lines: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.parametrize("header", ["JSON", "ROCKETMQ"])
 @pytest.mark.parametrize("kind", BROKERS)
 def test_ends_and_checks(kind: str, header: str, tmp_path: Path, topic: str) -> None:
-    """Committed and rolled back at once or when asked; what comes is the same from both brokers."""
+    """Commits and rollbacks, immediate or after a check: the deliveries of both brokers are the same."""
     namesrv = gantry_namesrv(tmp_path / "namesrv")
     try:
-        # On a busy machine a JVM's first ends come more than a second after their half messages.
+        # On a busy machine, a JVM's first ends arrive more than a second after their half messages.
         broker = BROKERS[kind](tmp_path / "broker", namesrv.address, **(QUICK_CHECKS | {"transactionTimeOut": 5000}))
         try:
             messages = [
@@ -77,13 +77,13 @@ def test_ends_and_checks(kind: str, header: str, tmp_path: Path, topic: str) -> 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("order", ["gantry-java", "java-gantry"])
 def test_pending_half_messages_change_hands(order: str, tmp_path: Path, topic: str) -> None:
-    """The second broker asks about what the first left open, about nothing else, and delivers what is committed."""
+    """The second broker checks exactly the half messages that the first one left open, and delivers committed ones."""
     store = tmp_path / "store"
     first, second = order.split("-")
     shared = {"storePathRootDir": store, "storePathCommitLog": store / "commitlog", "transactionOpBatchInterval": 200}
     namesrv = gantry_namesrv(tmp_path / "namesrv")
     try:
-        # The first asks about all of them once, and so stores them again.
+        # The first broker checks all of them once, and so stores them again.
         broker = BROKERS[first](tmp_path / "first", namesrv.address, **(QUICK_CHECKS | shared))
         try:
             ended = [message(f"ended {n}", ("COMMIT_MESSAGE", "ROLLBACK_MESSAGE")[n % 2]) for n in range(6)]
@@ -95,7 +95,7 @@ def test_pending_half_messages_change_hands(order: str, tmp_path: Path, topic: s
         finally:
             broker.stop()
 
-        # Two rounds: the new message may be too young in the first.
+        # Two rounds, because the new message may be too young in the first one.
         broker = BROKERS[second](tmp_path / "second", namesrv.address, **(QUICK_CHECKS | shared))
         try:
             lines = transact(namesrv.address, topic, [message("asked", "UNKNOW", "COMMIT_MESSAGE")], 11)

@@ -1,5 +1,6 @@
-"""A whole cluster in one process, on simulated time, network and disk: the same seed gives the same run, to the byte.
+"""Deterministic simulation of a whole cluster in one process, on simulated time, network and disks.
 
-`loop` is an asyncio event loop whose time jumps to what comes next, `machine` has hosts and their processes, `network`
-the connections between them, `disk` their files. What runs on it is the package's own code, unchanged.
+The same seed gives the same run, byte by byte. The cluster runs the package's own code without changes. `loop` is an
+asyncio event loop whose time jumps to the next event. `machine` has hosts and processes, `network` the connections and
+`disk` the files.
 """

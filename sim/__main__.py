@@ -19,7 +19,7 @@ from sim.planted import find_all  # noqa: E402
 from sim.run import Outcome, Run, run_seed  # noqa: E402
 from sim.shrink import plan_of, shrink, size, to_json  # noqa: E402
 
-#: Sets are in the same order in every run, and message ids count from the same midnight.
+#: Fixed hash seed: sets have the same order in every run. UTC: message ids count from the same midnight.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "TZ": "UTC"}
 
 
@@ -65,7 +65,7 @@ def _one(seed: str, trace: Path | None, picture: Path | None) -> int:
     if picture is not None:
         picture.write_text(timeline.draw(timeline.of(run, outcome.problems)))
     sys.stdout.flush()
-    # Nothing of the run is to go on while Python takes it apart.
+    # Exit at once: a normal exit of Python would run more code of the simulated programs.
     os._exit(1 if outcome.problems else 0)
 
 
@@ -73,7 +73,7 @@ def _speed() -> int:
     learn_types()
     failed = 0
     for name, plan in speed.plans():
-        # Each in a process of its own, as seeds are.
+        # As seeds do, each plan runs in a process of its own.
         if not (pid := os.fork()):
             problems, line = speed.measure(plan)
             print(f"{name}: {line}", *problems, sep="\n  ", flush=True)

@@ -1,7 +1,7 @@
-"""A run that touches the real system fails: what it finds there is another thing each time, and on each machine.
+"""Makes a run fail if it uses the real system, whose results differ from run to run and between machines.
 
-Python tells an audit hook of files, sockets, processes and threads before it touches them. Of syncs, rests, clocks and
-real chance it doesn't; these are replaced in their modules while a run lasts.
+A Python audit hook receives file, socket, process and thread operations before they run. It does not receive syncs,
+sleeps, clock reads and real random numbers. During a run, replacements in their modules catch these.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-#: What the hook is told of, by the beginning of the event's name.
+#: Prefixes of the audit events that are refused.
 _EVENTS = (
     "_thread.start",
     "fcntl.",
@@ -27,16 +27,16 @@ _EVENTS = (
     "subprocess.",
     "tempfile.",
 )
-#: Of these, what Python itself does when it takes a process's environment or the ends of one.
+#: Of these, events that Python raises without access to a file: environment changes, and the start of directory walks.
 _HARMLESS = frozenset({"os.putenv", "os.unsetenv", "os.fwalk", "os.walk"})
 _REPLACED: dict[Any, tuple[str, ...]] = {
     os: ("fsync", "fdatasync", "urandom"),
     threading: ("_start_new_thread",),
     time: ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "thread_time"),
 }
-#: Who may: imports that come late, the lines of a traceback, the time of a log record.
+#: Callers that may use the real system: late imports, source lines of a traceback, the time of a log record.
 _ALLOWED = ("<frozen importlib", "linecache.py", "tokenize.py", f"logging{os.sep}__init__.py")
-#: So far up the stack they are looked for.
+#: Number of stack frames that are searched for them.
 _FRAMES = 8
 
 _calls: list[str] | None = None
@@ -44,15 +44,18 @@ _is_installed = False
 
 
 class RealCall(Exception):
-    """What was asked for would have left the simulation."""
+    """Raised if a call would leave the simulation."""
 
 
 @contextmanager
 def forbidden(calls: list[str]) -> Iterator[None]:
-    """While it lasts, real calls raise RealCall, and are noted in `calls` in case somebody takes the error."""
+    """Makes real calls raise RealCall in this context.
+
+    Adds each call to `calls`, too, in case the program catches the error.
+    """
     global _calls, _is_installed
     if not _is_installed:
-        # A hook stays for ever; it looks only while something is forbidden.
+        # A hook cannot be removed. It only acts while `_calls` is set.
         sys.addaudithook(_heard)
         _is_installed = True
     real = [(module, name, getattr(module, name)) for module, names in _REPLACED.items() for name in names]
@@ -71,7 +74,7 @@ def _heard(event: str, args: tuple[Any, ...]) -> None:
     if _calls is None or not event.startswith(_EVENTS) or event in _HARMLESS:
         return
     if event == "mmap.__new__" and args[0] == -1:
-        # Memory, not a file: a simulated one is mapped so.
+        # An anonymous mapping is memory: simulated files use it.
         return
     _refuse(f"{event}({', '.join(map(repr, args))})")
 

@@ -1,9 +1,10 @@
-"""Producers and consumers of a run; all they see goes into the history."""
+"""Producers and consumers of a run. They record all sends and deliveries in the history."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from gantrymq.client.admin.client import AdminClient
@@ -29,7 +30,7 @@ _HANDLER_S = 0.02
 
 
 class Decisions:
-    """A TransactionListener: what became of each transaction is decided by its name."""
+    """TransactionListener that derives the outcome of a transaction from its name."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -59,20 +60,20 @@ class Clients:
         self._names = servers.addresses
         self.scene = Scene(world, plan, history, servers)
         self.watch = Watch(self.scene)
-        #: What was wrong with the extras when all was over.
+        #: Problems that the extra workloads reported at the end.
         self.problems: list[str] = []
-        #: What this seed has beside the usual.
+        #: Extra workloads of this seed.
         self.extras = [EXTRAS[name](self.scene) for name in plan.extras]
         self._setup = Program(world.host("setup", "10.0.8.1"), self._make_topic)
-        #: The topic is on every broker.
+        #: Set when every broker has the topic.
         self.is_set_up = asyncio.Event()
-        #: When producers began, from where on faults count.
+        #: Start time of the producers, in seconds. The times of faults are relative to it.
         self.sending_at = 0.0
-        #: Time at which the clients were stopped, in s.
+        #: Time at which the clients were stopped, in seconds.
         self.ended_at = 0.0
-        #: Producers that have sent all.
+        #: Names of the producers that have sent all messages.
         self.done: set[str] = set()
-        #: Numbers go on where a killed producer was.
+        #: Next message number of each producer. A restarted producer continues with it.
         self._next: dict[str, int] = {}
         self._keys: dict[str, int] = {}
         self.producers = [
@@ -99,11 +100,11 @@ class Clients:
 
     @property
     def groups(self) -> list[str]:
-        """Those that somebody is in."""
+        """Returns the groups that have members."""
         return [group for group, count in self._plan.consumers.items() if count]
 
     def is_done(self) -> bool:
-        """All is sent, and what was acknowledged has come to each group."""
+        """Returns true if all messages are sent, and each group has received all acknowledged ones."""
         return (
             len(self.done) == len(self.producers)
             and all(self.scene.has_all(group) for group in self.scene.reads)
@@ -111,15 +112,15 @@ class Clients:
         )
 
     def set_up(self) -> None:
-        """Makes the topic, so that groups share out its queues before there are messages."""
+        """Creates the topic, so that groups assign its queues before the first message."""
         self._setup.start()
         self._watching = self._world.loop.create_task(self.watch.main())
 
     async def end(self) -> None:
-        """Everybody ends, as told; the servers, too."""
+        """Stops all clients and servers with SIGTERM."""
         self.ended_at = self._world.loop.time()
         self._watching.cancel()
-        # These look into servers that run.
+        # The checks need running servers.
         self.problems = [problem for extra in self.extras for problem in extra.problems()]
         self.problems += [
             f"{type(extra).__name__} has not got to its end" for extra in self.extras if not extra.is_done()
@@ -152,8 +153,8 @@ class Clients:
                     self._history.fail(self._world.loop.time(), program.name, e)
                     await asyncio.sleep(AGAIN_S)
                 await asyncio.sleep(self._plan.pause_s * chance.random() * 2)
-            # It stays: it may be asked what became of a transaction, by brokers that know it. These are where it might
-            # send, though one that was killed may have nothing left to send.
+            # The producer stays connected, because brokers may check its transactions. It requests the queues first,
+            # because a restarted producer may have nothing left to send.
             await self.scene.until_done(program, lambda: producer.queues(TOPIC))
             self.done.add(program.name)
             await program.ending.wait()
@@ -165,7 +166,7 @@ class Clients:
             await self._send_ordered(producer, program, chance)
             self._next[program.name] = number + 1
             return
-        # The number is used up whatever comes of it: an unknown outcome is no reason to send the same name again.
+        # The number is used even if the send fails: after an unknown outcome, the name must not be sent again.
         self._next[program.name] = number + 1
         kind -= plan.ordered
         now = self._world.loop.time()
@@ -185,7 +186,7 @@ class Clients:
         if kind < plan.transactions:
             self.scene.ask(Sent(name, TOPIC, asked_at=now, is_void=chance.random() < 0.3))
             sent = await producer.send_in_transaction(Message(TOPIC, name.encode()))
-            # One that isn't safely stored is rolled back.
+            # If the half message isn't safely stored, the producer rolls it back.
             if not self._history.sent[name].is_void and sent.result.status is SendStatus.SEND_OK:
                 self.scene.stored(name, sent.result)
             return
@@ -194,7 +195,7 @@ class Clients:
         if kind < plan.oneway:
             await producer.send_oneway(Message(TOPIC, name.encode()))
             if not plan.faults:
-                # Nobody says so, but nothing is in its way.
+                # A oneway send has no acknowledgement, but without faults the message arrives.
                 self.scene.stored(name)
             return
         body = name.encode() + b" " * chance.choice((0, 0, 100, 3000))
@@ -254,6 +255,8 @@ class Clients:
             orderly=is_orderly,
             consume_from_where=CONSUME_FROM_FIRST_OFFSET,
             concurrency=8,
+            on_assigned=partial(self.scene.assigned, group, program.name),
+            on_revoked=partial(self.scene.revoked, group, program.name),
         )
         consumer.subscribe(TOPIC)
         async with consumer:
@@ -275,7 +278,13 @@ class Clients:
                     await asyncio.sleep(AGAIN_S)
 
     async def _lite(self, program: Program) -> None:
-        consumer = LitePullConsumer(self._names, "lite", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer = LitePullConsumer(
+            self._names,
+            "lite",
+            consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+            on_assigned=partial(self.scene.assigned, "lite", program.name),
+            on_revoked=partial(self.scene.revoked, "lite", program.name),
+        )
         consumer.subscribe(TOPIC)
         assert program.ending is not None
         async with consumer:
@@ -287,7 +296,7 @@ class Clients:
                 except GantryError as e:
                     self._history.fail(self._world.loop.time(), program.name, e)
                     await asyncio.sleep(AGAIN_S)
-            # What the last poll returned counts as had when the next one is made.
+            # The messages of the last poll count as consumed at the next poll or commit.
             try:
                 await consumer.commit()
             except GantryError as e:

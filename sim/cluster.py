@@ -1,7 +1,7 @@
-"""The servers of a run: the package's own, with small files so that what needs a full file happens soon.
+"""Servers of a run: the package's own NameServers, brokers and controllers, with small files, so that files fill soon.
 
-Brokers of one name are programs of their own: broker-0 begins as the master, where no controller says otherwise, and
-broker-0.1 is a slave of its.
+Each broker of a name is its own program: broker-0 starts as the master and broker-0.1 as its slave. In controller mode,
+the controller elects the master.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from sim.system import World
 NAMESRV_PORT = 9876
 BROKER_PORT = 10911
 CONTROLLER_PORT = 9878
-#: The third number of brokers' addresses, and of their replicas'; of the controllers'.
+#: Third number of the addresses of brokers, of their replicas and of controllers.
 _BROKERS, _REPLICAS, _CONTROLLERS = 2, 20, 19
-#: No program is there, but links to it may be cut.
+#: No program runs at this address, but links to it can be cut.
 ETCD_ADDRESS = "10.0.18.1"
-#: A broker of a controller is dead that is silent for so long, and one that lags so long is in sync no more, ms.
+#: In milliseconds: a controller considers a broker without heartbeats dead after this time, and a lagging one out of
+#: sync.
 _SILENT_MS, _LAGS_MS = 5_000, 1_500
-#: What administrators change is written to it.
+#: File with the configuration changes of administrators.
 _BROKER_FILE = Path("/broker/broker.properties")
-#: Brokers tell the NameServers about themselves so often, ms: two of these are over soon.
+#: Interval of broker registrations, in milliseconds. Runs are long enough for two of them.
 REGISTER_MS = 10_000
-#: So long a program takes from its start to its first line.
+#: Time from the start of a process to the start of its work, in seconds.
 _START_S = 0.2
 
 T = TypeVar("T")
@@ -57,23 +58,23 @@ def store_config(plan: Plan) -> StoreConfig:
         mapped_file_size_consume_queue=20 * 100,
         max_hash_slot_num=100,
         max_index_num=400,
-        # Or a full disk takes delayed messages with the oldest files.
+        # Otherwise a full disk removes delayed messages with the oldest files.
         clean_file_forcibly_enable=False,
         flush_disk_type=SYNC_FLUSH if plan.is_synced else ASYNC_FLUSH,
     )
 
 
 class Program:
-    """What a host runs, and runs again after it was killed."""
+    """A program of a host. It can be started again after it was killed."""
 
     def __init__(self, host: Host, main: Callable[[Program], Coroutine[Any, Any, None]]) -> None:
         self.host = host
         self.name = host.name
         self._main = main
-        #: SIGTERM: the program ends by itself.
+        #: Set by SIGTERM: the program then ends by itself.
         self.ending: asyncio.Event | None = None
         self.failure: BaseException | None = None
-        #: There is no machine for it.
+        #: True if the machine of the program is absent, so that it cannot start.
         self.is_away = False
 
     @property
@@ -82,11 +83,11 @@ class Program:
 
     @property
     def is_ending(self) -> bool:
-        """It was told to."""
+        """Returns true if the program received SIGTERM."""
         return self.ending is not None and self.ending.is_set()
 
     def look(self, work: Callable[[], T]) -> T:
-        """What `work` finds in this host, as its process would."""
+        """Runs `work` in the context of the program's process and returns its result."""
         assert self.host.process is not None
         return self.host.process.context.run(work)
 
@@ -103,17 +104,17 @@ class Program:
         try:
             await self._main(self)
         except Exception as e:
-            # As the command does: it says so and ends; whoever looks after it starts it again.
+            # As the command does: an error ends the program. The run starts it again.
             self.failure = e
         process.kill()
 
 
 class Servers:
-    """NameServers and brokers."""
+    """NameServers, brokers and controllers."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         self._plan = plan
-        #: SYNC_FLUSH.
+        #: True for SYNC_FLUSH.
         self.is_synced = plan.is_synced
         self.name_servers = [
             Program(world.host(f"ns-{n}", f"10.0.1.{n + 1}"), self._name_server) for n in range(plan.name_servers)
@@ -124,16 +125,16 @@ class Servers:
             for n in range(plan.controllers)
         ]
         self._world = world
-        #: Where the controllers' state is, and the share of their requests to it that something happens to.
+        #: State of the controllers. Each store has the share of its requests that fail.
         self.etcd = SimEtcd(world.loop.time)
         self.stores: dict[str, SimStateStore] = {}
-        #: Told of brokers that are made, and of those that have started, while `running` has the one before.
+        #: Callbacks for created and for started brokers. `running` has the previous broker during the calls.
         self.made: Callable[[Program, Broker], None] = lambda program, broker: None
         self.started: Callable[[Program, Broker], None] = lambda program, broker: None
-        #: When a broker of a name became master last, s.
+        #: Time at which a broker of a name last became master, in seconds.
         self.became_master: dict[str, float] = {}
         self.addresses = ";".join(f"{program.host.address}:{NAMESRV_PORT}" for program in self.name_servers)
-        #: What runs, or ran last, for those who look into it.
+        #: The running or last server of each program, for checks.
         self.running: dict[str, Broker] = {}
         self.running_name_servers: dict[str, NameServer] = {}
         self._lives: dict[str, Process | None] = {}
@@ -143,22 +144,22 @@ class Servers:
         return self.name_servers + self.brokers + self.controllers
 
     def replicas(self) -> dict[str, list[Program]]:
-        """The brokers of each name, those that begin as masters first."""
+        """Returns the brokers of each name, initial masters first."""
         found: dict[str, list[Program]] = {}
         for program in self.brokers:
             found.setdefault(broker_name(program.name), []).append(program)
         return found
 
     def address_of(self, program: Program) -> str:
-        """Where a broker serves, as host:port."""
+        """Returns the address of a broker as host:port."""
         return f"{program.host.address}:{BROKER_PORT}"
 
     def looked_into_by_name(self) -> Iterator[tuple[str, Broker]]:
-        """As `looked_into`."""
+        """Yields the same as `looked_into`, with names in place of programs."""
         return ((program.name, broker) for program, broker in self.looked_into())
 
     def masters(self) -> dict[str, Broker]:
-        """The master of each name, as it knows itself to be; a broker that is taken for dead may, too."""
+        """Returns the master of each name by its own role. This can be a broker that others consider dead."""
         return {
             broker.config.broker_name: broker
             for program, broker in self.looked_into()
@@ -166,20 +167,20 @@ class Servers:
         }
 
     def have_topic(self, topic: str) -> bool:
-        """Each name has a master, and this has the topic."""
+        """Returns true if each name has a master with this topic."""
         masters = self.masters()
         return len(masters) == self._plan.brokers and all(
             broker.topics.get(topic) is not None for broker in masters.values()
         )
 
     def name_servers_looked_into(self) -> Iterator[tuple[Program, NameServer]]:
-        """As `looked_into`."""
+        """Yields the NameServers that have started and are alive."""
         for program in self.name_servers:
             if program.is_alive and self._lives.get(program.name) is program.host.process:
                 yield program, self.running_name_servers[program.name]
 
     def looked_into(self) -> Iterator[tuple[Program, Broker]]:
-        """The brokers that have started and are not dead."""
+        """Yields the brokers that have started and are alive."""
         for program in self.brokers:
             if program.is_alive and self._lives.get(program.name) is program.host.process:
                 yield program, self.running[program.name]
@@ -206,14 +207,13 @@ class Servers:
     async def _broker(self, program: Program) -> None:
         broker = Broker(self._broker_config(program))
         self.made(program, broker)
-        if broker.controlled is not None:
-            make_master, name = broker.controlled.make_master, broker.config.broker_name
+        if broker.replicas_manager is not None:
 
-            async def became_master() -> None:
-                await make_master()
-                self.became_master[name] = self._world.loop.time()
+            def role_changed() -> None:
+                if not broker.context.is_slave:
+                    self.became_master[broker.config.broker_name] = self._world.loop.time()
 
-            broker.controlled.make_master = became_master
+            broker.context.events.role_changed.subscribe(role_changed)
         await broker.start()
         self.started(program, broker)
         self.running[program.name] = broker
@@ -247,7 +247,7 @@ class Servers:
         await controller.stop()
 
     def _broker_config(self, program: Program) -> BrokerConfig:
-        """The run's, with what administrators have changed."""
+        """Returns the configuration of the run, with the changes of administrators."""
         config = BrokerConfig(
             broker_name=broker_name(program.name),
             broker_ip1=program.host.address,

@@ -1,4 +1,4 @@
-"""Replicas at the end of a run: each name has one master, who is known, and all of its brokers have the same log."""
+"""Compares the replicas at the end of a run: each name has one master, and all of its brokers have the same log."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.store.message_store import MessageStore
 from sim.cluster import BROKER_PORT, Program, Servers
 
-#: When faults are over and clients have gone all is the same within, s: two periods of everything.
+#: Longest time until replicas are equal after faults and clients have ended, in seconds: two periods of each job.
 _SAME_S = 60.0
 _LOOK_S = 1.0
 _PIECE = 1 << 20
 
 
 async def compare(servers: Servers, lied: Container[str], deleted: Container[str]) -> list[str]:
-    """What is wrong once nothing changes any more, or doesn't settle.
+    """Returns the remaining differences after all brokers have caught up, or after `_SAME_S`.
 
-    The logs of those whose syncs have `lied` may have holes, which their recovery had no need to read. The queues of
-    `deleted` topics are gone at masters; a slave has them until their messages are too old, as in Java, and so has one
-    that becomes master before it has heard of it.
+    Brokers in `lied` are skipped: their logs may have holes that recovery did not read. Queues of `deleted` topics are
+    skipped, too: as in Java, a slave keeps them until their messages expire. A slave that becomes master before it
+    received the deletion also has them.
     """
     problems: list[str] = []
     for _ in range(int(_SAME_S / _LOOK_S)):
@@ -63,12 +63,12 @@ def _wrong(servers: Servers, name: str, lied: Container[str], deleted: Container
 
 
 def _refusals(brokers: list[tuple[Program, Broker]]) -> str:
-    slaves = [(program.name, broker.replicating._slave) for program, broker in brokers]
+    slaves = [(program.name, broker.replication._slave) for program, broker in brokers]
     return ", ".join(f"{name}: {slave.refusal}" for name, slave in slaves if slave is not None and slave.refusal)
 
 
 def _log(store: MessageStore, place: int) -> str:
-    """A digest of the log from there on."""
+    """Returns a digest of the log from this position on."""
     found = sha256()
     while (piece := store.log_slice(place, _PIECE)) is not None:
         found.update(piece)
@@ -77,7 +77,7 @@ def _log(store: MessageStore, place: int) -> str:
 
 
 def _queues(store: MessageStore, begin: int, deleted: Container[str]) -> dict[str, str]:
-    """By queue: how many of the messages there it has, and a digest."""
+    """Returns for each queue the range of its offsets and a digest."""
     found = {}
     for topic, ids in store.topics().items():
         for queue_id in ids if topic not in deleted else ():

@@ -1,7 +1,7 @@
-"""Copies: the number of records of each message in the brokers' logs at the end of a run, waiting and delivered.
+"""Number of records of each message in the brokers' logs at the end of a run, delayed and delivered.
 
-A producer that gets no response sends again, so a message may be stored, and delivered, several times. If the queues of
-the topic have more copies than waited, a broker has repeated a delivery.
+A producer that gets no response sends again, so a message can be stored and delivered several times. If the queues of
+the topic have more copies than were delayed, a broker has repeated a delivery.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _LEVELS = 18
 
 @dataclass
 class Copies:
-    """The copies of one message in the logs of all masters."""
+    """Copies of one message in the logs of all masters."""
 
-    #: Number of copies that wait, or have waited, for their time.
+    #: Number of copies in the queues of delayed and timed messages.
     waited: int = 0
-    #: Store times of the copies in the queues of the topic, by the clocks of their brokers, in s.
+    #: Store times of the copies in the topic, in seconds by the clocks of their brokers.
     stored_at: list[float] = field(default_factory=list)
-    #: Store times of the copies that were committed, by broker and physical offset of the half message.
+    #: Store times of committed copies, by broker and physical offset of the half message.
     committed_at: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
 def copies_of(servers: Servers) -> dict[str, Copies]:
-    """The copies of all messages, by the name of the message."""
+    """Returns the copies of all messages, by message name."""
     found: dict[str, Copies] = defaultdict(Copies)
     masters = servers.masters()
     for program, broker in servers.looked_into():
@@ -71,7 +71,7 @@ def _records(store: MessageStore, queues: list[tuple[str, int]]) -> Iterator[Rec
                 try:
                     yield store.read_record(unit[0])
                 except GantryError:
-                    # A fault has damaged it: `rot` or `lies`.
+                    # A fault (`rot` or `lies`) has damaged the record.
                     continue
 
 

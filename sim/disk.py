@@ -1,7 +1,7 @@
-"""Disks: files in memory that lose, at a power failure, what a real disk might lose.
+"""Simulated disks: files in memory that can lose data at a power failure.
 
-What a file is, and what a power failure leaves of it, is in inodes.py; here are the descriptors, the paths, and what
-goes wrong. The functions are those of `os`, and raise its errors. Paths are absolute; each host has a disk of its own.
+This module has descriptors, paths and faults; inodes.py has the files and the effects of a power failure. The functions
+have the names and errors of `os`. Paths are absolute. Each host has its own disk.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from random import Random
 
 from sim.inodes import PAGE, Directory, Inode
 
-#: A disk that never gets full, bytes.
+#: Capacity of a disk that never fills, in bytes.
 PLENTY = 1 << 40
 
 
 @dataclass
 class Faults:
-    """What goes wrong with a disk, from now on."""
+    """The current faults of a disk."""
 
-    #: Space for so many bytes in all.
+    #: Capacity in bytes.
     capacity: int = PLENTY
-    #: The share of calls that fail: of reads and writes with EIO, of opens with EMFILE.
+    #: Shares of failing calls: reads and writes with EIO, opens with EMFILE.
     io_errors: float = 0.0
     open_errors: float = 0.0
-    #: The share of syncs that fail, and of those below `lies_below` that say they had done it and haven't.
+    #: Share of failing syncs, and share of the syncs below `lies_below` that return success without syncing.
     sync_errors: float = 0.0
     sync_lies: float = 0.0
     lies_below: str = "/"
@@ -48,17 +48,17 @@ class Open:
 
 
 class Disk:
-    """One host's."""
+    """The disk of one host."""
 
     def __init__(self, chance: Random) -> None:
         self.faults = Faults()
-        #: A sync has lied: what was acknowledged since may be missing after a power failure.
+        #: True if a sync returned success without syncing. Data acknowledged later can be lost at a power failure.
         self.has_lied = False
         self._chance = chance
         self._numbers = iter(range(2, 1 << 60))
         self._root = Directory(next(self._numbers))
         self._open: dict[int, Open] = {}
-        #: Descriptors that were closed, and the first that never was open.
+        #: Closed descriptors, and the first unused descriptor.
         self._free: list[int] = []
         self._next_fd = 3
         #: Called before each sync.
@@ -85,7 +85,7 @@ class Disk:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
         if flags & os.O_TRUNC and isinstance(entry, Inode):
             entry.resize(0)
-        # The lowest number that is free, as a kernel gives it.
+        # As a kernel does, use the lowest free descriptor.
         if self._free:
             fd = heappop(self._free)
         else:
@@ -148,7 +148,7 @@ class Disk:
         return count
 
     def lseek(self, fd: int, position: int, how: int) -> int:
-        """Only SEEK_DATA and SEEK_HOLE: a hole is a page of zeros."""
+        """Finds data or a hole; supports only SEEK_DATA and SEEK_HOLE. A hole is a page of zeros."""
         inode = self._file(fd)
         if position >= inode.size:
             raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
@@ -182,13 +182,16 @@ class Disk:
         return self._file(fd).map(size)
 
     def lock(self, fd: int) -> None:
-        """Exclusive, of the whole file; ends with the descriptor. Raises BlockingIOError when another has it."""
+        """Locks the whole file exclusively until `fd` is closed.
+
+        Raises BlockingIOError if another descriptor has the lock.
+        """
         if self.is_locked(fd):
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         self._of(fd).what.lock = fd
 
     def is_locked(self, fd: int) -> bool:
-        """By another descriptor."""
+        """Returns true if another descriptor has the lock."""
         return self._of(fd).what.lock not in (None, fd)
 
     # -- paths --------------------------------------------------------------------------------------------------
@@ -203,7 +206,7 @@ class Disk:
         return isinstance(self._find(os.fspath(path)), Directory)
 
     def names(self, path: str | os.PathLike[str]) -> list[str]:
-        """The entries of a directory, in no order that a program may count on."""
+        """Returns the entries of a directory in random order."""
         directory = self._need(os.fspath(path))
         if not isinstance(directory, Directory):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(path))
@@ -212,7 +215,7 @@ class Disk:
         return names
 
     def make_directory(self, path: str | os.PathLike[str], *, lasting: bool = False) -> None:
-        """With its parents, and on the disk if it is to last; no error when it is there."""
+        """Creates a directory and its parents. With `lasting`, they are synced. An existing directory is no error."""
         directory = self._root
         for part in _parts(os.fspath(path)):
             entry = directory.entries.get(part)
@@ -244,25 +247,25 @@ class Disk:
         source.set(last, None)
 
     def used(self) -> int:
-        """Bytes of all files' blocks."""
+        """Returns the number of bytes in the blocks of all files."""
         return sum(max(inode.reserved, PAGE * len(inode.pages)) for inode in self._inodes(self._root))
 
-    # -- what may happen to it ----------------------------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------------------------------
 
     def process_died(self) -> None:
-        """Its descriptors are closed; its files are as they were."""
+        """Closes all descriptors. The files stay unchanged."""
         for fd in list(self._open):
             self.close(fd)
 
     def power_failed(self) -> None:
-        """What wasn't synced is old, new or both."""
+        """Applies a power failure: each unsynced page becomes old, new or a mixture."""
         self.process_died()
         self._lose(self._root)
 
     def power_fails(self) -> Callable[[], None]:
-        """As `power_failed`, in the midst of what a program does: that goes on as if nothing had happened.
+        """Applies a power failure in the middle of a program's work.
 
-        None of it counts any more when what this returns is called.
+        The program continues on its old state. When the returned function is called, its later changes are discarded.
         """
         left = deepcopy(self._root)
         self._lose(left)
@@ -274,13 +277,13 @@ class Disk:
         return failed
 
     def flip_bit(self, path: str | os.PathLike[str], position: int, bit: int) -> None:
-        """At rest: of what is on the disk, and of what programs see of it."""
+        """Flips a bit on the disk and in the view of programs."""
         inode = self._need(os.fspath(path))
         assert isinstance(inode, Inode)
         inode.flip(position, bit)
 
     def copy(self, source: Disk, below: str) -> None:
-        """All that `source` has below a path, as its programs see it; it is on the disk at once."""
+        """Copies all files of `source` below a path, as its programs see them. The copies are synced."""
         for path, inode in source.files():
             if path.startswith(f"{below}/"):
                 self.make_directory(os.path.dirname(path), lasting=True)
@@ -291,7 +294,7 @@ class Disk:
                 self._parent(path)[0].sync()
 
     def files(self) -> Iterator[tuple[str, Inode]]:
-        """Every file by its path, in order."""
+        """Yields every file with its path, ordered by path."""
         yield from self._files("", self._root)
 
     def _lose(self, root: Directory) -> None:

@@ -1,6 +1,6 @@
-"""What goes wrong in a run: each kind of fault begins and, after its time, ends.
+"""Faults of a run. Each kind of fault has a begin and, after its duration, an end.
 
-A new kind is a class here with `begin` and `end`, and its name in plan.py.
+To add a kind, write a class with `begin` and `end` here and add its name in plan.py.
 """
 
 from __future__ import annotations
@@ -24,20 +24,33 @@ from sim.machine import Host, State
 from sim.plan import QUEUES, TOPIC, Fault
 from sim.system import World
 
-#: What was acknowledged in so many seconds before may be lost with ASYNC_FLUSH, which syncs twice a second.
+#: With ASYNC_FLUSH (two syncs per second), messages acknowledged in this time before a crash can be lost. In seconds.
 _UNSYNCED_S = 3.0
-#: After these a broker reads its log as it finds it.
+#: Faults after which a broker recovers its log.
 _CRASHES = ("kill", "kill-all", "power", "power-at-sync", "sync-error")
-#: A broker repeats no delivery and no commit after these.
-_ORDERLY = ("end", "end-all", "hand-over", "handed", "relieved", "rot", "rot-unread", "clock", "far-clock", "drift")
-#: The power goes before one of so many syncs; a thread that syncs lets the loop of its process go round so often.
+#: After these faults, a broker repeats no deliveries and no commits.
+_ORDERLY = (
+    "end",
+    "end-all",
+    "hand-over",
+    "handed",
+    "relieved",
+    "rot",
+    "rot-unread",
+    "clock",
+    "far-clock",
+    "drift",
+    "young",
+)
+#: The power fails before one of the next `_SYNCS` syncs. A sync in a thread first lets the event loop run `_TURNS`
+#: times.
 _SYNCS, _TURNS = 20, 5
-#: Largest error of a clock, in s.
+#: Largest error of a clock, in seconds.
 _FAR_S = 3600.0
 
 
 class Site:
-    """All that a fault can reach."""
+    """Gives faults access to all parts of a run."""
 
     def __init__(self, world: World, servers: Servers, clients: Clients, history: History) -> None:
         self.world = world
@@ -55,7 +68,7 @@ class Site:
         self.clients.died(program)
 
     def operate(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Somebody at a host of his own does something; what he was at he leaves."""
+        """Runs `work` as an operator on a host of its own. Kills the operator's previous work."""
         host = self._operator
         if host is None:
             host = self._operator = self.world.host("operator", "10.0.17.1")
@@ -65,13 +78,13 @@ class Site:
 
 
 def far_clock_s(strength: float) -> float:
-    """The error of a clock, in s. Small errors are as frequent as large ones."""
+    """Returns the error of a clock, in seconds. Small errors are as frequent as large ones."""
     share = 2 * strength - 1
     return _FAR_S * share * abs(share)
 
 
 class Kind(Protocol):
-    """One kind of fault."""
+    """Interface of a kind of fault."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None: ...
 
@@ -79,13 +92,13 @@ class Kind(Protocol):
 
 
 class Script(Protocol):
-    """A fault of several steps (scripts.py)."""
+    """Interface of a fault with several steps (scripts.py)."""
 
     async def play(self, site: Site, fault: Fault) -> None: ...
 
 
 class Kill:
-    """SIGKILL; the program is started again afterwards."""
+    """Kills the program (SIGKILL). The end starts it again."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         if program.host.process is not None:
@@ -98,14 +111,14 @@ class Kill:
 
 
 class Power:
-    """The machine goes off, with what its disk hasn't; and on again."""
+    """Switches the machine off; unsynced data of its disk is lost. The end switches it on again."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         site.world.disks[program.host.address].power_failed()
         self.goes(site, program)
 
     def goes(self, site: Site, program: Program) -> None:
-        """All of it but what the disk loses."""
+        """Does everything except the loss of data on the disk."""
         if program.host.process is not None:
             program.host.process.kill(machine=True)
         site.world.loop.network.without_power.add(program.host.address)
@@ -122,9 +135,10 @@ class Power:
 
 
 class PowerAtSync(Power):
-    """The power goes before one of the next syncs, in the midst of a turn of the loop.
+    """Cuts the power before one of the next syncs, in the middle of an event-loop iteration.
 
-    The rest of that turn is a dead program's: it reaches nobody, and what it does to the disk doesn't count.
+    The rest of the iteration belongs to a dead program: its messages reach no host, and its changes to the disk are
+    discarded.
     """
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
@@ -138,7 +152,7 @@ class PowerAtSync(Power):
                 return
             disk.before_sync = None
             if world.is_in_worker:
-                # Or who is answered too early would hear of it only when the thread has synced.
+                # Without these iterations, a client with a premature response would receive it only after the sync.
                 for _ in range(_TURNS):
                     world.loop.go_on(process)
             world.loop.call_soon(disk.power_fails(), context=Context())
@@ -153,7 +167,7 @@ class PowerAtSync(Power):
 
 
 class End:
-    """SIGTERM; it is started again when it has ended."""
+    """Stops the program with SIGTERM. The end starts it again."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         if program.ending is not None and program.host.process is not None:
@@ -164,17 +178,17 @@ class End:
         if process is not None and process.state is not State.DEAD and program.ending is not None:
             if not program.ending.is_set():
                 return
-            # It takes its time to stop.
+            # The program has not finished its shutdown in time, so it is killed.
             site.history.crashes.append((site.world.loop.time(), site.world.loop.time()))
             process.kill()
             site.world.disks[program.host.address].process_died()
-        # However it ended.
+        # This also applies if the program has finished by itself.
         site.died(program)
         program.start()
 
 
 class Stop:
-    """SIGSTOP, and SIGCONT."""
+    """Suspends the program (SIGSTOP). The end resumes it (SIGCONT)."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         if program.host.process is not None:
@@ -186,7 +200,7 @@ class Stop:
 
 
 class Cut:
-    """It reaches some of the others no more, by one way or by both."""
+    """Cuts the links from the program to some of the others, in one or both directions."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         own = program.host.address
@@ -205,7 +219,7 @@ class Cut:
 
 
 class Slow:
-    """What it says and hears comes late."""
+    """Delays the bytes from and to the program."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         self._set(site, program, strength, 2 * strength)
@@ -221,17 +235,17 @@ class Slow:
 
 
 class Reset:
-    """Connections are lost, everybody's."""
+    """Resets a share of all connections, not only those of one program."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         site.world.loop.network.reset_some(strength)
 
     def end(self, site: Site, program: Program) -> None:
-        """Nothing more."""
+        """Does nothing: the fault is over at once."""
 
 
 class ClockJump:
-    """Its wall clock is wrong."""
+    """Sets the wall clock of the host wrong by up to 10 s."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         program.host.clock_ahead_s = 20 * (strength - 0.5)
@@ -241,7 +255,7 @@ class ClockJump:
 
 
 class FarClock:
-    """The host's wall clock is wrong by up to an hour, ahead or behind."""
+    """Sets the wall clock of the host wrong by up to an hour, ahead or behind."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         program.host.clock_ahead_s = far_clock_s(strength)
@@ -251,7 +265,7 @@ class FarClock:
 
 
 class ClockDrift:
-    """Its wall clock goes up to 5 % too fast or too slow, and is set right at last."""
+    """Makes the wall clock run up to 5 % too fast or too slow. The end corrects it."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         program.host.clock_drift = (strength - 0.5) / 10
@@ -261,7 +275,7 @@ class ClockDrift:
 
 
 class SlowDisk:
-    """Its disk is slow: what its threads do takes up to 2 s."""
+    """Slows the disk: work in threads takes up to 2 s longer."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         program.host.thread_s = 2 * strength
@@ -271,7 +285,7 @@ class SlowDisk:
 
 
 class IoErrors:
-    """Reads and writes fail, now and then."""
+    """Makes a share of the reads and writes fail."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         site.world.disks[program.host.address].faults.io_errors = strength / 2
@@ -281,7 +295,7 @@ class IoErrors:
 
 
 class OpenErrors:
-    """No descriptor is left, now and then."""
+    """Makes a share of the opens fail, because no descriptor is left."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         site.world.disks[program.host.address].faults.open_errors = strength / 2
@@ -291,7 +305,7 @@ class OpenErrors:
 
 
 class Full:
-    """The disk has no room for more."""
+    """Limits the disk to its used space and at most 100,000 bytes more."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         disk = site.world.disks[program.host.address]
@@ -302,7 +316,7 @@ class Full:
 
 
 class SyncError:
-    """A sync fails; then the machine is started anew, as its operator would."""
+    """Makes syncs fail. The end kills the program and starts it again, as an operator would."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         site.world.disks[program.host.address].faults.sync_errors = strength
@@ -314,10 +328,10 @@ class SyncError:
 
 
 class Lies:
-    """Syncs of the log say that they had brought it to the disk, and haven't; at last the power goes.
+    """Makes syncs of the commit log return success without syncing. At the end, the power fails.
 
-    What was acknowledged since may be missing afterwards, nothing that was before. The other files are on a disk that
-    is honest, so that they may know of messages which the log lacks.
+    Messages acknowledged during the fault can be lost; earlier ones cannot. All other files sync correctly, so they
+    can refer to messages that the log lacks.
     """
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
@@ -335,13 +349,13 @@ class Lies:
         Power().end(site, program)
         now, scene = site.world.loop.time(), site.clients.scene
         crashes = [fault for fault in scene.plan.faults if fault.kind in _CRASHES]
-        # A hole that the next recovery had no need to look at ends the log for one that reads from further back.
+        # A recovery can skip a hole in the log. A later recovery that starts further back then ends at this hole.
         if all(site.clients.sending_at + fault.at < now for fault in crashes):
             scene.lied_until[program.name] = now
 
 
 class Rot:
-    """A bit of a delayed message flips, at rest and in what is mapped of it; that one is lost, no other."""
+    """Flips a bit of a delayed message, on the disk and in its mapping. Only this message is lost."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         broker = next((broker for one, broker in site.servers.looked_into() if one is program), None)
@@ -350,13 +364,13 @@ class Rot:
             _flip(site, program, broker, found, BODY_AT_V4, int(strength * 7))
 
     def end(self, site: Site, program: Program) -> None:
-        """It stays as it is."""
+        """Does nothing: the damage is permanent."""
 
 
 class RotUnread:
-    """The members of a group rest; what flips is a bit of a message that they haven't read, and find it as it is.
+    """Suspends the members of a group, and flips a bit of a message that they have not read before they resume.
 
-    It may be in the body, in what the record says of its size, or in the checksum of the body.
+    The bit is in the body, in the size of the record, or in the checksum of the body.
     """
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
@@ -365,7 +379,7 @@ class RotUnread:
                 member.host.process.stop()
 
     def end(self, site: Site, program: Program) -> None:
-        # The plan's fault: `begin` has stopped those, whatever else happened meanwhile.
+        # Uses the strength from the plan: `begin` stopped the members that it selects, regardless of other faults.
         fault = next(one for one in site.clients.scene.plan.faults if one.kind == "rot-unread")
         members = self._members(site, fault.strength)
         group = members[0].name.partition("-")[0]
@@ -374,7 +388,7 @@ class RotUnread:
             unread = set(site.clients.scene.lacks(group))
             found = program.look(partial(_unread, broker.store, unread))
             if found is not None:
-                # Of the size the last byte: the first ones would have it end behind all files.
+                # Selects the last byte of the size. With one of the first bytes, the record would end behind all files.
                 byte = (BODY_AT_V4, offset_of("size") + 3, offset_of("body_crc"))[int(fault.strength * 100) % 3]
                 _flip(site, program, broker, found, byte, int(fault.strength * 7))
         for member in members:
@@ -388,7 +402,7 @@ class RotUnread:
 
 
 def _unread(store: MessageStore, names: set[str]) -> tuple[int, str] | None:
-    """Where the newest of the messages with these names is, and its name."""
+    """Returns the position and the name of the newest message with one of these names."""
     for queue_id in range(QUEUES):
         queue = store.queue(TOPIC, queue_id)
         for offset in range(queue.max_offset - 1, queue.min_offset - 1, -1):
@@ -400,7 +414,7 @@ def _unread(store: MessageStore, names: set[str]) -> tuple[int, str] | None:
 
 
 def _flip(site: Site, program: Program, broker: Broker, found: tuple[int, str], byte: int, bit: int) -> None:
-    """A bit of the record there, which is lost by it; no other is."""
+    """Flips a bit of the record at this position. Only this message is lost."""
     place, name = found
     size = broker.config.store.mapped_file_size_commit_log
     base = place // size * size
@@ -412,7 +426,7 @@ def _flip(site: Site, program: Program, broker: Broker, found: tuple[int, str], 
 
 
 def _waiting(store: MessageStore) -> tuple[int, str] | None:
-    """Where the last message of a level is, and its name."""
+    """Returns the position and the name of the last message of a delay level."""
     for level in (3, 2):
         queue = store.queue(SCHEDULE_TOPIC, level - 1)
         if queue.max_offset > queue.min_offset and (unit := queue.unit(queue.max_offset - 1)) is not None:
@@ -421,7 +435,7 @@ def _waiting(store: MessageStore) -> tuple[int, str] | None:
 
 
 class All:
-    """A fault of one of the servers that strikes all of its kind at once."""
+    """Applies a fault to all brokers or to all NameServers at once."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
@@ -461,12 +475,12 @@ KINDS: dict[str, Kind] = {
     "full": Full(),
     "sync-error": SyncError(),
 }
-#: Those of brokers that have replicas: run.py puts them here.
+#: Faults of brokers that have replicas. run.py fills this dictionary.
 SCRIPTS: dict[str, Script] = {}
 
 
 async def happen(site: Site, fault: Fault) -> None:
-    """Runs one fault. A fault whose `at` is below 0 was begun before the programs (`run.py`)."""
+    """Runs one fault. If its `at` is below 0, `run.py` begins it before the programs start."""
     await asyncio.sleep(max(fault.at, 0.0))
     site.history.note(site.world.loop.time(), f"fault {fault}")
     since = site.world.loop.time()
@@ -484,5 +498,5 @@ async def happen(site: Site, fault: Fault) -> None:
     site.history.faults.append((since, until))
     is_of_clients = fault.kind not in SCRIPTS and program in site.clients.all
     if fault.kind not in _ORDERLY and not is_of_clients:
-        # A script takes a master away, and may have it come back.
+        # A script stops a master, and can start it again: it counts twice.
         site.history.crashes += [(since, until)] * (2 if fault.kind in SCRIPTS else 1)

@@ -1,4 +1,4 @@
-"""What the clients of a run saw: what they asked for, what was acknowledged, what they received."""
+"""History of a run: sends, acknowledgements and deliveries as the clients see them."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from enum import Enum
 
 
 class Delay(Enum):
-    """The way in which the delivery time of a message is given."""
+    """How the delivery time of a message is given."""
 
     NONE = "NONE"
-    #: A delay level, or a delay: added to the time of the broker that stores it.
+    #: A delay level or a delay. The broker that stores the message adds it to its own time.
     LEVEL = "LEVEL"
     AFTER = "AFTER"
-    #: A time by the clock of the producer.
+    #: An absolute time by the producer's clock.
     AT = "AT"
 
 
 @dataclass
 class Sent:
-    """One message that a producer asked to be stored. Its body is its `name`."""
+    """One message of a producer. Its body is its `name`."""
 
     name: str
     topic: str
-    #: Of ordered messages: those of one key come one after the other, numbered from 0.
+    #: For ordered messages: their sharding key, and their number within the key, from 0.
     key: str = ""
     number: int = 0
     asked_at: float = 0.0
-    #: Not to be delivered before, s.
+    #: Earliest delivery time, in seconds.
     not_before: float = 0.0
     delay: Delay = Delay.NONE
-    #: Error of the producer's clock at the send, in s.
+    #: Error of the producer's clock at the send, in seconds.
     clock_error_s: float = 0.0
-    #: Acknowledged at; None while nobody knows.
+    #: Time of the acknowledgement, in seconds. None if there is none.
     stored_at: float | None = None
-    #: Rolled back: never to be delivered.
+    #: True if the transaction is rolled back: the message must never be delivered.
     is_void: bool = False
-    #: Who acknowledged it, the broker's name and its host:port, where in its log, and in which queue at which offset.
+    #: The acknowledging broker: its name, its host:port, and the offset in its log. `place` is (broker name, queue id,
+    #: queue offset).
     broker: str = ""
     stored_by: str = ""
     physical_offset: int = -1
@@ -49,7 +50,7 @@ class Received:
     name: str
     group: str
     at: float
-    #: The consumer that had it, the broker, the queue and its offset there.
+    #: The consumer that received the message, and the broker, queue and queue offset of the message.
     by: str
     broker: str
     queue: int
@@ -58,7 +59,7 @@ class Received:
 
 @dataclass
 class Handling:
-    """A handler at work on a message of an orderly group."""
+    """A running call of an orderly group's handler."""
 
     group: str
     queue: tuple[str, str, int]
@@ -67,21 +68,21 @@ class Handling:
 
 @dataclass
 class History:
-    """Of one run; `trace` is told of everything in order."""
+    """History of one run. `trace` has all events in order."""
 
     sent: dict[str, Sent] = field(default_factory=dict)
     received: list[Received] = field(default_factory=list)
-    #: (time, what): everything that happened, in the order of the loop.
+    #: (time in seconds, event) of everything that happened, in the order of the loop.
     trace: list[tuple[float, str]] = field(default_factory=list)
-    #: What must never happen and did, noted at once.
+    #: Violations that a client detected during the run.
     problems: list[str] = field(default_factory=list)
-    #: What failed calls of clients said.
+    #: Messages of the errors that clients received.
     errors: list[str] = field(default_factory=list)
-    #: From when to when each fault was, s.
+    #: Begin and end of each fault, in seconds.
     faults: list[tuple[float, float]] = field(default_factory=list)
-    #: Begin and end, in s, of each fault after which a broker may repeat deliveries and commits.
+    #: Begin and end, in seconds, of each fault after which a broker may repeat deliveries and commits.
     crashes: list[tuple[float, float]] = field(default_factory=list)
-    #: Orderly handlers at work.
+    #: Running calls of orderly handlers.
     handling: list[Handling] = field(default_factory=list)
 
     def note(self, at: float, what: str) -> None:
@@ -104,7 +105,7 @@ class History:
         self.note(received.at, f"{received.group} has {received.name} by {received.by}")
 
     def by_group(self) -> dict[str, dict[str, list[Received]]]:
-        """What each group received, by name."""
+        """Returns the deliveries of each group, by message name."""
         groups: dict[str, dict[str, list[Received]]] = defaultdict(lambda: defaultdict(list))
         for one in self.received:
             groups[one.group][one.name].append(one)

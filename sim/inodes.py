@@ -1,7 +1,8 @@
-"""Files and directories of a simulated disk: what programs see of each, and what is on the disk.
+"""Files and directories of a simulated disk: the view of programs, and the durable state.
 
-`sync` brings the one to the other. A killed process loses nothing; a power failure leaves of each page that wasn't
-synced the old bytes, the new ones, or sectors of both (`Inode.lose`), and of a directory's changes the first few.
+`sync` makes the view durable. If a process is killed, nothing is lost. After a power failure, each unsynced page has
+the old bytes, the new bytes, or sectors of both (`Inode.lose`). Of the unsynced changes to a directory, only the first
+few remain.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ _ZERO = bytes(PAGE)
 
 
 class SharedMapping(mmap.mmap):
-    """All that map a file share one; so who closes his closes nothing."""
+    """The mapping that all users of a file share. Closing it has no effect on the other users."""
 
     def close(self) -> None:
         """Does nothing."""
 
 
 class Inode:
-    """A file. What programs see is in `pages` (those that aren't zero) or, once it is mapped, in `mapping`."""
+    """A file. Its bytes are in `pages` (only non-zero pages) or, if it is mapped, in `mapping`."""
 
     __slots__ = (
         "_dirty",
@@ -45,17 +46,18 @@ class Inode:
         self.number = number
         self.mode = mode
         self.size = 0
-        #: So many bytes have blocks, whatever is in them.
+        #: Number of bytes with allocated blocks.
         self.reserved = 0
         self.pages: dict[int, bytearray] = {}
         self.mapping: SharedMapping | None = None
-        #: What is on the disk.
+        #: The durable pages and size.
         self.durable: dict[int, bytes] = {}
         self.durable_size = 0
         self.mtime = 0.0
-        #: The descriptor that has it locked.
+        #: The descriptor that has the lock.
         self.lock: int | None = None
-        #: Pages that were written since the last sync; of a mapped file nobody knows.
+        #: Pages written since the last sync. Not complete for a mapped file, because programs write to the mapping
+        #: directly.
         self._dirty: set[int] = set()
 
     def read(self, begin: int, end: int) -> bytes:
@@ -72,7 +74,7 @@ class Inode:
         return b"".join(parts)
 
     def write(self, begin: int, data: bytes) -> None:
-        """Within its size."""
+        """Writes within the size of the file."""
         if self.mapping is not None:
             self.mapping[begin : begin + len(data)] = data
             return
@@ -104,7 +106,7 @@ class Inode:
         self.size = size
 
     def map(self, size: int) -> mmap.mmap:
-        """The one mapping that all share."""
+        """Returns the mapping that all users share."""
         if self.mapping is None:
             mapping = SharedMapping(-1, size)
             for number, page in self.pages.items():
@@ -116,13 +118,13 @@ class Inode:
         return self.mapping
 
     def sync(self) -> None:
-        """What programs see is on the disk."""
+        """Makes the view of programs durable."""
         self.durable.update(self._changed())
         self.durable_size = self.size
         self._dirty.clear()
 
     def lose(self, chance: Random) -> None:
-        """What wasn't synced is old, new or both."""
+        """Applies a power failure: each unsynced page becomes old, new or a mixture of both."""
         changed = self._changed()
         if chance.random() < 0.5:
             self.durable_size = self.size
@@ -143,7 +145,7 @@ class Inode:
         self.lock = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> Inode:
-        """Another file with the same bytes, for programs and on the disk; nobody has it open."""
+        """Returns an unlocked copy with the same bytes, durable and not."""
         other, changed = Inode(self.number, self.mode), self._changed()
         other.size, other.reserved, other.mtime = self.size, self.reserved, self.mtime
         other.durable, other.durable_size = dict(self.durable), self.durable_size
@@ -152,13 +154,13 @@ class Inode:
         return other
 
     def has_data(self, number: int) -> bool:
-        """A page that isn't a hole."""
+        """Returns true if the page is not a hole."""
         if self.mapping is not None:
             return any(self.mapping[number * PAGE : (number + 1) * PAGE])
         return number in self.pages and any(self.pages[number])
 
     def data_pages(self) -> list[int]:
-        """The pages that aren't holes."""
+        """Returns the numbers of all pages that are not holes."""
         numbers = range(-(-self.size // PAGE)) if self.mapping is not None else sorted(self.pages)
         return [number for number in numbers if self.has_data(number)]
 
@@ -171,7 +173,7 @@ class Inode:
         self.durable[number] = bytes(durable)
 
     def _changed(self) -> dict[int, bytes]:
-        """The pages that the disk has otherwise, as programs see them."""
+        """Returns the pages whose durable bytes differ, as programs see them."""
         if self.mapping is not None:
             numbers: Iterable[int] = range(-(-self.size // PAGE))
         else:
@@ -189,14 +191,18 @@ class Inode:
 
 @dataclass
 class Directory:
-    """`entries` is what programs see; `changes` what the disk has not: (name, what it is now)."""
+    """A directory.
+
+    `entries` is the view of programs, `durable` the state on the disk. `changes` are the unsynced changes as (name,
+    new entry or None).
+    """
 
     number: int
     mtime: float = 0.0
     entries: dict[str, Inode | Directory] = field(default_factory=dict)
     durable: dict[str, Inode | Directory] = field(default_factory=dict)
     changes: list[tuple[str, Inode | Directory | None]] = field(default_factory=list)
-    #: The descriptor that has it locked.
+    #: The descriptor that has the lock.
     lock: int | None = None
 
     def set(self, name: str, entry: Inode | Directory | None) -> None:
@@ -207,7 +213,7 @@ class Directory:
         self.changes.append((name, entry))
 
     def sync(self, count: int | None = None) -> None:
-        """The first `count` changes, or all, are on the disk."""
+        """Makes the first `count` changes durable, or all of them."""
         count = len(self.changes) if count is None else count
         for name, entry in self.changes[:count]:
             if entry is None:

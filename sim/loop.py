@@ -1,7 +1,7 @@
-"""SimLoop: asyncio's event loop on virtual time.
+"""asyncio event loop on virtual time.
 
-When nothing is ready, time jumps to the next timer. Each turn takes a microsecond, so that a loop that waits for
-nothing gets on. Threads' work (`run_in_executor`) runs in a turn of its own, some time later, in the loop's order.
+If nothing is ready, the time jumps to the next timer. Each iteration takes a microsecond, so a busy loop advances the
+time, too. `run_in_executor` runs the work of a thread in a later iteration, so its order is deterministic.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from msgspec import Struct
 from sim.machine import PROCESS, Process, State
 from sim.network import Network, SimSocket
 
-#: What a turn of the loop takes, s.
+#: Duration of one iteration, in seconds.
 TURN_S = 1e-6
-#: Work in a thread takes up to so long, s.
+#: Longest duration of work in a thread, in seconds.
 _THREAD_S = 0.002
-#: So many cancelled timers may wait for their time.
+#: Number of cancelled timers from which the timer heap is cleaned up.
 _MANY_CANCELLED = 100
 
 
 class Standstill(Exception):
-    """Nothing is ready and no timer is set, but the run isn't over."""
+    """Raised if nothing is ready and no timer is set before the run is over."""
 
 
 class SimHandle(Struct, eq=False):
-    """asyncio.Handle, made in C: there are a hundred for each message."""
+    """A fast replacement of `asyncio.Handle`, made in C. A run creates about a hundred for each message."""
 
     _callback: Callable[..., Any]
     _args: tuple[Any, ...]
@@ -49,7 +49,7 @@ class SimHandle(Struct, eq=False):
 
 
 class SimTimer(Struct, eq=False):
-    """asyncio.TimerHandle, made so, too."""
+    """A fast replacement of `asyncio.TimerHandle`."""
 
     _when: float
     _callback: Callable[..., Any]
@@ -73,31 +73,31 @@ class SimTimer(Struct, eq=False):
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """Runs until the coroutine of `run_until_complete` is done; raises Standstill when it never can be."""
+    """Event loop of a run. `run_until_complete` raises Standstill if its coroutine can never finish."""
 
     def __init__(self, chance: Random) -> None:
         super().__init__()
-        #: The time, s. `time` is for everybody else: a look at this costs less.
+        #: The time in seconds. Faster to read than `time()`.
         self.now = 0.0
-        #: Timers by their time, those of one time in the order in which they were set.
+        #: Timers ordered by time. Timers of the same time are in the order in which they were set.
         self._timers: list[tuple[float, int, SimTimer]] = []
         self._timer_count = 0
-        #: Those of them that were cancelled.
+        #: Number of cancelled timers in `_timers`.
         self._cancelled_count = 0
         self._chance = chance
         self.network = Network(self, chance)
-        #: Exceptions that nobody handled, as asyncio tells them: a message and the error.
+        #: Unhandled exceptions: the contexts that asyncio passes to its exception handler.
         self.unhandled: list[dict[str, Any]] = []
-        #: How often it went round.
+        #: Number of iterations.
         self.turns = 0
-        #: What a turn takes now.
+        #: Duration of an iteration at present, in seconds. The script `Handed` increases it.
         self.turn_s = TURN_S
         self.set_exception_handler(lambda _, context: self.unhandled.append(context))
 
     def time(self) -> float:
         return self.now
 
-    # -- what asyncio's loop has, with fewer steps --------------------------------------------------------------
+    # -- faster versions of asyncio's methods -------------------------------------------------------------------
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> SimHandle:  # type: ignore[override]
         if self._closed:  # type: ignore[attr-defined]
@@ -109,7 +109,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> SimTimer:
-        # As call_at, which would be one more call.
+        # Repeats the body of `call_at`, to save a call.
         if self._closed:  # type: ignore[attr-defined]
             raise RuntimeError("Event loop is closed")
         when = self.now + delay
@@ -133,7 +133,7 @@ class SimLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Task[Any]:
         if self._closed:  # type: ignore[attr-defined]
             raise RuntimeError("Event loop is closed")
-        # Not the names of asyncio, which count all loops' tasks.
+        # asyncio's default names count the tasks of all loops.
         task = asyncio.Task(coro, loop=self, context=context, name=name or "task")
         process = PROCESS.get() if context is None else context.get(PROCESS)
         if process is not None:
@@ -143,11 +143,11 @@ class SimLoop(asyncio.BaseEventLoop):
         return task
 
     def get_debug(self) -> bool:
-        """Each task and future asks."""
+        """Returns False. Each task and future calls this."""
         return False
 
     def set_again(self, timer: SimTimer, when: float) -> None:
-        """A timer whose time has come gets another one."""
+        """Schedules an expired timer again."""
         timer._when, timer._scheduled = when, True
         self._timer_count += 1
         heappush(self._timers, (when, self._timer_count, timer))
@@ -157,7 +157,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timers.clear()
 
     def _run_once(self) -> None:
-        """Turn after turn, until it is told to stop."""
+        """Runs iterations until the loop is stopped."""
         ready: deque[Any] = self._ready  # type: ignore[attr-defined]
         timers = self._timers
         running, stopped = State.RUNNING, State.STOPPED
@@ -203,7 +203,10 @@ class SimLoop(asyncio.BaseEventLoop):
         )
 
     def go_on(self, process: Process) -> None:
-        """A turn of a process's loop while one of its threads waits; other threads are timers, and wait, too."""
+        """Runs one iteration of a process while one of its threads blocks.
+
+        Timers, and with them all other threads, wait.
+        """
         ready: deque[Any] = self._ready  # type: ignore[attr-defined]
         for _ in range(len(ready)):
             handle = ready.popleft()
@@ -213,21 +216,21 @@ class SimLoop(asyncio.BaseEventLoop):
                     context.run(handle._callback, *handle._args)
                 except BaseException as e:
                     self._raised(handle, e)
-                # The turn that is under way has counted it.
+                # The current iteration counted this handle, so a cancelled one takes its position.
                 handle = SimHandle(handle._callback, (), context, True)
             ready.append(handle)
 
     def ready(self, handle: asyncio.Handle) -> None:
-        """Runs in the next turn; the same handle may again."""
+        """Runs the handle in the next iteration. The same handle can be used several times."""
         self._ready.append(handle)  # type: ignore[attr-defined]
 
     def unpark(self, handles: deque[asyncio.Handle]) -> None:
-        """Work that waited for its process to go on."""
+        """Schedules the callbacks that were deferred while their process was stopped."""
         self._ready.extend(handles)  # type: ignore[attr-defined]
         handles.clear()
 
     def timer_cancelled(self, timer: SimTimer) -> None:
-        """It stays where it is until its time, or until half of many are cancelled."""
+        """Counts a cancelled timer. If more than 100 timers and more than half of them are cancelled, removes these."""
         self._cancelled_count += timer._scheduled
         timers = self._timers
         if self._cancelled_count > max(_MANY_CANCELLED, len(timers) // 2):
@@ -235,20 +238,21 @@ class SimLoop(asyncio.BaseEventLoop):
             heapify(timers)
             self._cancelled_count = 0
 
-    # -- what asyncio's loop asks its system for ----------------------------------------------------------------
+    # -- system interface of asyncio's loop ---------------------------------------------------------------------
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """There are none: the network calls back by itself."""
+        """Does nothing: the simulated network calls back directly."""
 
     def _write_to_self(self) -> None:
-        """Nothing sleeps that would have to be woken."""
+        """Does nothing: the loop never sleeps."""
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         result: asyncio.Future[Any] = self.create_future()
 
         def run() -> None:
             if result.cancelled():
-                # As in a thread: who waits no longer doesn't stop it, once it runs.
+                # As with a real thread: a cancelled future prevents the start of the work, but does not stop running
+                # work.
                 return
             value, error = None, None
             try:
@@ -290,7 +294,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return _socket(sock).begin(protocol_factory)
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
-        """Hosts are known by their addresses."""
+        """Returns the host as its own address."""
         return [(2, 1, 6, "", (host, port))]
 
 
@@ -300,6 +304,6 @@ def _socket(fd: Any) -> SimSocket:
 
 
 def _name(handle: asyncio.Handle) -> str:
-    """Without an address, which is another in each run."""
+    """Returns the name of the callback without its memory address, which differs in each run."""
     callback = handle._callback  # type: ignore[attr-defined]
     return getattr(callback, "__qualname__", type(callback).__name__)

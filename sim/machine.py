@@ -1,8 +1,8 @@
-"""Hosts and processes: who a piece of work belongs to, and whether it still runs.
+"""Hosts and processes, and the process to which each callback belongs.
 
-Every callback of the loop carries a context; the process that it belongs to is a variable of that context, so whatever
-a process starts (tasks, timers, connections) is its own without its knowing. The loop asks before it calls back: the
-work of a process that was killed never runs again, that of one that is stopped waits until it goes on.
+Each callback of the loop has a context, and a variable of this context contains its process. Tasks, timers and
+connections inherit the context, so they belong to the process that started them. The loop never runs callbacks of a
+killed process. It defers those of a stopped process until the process continues.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sim.loop import SimLoop
 
-#: The process whose work runs now; None for the simulator's own.
+#: The process of the current callback. None for the simulator's own callbacks.
 PROCESS: ContextVar[Process | None] = ContextVar("PROCESS", default=None)
 
 
-#: So many tasks that have ended may stay with a process: each keeps what it returned or raised.
+#: Number of finished tasks that a process may keep. Each one keeps its result or its exception.
 _FEW = 30
 
 
 class State(Enum):
     RUNNING = 1
-    #: SIGSTOP: its work waits, its connections stay.
+    #: SIGSTOP: the callbacks are deferred, and the connections stay open.
     STOPPED = 2
-    #: Gone: nothing of it ever runs again.
+    #: None of its callbacks ever runs again.
     DEAD = 3
 
 
 class Host:
-    """A machine with an address, a wall clock of its own, and one process at a time."""
+    """A machine with an address, its own wall clock, and one process at a time."""
 
     def __init__(self, loop: SimLoop, name: str, address: str) -> None:
         self.name = name
         self.address = address
         self._clock_ahead_s = 0.0
         self._clock_drift = 0.0
-        #: (since, ahead, drift) of each setting of the clock; times in s.
+        #: (begin, ahead, drift) of each setting of the clock; times in seconds.
         self._clock_settings = [(0.0, 0.0, 0.0)]
-        #: What its threads do takes up to so much longer, s.
+        #: Longest additional time of work in a thread, in seconds.
         self.thread_s = 0.0
         self.process: Process | None = None
-        #: Start time of the process, in s.
+        #: Start time of the process, in seconds.
         self.started_at = 0.0
-        #: What its process was, and from when on, s.
+        #: States of the process, each with the time of its begin in seconds.
         self.states: list[tuple[float, State]] = []
-        #: Those before it. Kept, or else Python would take their tasks apart, and run the `finally` of each.
+        #: Earlier processes. Without this reference, Python would destroy their tasks and run their `finally` blocks.
         self._dead: list[Process] = []
         self._loop = loop
         self._count = 0
@@ -76,12 +76,15 @@ class Host:
         self._clock_settings.append((self._loop.now, self._clock_ahead_s, self._clock_drift))
 
     def wall_s(self, epoch_s: float) -> float:
-        """Seconds since 1970 by this host's clock; the simulation began at `epoch_s`."""
+        """Returns the seconds since 1970 by this host's clock. `epoch_s` is the start time of the simulation."""
         now = self._loop.now
         return epoch_s + now + self._clock_ahead_s + now * self._clock_drift
 
     def clock_errors(self, since: float, until: float) -> tuple[float, float]:
-        """The least and the greatest error of the wall clock between two times, in s. Positive: it is ahead."""
+        """Returns the smallest and the largest error of the wall clock between two times, in seconds.
+
+        Positive errors are ahead.
+        """
         errors: list[float] = []
         for number, (begin, ahead_s, drift) in enumerate(self._clock_settings):
             following = self._clock_settings[number + 1 :]
@@ -91,7 +94,7 @@ class Host:
         return min(errors), max(errors)
 
     def start(self, main: Callable[[], Coroutine[Any, Any, None]]) -> Process:
-        """Begins a process whose main task is `main()`; the one before must be dead."""
+        """Starts a process whose main task is `main()`. The previous process must be dead."""
         assert self.process is None or self.process.state is State.DEAD, f"{self.name} runs already"
         if self.process is not None:
             self._dead.append(self.process)
@@ -104,25 +107,26 @@ class Host:
 
 
 class Process:
-    """One life of a program on a host."""
+    """One lifetime of a program on a host."""
 
     def __init__(self, loop: SimLoop, host: Host, number: int) -> None:
         self.host = host
         self.name = f"{host.name}#{number}"
         self.state = State.RUNNING
         self.main: asyncio.Task[None] | None = None
-        #: Called when it dies, with True when the machine went with it: what it has open goes too.
+        #: Called at its death. The argument is true if the machine lost power, so that open connections and files are
+        #: lost, too.
         self.at_death: list[Callable[[bool], None]] = []
-        #: Callbacks that have come due while it was stopped.
+        #: Callbacks that became due while the process was stopped.
         self.parked: deque[asyncio.Handle] = deque()
-        #: What it runs, with some that have ended; to be looked through when there are more than `many`.
+        #: Running and some finished tasks. If there are more than `many`, finished ones are removed.
         self.tasks: list[asyncio.Task[Any]] = []
         self.many = _FEW
         self._loop = loop
 
     @property
     def context(self) -> Context:
-        """A new context in which work is this process's."""
+        """A new context for callbacks of this process."""
         context = copy_context()
         context.run(PROCESS.set, self)
         return context
@@ -140,7 +144,10 @@ class Process:
             self._loop.unpark(self.parked)
 
     def kill(self, *, machine: bool = False) -> None:
-        """SIGKILL; with `machine` the power goes: nobody hears of it, and files lose what wasn't synced."""
+        """Kills the process (SIGKILL).
+
+        With `machine`, the power fails: peers get no reset, and files lose unsynced data.
+        """
         if self.state is State.DEAD:
             return
         self._becomes(State.DEAD)
@@ -153,6 +160,6 @@ class Process:
         self.host.states.append((self._loop.now, state))
 
     def forget_some(self) -> None:
-        """The tasks that have ended."""
+        """Removes finished tasks."""
         self.tasks = [known for known in self.tasks if not known.done()]
         self.many = 2 * len(self.tasks) + _FEW

@@ -1,7 +1,7 @@
-"""Many seeds: each in a process of its own, forked when everything is imported; what comes of them is kept in a file.
+"""Runs many seeds, each in a forked process of its own, and keeps their results in a file.
 
-A process for each seed and not one for many: nothing that one run leaves in the package's modules reaches the next, so
-a seed among others is the same run as alone. A fork costs some milliseconds, a run some hundred.
+With a process for each seed, module state of one run cannot change the next: a seed gives the same run as alone. A fork
+takes some milliseconds, a run some hundred.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ import msgspec
 
 from sim.run import Outcome
 
-#: A run takes about a second of a processor.
+#: CPU limit of a run, in seconds. A run takes about one second.
 _MOST_CPU_S = 120
 
 
 @dataclass(frozen=True)
 class Result:
-    """What is kept of a run: a line of JSON in the file of results."""
+    """Result of a run: one line of JSON in the results file."""
 
     seed: str
     problems: list[str]
     simulated_s: float = 0.0
     messages: int = 0
-    #: Of the trace, the beginning of its SHA-256: another one on another machine means that something real got in.
+    #: Start of the SHA-256 of the trace. If it differs between machines, the run depended on the real system.
     digest: str = ""
-    #: What it took, s of a processor.
+    #: CPU time in seconds.
     cpu_s: float = 0.0
 
 
 class Results:
-    """A file with a line for each seed that was run: who goes on with it leaves those out."""
+    """A file with one line for each finished seed. A later run with the same file skips these seeds."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.all: dict[str, Result] = {}
         if path is not None and path.exists():
             whole = path.read_bytes()
-            # A run that was killed may have left half a line.
+            # A killed run may have left an incomplete line.
             os.truncate(path, whole.rfind(b"\n") + 1)
             for line in whole.splitlines(keepends=True):
                 if line.endswith(b"\n"):
@@ -63,7 +63,7 @@ class Results:
 def run_all(
     seeds: Iterable[str], jobs: int, execute: Callable[[str], Outcome], *, stop_at_first: bool = False
 ) -> Iterator[Result]:
-    """The results as they come; after the first that failed no more are begun, if so wanted."""
+    """Yields the results as they arrive. With `stop_at_first`, starts no more seeds after a failed one."""
     learn_types()
     left = iter(seeds)
     has_failed = False
@@ -93,7 +93,7 @@ def run_all(
 
 
 def summary(results: Iterable[Result], took_s: float) -> str:
-    """One line."""
+    """Returns one line with the totals."""
     results = list(results)
     simulated_s = sum(result.simulated_s for result in results)
     messages = sum(result.messages for result in results)
@@ -107,7 +107,7 @@ def summary(results: Iterable[Result], took_s: float) -> str:
 
 
 def learn_types() -> None:
-    """Once, what msgspec finds out of each type when it is decoded first: some milliseconds of each run otherwise."""
+    """Makes msgspec inspect all types once before the forks. Otherwise each run needs some milliseconds for it."""
     types = [msgspec.Struct]
     for known in types:
         types += known.__subclasses__()
@@ -115,7 +115,7 @@ def learn_types() -> None:
 
 
 def _fork(seed: str, execute: Callable[[str], Outcome]) -> tuple[int, int]:
-    """The process of a seed, and where its result comes from."""
+    """Starts the process of a seed. Returns its process id and the descriptor with its result."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
@@ -126,7 +126,7 @@ def _fork(seed: str, execute: Callable[[str], Outcome]) -> tuple[int, int]:
 
 
 def _child(seed: str, writer: int, execute: Callable[[str], Outcome]) -> NoReturn:
-    # What never ends ends so, and is told by its status.
+    # The limit ends a run that never finishes. Its exit status shows this.
     resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_S, _MOST_CPU_S))
     try:
         outcome = execute(seed)
@@ -141,5 +141,5 @@ def _child(seed: str, writer: int, execute: Callable[[str], Outcome]) -> NoRetur
     data = json.dumps(result).encode()
     while data:
         data = data[os.write(writer, data) :]
-    # Nothing of the run is to go on while Python takes it apart.
+    # Exit at once: a normal exit of Python would run more code of the simulated programs.
     os._exit(0)

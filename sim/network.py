@@ -1,8 +1,11 @@
-"""The network between hosts: streams that arrive late, in pieces, or never.
+"""Simulated TCP network between hosts.
 
-A connection is two `Stream`s, one each way. Bytes keep their order within a stream and arrive after the link's delay;
-streams don't keep pace with one another. What the reader doesn't take stays in its window, and then with the writer.
-Where a link is cut, bytes wait; when it is mended they go on, or the connection is reset, by chance.
+A connection consists of two `Stream`s, one for each direction. Bytes keep their order within a stream and arrive after
+the delay of the link. The two streams of a connection have independent delays.
+
+Each stream has a window. If the reader does not read, first the window fills and then the write buffer of the sender.
+While a link is cut, its bytes are queued. When the link is mended, the bytes continue or, at random, the connection is
+reset.
 """
 
 from __future__ import annotations
@@ -20,41 +23,42 @@ from sim.machine import PROCESS, Process
 if TYPE_CHECKING:
     from sim.loop import SimLoop, SimTimer
 
-#: What is under way or unread at most, in bytes; the rest stays in the writer's buffer.
+#: Maximum of bytes in transit or unread per stream. Further bytes stay in the write buffer of the sender.
 _WINDOW = 256 * 1024
 #: asyncio's write buffer limits, in bytes.
 _HIGH_WATER = 64 * 1024
-#: So many tiny reads come in a row, at some place of what has arrived; the rest comes at once.
+#: Maximum number of consecutive tiny reads. They start at a random position in the received bytes; the rest is one
+#: read.
 _TINY_READS = 16
-#: How long a connect or unacknowledged bytes wait for a host that doesn't answer, s.
+#: Timeouts in seconds: to connect, and to get an acknowledgement from a dead peer.
 _CONNECT_TIMEOUT_S = 127.0
 _DEAD_PEER_S = 60.0
 _FIRST_PORT = 20_000
-#: Where masters listen for slaves: the port after the broker's.
+#: Port on which a master accepts slaves: the port after the broker's.
 LOG_PORT = 10912
 
 
 @dataclass
 class Link:
-    """What one way between two hosts does to bytes."""
+    """Effects of one direction between two hosts on the bytes that it carries."""
 
-    #: The shortest delay, and what chance adds at most, s.
+    #: Smallest delay, and the largest random addition to it, in seconds.
     delay_s: float = 0.0002
     jitter_s: float = 0.0005
-    #: Nothing gets through.
+    #: True if no bytes get through.
     is_cut: bool = False
-    #: Of what brokers send of their logs, the share of writes in which a bit flips.
+    #: Share of the writes on the replication port in which one bit flips.
     garbled: float = 0.0
 
 
 class SimSocket:
-    """What a server has of a listening socket, and of one that was accepted: the part of socket.socket that it uses."""
+    """The part of `socket.socket` that a server uses, for listening and accepted sockets."""
 
     def __init__(self, network: Network, name: tuple[str, int], peer: tuple[str, int] | None = None) -> None:
         self._network = network
         self._name = name
         self._peer = peer
-        #: Who takes its connections.
+        #: The process that accepts the connections.
         self.owner = PROCESS.get()
         self._number = network.next_descriptor()
         self._reader: asyncio.Handle | None = None
@@ -110,7 +114,7 @@ class SimSocket:
         return had is not None
 
     def arrived(self, connection: Connection) -> None:
-        """A connection to be accepted."""
+        """Queues a connection to be accepted."""
         self._waiting.append(connection)
         if self._reader is not None:
             self._network.loop.ready(self._reader)
@@ -124,7 +128,7 @@ class SimSocket:
 
 
 class Stream:
-    """One way of a connection. `deliver` runs when bytes arrive, in the name of the process that they are for."""
+    """One direction of a connection. `_deliver` runs in the context of the receiving process."""
 
     def __init__(self, network: Network, source: End, target: End) -> None:
         self._network = network
@@ -134,18 +138,18 @@ class Stream:
         self._is_log = LOG_PORT in (source.name[1], target.name[1])
         self._pieces: deque[tuple[float, bytes | None]] = deque()
         self._arrives = 0.0
-        #: Runs `_deliver`, again and again; and whether it is set.
+        #: The timer that runs `_deliver`. It is reused; `_is_set` is true while it is scheduled.
         self._timer: SimTimer | None = None
         self._is_set = False
-        #: Bytes under way, and those that the target hasn't read.
+        #: Number of bytes in transit or unread by the target.
         self.under_way = 0
 
     def send(self, data: bytes | None) -> None:
-        """Bytes, or None for the end."""
+        """Sends bytes, or the end of the stream if `data` is None."""
         link, network = self._link, self._network
         arrives = network.loop.now + link.delay_s + network.chance.random() * link.jitter_s
         if arrives < self._arrives:
-            # In order, whatever chance says.
+            # The bytes of a stream arrive in order, so none may overtake earlier ones.
             arrives = self._arrives
         self._arrives = arrives
         if link.garbled and data and self._is_log and network.chance.random() < link.garbled:
@@ -157,7 +161,7 @@ class Stream:
             self._schedule()
 
     def again(self) -> None:
-        """The link was mended, or the target reads again."""
+        """Resumes delivery after the link was mended or the target reads again."""
         self._schedule()
 
     def _schedule(self) -> None:
@@ -198,7 +202,7 @@ class Stream:
             self._schedule()
 
     def _read(self, data: bytes) -> None:
-        """As one read, or as several."""
+        """Passes `data` to the target in one read, or in several if tiny reads are on."""
         target, begin = self._target, 0
         if not self._network.tiny_reads:
             self.under_way -= len(data)
@@ -207,7 +211,7 @@ class Stream:
             return
         for end in self._network.cuts(len(data)):
             if not target.takes:
-                # It stopped reading in the midst of it: the rest comes first, later.
+                # The target paused reading between two reads: the rest is delivered first when it resumes.
                 self._pieces.appendleft((0.0, data[begin:]))
                 return
             self.under_way -= end - begin
@@ -217,14 +221,14 @@ class Stream:
 
 
 def _garbled(data: bytes, chance: Random) -> bytes:
-    """With another bit."""
+    """Returns `data` with one random bit flipped."""
     changed, place = bytearray(data), chance.randrange(len(data))
     changed[place] ^= 1 << chance.randrange(8)
     return bytes(changed)
 
 
 class End(asyncio.Transport):
-    """One end of a connection: what asyncio calls a transport."""
+    """One end of a connection: an asyncio transport."""
 
     def __init__(self, network: Network, name: tuple[str, int], process: Process | None) -> None:
         super().__init__()
@@ -240,7 +244,7 @@ class End(asyncio.Transport):
         self._high = _HIGH_WATER
         self._is_paused = False
         self._reads = True
-        #: Bytes may be handed to it: it has a protocol that reads, and is not lost.
+        #: True while the end accepts bytes: its protocol reads and the connection is not lost.
         self.takes = False
         self._closing = False
         self._lost = False
@@ -326,15 +330,15 @@ class End(asyncio.Transport):
         return not self._lost
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
-        """It has somebody who reads it."""
+        """Attaches the protocol that reads from this end."""
         self.set_protocol(protocol)
         protocol.connection_made(self)
-        if self._lost:  # Before it was accepted.
+        if self._lost:  # The client closed the connection before the server accepted it.
             self._network.loop.call_soon(protocol.connection_lost, None, context=self.context)
         self.peer.out.again()
 
     def accepted_by(self, process: Process | None) -> None:
-        """The server's end belongs to who accepted it."""
+        """Assigns the server end to the process that accepts the connection."""
         self.process = process
         if process is not None:
             self.context = process.context
@@ -345,7 +349,7 @@ class End(asyncio.Transport):
             self.protocol.data_received(data)
 
     def ended(self) -> None:
-        """The peer sends no more."""
+        """Handles the end of the stream: the peer sends no more bytes."""
         if not self._ended and not self._lost:
             self._ended = True
             if self.protocol is not None and not self._closing:
@@ -353,18 +357,18 @@ class End(asyncio.Transport):
             self.close()
 
     def drained(self) -> None:
-        """The peer has read something."""
+        """Sends more buffered bytes after the peer has read some."""
         if not self._lost and (self._buffer or self._is_paused or self._closing):
             self._push()
 
     def reset(self, error: OSError) -> None:
-        """The connection is lost; called in the name of this end's process."""
+        """Closes the connection with `error`. Runs in the context of this end's process."""
         if not self._lost:
             self._closing = True
             self._lose(error)
 
     def vanish(self, *, machine: bool) -> None:
-        """Its process is gone: the peer is told, but not by a machine without power."""
+        """Closes this end because its process died. If the machine lost power (`machine`), the peer gets no reset."""
         if self._lost:
             return
         self._closing = self._lost = True
@@ -376,7 +380,7 @@ class End(asyncio.Transport):
             self._reset_peer()
 
     def unanswered(self) -> None:
-        """Nobody is there any more: what is sent is given up after a while."""
+        """Times the connection out after `_DEAD_PEER_S`, because the peer's machine does not answer."""
         self._network.loop.call_later(
             _DEAD_PEER_S, self.reset, TimeoutError(110, "Connection timed out"), context=self.context
         )
@@ -385,7 +389,7 @@ class End(asyncio.Transport):
         self.vanish(machine=machine)
 
     def _push(self) -> None:
-        """Gives the stream what its window has room for."""
+        """Moves buffered bytes to the stream, as far as its window allows."""
         while self._buffer and self.out.under_way < _WINDOW:
             piece = self._buffer.popleft()
             self._buffered -= len(piece)
@@ -397,7 +401,7 @@ class End(asyncio.Transport):
             self._finish()
 
     def _finish(self) -> None:
-        """All is sent: the peer hears of the end behind it."""
+        """Sends the end of the stream after all bytes, and closes this end."""
         self.out.send(None)
         self._lose(None)
 
@@ -421,7 +425,7 @@ class End(asyncio.Transport):
 
 
 class Connection:
-    """Two ends."""
+    """The client end and the server end of a connection."""
 
     def __init__(self, network: Network, client: End, server: End) -> None:
         self.client = client
@@ -432,14 +436,14 @@ class Connection:
 
 
 class Network:
-    """All hosts' links and listening sockets."""
+    """The links and listening sockets of all hosts."""
 
     def __init__(self, loop: SimLoop, chance: Random) -> None:
         self.loop = loop
         self.chance = chance
-        #: How bytes are cut into reads: the share of tiny ones.
+        #: Share of the deliveries that are cut into tiny reads.
         self.tiny_reads = 0.0
-        #: Addresses of machines that are off: nobody there says that a port is closed.
+        #: Addresses of machines that are off. A connect to them times out, because nothing refuses it.
         self.without_power: set[str] = set()
         self._links: dict[tuple[str, str], Link] = {}
         self._listening: dict[tuple[str, int], SimSocket] = {}
@@ -448,15 +452,15 @@ class Network:
         self._descriptors = 10
 
     def link(self, source: str, target: str) -> Link:
-        """The way from one address to another; a link that nobody has changed is a good one."""
+        """Returns the link from one address to another. A new link has the default delays and no faults."""
         return self._links.setdefault((source, target), Link())
 
     def cut(self, source: str, target: str) -> None:
-        """Nothing passes from one to the other; the way back is another link."""
+        """Cuts the link in one direction. The opposite direction is another link."""
         self.link(source, target).is_cut = True
 
     def mend(self, source: str, target: str, *, reset_share: float = 0.0) -> None:
-        """Bytes go on; that share of the connections is reset."""
+        """Restores a cut link: bytes continue, except that `reset_share` of the connections are reset."""
         self.link(source, target).is_cut = False
         for end in list(self._ends):
             if (end.name[0], end.peer.name[0]) == (source, target):
@@ -467,7 +471,7 @@ class Network:
                     end.out.again()
 
     def reset_some(self, share: float) -> int:
-        """Loses that share of all connections; how many."""
+        """Resets this share of all connections. Returns the number of reset ends."""
         chosen = [end for end in list(self._ends) if end.is_open and self.chance.random() < share]
         for end in chosen:
             end.reset(ConnectionResetError(104, "Connection reset by peer"))
@@ -475,14 +479,17 @@ class Network:
         return len(chosen)
 
     def lose(self, one: str, other: str) -> None:
-        """All connections between two addresses are lost, and both ends hear of it."""
+        """Resets all connections from `one` to `other` on both ends."""
         for end in list(self._ends):
             if end.is_open and (end.name[0], end.peer.name[0]) == (one, other):
                 end.reset(ConnectionResetError(104, "Connection reset by peer"))
                 end.peer.reset(ConnectionResetError(104, "Connection reset by peer"))
 
     def bind(self, host: str, port: int) -> SimSocket:
-        """A socket at that place; 0 takes a free port. Raises OSError when it is taken."""
+        """Returns a socket bound to this address. Port 0 selects a free port.
+
+        Raises OSError if the address is in use.
+        """
         if not port:
             self._next_port += 1
             port = self._next_port
@@ -510,7 +517,10 @@ class Network:
         self._ends.pop(end, None)
 
     def cuts(self, available: int) -> list[int]:
-        """Where each of the reads ends that bring so many bytes: one, or tiny ones somewhere among them."""
+        """Returns the end of each read for `available` bytes.
+
+        The result is a single read, or a read with some tiny ones in it.
+        """
         chance = self.chance
         if not self.tiny_reads or available < 2 or chance.random() >= self.tiny_reads:
             return [available]
@@ -523,13 +533,16 @@ class Network:
     async def connect(
         self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Raises ConnectionRefusedError where nobody listens, TimeoutError where nobody answers."""
+        """Connects to a server.
+
+        Raises ConnectionRefusedError if nothing listens there, and TimeoutError if nothing answers.
+        """
         process = PROCESS.get()
         own = process.host.address if process is not None else "10.0.0.0"
         there, back = self.link(own, host), self.link(host, own)
         began = self.loop.time()
         while there.is_cut or back.is_cut or host in self.without_power:
-            # TCP tries again each second.
+            # TCP repeats the SYN each second.
             await asyncio.sleep(1.0)
             if self.loop.time() - began >= _CONNECT_TIMEOUT_S:
                 raise TimeoutError(110, "Connection timed out")

@@ -1,6 +1,6 @@
-"""What a seed means: how large the cluster is, who does what, and what goes wrong when.
+"""Plan of a run, derived from a seed: size of the cluster, workloads, and faults with their times.
 
-Chance decides everything here, before the run; so a fault can be left out, and the rest stays as it is.
+All random choices are made here, before the run. So a fault can be removed while the rest of the plan stays the same.
 """
 
 from __future__ import annotations
@@ -8,19 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-#: The topic of every seed, and its queues on each broker.
+#: Topic of every seed, and its number of queues on each broker.
 TOPIC, QUEUES = "orders", 4
-#: Faults happen within so many s of simulated time, from the first send on.
+#: Faults begin within this time after the first send, in seconds.
 FAULTS_S = 90.0
-#: The share of seeds with a clock that drifts, a disk that is slow, or reads and writes that fail.
+#: Share of seeds with a drifting clock, a slow disk, or failing reads and writes.
 _SLOWER_SHARE = 0.2
-#: Of those that may have power failures the share with one before a sync.
+#: Share of the seeds with a power failure before a sync, among those that may have power failures.
 _AT_SYNC_SHARE = 0.125
 #: Share of seeds with clocks that are wrong by up to an hour, and share of these clocks that are wrong from the start.
 _FAR_CLOCKS_SHARE, _FROM_THE_START_SHARE = 0.15, 0.3
-#: Workloads whose checkers use times of the brokers' clocks.
+#: Share of seeds without replicas in which NameServers restart and have partial routes.
+_YOUNG_SHARE = 0.04
+#: Workloads whose checkers depend on the clocks of the brokers.
 _TIMED_EXTRAS = {"offsets", "pop-resets", "recalls", "recreations", "retention"}
-#: The names of workloads.EXTRAS; those load the whole package, and a plan is a table.
+#: Names of the workloads in `workloads.EXTRAS`. Repeated here, because an import would load the whole package.
 EXTRAS = (
     "broadcasts",
     "comings",
@@ -33,16 +35,16 @@ EXTRAS = (
     "slow-pops",
     "topics",
 )
-#: Workloads that are drawn with their own random numbers; share of seeds with one, and share of these without faults.
+#: Workloads with their own random numbers; share of seeds with one, and share of these without server faults.
 LATER_EXTRAS = ("endings", "pop-resets", "recreations")
 _LATER_EXTRAS_SHARE, _CALM_SHARE = 0.12, 0.5
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind` of faults.py, whom it hits, from when and for how long, s since the first send; `strength` from 0 to 1.
+    """A fault: its kind (faults.py), its target, its begin and duration in seconds, and its strength from 0 to 1.
 
-    A clock fault with `at` below 0 begins before the programs start.
+    The begin is relative to the first send. A clock fault with `at` below 0 begins before the programs start.
     """
 
     kind: str
@@ -57,7 +59,7 @@ class Fault:
 
 @dataclass
 class Plan:
-    """All of a run but the order of its work."""
+    """Everything that determines a run, except for the order of its callbacks."""
 
     seed: str
     name_servers: int
@@ -65,54 +67,57 @@ class Plan:
     producers: int
     #: Consumers of each group.
     consumers: dict[str, int]
-    #: SYNC_FLUSH: what is acknowledged survives a power failure.
+    #: True for SYNC_FLUSH: acknowledged messages survive a power failure.
     is_synced: bool
-    #: Messages of a producer, and the pause between two, s.
+    #: Number of messages of each producer, and the mean pause between two, in seconds.
     messages: int
     pause_s: float
-    #: The share of messages of each kind; the rest are plain.
+    #: Shares of the kinds of messages. The rest are plain messages.
     ordered: float
     delayed: float
     batches: float
     transactions: float
-    #: The share of deliveries that handlers fail.
+    #: Share of the deliveries for which the handler raises.
     failures: float
     tiny_reads: float
-    #: The share of messages that are sent one-way.
+    #: Share of oneway messages.
     oneway: float = 0.0
-    #: Workloads beside producers and consumers, see workloads/.
+    #: Additional workloads (workloads/).
     extras: tuple[str, ...] = ()
     faults: list[Fault] = field(default_factory=list)
-    #: Brokers of each name, and what they are: ASYNC_MASTER or SYNC_MASTER with slaves, or CONTROLLED.
+    #: Number of brokers of each name, and their mode: ASYNC_MASTER, SYNC_MASTER or CONTROLLED. Empty without replicas.
     replicas: int = 1
     mode: str = ""
-    #: Of a SYNC_MASTER inSyncReplicas, with controllers minInSyncReplicas.
+    #: `inSyncReplicas` of a SYNC_MASTER, or `minInSyncReplicas` with controllers.
     in_sync: int = 1
     controllers: int = 0
-    #: Slaves stand in for a master that is gone (enableSlaveActingMaster).
+    #: True if slaves become acting masters for an absent master (`enableSlaveActingMaster`).
     acting: bool = False
 
     @property
     def broker_programs(self) -> list[str]:
-        """The names of all brokers' programs."""
+        """Names of the programs of all brokers."""
         others = [f"broker-{n}.{k}" for k in range(1, self.replicas) for n in range(self.brokers)]
         return [f"broker-{n}" for n in range(self.brokers)] + others
 
     @property
     def servers(self) -> list[str]:
-        """The names of all servers' programs."""
+        """Names of the programs of all servers."""
         controllers = [f"controller-{n}" for n in range(self.controllers)]
         return [f"ns-{n}" for n in range(self.name_servers)] + self.broker_programs + controllers
 
     @property
     def clients(self) -> list[str]:
-        """Of the clients that each seed has."""
+        """Names of the programs of the standard clients."""
         clients = [f"producer-{n}" for n in range(self.producers)]
         return clients + [f"{kind}-{n}" for kind, count in self.consumers.items() for n in range(count)]
 
 
 def broker_name(program: str) -> str:
-    """The name that a broker's program has in common with its replicas: broker-0 and broker-0.1 are the same one's."""
+    """Returns the broker name of a program, which it shares with its replicas.
+
+    For example, broker-0 and broker-0.1 have the same broker name.
+    """
     return program.partition(".")[0]
 
 
@@ -157,19 +162,19 @@ def make_plan(seed: str) -> Plan:
                 round(chance.random(), 2),
             )
         )
-    # By a chance of their own: what was added later leaves the rest of a seed as it was.
+    # Separate random numbers: later additions leave the rest of a seed unchanged.
     extra = Random(f"{seed} extras")
     plan.extras = tuple(sorted(extra.sample(EXTRAS, extra.choice((0, 0, 1, 1, 2)))))
     if extra.random() < 0.15:
         kind, whom = extra.choice((("kill-all", "ns-0"), ("kill-all", "broker-0"), ("end-all", "broker-0")))
         plan.faults.append(Fault(kind, whom, round(extra.uniform(5, FAULTS_S), 2), round(extra.uniform(1, 20), 2), 1.0))
     plan.oneway = extra.choice((0.0, 0.0, 0.05))
-    # What was given back, popped or taken back in the last moment may be lost without SYNC_FLUSH.
+    # Without SYNC_FLUSH, a power failure can lose recent retries, pops and recalls.
     is_lossless = not plan.failures and not {"dead-letters", "recalls", "slow-pops"} & set(plan.extras)
     if not plan.is_synced and not plan.consumers["pop"] and is_lossless and extra.random() < 0.5:
         whom, at = f"broker-{extra.randrange(plan.brokers)}", round(extra.uniform(1, FAULTS_S), 2)
         plan.faults.append(Fault("power", whom, at, round(extra.uniform(1, 20), 2), 1.0))
-    # Recovery takes a damaged record for the end of the log, as Java's does: only on what runs through.
+    # As in Java, recovery ends the log at a damaged record. So only brokers that are not restarted get this fault.
     restarted = {fault.whom for fault in plan.faults if fault.kind in ("kill", "power", "end", "sync-error")}
     steady = [f"broker-{n}" for n in range(plan.brokers) if f"broker-{n}" not in restarted]
     are_all_restarted = any(fault.kind in ("kill-all", "end-all") for fault in plan.faults)
@@ -184,7 +189,7 @@ def make_plan(seed: str) -> Plan:
         plan.faults.append(Fault("lies", whom, at, round(later.uniform(0.5, 20), 2), round(later.random(), 2)))
         steady = [name for name in steady if name != whom]
     has_rot = any(fault.kind == "rot" for fault in plan.faults)
-    # What was sent back would be read once more.
+    # With failing handlers, the damaged message would be read once more for a retry.
     if steady and not are_all_restarted and is_kept and not has_rot and not plan.failures and later.random() < 0.15:
         at = round(later.uniform(1, min(plan.messages * plan.pause_s, FAULTS_S)), 2)
         strength = round(later.random(), 2)
@@ -194,23 +199,35 @@ def make_plan(seed: str) -> Plan:
         kind = slower.choice(("drift", "slow-disk", "io-errors"))
         whom = slower.choice(servers + plan.clients) if kind == "drift" else f"broker-{slower.randrange(plan.brokers)}"
         at, lasts = round(slower.uniform(0, FAULTS_S), 2), round(slower.uniform(1, 20), 2)
-        # What a slow disk hasn't yet groups have had, and skip what comes in its place after a power failure.
+        # A slow disk and a power failure exclude each other: groups would skip messages that replace unsynced ones.
         is_lossy = any(fault.kind in ("power", "lies") for fault in plan.faults)
         if kind != "slow-disk" or not is_lossy:
             plan.faults.append(Fault(kind, whom, at, lasts, round(slower.random(), 2)))
     at_sync = Random(f"{seed} power at a sync")
     if at_sync.random() < _AT_SYNC_SHARE and (plan.is_synced or (not plan.consumers["pop"] and is_lossless)):
-        # While messages come: later there is little to sync.
+        # While messages are sent; later there is little to sync.
         whom, sending_s = f"broker-{at_sync.randrange(plan.brokers)}", min(plan.messages * plan.pause_s, FAULTS_S)
         at, lasts = round(at_sync.uniform(0, sending_s), 2), round(at_sync.uniform(3, 20), 2)
-        # As above: what has rotted isn't read by a recovery, and a slow disk has no power failures.
+        # As above: recovery must not read a damaged record, and a slow disk excludes power failures.
         has_rotten = any(fault.kind in ("rot", "rot-unread") and fault.whom == whom for fault in plan.faults)
         if not has_rotten and not any(fault.kind == "slow-disk" for fault in plan.faults):
             plan.faults.append(Fault("power-at-sync", whom, at, lasts, round(at_sync.random(), 2)))
     add_extra(plan)
     add_far_clocks(plan)
+    _add_young_name_servers(plan)
     plan.faults.sort(key=lambda fault: fault.at)
     return plan
+
+
+def _add_young_name_servers(plan: Plan) -> None:
+    """Makes all NameServers of some plans restart. Of the other faults, only restarts of clients remain."""
+    chance = Random(f"{plan.seed} young name servers")
+    if chance.random() < _YOUNG_SHARE:
+        at, lasts, strength = chance.uniform(1, FAULTS_S / 2), chance.uniform(2, 25), chance.random()
+        restarts = {"kill", "end"}
+        plan.faults = [fault for fault in plan.faults if fault.kind in restarts and fault.whom in plan.clients]
+        whom = f"broker-{plan.brokers - 1}"
+        plan.faults.append(Fault("young", whom, round(at, 2), round(lasts, 2), round(strength, 2)))
 
 
 def add_extra(plan: Plan) -> None:
@@ -219,7 +236,7 @@ def add_extra(plan: Plan) -> None:
     if chance.random() < _LATER_EXTRAS_SHARE:
         plan.extras += (chance.choice(LATER_EXTRAS),)
         if chance.random() < _CALM_SHARE:
-            # Their checkers are strictest if the servers have no fault.
+            # The checkers of these workloads are strictest if the servers have no fault.
             plan.faults = [fault for fault in plan.faults if fault.whom in plan.clients and fault.kind != "reset"]
 
 
@@ -234,16 +251,23 @@ def add_far_clocks(plan: Plan) -> None:
             at, lasts = -1.0, chance.uniform(5, 60)
         else:
             at, lasts = chance.uniform(0, FAULTS_S / 2), chance.uniform(0.5, 40)
+        # As in `make_plan`: a restart of a broker would cut its log at a damaged record.
+        has_rot = any(fault.kind in ("rot", "rot-unread") and fault.whom == whom for fault in plan.faults)
         plan.faults.append(Fault("far-clock", whom, round(at, 2), round(lasts, 2), round(chance.random(), 2)))
         if chance.random() < 0.5:
             restart, at = chance.choice(("kill", "end")), max(at, 0.0) + chance.uniform(-2, lasts + 5)
-            plan.faults.append(Fault(restart, whom, round(max(at, 0.0), 2), round(chance.uniform(0.5, 5), 2), 0.5))
+            lasts = chance.uniform(0.5, 5)
+            if not has_rot:
+                plan.faults.append(Fault(restart, whom, round(max(at, 0.0), 2), round(lasts, 2), 0.5))
     # A wrong clock needs delayed messages to have an effect.
     plan.delayed = max(plan.delayed, chance.choice((0.05, 0.2)))
 
 
 def _leave_out_what_waits(plan: Plan) -> None:
-    """What is on its way inside a broker: acknowledged long ago and moved on when syncs lie, it may be lost."""
+    """Removes messages that move within a broker.
+
+    They were acknowledged before syncs lie, but can be lost when they move.
+    """
     plan.delayed = plan.transactions = plan.failures = 0.0
     plan.consumers["pop"] = 0
     plan.extras = tuple(name for name in plan.extras if name not in ("dead-letters", "recalls", "slow-pops"))

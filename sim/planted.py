@@ -32,8 +32,10 @@ class Planted(NamedTuple):
 
 _PACKAGE = Path(gantrymq.__file__).parent
 _REFUSED = (
+    "            self.put_times.add_failure()\n"
     "            raise RequestRefused("
-    'ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {e}") from e\n        '
+    'ResponseCode.SERVICE_NOT_AVAILABLE, f"service not available now: {e}") from e\n'
+    "        self.put_times.add(monotonic() - begin)\n"
 )
 
 BUGS = (
@@ -41,7 +43,7 @@ BUGS = (
     Planted("an entry is not synced", "store/mapped_file.py", "files.sync_entries(fd)", "fd"),
     Planted(
         "the answer doesn't wait for the disk",
-        "broker/flush_waits.py",
+        "broker/append/pending_responses.py",
         "self._store.when_flushed(end, partial(self._flushed, waiting))",
         "self._loop.call_soon(self._answer, waiting, None)",
     ),
@@ -83,11 +85,11 @@ BUGS = (
         "            self._give_back(process_queue, message)\n\n    def _give_back",
         "            process_queue.remove(message)\n\n    def _give_back",
     ),
-    Planted("half messages are delivered", "broker/send.py", 'b"TRAN_MSG" in properties', "False"),
+    Planted("half messages are delivered", "broker/send/processor.py", 'b"TRAN_MSG" in properties', "False"),
     Planted(
         "a rollback commits", "broker/transaction/transactions.py", "if verdict == TRANSACTION_COMMIT:", "if True:"
     ),
-    Planted("a delay level is early", "broker/schedule.py", "if due_ms > now_ms:", "if due_ms > now_ms + 500:"),
+    Planted("a delay level is early", "broker/delay/levels.py", "if due_ms > now_ms:", "if due_ms > now_ms + 500:"),
     Planted(
         "a broker registers once",
         "broker/registration.py",
@@ -108,7 +110,7 @@ BUGS = (
     ),
     Planted(
         "a queue's lock is given to whoever asks",
-        "broker/queue_locks.py",
+        "broker/consumers/locks.py",
         "if held is not None and held.client_id != client_id and now - held.renewed <= LOCK_LIFE_S:",
         "if False:",
     ),
@@ -120,7 +122,7 @@ BUGS = (
     ),
     Planted(
         "who had what is lost skips what comes",
-        "broker/reused_offsets.py",
+        "broker/pull/reused_offsets.py",
         "if offset <= known or",
         "if True or",
     ),
@@ -128,24 +130,28 @@ BUGS = (
         "a new directory isn't lasting", "store/directory.py", "files.make_lasting_directory", "files.make_directory"
     ),
     Planted(
-        "long polls are never answered at their end", "broker/long_polling.py", "if second < int(now)", "if second < 0"
+        "long polls are never answered at their end",
+        "broker/pull/long_polling.py",
+        "if second < int(now)",
+        "if second < 0",
     ),
     Planted(
         "what there is no room for is acknowledged",
-        "broker/appender.py",
-        _REFUSED + "self._arrived(queue)",
+        "broker/append/appender.py",
+        _REFUSED + "        self._arrived(queue)",
         "            return PutResult(queue.max_offset, self.store.max_physical_offset, 0, 0)\n"
+        "        self.put_times.add(monotonic() - begin)\n"
         "        self._arrived(queue)",
     ),
     Planted(
         "a group's offsets are not saved",
-        "broker/consumer_offsets.py",
+        "broker/tables/consumer_offsets.py",
         "        queues[queue_id] = offset\n        self._file.changed()",
         "        queues[queue_id] = offset",
     ),
     Planted(
         "a timer's slot is delivered twice",
-        "broker/timer/delivery.py",
+        "broker/delay/timer_delivery.py",
         "slot.places.append(place)",
         "slot.places.extend((place, place))",
     ),
@@ -182,7 +188,7 @@ BUGS = (
     ),
     Planted(
         "what was taken back is delivered",
-        "broker/timer/delivery.py",
+        "broker/delay/timer_delivery.py",
         "            if slot.taken_back:\n",
         "            if False:\n",
     ),
@@ -200,7 +206,7 @@ BUGS = (
     ),
     Planted(
         "a message is among the dead letters too early",
-        "broker/retry.py",
+        "broker/send/retry_topics.py",
         "record.reconsume_times >= max_times or",
         "record.reconsume_times >= max_times - 1 or",
     ),
@@ -219,19 +225,19 @@ BUGS = (
     # Replication: roles and what they promise.
     Planted(
         "a send doesn't wait for slaves",
-        "broker/flush_waits.py",
+        "broker/append/pending_responses.py",
         "if self._replicas != 1 and not self._slaves.is_reached(end, self._replicas):",
         "if False:",
     ),
     Planted(
         "slaves that take too long count as having it",
-        "broker/flush_waits.py",
+        "broker/append/pending_responses.py",
         "self._settle(waiting, _SLAVES, ResponseCode.FLUSH_SLAVE_TIMEOUT)",
         "self._settle(waiting, _SLAVES)",
     ),
     Planted(
         "a send that the in-sync set has not confirmed returns",
-        "broker/flush_waits.py",
+        "broker/append/pending_responses.py",
         "        if code == ResponseCode.FLUSH_SLAVE_TIMEOUT:\n            waiting.is_unconfirmed =",
         "        if code == ResponseCode.FLUSH_SLAVE_TIMEOUT:\n            _ =",
     ),
@@ -249,28 +255,28 @@ BUGS = (
     ),
     Planted(
         "a slave has no offsets of groups",
-        "broker/replication/metadata_sync.py",
+        "broker/slave/metadata_sync.py",
         "            self._copy_offsets,\n",
         "",
     ),
     # Clocks, and what is done once.
     Planted(
         "a clock that was ahead blocks a delay level",
-        "broker/schedule.py",
+        "broker/delay/levels.py",
         "return now_ms if record.store_timestamp > now_ms else record.store_timestamp + delay_ms",
         "return record.store_timestamp + delay_ms",
         "never had",
     ),
     Planted(
         "a new master delivers timed messages again",
-        "broker/timer/progress.py",
+        "broker/delay/timer_progress.py",
         "        if last is not None:\n",
         "        if False:\n",
         "was delivered at",
     ),
     Planted(
         "a new master delivers all delayed messages again",
-        "broker/delivery_journal.py",
+        "broker/delay/delivery_journal.py",
         "if unit is None or unit[0] < store.min_physical_offset:",
         "if True:",
         "was delivered at",
@@ -285,21 +291,21 @@ BUGS = (
     # Topics and groups that begin anew.
     Planted(
         "a reset leaves what was popped",
-        "broker/broker.py",
-        "        self.pops.offsets_reset(topic, group, offsets.keys())\n",
-        "",
+        "broker/pop/service.py",
+        "self._offsets_reset(topic, group, offsets.keys())",
+        "None",
         "not once more",
     ),
     Planted(
         "consumers go on behind a topic that was created again",
-        "broker/consumer_offsets.py",
+        "broker/tables/consumer_offsets.py",
         "return self._table.discards.deleted_topics.get(topic, 0)",
         "return 0",
         "never had",
     ),
     Planted(
         "a deleted topic's delayed messages come into the next one",
-        "broker/discards.py",
+        "broker/tables/discards.py",
         "return log_offset < self.deleted_topics.get(topic, 0)",
         "return False",
         "from the next one",
@@ -308,27 +314,27 @@ BUGS = (
     Planted("who isn't in sync is elected", "controller/replicas.py", "        if unclean:\n", "        if True:\n"),
     Planted(
         "a master says by itself who is in sync",
-        "broker/controlled/in_sync.py",
+        "broker/replication/sync_state_set.py",
         "        self._set_asked(self._asked | wanted)",
         "        self.members = wanted\n        self._set_asked(wanted)",
     ),
     Planted(
         "who comes into the set isn't waited for yet",
-        "broker/controlled/in_sync.py",
+        "broker/replication/sync_state_set.py",
         "self._others = (self.members | asked) - {self._own_id}",
         "self._others = self.members - {self._own_id}",
     ),
     Planted(
         "minInSyncReplicas isn't looked at",
-        "broker/replication/promises.py",
+        "broker/replication/required_replicas.py",
         "if in_sync < config.min_in_sync_replicas:",
         "if False:",
     ),
     Planted(
         "what not all in sync have is shown",
-        "broker/controlled/showing.py",
-        "self._store.shown_until = None if is_alone else self._confirmed",
-        "self._store.shown_until = None",
+        "broker/controller/confirmed_messages.py",
+        "self._store.set_shown_until(None if is_alone else self._confirmed)",
+        "self._store.set_shown_until(None)",
     ),
     Planted(
         "a slave keeps what a deposed master wrote",
@@ -356,14 +362,14 @@ BUGS = (
     ),
     Planted(
         "a slave that stands in delivers nothing",
-        "broker/acting/acting.py",
-        "            await self.begin()\n",
+        "broker/acting/acting_master.py",
+        "            await self._role_changes.stand_in()\n",
         "            pass\n",
     ),
     # Fencing.
     Planted(
         "an older epoch is believed",
-        "broker/controlled/roles.py",
+        "broker/controller/roles.py",
         "if told.epoch < now.epoch or self.is_too_old(told):",
         "if False:",
     ),
@@ -373,12 +379,26 @@ BUGS = (
         "if last is not None and master.last_epoch < last.number:",
         "if False:",
     ),
-    Planted("a lease is never over", "broker/controlled/lease.py", "return now >= self.until", "return False"),
+    Planted("a lease is never over", "broker/controller/lease.py", "return now >= self.until", "return False"),
     Planted(
         "a deposed master goes on taking messages",
-        "broker/controlled/controlled.py",
-        'self._appender.refusal = "another broker is master"',
-        "self._appender.refusal = None",
+        "broker/controller/replicas_manager.py",
+        'self._refuse("another broker is master")',
+        "self._refuse(None)",
+    ),
+    Planted(
+        "consumers act on the route of a NameServer that has just started",
+        "protocol/awaited_brokers.py",
+        'return frozenset(filter(None, awaited.split(";"))) if is_young else frozenset()',
+        "return frozenset()",
+        "read queue",
+    ),
+    Planted(
+        "a NameServer that has just started awaits no broker",
+        "namesrv/known_brokers.py",
+        "is_awaited=broker.lost_time is None",
+        "is_awaited=False",
+        "read queue",
     ),
 )
 

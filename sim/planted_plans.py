@@ -1,7 +1,7 @@
-"""Plans with which bugs are found at once, most of replicas and controllers: a seed comes to them by and by.
+"""Plans that find planted bugs quickly, mostly bugs of replicas and controllers. Random seeds would take longer.
 
-Each has one script of scripts.py, or a fault, in the midst of a short run; tests/sim/test_sim_planted.py runs them with
-the bugs, and without.
+Each plan has one script of scripts.py, or one fault, in a short run. tests/sim/test_sim_planted.py runs them with the
+bugs, and without.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 from sim.plan import Fault, Plan
 from sim.replicas_plan import CONTROLLED, SYNC_MASTER
 
-#: When it begins to go wrong, s after the first send.
+#: Begin of the fault, in seconds after the first send.
 _AT_S = 4.0
 
 
 def plan_with(kind: str, lasts: float, strength: float, **more: Any) -> Plan:
-    """Three brokers in controller mode with one fault; `more` are fields of the plan that are otherwise."""
+    """Returns a plan for three brokers in controller mode with one fault. `more` replaces fields of the plan."""
     plan = Plan(
         seed="planted",
         name_servers=1,
@@ -41,15 +41,16 @@ def plan_with(kind: str, lasts: float, strength: float, **more: Any) -> Plan:
     return replace(plan, **more)
 
 
-#: Its slaves don't hear the master any more, and notice it late; or for so long that they aren't in sync when it dies.
+#: The slaves are cut off from their master: for a short time, or for so long that they are out of sync when it dies.
 _TORN = plan_with("torn", 4.0, 0.3)
 _TORN_LONG = plan_with("torn", 9.0, 0.6)
 _TWO_IN_SYNC = plan_with("torn", 4.0, 0.6, in_sync=2, is_synced=True)
 _ISOLATED = plan_with("isolated", 14.0, 0.8, replicas=2)
 _STALLED = plan_with("stalled", 8.0, 0.7)
-#: Many send while a master hands its place on: between that news and its change of handlers are some turns of the loop.
+#: Many producers send during a handover. Between the notification and the change of handlers, the loop iterates a few
+#: times.
 _HANDED = plan_with("handed", 15.0, 1.0, replicas=2, producers=8, messages=150, ordered=0.0)
-#: A slave of each name stands in for a master that is gone.
+#: A slave of each name becomes acting master while the master is down.
 _AWAY = plan_with(
     "away",
     35.0,
@@ -64,21 +65,33 @@ _AWAY = plan_with(
     transactions=0.1,
     consumers={"push": 1, "orderly": 1, "pop": 1, "lite": 0},
 )
-#: The power of a broker alone goes while its log is synced, before its consumers have what was sent last.
+#: The power of a single broker fails during a sync, before the consumers have the newest messages.
 _AT_SYNC = plan_with(
     "power-at-sync", 3.0, 0.07, seed="1", replicas=1, mode="", controllers=0, is_synced=True, ordered=0.6
 )
-#: Nothing goes wrong; a topic is created again, or groups are reset.
+#: No faults: a topic is created again, or a group is reset.
 _CALM = plan_with("reset", 0.1, 0.0, replicas=1, mode="", controllers=0, messages=10, faults=[])
 _CREATED_AGAIN = replace(_CALM, extras=("recreations",))
-#: A broker's clock is ahead by half an hour for some seconds.
+#: A broker's clock is half an hour ahead for some seconds.
 _AHEAD = plan_with("far-clock", 8.0, 0.85, replicas=1, mode="", controllers=0, delayed=0.4)
-#: The master changes four times as planned.
+#: Four planned changes of master.
 _RELIEVED = plan_with("relieved", 24.0, 0.5, messages=120, pause_s=0.2, delayed=0.3, transactions=0.3)
-#: Messages come until all ends.
+#: NameServers restart. One of two brokers cannot reach them for a while, and one of two consumers joins.
+_YOUNG = plan_with(
+    "young",
+    25.0,
+    0.5,
+    replicas=1,
+    brokers=2,
+    mode="",
+    controllers=0,
+    consumers={"push": 2, "orderly": 1, "pop": 0, "lite": 1},
+    faults=[Fault("young", "broker-1", _AT_S, 25.0, 0.5)],
+)
+#: Messages are sent until the end of the run.
 _LONG = plan_with("stop", 3.0, 0.5, replicas=1, mode="", controllers=0, messages=400)
 
-#: By the bug's name.
+#: Plans by the name of the bug.
 PLANS = {
     "a flusher answers before it syncs": _AT_SYNC,
     "a consumer that ends commits nothing": _LONG,
@@ -102,5 +115,7 @@ PLANS = {
     "an epoch isn't written down": _TORN,
     "a slave that stands in delivers nothing": _AWAY,
     "a deposed master goes on taking messages": _HANDED,
+    "consumers act on the route of a NameServer that has just started": _YOUNG,
+    "a NameServer that has just started awaits no broker": _YOUNG,
     "an older epoch is believed": plan_with("gone-back", 6.0, 0.7),
 }

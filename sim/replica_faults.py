@@ -1,4 +1,4 @@
-"""What goes wrong with brokers that have replicas, beside what goes wrong with any (faults.py)."""
+"""Faults of brokers with replicas, in addition to the faults of faults.py."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from sim.faults import Kill, Kind, Site
 from sim.plan import broker_name
 from sim.replicas_plan import CONTROLLED
 
-#: Below it is all that a slave has of its master.
+#: Directory with all data that a slave copies from its master.
 _STORE = "/store"
 
 
 class Wreck:
-    """A machine and its disk are gone. A new one comes, empty; its operator gives a master the store of a slave.
+    """Destroys a machine with its disk.
 
-    In controller mode it is a new broker, which the controller gives an id of its own.
+    A new, empty machine replaces it, and an operator copies a slave's store to a master.
+
+    In controller mode, the replacement is a new broker, and the controller assigns an id to it.
     """
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
-        # Everybody hears of it: a controller that takes it for living might elect it, and then nobody else is in sync.
+        # A kill resets connections, so controllers notice it. Otherwise they could elect the lost broker, alone in its
+        # in-sync set.
         Kill().begin(site, program, strength)
         if self._is_last(site, program):
             return
@@ -40,7 +43,7 @@ class Wreck:
         Kill().end(site, program)
 
     def _is_last(self, site: Site, program: Program) -> bool:
-        """The controller knows of no other that has all."""
+        """Returns true if no other broker is in the in-sync set of the controllers."""
         kept = site.servers.etcd.sets().get(broker_name(program.name))
         known = BrokerSet.decode(kept[0]) if kept is not None else None
         address = site.servers.address_of(program)
@@ -55,7 +58,7 @@ class Wreck:
 
 
 class Garble:
-    """Its links to other brokers lie: a bit of what they carry of the log is another one, now and then."""
+    """Flips bits at random in the replicated log bytes on the links to the other brokers of the name."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         self._set(site, program, strength / 4)
@@ -74,7 +77,9 @@ class Garble:
 
 
 class Trouble:
-    """Requests of a controller to the store of its state are lost, late, or done without an answer."""
+    """Makes requests of a controller to its state store fail: they are lost, delayed, or executed without a
+    response.
+    """
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         self._set(site, program, strength / 3)
@@ -88,17 +93,19 @@ class Trouble:
 
 
 class HandOver:
-    """An administrator makes it the master, if it is in sync."""
+    """Elects the broker as master, as an administrator. This works only if it is in sync."""
 
     def begin(self, site: Site, program: Program, strength: float) -> None:
         site.operate(lambda: self._elect(site, program))
 
     def end(self, site: Site, program: Program) -> None:
-        """It stays so."""
+        """Does nothing: the broker stays master."""
 
     async def _elect(self, site: Site, program: Program) -> None:
         broker = site.servers.running.get(program.name)
-        broker_id = broker.controlled._identity.broker_id if broker is not None and broker.controlled else None
+        broker_id = (
+            broker.replicas_manager._identity.broker_id if broker is not None and broker.replicas_manager else None
+        )
         if broker is None or broker_id is None:
             return
         async with AdminClient(site.servers.addresses) as admin:

@@ -1,8 +1,8 @@
-"""ReplicaWatch: what brokers with replicas promise at each moment, looked at in the very moment.
+"""Checks the guarantees of replication during a run, at each event.
 
-That a promise was broken shows in what clients see only when just then a disk is lost, or somebody is cut off. So each
-acknowledgement, each message that is shown, each change of the controllers' state and each start of a broker is held
-against what the logs have at that time.
+At the end of a run, clients see a violation only if a disk was lost or a broker was cut off at that moment. So each
+acknowledgement, each delivered message, each change of the controllers' state and each start of a broker is compared
+with the logs at that time.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+from gantrymq.broker.append.late_responses import Waiting
+from gantrymq.broker.append.pending_responses import PendingResponses
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
-from gantrymq.broker.controlled.roles import Role
-from gantrymq.broker.flush_waits import FlushWaits
-from gantrymq.broker.late_answers import Waiting
+from gantrymq.broker.controller.roles import Role
 from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.errors import GantryError
 from gantrymq.protocol.codes import ResponseCode
@@ -24,27 +24,28 @@ from sim.plan import broker_name
 from sim.replicas_plan import ASYNC_MASTER, CONTROLLED
 from sim.scene import Scene
 
-#: A master that is no more asks within 5 s, or its lease is over by then; and it is looked at now and then, s.
+#: Time in which a deposed master must stop accepting messages, in seconds. Its lease and its requests to the controller
+#: take at most 5 s.
 _DEPOSED_S = 8.0
 
 
 class ReplicaWatch:
-    """Of one run; what it finds goes to the history's problems."""
+    """Checks of one run. Adds its findings to the problems of the history."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._plan = scene.plan
         self._servers = servers = scene.servers
         self._programs = {servers.address_of(program): program for program in servers.brokers}
-        #: The last broker that each program made: it may have begun to follow its master, and not have started.
+        #: The last broker object of each program. It may already follow its master before its start is complete.
         self._made_last: dict[str, Broker] = {}
-        #: What the controllers' store had when it was looked at last.
+        #: Revision and decoded broker set of each name, as last read from the controllers' store.
         self._known: dict[str, tuple[int, BrokerSet]] = {}
-        #: Since when a broker's life takes messages that isn't master any more.
+        #: Time from which on a broker process accepts messages without being master.
         self._deposed_since: dict[str, float] = {}
-        #: By a broker's name and epoch.
+        #: Master id by broker name and epoch.
         self._masters: dict[tuple[str, int], int] = {}
-        #: The last epoch that a broker's life was told of.
+        #: The last epoch of each broker process.
         self._epochs: dict[str, int] = {}
         if self._plan.mode:
             servers.made, servers.started = self._made, self._started
@@ -54,9 +55,9 @@ class ReplicaWatch:
     # -- brokers ------------------------------------------------------------------------------------------------
 
     def _made(self, program: Program, broker: Broker) -> None:
-        """Looks whenever it answers a sender, or appends."""
+        """Hooks into the broker: checks each response to a producer and each append."""
         self._made_last[program.name] = broker
-        waits = next(part for part in broker._parts if isinstance(part, FlushWaits))
+        waits = next(part for part in broker.features.all if isinstance(part, PendingResponses))
         wait, give, append, append_batch = waits._wait, waits._give, broker.store.append, broker.store.append_batch
         ends: dict[Waiting, int] = {}
 
@@ -82,8 +83,8 @@ class ReplicaWatch:
 
         waits._wait, waits._give = noted_wait, noted_give  # type: ignore[method-assign]
         broker.store.append, broker.store.append_batch = noted_append, noted_append_batch  # type: ignore[assignment]
-        if (plain := broker._sending._plain) is not None:
-            # Native code stores these, and calls no `append`.
+        if (plain := broker.features.sending._plain) is not None:
+            # Native code stores these messages without a call of `append`.
             append_sends = plain._append
 
             def noted_append_sends(*args: Any) -> Any:
@@ -95,7 +96,7 @@ class ReplicaWatch:
             plain._append = noted_append_sends  # type: ignore[assignment]
 
     def _acknowledges(self, program: Program, end: int) -> None:
-        """What is said to be as safe as is promised is so."""
+        """Checks that as many brokers have an acknowledged message as the mode promises."""
         plan, name = self._plan, broker_name(program.name)
         if plan.mode == ASYNC_MASTER:
             return
@@ -106,7 +107,7 @@ class ReplicaWatch:
             self._look_at_members(name, end, f"{program.name} acknowledges its log up to {end}")
 
     def _end(self, program: Program, *, is_lasting: bool = True) -> int:
-        """Up to where a broker has the log: on its disk where the plan has SYNC_FLUSH."""
+        """Returns the end of a broker's log; with SYNC_FLUSH, of its flushed part."""
         last = self._made_last[program.name]
         stores = last.store, self._servers.running.get(program.name, last).store
         if is_lasting and self._plan.is_synced:
@@ -114,27 +115,27 @@ class ReplicaWatch:
         return max(store.max_physical_offset for store in stores)
 
     def _appended(self, program: Program, broker: Broker) -> None:
-        """Who knows that another is master takes nothing."""
-        roles = broker.controlled._roles if broker.controlled is not None else None
+        """Checks that a broker stores no messages after it was notified of another master."""
+        roles = broker.replicas_manager._roles if broker.replicas_manager is not None else None
         if roles is not None and roles.role.master_id is not None and not roles.is_master:
             self._tell(f"{program.name} stores a message, and knows that {roles.role.master_address} is master")
 
     def _started(self, program: Program, broker: Broker) -> None:
-        """What it knew of its log's epochs when it died it knows again."""
+        """Checks that a restarted broker still has the epochs of its log."""
         before = self._servers.running.get(program.name)
-        if before is None or before.controlled is None or program.name in self._scene.lost_disks:
+        if before is None or before.replicas_manager is None or program.name in self._scene.lost_disks:
             return
-        assert broker.controlled is not None
+        assert broker.replicas_manager is not None
         begin, end = broker.store.min_physical_offset, broker.store.max_physical_offset
-        known = broker.controlled._epochs.epochs.all()
-        lost = [epoch for epoch in before.controlled._epochs.epochs.all() if begin <= epoch.start_offset < end]
+        known = broker.replicas_manager._epochs.epochs.all()
+        lost = [epoch for epoch in before.replicas_manager._epochs.epochs.all() if begin <= epoch.start_offset < end]
         if not set(lost) <= set(known):
             self._tell(f"{program.name} has had the epochs {lost} up to {end}, and after its start has {known}")
 
     # -- controllers --------------------------------------------------------------------------------------------
 
     def set(self, name: str) -> BrokerSet | None:
-        """What the controllers' store has of a name."""
+        """Returns the broker set of a name in the controllers' store."""
         kept = self._servers.etcd.sets().get(name)
         if kept is None:
             return None
@@ -144,7 +145,7 @@ class ReplicaWatch:
         return known[1]
 
     def _changes(self, name: str, before: bytes, after: bytes) -> None:
-        """Only one in sync becomes master, and epochs tell what is older."""
+        """Checks that a new master was in sync, and that epochs increase."""
         old, new = BrokerSet.decode(before) if before else None, BrokerSet.decode(after)
         try:
             new.check_follows(old)
@@ -156,8 +157,11 @@ class ReplicaWatch:
             self._tell(f"{new.master} is made master of {name}, and in sync were {sorted(old.sync_state_set)}")
 
     def look(self, program: Program, broker: Broker) -> None:
-        """All who know of an epoch know the same master of it; who isn't master any more soon takes nothing."""
-        roles = broker.controlled._roles if broker.controlled is not None else None
+        """Checks the role of a broker against those of all others.
+
+        Each epoch must have one master for all brokers. A deposed master must soon stop accepting messages.
+        """
+        roles = broker.replicas_manager._roles if broker.replicas_manager is not None else None
         kept, role = self.set(broker.config.broker_name), roles.role if roles is not None else Role()
         if role.master_id is None or kept is None:
             return
@@ -179,22 +183,22 @@ class ReplicaWatch:
             self._deposed_since[life] = inf
 
     def _has_successor(self, kept: BrokerSet, role: Role) -> bool:
-        """Whether another broker is master and has been notified.
+        """Returns true if another broker is master and has been notified.
 
-        Until then the old master may take messages without a lease: all in-sync slaves confirm them, and only one of
-        these slaves can become master.
+        Until then, the old master may accept messages without a lease: all in-sync slaves confirm them, and only one
+        of these slaves can become master.
         """
         if kept.master in (None, role.master_id) or kept.master_epoch <= role.epoch:
             return False
         successor = self._servers.running.get(self._programs[kept.address_of(kept.master) or ""].name)
-        controlled = successor.controlled if successor is not None else None
-        roles = controlled._roles if controlled is not None else None
+        replicas_manager = successor.replicas_manager if successor is not None else None
+        roles = replicas_manager._roles if replicas_manager is not None else None
         return roles is not None and roles.role.epoch >= kept.master_epoch
 
     # -- clients ------------------------------------------------------------------------------------------------
 
     def _has_read(self, message: MessageExt) -> None:
-        """In controller mode what somebody reads is in the logs of all who may be the next master."""
+        """Checks in controller mode that a delivered message is in the logs of all possible next masters."""
         if self._plan.mode == CONTROLLED:
             place = message.commit_log_offset
             self._look_at_members(
@@ -202,10 +206,10 @@ class ReplicaWatch:
             )
 
     def _look_at_members(self, name: str, end: int, what: str, *, is_lasting: bool = True) -> None:
-        """All whom the controllers' store has as in sync have the log up to there."""
+        """Checks that all brokers in the in-sync set of the controllers have the log up to `end`."""
         kept = self.set(name)
         if kept is None or (self._scene.has_gone_back and kept.master_epoch < max(self._epochs.values(), default=0)):
-            # What the controllers have is of long ago.
+            # The controllers' state is an old copy.
             return
         for member in sorted(kept.sync_state_set):
             program = self._programs[kept.address_of(member) or ""]

@@ -1,4 +1,4 @@
-"""What a seed means whose brokers have replicas: how many, of which mode, and what goes wrong with them."""
+"""Plans for brokers with replicas: number and mode of the replicas, and their faults."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from random import Random
 
 from sim.plan import FAULTS_S, Fault, Plan, add_extra, add_far_clocks
 
-#: What a plan's `mode` may be.
+#: Values of `Plan.mode`.
 ASYNC_MASTER, SYNC_MASTER, CONTROLLED = "ASYNC_MASTER", "SYNC_MASTER", "CONTROLLED"
-#: The share of seeds that are of this kind.
+#: Share of seeds with replicas, and the largest number of messages of their producers.
 _SHARE = 0.25
 _MOST_MESSAGES = 100
-#: Of these the share that has scripts, and the least pause between their messages: some must be sent meanwhile.
+#: Share of these seeds with scripts, and the shortest pause between their messages, so that some are sent meanwhile.
 _AIMED_SHARE = 0.5
 _AIMED_PAUSE_S = 0.2
-#: And the share of seeds with replicas in which a disk fills up.
+#: Share of these seeds with a disk that fills up.
 _FILLED_SHARE = 0.2
-#: Of seeds without controllers the share in which slaves stand in for a master.
+#: Share of the seeds without controllers in which slaves become acting masters.
 _ACTING_SHARE = 0.5
-#: Of those with SYNC_FLUSH the share with a sync that fails, and with syncs that lie and nothing else.
+#: With SYNC_FLUSH: share of seeds with a failing sync, and share with only syncs that lie.
 _SYNC_ERROR_SHARE, _LYING_SHARE = 0.2, 0.15
-#: Of those with controllers the share in which only their state goes back.
+#: Share of the seeds with controllers in which only the controllers' state is replaced by an old copy.
 _GONE_BACK_SHARE = 0.08
 #: Scripts that allow no other faults or workloads.
 _ALONE = {"away", "gone-back", "lying"}
@@ -29,7 +29,7 @@ _ALONE = {"away", "gone-back", "lying"}
 _UNCONFIRMED_SHARE = 0.1
 #: Share of the seeds with controllers in which masters change as planned, with many delayed messages.
 _RELIEVED_SHARE = 0.15
-#: The workloads of workloads/ that such seeds may have.
+#: Additional workloads for seeds with replicas.
 _EXTRAS = (
     "broadcasts",
     "comings",
@@ -42,7 +42,7 @@ _EXTRAS = (
     "slow-pops",
     "topics",
 )
-#: How long the scripts' steps last, s.
+#: Shortest and longest duration of the scripts, in seconds.
 _LASTS_S = {
     "isolated": (2, 25),
     "unconfirmed": (8, 20),
@@ -60,7 +60,7 @@ _LASTS_S = {
 
 
 def with_replicas(plan: Plan) -> Plan | None:
-    """The same work for brokers that have replicas, with faults of its own; None where the seed isn't of that kind."""
+    """Returns the plan with replicas and with faults of its own, or None if the seed has no replicas."""
     chance = Random(f"{plan.seed} replicas")
     if chance.random() >= _SHARE:
         return None
@@ -93,13 +93,13 @@ def with_replicas(plan: Plan) -> Plan | None:
         plan.faults.append(_fault(chance, kind, whom))
     if plan.controllers and chance.random() < 0.5:
         plan.faults.append(_fault(chance, "trouble", f"controller-{chance.randrange(plan.controllers)}"))
-    # A disk that is lost takes what no other has; only one of a name.
+    # At most one broker of a name loses its disk: no other broker has the newest messages of a second one.
     wrecked = ""
     if plan.in_sync > 1 and chance.random() < 0.3:
         wrecked = chance.choice(plan.broker_programs if is_controlled else [f"broker-{n}" for n in range(plan.brokers)])
         plan.faults.append(_fault(chance, "wreck", wrecked))
     if plan.is_synced:
-        # After a power failure a master without a controller may lack what its slaves have.
+        # After a power failure, a master without a controller may lack messages that its slaves have.
         dark = plan.broker_programs if is_controlled else plan.broker_programs[plan.brokers :] if not wrecked else []
         for _ in range(chance.choice((0, 1, 2)) if dark else 0):
             plan.faults.append(_fault(chance, "power", chance.choice(dark)))
@@ -136,23 +136,24 @@ def with_replicas(plan: Plan) -> Plan | None:
 
 
 def _extras(plan: Plan, chance: Random) -> tuple[str, ...]:
-    """Workloads beside the usual, but with scripts that are alone."""
+    """Selects additional workloads, unless a script excludes them."""
     kinds = {fault.kind for fault in plan.faults}
     if kinds & _ALONE:
         return ()
-    # A broker's configuration is on no other's disk.
+    # The configuration of a broker is only on its own disk.
     names = [name for name in _EXTRAS if name != "configurations" or not kinds & {"disaster", "wreck"}]
     return tuple(sorted(chance.sample(names, chance.choice((0, 0, 1, 1, 2)))))
 
 
 def _aimed(plan: Plan, chance: Random, *, may_wreck: bool) -> Plan:
-    """With scripts of scripts.py while messages come, mostly instead of what else would go wrong."""
+    """Adds scripts of scripts.py while messages are sent. In most cases, they replace the other faults."""
     is_controlled = plan.mode == CONTROLLED
     plan = replace(plan, messages=_MOST_MESSAGES, pause_s=max(plan.pause_s, _AIMED_PAUSE_S))
     if chance.random() < 0.7:
         plan.faults, may_wreck = [], True
     if not is_controlled:
-        # Its master shows what a slave that is torn off lacks: a group that had it skips what comes in its place.
+        # The master delivers messages that a disconnected slave lacks. After a loss of its disk, the group would skip
+        # messages that replace them.
         plan.faults = [fault for fault in plan.faults if fault.kind != "wreck"]
     if is_controlled and may_wreck:
         plan.in_sync = chance.choice((1, 1, 2))
@@ -170,14 +171,17 @@ def _aimed(plan: Plan, chance: Random, *, may_wreck: bool) -> Plan:
 
 
 def _with_script(plan: Plan, chance: Random, kind: str) -> Plan:
-    """Nothing else goes wrong."""
+    """Returns the plan with this script as the only fault."""
     plan = replace(plan, messages=_MOST_MESSAGES, pause_s=max(plan.pause_s, _AIMED_PAUSE_S), faults=[])
     plan.faults.append(_script(chance, plan, kind))
     return plan
 
 
 def _with_acting_masters(plan: Plan, chance: Random) -> Plan:
-    """Two names, for what comes due at one is stored at the other; and much that comes due."""
+    """Returns a plan with two broker names and the script `away`, with many delayed messages and transactions.
+
+    Two names are necessary, because an acting master stores due messages on the master of the other name.
+    """
     plan = _with_script(plan, chance, "away")
     if chance.random() < 0.3:
         plan.faults.append(_script(chance, plan, "away"))

@@ -1,4 +1,4 @@
-"""One run: a seed's cluster, clients and faults, until all is delivered or time is up; then the checkers."""
+"""Runs one seed: starts the cluster, its clients and its faults, waits for all deliveries, and runs the checkers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from sim.system import World, begin
 
 KINDS |= replica_faults.KINDS
 faults.SCRIPTS |= scripts.SCRIPTS
-#: Servers are up and have a topic within, s.
+#: Timeout for the servers to start and to have the topic, in seconds.
 _SET_UP_S = 120.0
-#: When these have settled, producers come, s.
+#: Delay between the start of consumers and of producers, in seconds.
 _PRODUCERS_S = 8.0
-#: After the last fault everything must be delivered within, s: locks, pops, retries and routes run out first.
+#: Timeout for all deliveries after the last fault, in seconds. Locks, pops, retries and routes expire earlier.
 PROGRESS_S = 400.0
 _LOOK_S = 1.0
 _SETTLE_S = 30.0
-#: A slave waits half a minute for its master's tables, and that may have begun at the end of a fault.
+#: A slave can wait half a minute for its master's tables, starting at the end of a fault.
 _SLAVES_SETTLE_S = 60.0
-#: Their end undoes them, whenever it comes.
+#: Faults whose `end` can be repeated at any time to undo them.
 _LASTING = (
     "cut",
     "slow",
@@ -52,7 +52,7 @@ _FEW, _MANY = 5, 20
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to."""
+    """Result of a run."""
 
     seed: str
     problems: list[str]
@@ -64,23 +64,24 @@ class Outcome:
 
     @property
     def trace_text(self) -> str:
-        """A line for everything that happened: the same bytes for the same seed."""
+        """One line for each event. The same seed gives the same bytes."""
         return "".join(f"{at:12.6f} {what}\n" for at, what in self.trace)
 
 
 class Run:
-    """What the checkers look at."""
+    """State of a run, as the checkers use it."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.history = History()
         self.world: World = begin(plan.seed)
         self.world.loop.network.tiny_reads = plan.tiny_reads
-        # A loop on virtual time is never late, and looking for that was a fifth of all that an idle server did; so was
-        # the look for idle connections.
+        # Watching for a late loop and for idle connections is useless on virtual time. The loop watch alone used a
+        # fifth of an idle server's time.
         loop_watch.BEAT_S = 30.0
         server.LOOK_S = 5.0
-        # A hundred times a second masters look whether there is something for slaves; who waits has them look at once.
+        # A master looks for new log data each 10 ms. A longer interval suffices, because a waiting send triggers it at
+        # once.
         master._LOOK_AT_LOG_S = 0.1
         self.servers = Servers(self.world, plan)
         self.clients = Clients(self.world, plan, self.history, self.servers)
@@ -89,8 +90,8 @@ class Run:
     def execute(self) -> Outcome:
         tracing = _Tracing(self)
         logging.getLogger().addHandler(tracing)
-        # Garbage is collected once, at the end: when it is otherwise depends on what ran in this process before, and
-        # errors that nobody took are told then. It also takes a fifth of the time.
+        # Collect garbage once, at the end: its timing depends on earlier work of this process, and unhandled errors are
+        # reported during a collection. It also takes a fifth of the time.
         gc.freeze()
         gc.disable()
         real_calls: list[str] = []
@@ -126,7 +127,7 @@ class Run:
             raise RuntimeError(f"nothing comes to be: {', '.join(failures)}") from None
         for program in self.clients.consumers:
             program.start()
-        # Groups share out their queues before there are messages: what moves then comes twice to nobody.
+        # Groups assign their queues before the first message, so that no rebalance delivers messages twice.
         await asyncio.sleep(_PRODUCERS_S)
         for program in self.clients.producers:
             program.start()
@@ -134,17 +135,17 @@ class Run:
         self._end_faults()
         loop = self.world.loop
         deadline = loop.time() + PROGRESS_S
-        # Jobs that failed are tried again in this time.
+        # Failed jobs run again in this time.
         settled = loop.time() + (_SLAVES_SETTLE_S if self.plan.mode else _SETTLE_S)
         while loop.time() < settled or (loop.time() < deadline and not self.clients.is_done()):
             await asyncio.sleep(_LOOK_S)
-            # Whoever ended is started again, as a service is.
+            # Restart ended programs, as a service manager does.
             for program in self.servers.all + self.clients.all:
                 program.start()
         await self.clients.end()
 
     def _end_faults(self) -> None:
-        """Faults may overlap: an end of one undoes another's, or not."""
+        """Undoes all faults. With overlapping faults, the end of one may have left effects of another."""
         for fault in self.plan.faults:
             if fault.kind in _LASTING:
                 KINDS[fault.kind].end(self._site, self._site.programs[fault.whom])
@@ -157,7 +158,7 @@ class Run:
 
 
 class _Tracing(logging.Handler):
-    """What the package logs goes into the trace."""
+    """Adds the package's log records to the trace."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(logging.WARNING)
@@ -170,5 +171,5 @@ class _Tracing(logging.Handler):
 
 
 def run_seed(seed: str) -> Outcome:
-    """A seed, or a plan as sim/shrink.py writes it."""
+    """Runs a seed, or a plan in the JSON form of sim/shrink.py."""
     return Run(plan_of(seed)).execute()

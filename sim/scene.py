@@ -1,16 +1,16 @@
-"""What all programs of clients share: the history that they tell of, and where they find the servers."""
+"""State that all client programs of a run share: their history, and the addresses of the servers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from math import inf
 from typing import Any, TypeVar
 
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.errors import GantryError
-from gantrymq.protocol.message import MessageExt
+from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.protocol.message_id import decode_offset_message_id
 from sim.cluster import Program, Servers
 from sim.copies import Copies
@@ -21,24 +21,24 @@ from sim.system import World
 
 T = TypeVar("T")
 
-#: A call that failed is tried again after, s.
+#: Delay before a failed call is repeated, in seconds.
 AGAIN_S = 0.5
-#: How long a consumer may believe in the lock of a broker that died, with what it takes to come back, s.
+#: Longest time for which a consumer may trust the lock of a dead broker, with the restart of the broker, in seconds.
 _LOCK_LIFE_S = 90.0
 
-#: Longest time from the due time of a message to its arrival, in s.
+#: Longest time from the due time of a message to its arrival, in seconds.
 _DUE_S = 10.0
 
 Queue = tuple[str, str, int]
 
 
 def has_wrong_clocks(plan: Plan) -> bool:
-    """Whether a clock of this plan is wrong for some time."""
+    """Returns true if a clock of this plan is wrong for some time."""
     return any(fault.kind in ("clock", "far-clock", "drift") for fault in plan.faults)
 
 
 class Scene:
-    """Of one run."""
+    """Shared state of one run."""
 
     def __init__(self, world: World, plan: Plan, history: History, servers: Servers) -> None:
         self.world = world
@@ -46,40 +46,48 @@ class Scene:
         self.history = history
         self.servers = servers
         self.names = servers.addresses
-        #: The topic that each group reads, and what it has had of it.
+        #: The topic of each group, and the names of the messages that it has received.
         self.reads: dict[str, str] = {}
         self.had: dict[str, set[str]] = defaultdict(set)
-        #: Where a bit of a broker's log has flipped.
+        #: Log positions of flipped bits, by broker.
         self.rotten: dict[str, int] = {}
-        #: Until when the syncs of a broker's log lied.
+        #: Time until which the syncs of a broker's log lied, in seconds.
         self.lied_until: dict[str, float] = {}
-        #: Topics that were to be deleted, here or there.
+        #: Topics with a deletion request. It may not have reached all brokers.
         self.deleted: set[str] = set()
-        #: The controllers' state has gone back to what it was before.
+        #: True if the controllers' state was replaced by an old copy.
         self.has_gone_back = False
-        #: When the master of a name was away, from when to when, s.
+        #: (broker, begin, end) of each absence of a master; times in seconds.
         self.absences: list[tuple[str, float, float]] = []
         #: Brokers whose disks were lost.
         self.lost_disks: set[str] = set()
-        #: Told of each message that is read.
+        #: Consumers that are assigned each queue, by group.
+        self.readers: dict[str, dict[Queue, set[str]]] = defaultdict(lambda: defaultdict(set))
+        #: Time in seconds at which all NameServers restarted; whether their disks were new; groups that a consumer
+        #: joined then.
+        self.name_servers_at = -inf
+        self.has_new_name_servers = False
+        self.joined: set[str] = set()
+        #: Callback for each delivered message.
         self.has_read: Callable[[MessageExt], None] = lambda message: None
-        #: How long bodies are, where they are longer than a name; and those that came.
+        #: Sent length of the body of plain messages, and the received lengths.
         self.lengths: dict[str, int] = {}
         self.received_lengths: dict[str, set[int]] = defaultdict(set)
         #: Copies of each message of the usual topic in the brokers' logs at the end, by its name.
         self.copies: dict[str, Copies] = {}
         #: Unique id -> name of its message.
         self._ids: dict[str, str] = {}
-        #: Groups that have messages more than once without a fault.
+        #: Groups that receive messages repeatedly even without a fault.
         self.rewound: set[str] = set()
-        #: Those who may say that a message need not have come: whatever took it was meant to.
+        #: Predicates for messages that need not arrive, for example because a fault may remove them.
         self.excuses: list[Callable[[Sent], bool]] = [self.is_put_off] if has_wrong_clocks(plan) else []
-        #: When a broker of a name died last. Its locks die with it, here as in Java, and who had one believes in it.
+        #: Time of the last death of a broker, by name. Its locks are lost, as in Java, but their holders still trust
+        #: them.
         self._broker_died: dict[str, float] = {}
 
     @property
     def has_server_faults(self) -> bool:
-        """Whether the plan has a fault of a server or of all connections."""
+        """True if the plan has a fault of a server or of all connections."""
         clients = set(self.plan.clients)
         return any(fault.whom not in clients or fault.kind == "reset" for fault in self.plan.faults)
 
@@ -90,7 +98,7 @@ class Scene:
         return Program(self.world.host(name, address), main)
 
     async def until_done(self, program: Program, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of a call that is made until it succeeds."""
+        """Repeats a call until it succeeds. Returns its result."""
         while True:
             try:
                 return await work()
@@ -99,19 +107,19 @@ class Scene:
                 await asyncio.sleep(AGAIN_S)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Looks now and then."""
+        """Waits until `is_so` returns true. Polls every `AGAIN_S` seconds."""
         while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(AGAIN_S)
 
-    # -- what clients see ---------------------------------------------------------------------------------------
+    # -- events of clients --------------------------------------------------------------------------------------
 
     def ask(self, message: Sent) -> None:
         self.history.ask(message)
 
     def stored(self, name: str, result: SendResult | None = None, number: int | None = None) -> None:
-        """It was acknowledged: of brokers with slaves only by SEND_OK, with a controller by whatever `send` returned.
+        """Records an acknowledgement. With slaves, only SEND_OK counts; with a controller, every result of `send`.
 
-        `number` is that of the message among those of `result`; None when it goes into its queue later.
+        `number` is the index of the message within `result`. It is None if the message enters its queue later.
         """
         if result is not None:
             if not number:
@@ -135,7 +143,7 @@ class Scene:
                 self.history.problems.append(f"{other} and {name} have the same unique id {unique_id}")
 
     def receive(self, message: MessageExt, group: str, by: str) -> str:
-        """Notes a delivery; the message's name."""
+        """Records a delivery. Returns the name of the message."""
         name = message.body.decode().strip()
         self.history.receive(
             Received(name, group, self.now(), by, message.broker_name, message.queue_id, message.queue_offset)
@@ -147,11 +155,11 @@ class Scene:
         return name
 
     def lacks(self, group: str) -> list[str]:
-        """What was acknowledged and the group has not had."""
+        """Returns the acknowledged messages that the group has not received."""
         return list(self._lacking(group))
 
     def has_all(self, group: str) -> bool:
-        """The group lacks nothing."""
+        """Returns true if the group has received all acknowledged messages."""
         return not any(True for _ in self._lacking(group))
 
     def _lacking(self, group: str) -> Iterator[str]:
@@ -161,11 +169,11 @@ class Scene:
                 yield name
 
     def is_excused(self, sent: Sent) -> bool:
-        """It need not come any more."""
+        """Returns true if the message need not arrive."""
         return any(excuse(sent) for excuse in self.excuses)
 
     def is_put_off(self, sent: Sent) -> bool:
-        """Whether the delivery time was set by a clock that was ahead, and is not reached yet."""
+        """Returns true if the delivery time was set by a clock that was ahead, and is not reached yet."""
         if sent.delay not in (Delay.AFTER, Delay.AT):
             return False
         if sent.delay is Delay.AT:
@@ -176,7 +184,8 @@ class Scene:
         return late_s > 0 and self.now() < sent.not_before + late_s + _DUE_S
 
     def clock_errors(self, broker: str, since: float, until: float) -> tuple[float, float]:
-        """The least and the greatest error of the clocks of a name's brokers between two times, in s.
+        """Returns the smallest and the largest error of the clocks of a name's brokers between two times, in
+        seconds.
 
         With acting masters, all brokers count, because they deliver for each other.
         """
@@ -188,14 +197,24 @@ class Scene:
         return min(least for least, _ in errors), max(most for _, most in errors)
 
     def is_settled(self, broker: str) -> bool:
-        """Nobody believes any more in a lock that a broker gave before it died, or in queues shared out then."""
+        """Returns true if locks and assignments from before the last death of this broker have expired."""
         gone = max(self._broker_died.get(broker, -inf), self.servers.became_master.get(broker, -inf))
         return self.now() >= gone + _LOCK_LIFE_S
+
+    # -- queues of consumers ------------------------------------------------------------------------------------
+
+    def assigned(self, group: str, by: str, queues: Iterable[MessageQueue]) -> None:
+        for queue in queues:
+            self.readers[group][queue.broker_name, queue.topic, queue.queue_id].add(by)
+
+    def revoked(self, group: str, by: str, queues: Iterable[MessageQueue]) -> None:
+        for queue in queues:
+            self.readers[group][queue.broker_name, queue.topic, queue.queue_id].discard(by)
 
     # -- orderly handlers ---------------------------------------------------------------------------------------
 
     def begin(self, group: str, queue: Queue, by: str) -> None:
-        """A handler of an orderly group begins: no other may be at work on the queue."""
+        """Records the start of an orderly handler. Reports a problem if another one handles the same queue."""
         if not self.is_settled(queue[0]):
             return
         for other in self.history.handling:
@@ -212,7 +231,10 @@ class Scene:
                 return
 
     def died(self, program: Program) -> None:
-        """Its handlers are no more, or its locks."""
+        """Removes the handlers and assignments of a dead client, or records the death of a broker and its locks."""
         if program.name.startswith("broker"):
             self._broker_died[broker_name(program.name)] = self.now()
         self.history.handling = [one for one in self.history.handling if one.by != program.name]
+        for readers in self.readers.values():
+            for names in readers.values():
+                names.discard(program.name)

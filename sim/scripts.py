@@ -1,7 +1,7 @@
-"""What goes wrong in several steps, and hits who is master by then: what faults by chance alone would rarely come to.
+"""Scripts: faults with several steps that act on the current master. Random faults would rarely reach these states.
 
-A script is a class here with `play`, and its name in `SCRIPTS`; `replicas_plan.py` draws it. Its fault names any broker
-of the name that it is about.
+A script is a class with `play`, and has a name in `SCRIPTS`. `replicas_plan.py` selects them, and `plan.py` selects
+`young`. The fault of a script can name any broker of the broker name that it affects.
 """
 
 from __future__ import annotations
@@ -15,31 +15,38 @@ from random import Random
 from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.errors import StoreError
 from sim.cluster import Program, store_config
+from sim.disk import Disk
 from sim.faults import End, Full, Kill, Kind, Power, Script, Site, Stop
 from sim.loop import TURN_S
 from sim.plan import Fault, broker_name
 from sim.replica_faults import HandOver, Wreck
 
-#: So long a master isn't there at least, and by the fault's strength up to so much longer, s.
+#: Shortest absence of a master, and the largest addition to it by the strength of the fault, in seconds.
 _AWAY_S, _LONGER_S = 2.0, 10.0
-#: A slave that was away is in sync again within, s.
+#: Longest time until a restarted slave is in sync again, in seconds.
 _IN_SYNC_S = 30.0
-#: So long after a controller's lease its requests go on, and so long before that a broker dies, s.
+#: A request of the controller continues this long after the end of its lease; a broker dies this long before that. In
+#: seconds.
 _OVER_S, _ASKED_S = 0.1, 2.0
-#: How often a master's place is handed over, and how long a turn of a busy loop takes, s.
+#: Number of handovers, and duration of an iteration of a busy loop in seconds.
 HANDOVERS, _BUSY_TURN_S = 5, 0.004
 #: Number of planned changes of master in `Relieved`.
 RELIEFS = 4
-#: Who comes back with less of its log stays away until no controller has it as in sync, s.
+#: Time after which no controller has the absent broker as in sync, in seconds.
 _MISSED_S = 15.0
-#: How often an operator looks, and for how long, s.
+#: Interval and longest duration of an operator's checks, in seconds.
 _LOOK_S, _OPERATOR_S = 2.0, 40.0
-#: A slave that was cut off has what it lacked after, s.
+#: The NameServers of `Young` have new disks if the strength is below this.
+_NEW_DISKS_BELOW = 0.3
+#: Times in seconds: until a group has reassigned the queues of a killed consumer; from the restart of the NameServers
+#: to the start of a consumer.
+_REBALANCED_S, _JOINS_S = 10.0, 2.0
+#: Time in which a reconnected slave catches up, in seconds.
 _CAUGHT_UP_S = 10.0
 
 
 class Isolated:
-    """The master reaches neither controllers nor slaves, and its clients do reach it."""
+    """Cuts the master off from controllers and slaves. Its clients still reach it."""
 
     async def play(self, site: Site, fault: Fault) -> None:
         master = _master(site, fault)
@@ -49,13 +56,16 @@ class Isolated:
         others = [program.host.address for program in site.servers.controllers]
         if fault.strength < 0.5:
             others += [program.host.address for program in site.servers.name_servers]
-        # That the slaves are gone it notices at once, or when nothing comes any more.
+        # With lost connections, the master notices at once that the slaves are gone; otherwise only after a timeout.
         with _apart(site, master, slaves, lost=fault.strength > 0.3), _apart(site, master, others):
             await asyncio.sleep(fault.lasts)
 
 
 class Unconfirmed:
-    """The master reaches no controller, but its clients and slaves reach the master. Another one is elected."""
+    """Cuts the master off from the controllers only, so that another one is elected.
+
+    Clients and slaves still reach it.
+    """
 
     async def play(self, site: Site, fault: Fault) -> None:
         master = _master(site, fault)
@@ -66,7 +76,10 @@ class Unconfirmed:
 
 
 class Torn:
-    """The slaves hear no more of their master; then this dies, loses its power or is stopped, and they can be heard."""
+    """Cuts the slaves off from the master before the master fails.
+
+    The master is killed or stopped, or loses its power. After that, the links are restored.
+    """
 
     async def play(self, site: Site, fault: Fault) -> None:
         master = _master(site, fault)
@@ -82,7 +95,7 @@ class Torn:
 
 
 class Ambush:
-    """As soon as the controllers have another one in sync the master hears nothing of it, nor of that one."""
+    """Cuts the master off from controllers and slaves as soon as another slave joins the in-sync set."""
 
     async def play(self, site: Site, fault: Fault) -> None:
         master = _master(site, fault)
@@ -114,7 +127,7 @@ class Ambush:
 
 
 class Stalled:
-    """What the leading controller asks of its store takes until its lease has just ended; meanwhile a broker dies."""
+    """Delays the state store requests of the leading controller beyond its lease. Meanwhile, a broker dies."""
 
     async def play(self, site: Site, fault: Fault) -> None:
         master, held, loop = _master(site, fault), site.servers.etcd.held, site.world.loop
@@ -122,7 +135,7 @@ class Stalled:
             return
         store = site.servers.stores[held.leader.controller_id]
         store.stands_until = held.until + _OVER_S
-        # Late enough for somebody to wait for the answer still.
+        # Late enough that a client still waits for the response.
         await asyncio.sleep(max(store.stands_until - _ASKED_S - loop.time(), 0.0))
         slaves = [one for one in site.servers.replicas()[broker_name(master.name)] if one is not master]
         victim = master if fault.strength < 0.3 else slaves[0]
@@ -132,7 +145,7 @@ class Stalled:
 
 
 class Handed:
-    """An administrator hands the master's place from one to the other, and all machines have much else to do."""
+    """Hands over the master role repeatedly, as an administrator, while all machines are busy."""
 
     async def play(self, site: Site, fault: Fault) -> None:
         loop = site.world.loop
@@ -146,7 +159,7 @@ class Handed:
 
 
 class Relieved:
-    """The master changes several times as planned, by an election or by an orderly restart."""
+    """Changes the master several times as planned: by an election or by an orderly restart."""
 
     async def play(self, site: Site, fault: Fault) -> None:
         chance = Random(f"{site.world.seed} relieved {fault.strength}")
@@ -166,7 +179,7 @@ class Relieved:
 
 
 class Filled:
-    """The disk of the master is full, or that of a slave."""
+    """Fills the disk of the master or of a slave."""
 
     async def play(self, site: Site, fault: Fault) -> None:
         master = _master(site, fault)
@@ -174,14 +187,14 @@ class Filled:
             return
         slaves = [one for one in site.servers.replicas()[broker_name(master.name)] if one is not master]
         victim = master if fault.strength > 0.3 else slaves[0]
-        # After some 10 messages more.
+        # Leaves space for about 10 more messages.
         Full().begin(site, victim, fault.strength / 10)
         await asyncio.sleep(fault.lasts)
         Full().end(site, victim)
 
 
 class Disaster:
-    """All brokers of a name lose their power at once, and the master its disk: what was acknowledged others have."""
+    """Cuts the power of all brokers of a name and destroys the master's disk. Slaves have all acknowledged messages."""
 
     async def play(self, site: Site, fault: Fault) -> None:
         master = _master(site, fault)
@@ -200,10 +213,11 @@ class Disaster:
 
 
 class Lying:
-    """Syncs of a broker's log say that they had brought it to the disk, and haven't; at last its power goes.
+    """Makes syncs of a broker's log return success without syncing. At the end, its power fails.
 
-    What was acknowledged the others have, so nothing is lost, if it stays away until it isn't counted on any more.
-    Where a file is missing it says so and ends, and its operator has it begin anew.
+    No acknowledged message is lost, because the other brokers have all of them. For this, the broker stays down
+    until no in-sync set contains it. If files are missing after its restart, the broker exits, and its operator
+    starts it with an empty disk.
     """
 
     async def play(self, site: Site, fault: Fault) -> None:
@@ -211,7 +225,7 @@ class Lying:
         if master is None:
             return
         slaves = [one for one in site.servers.replicas()[broker_name(master.name)] if one is not master]
-        # Without a controller nobody takes a master's place, which would come back with less than its slaves have.
+        # Without a controller, no slave replaces a master, which would restart with less log than its slaves have.
         victim = master if site.servers.controllers and fault.strength < 0.5 else slaves[0]
         faults = site.world.disks[victim.host.address].faults
         faults.sync_lies, faults.lies_below = 1.0, f"{store_config(scene.plan).commit_log_directory}/"
@@ -230,10 +244,10 @@ class Lying:
 
 
 class GoneBack:
-    """The controllers' state is lost, and an operator puts back a copy of it from before the last election.
+    """Replaces the controllers' state by a copy from before the last election, as an operator could after a loss.
 
-    No broker believes it, for each knows of a later epoch, by its log or, when it was cut off from the others,
-    by what it was told; so he has the one elected that was master last.
+    No broker accepts this state: each has a later epoch in its log or, if it was cut off, from its last
+    notification. So the operator elects the last master again.
     """
 
     async def play(self, site: Site, fault: Fault) -> None:
@@ -259,13 +273,13 @@ class GoneBack:
             for controller in site.servers.controllers:
                 Kill().end(site, controller)
             await asyncio.sleep(fault.lasts)
-        # Whoever lacks something has it by then.
+        # All brokers have caught up after this time.
         await asyncio.sleep(_CAUGHT_UP_S)
         await _elected(site, fault, slaves[0])
 
 
 class Away:
-    """A master dies, or is ended in order, and is away for long: with acting masters a slave stands in."""
+    """Stops a master for a long time, by a kill or in order. With acting masters, a slave takes over."""
 
     async def play(self, site: Site, fault: Fault) -> None:
         program = site.programs[broker_name(fault.whom)]
@@ -277,8 +291,46 @@ class Away:
         kind.end(site, program)
 
 
+class Young:
+    """Restarts all NameServers; one broker cannot reach them for a while.
+
+    If the strength is below 0.3, the NameServers have new disks. Otherwise, a consumer joins its group meanwhile.
+    """
+
+    async def play(self, site: Site, fault: Fault) -> None:
+        scene, servers, broker = site.clients.scene, site.servers, site.programs[fault.whom]
+        has_new_disks = fault.strength < _NEW_DISKS_BELOW
+        # The last member of a group is assigned queues of the reachable broker, and the other members rely on this.
+        joining = [members[-1] for members in _members(site) if len(members) > 1 and not has_new_disks]
+        for program in joining:
+            Kill().begin(site, program, 0.0)
+            program.is_away = True
+            scene.joined.add(program.name.partition("-")[0])
+        await asyncio.sleep(_REBALANCED_S)
+        for program in servers.name_servers:
+            Kill().begin(site, program, 0.0)
+            if has_new_disks:
+                address = program.host.address
+                site.world.disks[address] = Disk(Random(f"{site.world.seed} new disk of {program.name}"))
+        with _apart(site, broker, [program.host.address for program in servers.name_servers]):
+            scene.name_servers_at, scene.has_new_name_servers = site.world.loop.time(), has_new_disks
+            for program in servers.name_servers:
+                Kill().end(site, program)
+            await asyncio.sleep(_JOINS_S)
+            for program in joining:
+                program.is_away = False
+                Kill().end(site, program)
+            await asyncio.sleep(fault.lasts)
+
+
+def _members(site: Site) -> list[list[Program]]:
+    """Returns the members of each group that assigns its queues without locks."""
+    groups = ("push", "lite")
+    return [[one for one in site.clients.consumers if one.name.startswith(f"{group}-")] for group in groups]
+
+
 def _is_whole(site: Site, fault: Fault, but: Program | None = None) -> bool:
-    """All brokers of the name, but one, run, and the controllers have each as in sync."""
+    """Returns true if all brokers of the name, except `but`, run and are in sync according to the controllers."""
     programs = [one for one in site.servers.replicas()[broker_name(fault.whom)] if one is not but]
     running = dict(site.servers.looked_into_by_name())
     known = BrokerSet.decode(site.servers.etcd.sets()[broker_name(fault.whom)][0])
@@ -287,7 +339,10 @@ def _is_whole(site: Site, fault: Fault, but: Program | None = None) -> bool:
 
 
 async def _elected(site: Site, fault: Fault, program: Program, *, but: Program | None = None) -> bool:
-    """An operator makes it master, tries again, and looks until all, but one, are in sync with it."""
+    """Elects `program`, as an operator, until it is master and all brokers, except `but`, are in sync with it.
+
+    Returns false if this takes longer than `_OPERATOR_S`.
+    """
     deadline = site.world.loop.time() + _OPERATOR_S
     while site.world.loop.time() < deadline:
         if _master(site, fault) is not program:
@@ -299,7 +354,7 @@ async def _elected(site: Site, fault: Fault, program: Program, *, but: Program |
 
 
 def _master(site: Site, fault: Fault) -> Program | None:
-    """The one of that name, as the controllers have it; None where they have none."""
+    """Returns the master of the name according to the controllers, or None if there is none."""
     name = broker_name(fault.whom)
     if not site.servers.controllers:
         return site.programs[name]
@@ -309,14 +364,14 @@ def _master(site: Site, fault: Fault) -> Program | None:
 
 
 def _slaves(site: Site, master: Program) -> list[str]:
-    """Where the other brokers of its name are."""
+    """Returns the addresses of the other brokers of the name."""
     others = site.servers.replicas()[broker_name(master.name)]
     return [other.host.address for other in others if other is not master]
 
 
 @contextmanager
 def _apart(site: Site, program: Program, others: Iterable[str], *, lost: bool = False) -> Iterator[None]:
-    """It and these hosts don't reach each other; with `lost` both notice that at once."""
+    """Cuts the links between the program and these hosts. With `lost`, their connections are reset first."""
     network, own = site.world.loop.network, program.host.address
     others = list(others)
     for other in others:
@@ -345,4 +400,5 @@ SCRIPTS: dict[str, Script] = {
     "lying": Lying(),
     "gone-back": GoneBack(),
     "away": Away(),
+    "young": Young(),
 }

@@ -1,7 +1,7 @@
-"""Shrinking: of a plan whose run fails, the smallest that still fails in the same way, with its faults and its work.
+"""Shrinks a failing plan: finds a small plan with fewer faults and less work that still fails in the same way.
 
-Each step tries some smaller plans and goes on from the first that fails; when none does, it is done. A smaller plan
-is another run, not a part of the old one, so some bugs shrink further than others.
+Each step tries smaller plans and continues with the first one that fails. It ends when none of them fails. A smaller
+plan is another run, not a part of the old one, so some bugs shrink further than others.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import asdict, replace
 from sim.plan import Fault, Plan, make_plan
 from sim.replicas_plan import CONTROLLED, with_replicas
 
-#: The problems of runs of several plans, in their order.
+#: Runs several plans. Returns the problems of each, in the same order.
 Try = Callable[[list[Plan]], list[list[str]]]
 
 _LEAST_S = 0.2
 
 
 def to_json(plan: Plan) -> str:
-    """One line, of which `from_json` makes the plan again."""
+    """Returns the plan as one line of JSON for `from_json`."""
     return json.dumps(asdict(plan))
 
 
 def from_json(text: str) -> Plan:
-    """Raises TypeError when the plan was of a version with other fields."""
+    """Returns the plan of a JSON line. Raises TypeError if a version with other fields wrote it."""
     fields = json.loads(text)
     faults = [Fault(**fault) for fault in fields.pop("faults")]
     extras = tuple(fields.pop("extras"))
@@ -34,7 +34,7 @@ def from_json(text: str) -> Plan:
 
 
 def plan_of(seed: str) -> Plan:
-    """Of a seed, or of a plan as `to_json` writes it."""
+    """Returns the plan of a seed, or of a JSON line of `to_json`."""
     if seed.startswith("{"):
         return from_json(seed)
     plan = make_plan(seed)
@@ -42,12 +42,12 @@ def plan_of(seed: str) -> Plan:
 
 
 def kinds(problems: list[str]) -> set[str]:
-    """What is wrong, without the names, numbers and lists in which two runs differ."""
+    """Returns the kinds of problems: their texts without names, numbers and lists, which differ between runs."""
     return {re.sub(r"\S*\d\S*", "#", re.split(r": |, ", problem)[0]) for problem in problems}
 
 
 def shrink(plan: Plan, problems: list[str], run: Try, said: Callable[[str], None], *, at_once: int = 1) -> Plan:
-    """The smallest plan that was found; `at_once` plans are tried together."""
+    """Returns the smallest failing plan that it finds. Runs `at_once` plans in parallel."""
     wanted = kinds(problems)
     while True:
         candidates = list(smaller(plan))
@@ -64,7 +64,7 @@ def shrink(plan: Plan, problems: list[str], run: Try, said: Callable[[str], None
 
 
 def size(plan: Plan) -> str:
-    """What is left of a plan, in words."""
+    """Returns a description of a plan's size."""
     return (
         f"{len(plan.faults)} faults, {plan.producers} x {plan.messages} messages, {plan.name_servers} NameServers, "
         f"{plan.brokers} x {plan.replicas} brokers, {sum(plan.consumers.values())} consumers, "
@@ -73,11 +73,11 @@ def size(plan: Plan) -> str:
 
 
 def smaller(plan: Plan) -> Iterator[Plan]:
-    """Plans with one thing less, those that leave out most first."""
+    """Yields plans that lack one part of this one, those that omit most first."""
     faults = plan.faults
     count = len(faults)
     while count:
-        # All of them, each half, each quarter, ..., each one.
+        # All faults, then each half, each quarter, and finally each single one.
         for begin in range(0, len(faults), count):
             yield replace(plan, faults=faults[:begin] + faults[begin + count :])
         count //= 2
@@ -97,7 +97,7 @@ def smaller(plan: Plan) -> Iterator[Plan]:
     if plan.controllers > 1:
         yield _known(replace(plan, controllers=1))
     for group, number in plan.consumers.items():
-        # Some workloads count on a first consumer of each group that there always is.
+        # Some workloads need the first consumer of these groups.
         if number > (group in ("push", "orderly")):
             yield _known(replace(plan, consumers=plan.consumers | {group: number - 1}))
     for field in ("tiny_reads", "failures", "oneway", "transactions", "batches", "delayed", "ordered"):
@@ -110,6 +110,6 @@ def smaller(plan: Plan) -> Iterator[Plan]:
 
 
 def _known(plan: Plan) -> Plan:
-    """Without faults of programs that the plan has no longer."""
+    """Removes the faults of programs that the plan no longer has."""
     known = {*plan.servers, *plan.clients}
     return replace(plan, faults=[fault for fault in plan.faults if fault.whom in known])

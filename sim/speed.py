@@ -1,6 +1,6 @@
-"""How fast a run is in which nothing goes wrong: two NameServers, three brokers, and ten clients, of which five send.
+"""Speed of runs without faults: two NameServers, three brokers, and ten clients, of which five are producers.
 
-They send some 20 messages a simulated second, of every kind that seeds have.
+The producers send about 20 messages per simulated second, of every kind that seeds have.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sim.plan import Plan
 from sim.run import Run
 
 _PRODUCERS, _MESSAGES, _PAUSE_S = 5, 300, 0.36
-#: Who receives them: five consumers of one group, or of four, so that each message is received four times.
+#: The five consumers: all in one group, or in four groups, so that each message is received four times.
 _CONSUMERS = {
     "one group": {"push": 5, "orderly": 0, "pop": 0, "lite": 0},
     "four groups": {"push": 2, "orderly": 1, "pop": 1, "lite": 1},
@@ -20,7 +20,7 @@ _CONSUMERS = {
 
 
 def plans() -> Iterator[tuple[str, Plan]]:
-    """What is measured, by its name."""
+    """Yields the name and the plan of each measurement."""
     for name, consumers in _CONSUMERS.items():
         yield (
             name,
@@ -44,7 +44,7 @@ def plans() -> Iterator[tuple[str, Plan]]:
 
 
 def measure(plan: Plan) -> tuple[list[str], str]:
-    """What was wrong, and a line of what the run took, with its checkers, in time of a processor."""
+    """Runs a plan. Returns its problems, and one line with the CPU time of the run and its checkers."""
     began = time.process_time()
     outcome = Run(plan).execute()
     took_s = time.process_time() - began

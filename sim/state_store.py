@@ -1,7 +1,8 @@
-"""SimStateStore: etcd as controllers see it (`controller/etcd_store.py`), on the loop's time, with what can go wrong.
+"""Simulated etcd for controllers (`controller/etcd_store.py`), on the loop's time and with faults.
 
-One `SimEtcd` for all controllers of a run; each has a store of its own, whose requests take their time, are lost before
-or after they were done, or are done when nobody waits for them any more. None gets through while `is_cut` says so.
+All controllers of a run share one `SimEtcd`; each has its own `SimStateStore`. Requests of a store take time. A
+fault can lose a request, lose its response, or execute it after the timeout. While `is_cut` returns true, all
+requests are lost.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from gantrymq.errors import GantryError
 T = TypeVar("T")
 
 LEASE_S = 5.0
-#: What a controller waits for an answer, s.
+#: Timeout of a controller's request, in seconds.
 TIMEOUT_S = 1.5
-#: How long a request that nobody waits for may still be under way, s.
+#: Longest delay of a request after its timeout, in seconds.
 _LATE_S = 20.0
 
 
 @dataclass
 class _Held:
-    """The leader's key."""
+    """Leadership: the leader's key, its revision and the end of its lease."""
 
     leader: Leader
     revision: int
@@ -35,14 +36,14 @@ class _Held:
 
 
 class SimEtcd:
-    """The leader's key with its lease, and broker sets with the revisions that wrote them."""
+    """The leader's key with its lease, and the broker sets with the revisions that wrote them."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._revision = 1
         self._held: _Held | None = None
         self._sets: dict[str, tuple[bytes, int]] = {}
-        #: Told of each broker set that is written, at once: its name, what there was, and what there is now.
+        #: Called for each written broker set with its name, the old value and the new value.
         self.watchers: list[Callable[[str, bytes, bytes], None]] = []
 
     @property
@@ -52,7 +53,7 @@ class SimEtcd:
         return self._held
 
     def take(self, leader: Leader) -> int | None:
-        """The revision that made the key; None when somebody has it."""
+        """Makes `leader` the leader. Returns the revision of the key, or None if there is a leader."""
         if self.held is not None:
             return None
         self._revision += 1
@@ -73,13 +74,13 @@ class SimEtcd:
         return dict(self._sets)
 
     def restore(self, sets: dict[str, tuple[bytes, int]]) -> None:
-        """Somebody puts back what there was: by new revisions, and nobody leads."""
+        """Restores an old copy of all broker sets, with new revisions and without a leader."""
         self._revision += 1
         self._held = None
         self._sets = {name: (value, self._revision) for name, (value, _) in sets.items()}
 
     def put(self, leader: int, name: str, value: bytes, known: int) -> int | None:
-        """The revision that wrote it; None when the leader's key is another, -1 when the broker set is."""
+        """Writes a broker set. Returns its revision, None if the leader changed, or -1 if the broker set changed."""
         if self.held is None or self.held.revision != leader:
             return None
         before, revision = self._sets.get(name, (b"", 0))
@@ -93,7 +94,10 @@ class SimEtcd:
 
 
 class SimStateStore:
-    """A StateStore. `trouble` is the share of requests that something happens to; until `stands_until` none gets on."""
+    """StateStore of one controller.
+
+    `trouble` is the share of failing requests. Before `stands_until`, no request completes.
+    """
 
     interval_s = 1.5
 
@@ -154,7 +158,7 @@ class SimStateStore:
         chance = self._chance
         await asyncio.sleep(chance.expovariate(1000))
         if (still_s := self.stands_until - self._loop.time()) > 0:
-            # In any order.
+            # The delayed requests complete in random order.
             await asyncio.sleep(still_s + chance.expovariate(5))
         is_cut = self._is_cut()
         if not is_cut and chance.random() >= self.trouble:
@@ -169,10 +173,10 @@ class SimStateStore:
                 work()
             case 2:
                 what = "late"
-                # Also when the controller is gone by then.
+                # The request is executed even if the controller is dead by then.
                 self._loop.call_later(chance.uniform(0, _LATE_S), work, context=Context())
             case _:
-                # Whoever asked stands still meanwhile, and its request arrives then.
+                # The caller hangs, and the request arrives after that.
                 await asyncio.sleep(chance.uniform(0, _LATE_S))
                 return work()
         await asyncio.sleep(TIMEOUT_S)

@@ -1,8 +1,10 @@
-"""The simulated system in the place of the real one: `install` before anything of gantrymq but `system` is imported.
+"""Replaces the functions of the real system.
 
-Each function looks up whose work runs now, and asks that host's clock or disk. There is one world at a time: `begin`
-makes it, and what the package calls goes to it. A call without a world, or from no process, is an error: it would make
-a run depend on the machine that it runs on.
+Call `install` before an import of gantrymq modules other than `system`.
+
+Each function uses the clock or the disk of the host whose process calls it. There is one world at a time, created by
+`begin`. A call without a world or from outside of a process is an error, because the run would depend on the real
+machine.
 """
 
 from __future__ import annotations
@@ -24,16 +26,16 @@ from sim.loop import SimLoop
 from sim.machine import PROCESS, Host
 from sim.network import SimSocket
 
-#: When a simulation begins, seconds since 1970: 2026-01-01.
+#: Start time of a simulation in seconds since 1970: 2026-01-01.
 EPOCH_S = 1_767_225_600.0
 _DESCRIPTORS = 4096
 _MEMORY_BYTES = 1 << 30
-#: A thread that was woken begins within, s.
+#: Longest delay before a notified thread continues, in seconds.
 _WAKE_S = 0.001
 
 
 class World:
-    """One simulation: its loop, its chance, and its hosts by address."""
+    """One simulation: its loop, its random numbers, and its hosts by address."""
 
     def __init__(self, seed: str) -> None:
         self.seed = seed
@@ -41,9 +43,9 @@ class World:
         self.chance = Random(f"{seed} programs")
         self.hosts: dict[str, Host] = {}
         self.disks: dict[str, Disk] = {}
-        #: A thread that makes rounds is at work: the loop of its process goes on meanwhile.
+        #: True while the work of a background thread runs. The loop of its process may run meanwhile.
         self.is_in_worker = False
-        #: Process ids.
+        #: Process ids by process name.
         self.pids: dict[str, int] = {}
 
     def host(self, name: str, address: str) -> Host:
@@ -53,12 +55,12 @@ class World:
 
 
 _world: World | None = None
-#: Its loop. What asks for the time asks a hundred times for each message.
+#: Loop of the world. A separate variable, because the clock is read a hundred times for each message.
 _loop: SimLoop
 
 
 def begin(seed: str) -> World:
-    """A new world, which what runs from now on lives in."""
+    """Creates a world and makes it the current one."""
     global _world, _loop
     _world = World(seed)
     _loop = _world.loop
@@ -104,7 +106,7 @@ def _now_ms() -> int:
 
 
 def _sleep(seconds: float) -> None:
-    """A thread's rest: its work is a turn of the loop, which takes no time."""
+    """Does nothing: the work of a thread runs within one loop iteration, which takes no time."""
 
 
 # -- files ------------------------------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ def _sleep(seconds: float) -> None:
 
 @dataclass
 class _Entry:
-    """os.DirEntry."""
+    """Replaces `os.DirEntry`."""
 
     name: str
     path: str
@@ -191,13 +193,13 @@ def _remove_tree(path: Path) -> None:
 
 def _disk_use(path: Path) -> files.DiskUse:
     disk = _disk()
-    # To look at each file takes its time, and is nothing beside a disk that has plenty.
+    # The sum over all files is slow, and only matters for a limited disk.
     used = disk.used() if disk.faults.capacity < PLENTY else 0
     return files.DiskUse(disk.faults.capacity, used, max(disk.faults.capacity - used, 0))
 
 
 def _set_descriptor_limit(limit: int) -> None:
-    """There are always as many."""
+    """Does nothing: the limit is constant."""
 
 
 def _is_locked_by_java(fd: int) -> bool:
@@ -222,7 +224,7 @@ def _process_id() -> int:
 
 
 class _Worker:
-    """threads.Worker, whose steps are turns of the loop."""
+    """Replaces `threads.Worker`. Each step runs in the event loop."""
 
     def __init__(
         self, name: str, step: Callable[[], float | None], pause_s: float, died: Callable[[BaseException], None]
@@ -258,7 +260,7 @@ class _Worker:
         self._timer = loop.call_later(pause_s, self._turn)
 
     def _turn(self) -> None:
-        """In the thread: who joins it waits for `_run`."""
+        """Runs a step as the background thread. `join` calls `_run` directly, because it blocks its caller."""
         world = _now()
         world.is_in_worker = True
         try:
@@ -364,8 +366,8 @@ _CHANCE = [name for name in vars(randomness) if name.islower() and hasattr(Rando
 
 
 def install() -> None:
-    """Puts these functions in the place of the real ones."""
-    # Each task would be put into asyncio's weak set of all: nobody asks for it here, and it takes as long as the task.
+    """Replaces the functions of the real system by these."""
+    # Skip asyncio's weak set of all tasks. Nothing uses it here, and adding to it takes as long as the task itself.
     asyncio.tasks._all_tasks.add = lambda task: None  # type: ignore[attr-defined]
     for module, functions in ((clock, _CLOCK), (files, _FILES), (network, _NETWORK)):
         for name, function in functions.items():

@@ -1,6 +1,6 @@
-"""A picture of a run: who was up, stopped, cut off or slow, and what was acknowledged, received and lost, over time.
+"""Draws a timeline of a run: states and faults of all programs, and acknowledged, received and lost messages.
 
-An SVG that needs nothing beside it; what a bar is says its title, where the pointer rests on it.
+The result is a self-contained SVG. A tooltip describes each bar.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LEFT, _WIDTH, _ROW, _CHART = 130, 1000, 18, 80
 _COLOURS = {State.RUNNING: "#8fce8f", State.STOPPED: "#f2c14e"}
 _WORDS = {State.RUNNING: "up", State.STOPPED: "stopped"}
-#: Faults that neither kill nor stop: a strip below the bar of whom they hit.
+#: Faults that neither kill nor stop a program. They are strips below the bar of their target.
 _STRIPS = {"cut": "#c0392b", "slow": "#2471a3"}
 _OTHER_STRIP = "#8e44ad"
 _ACKNOWLEDGED, _RECEIVED, _LOST = "#2e7d32", "#1565c0", "#d50000"
@@ -27,7 +27,7 @@ _ACKNOWLEDGED, _RECEIVED, _LOST = "#2e7d32", "#1565c0", "#d50000"
 
 @dataclass(frozen=True)
 class Span:
-    """Something that lasted, s."""
+    """A period, in seconds."""
 
     what: str
     begin: float
@@ -36,22 +36,22 @@ class Span:
 
 @dataclass
 class Timeline:
-    """What there is to draw; times in simulated seconds."""
+    """Data of a timeline. All times are in simulated seconds."""
 
     title: str
     ends_at: float
-    #: By program: its states, and its faults.
+    #: States and faults of each program.
     lives: dict[str, list[tuple[State, Span]]] = field(default_factory=dict)
     faults: dict[str, list[Span]] = field(default_factory=dict)
     acknowledged: list[float] = field(default_factory=list)
     received: list[float] = field(default_factory=list)
-    #: When each message was acknowledged that a group never had, and who lacks it.
+    #: (acknowledgement time, description) of each message that a group never received.
     lost: list[tuple[float, str]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 def of(run: Run, problems: list[str]) -> Timeline:
-    """Of a run that is over."""
+    """Returns the timeline of a finished run."""
     end = run.world.loop.time()
     line = Timeline(f"seed {run.plan.seed}: {len(problems)} problems", end, problems=problems)
     for host in run.world.hosts.values():
@@ -73,7 +73,7 @@ def of(run: Run, problems: list[str]) -> Timeline:
 
 
 def draw(line: Timeline) -> str:
-    """The SVG."""
+    """Returns the SVG."""
     scale = _WIDTH / max(line.ends_at, 1.0)
     parts: list[str] = []
 
@@ -124,7 +124,7 @@ def draw(line: Timeline) -> str:
 
 
 def _step(seconds: float) -> int:
-    """About ten to a picture."""
+    """Returns the distance of the time labels in seconds: at most about a dozen labels for a run."""
     return next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1 << 30) if seconds / step <= 12)
 
 

@@ -1,7 +1,7 @@
-"""Watch: looks into the servers while a run goes on, for what can't be seen at its end; and ends everything in order.
+"""Checks the servers during a run, for problems that are not visible at its end, and stops all programs in order.
 
-Some things are true at any time (a committed offset doesn't go back by itself), others only of how something changes (a
-job that doesn't run any more is dead), or of what is left of a program when it has ended.
+Some properties hold at any time: for example, a committed offset never decreases by itself. Others concern changes
+over time: a job that stopped running is dead. Others concern the state that remains after a program has ended.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from gantrymq.background.repeating import Repeating, Work
 from gantrymq.background.report import JobReport
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
+from sim.assignment_watch import AssignmentWatch
 from sim.cluster import BROKER_PORT, REGISTER_MS, Program
 from sim.compare import compare
 from sim.copies import copies_of
@@ -23,39 +24,43 @@ from sim.plan import broker_name
 from sim.replica_watch import ReplicaWatch
 from sim.scene import Scene
 
-#: How often it looks, s.
+#: Interval of the checks, in seconds.
 _LOOK_S = 2.0
-#: The loop goes round so often in that time at most: busy programs took some hundred times a message.
+#: Largest number of loop iterations per interval. Busy programs need some hundred per message.
 _MOST_TURNS = 100_000
-#: A job whose interval is shorter runs in this time, s; so do these threads.
+#: Jobs and threads with an interval below `_OFTEN_S` must run within `_JOBS_S`; in seconds.
 _JOBS_S = 20.0
 _OFTEN_S = 5.0
 _THREADS = ("flush the commit log", "flush the consume queues")
-#: A server's connection tells a NameServer at once that it is gone; its other ways take two periods, s.
+#: Time in which a NameServer notices that a broker has started: two registration periods, in seconds. It notices an end
+#: of a broker earlier, by the closed connection.
 PERIODS_S = 2 * REGISTER_MS / 1000
 _GONE_S = 5.0
-#: Programs that are told to end have ended after, s.
+#: Timeout for programs to end after SIGTERM, in seconds.
 _END_S = 60.0
-#: And a server has heard of that, s.
+#: Time after which a server has noticed the end of its clients, in seconds.
 _HEARD_S = 0.5
-#: A pull may wait so much longer than it was to, s: its second, and the look for it.
+#: Tolerance for the end of a long poll, in seconds: its resolution is a second, and it is checked at intervals.
 _POLL_LATE_S = 5.0
-#: After these a consumer may commit what it knew before others went on, here as in Java.
+#: Faults after which a consumer may commit an old offset while another one continues, as in Java.
 _STALE = ("stop", "cut", "slow", "reset", "lies", "rot-unread", "isolated", "torn", "ambush", "disaster")
-#: After these the member that brokers know first takes all queues of its group, and the others go on with theirs until
-#: they hear of it, here as in Java; an orderly group has locks against that.
+#: Faults after which the first registered member takes all queues of its group, as in Java. The other members continue
+#: with their queues until they are notified. In an orderly group, locks prevent this.
 _UNKNOWN = ("kill-all", "end-all", "disaster")
-#: A machine that is gone tells nobody. Its clients find out one after the other, and the last one commits what it knew
-#: when another has its queues already, here as in Java.
+#: Faults after which a machine's peers get no reset. Its clients notice the loss one by one. The last one commits its
+#: old offset when another one already has its queues, as in Java.
 _UNTOLD = ("power", "power-at-sync", "wreck", "lying")
-#: After these a NameServer can't know whether a broker lives.
-_UNSEEN = ("cut", "slow", "stop", "power", "power-at-sync", "lies", "lying", "wreck", "torn")
+#: Faults after which a consumer that reads from a slave can notice seconds later than others that its master has
+#: restarted. Until then, another consumer of the group has its queues, and both commit. The same happens with Java.
+_READ_FROM_SLAVES = ("kill", "end", "away", "hand-over", "handed", "relieved", "sync-error", "filled")
+#: Faults after which a NameServer cannot detect whether a broker is alive.
+_UNSEEN = ("cut", "slow", "stop", "power", "power-at-sync", "lies", "lying", "wreck", "torn", "young")
 
 _Place = tuple[str, str, int]
 
-#: The names of jobs whose interval is short, whatever server they are of.
+#: Names of jobs with a short interval, of all servers.
 _often: set[str] = set(_THREADS)
-#: Each job by its report's id: some are started only by a master, or only by a slave.
+#: Jobs by the id of their report. Only a master starts some of them, and only a slave others.
 _jobs: dict[int, Repeating] = {}
 _repeating = Jobs.repeating
 
@@ -68,32 +73,35 @@ def _noted(jobs: Jobs, name: str, work: Work, interval_s: float = inf, **options
     return job
 
 
-# A report doesn't tell how often its job should run, nor whether it is started.
+# A report contains neither the interval of its job nor whether the job is started.
 Jobs.repeating = _noted  # type: ignore[method-assign, assignment]
 
 
 class Watch:
-    """Of one run. `problems` is what it found."""
+    """Checks of one run. `problems` are the findings."""
 
     def __init__(self, scene: Scene) -> None:
         self.problems: list[str] = []
         self._scene = scene
         self._replicas = ReplicaWatch(scene)
+        self._assignments = AssignmentWatch(scene)
         kinds = {fault.kind for fault in scene.plan.faults}
         self._are_offsets_sure = not kinds & set(_STALE) and "comings" not in scene.plan.extras
         self._are_members_known = not kinds & set(_UNKNOWN)
-        self._are_deaths_told = not kinds & set(_UNTOLD)
-        # A controller's broker may be nobody for a while.
+        of_brokers = {fault.kind for fault in scene.plan.faults if fault.whom in scene.plan.broker_programs}
+        reads_from_slaves = bool(scene.plan.mode) and bool(of_brokers & set(_READ_FROM_SLAVES))
+        self._are_deaths_told = not kinds & set(_UNTOLD) and not reads_from_slaves
+        # With a controller, a broker can be neither master nor slave for a while.
         self._are_deaths_seen = not kinds & set(_UNSEEN) and not scene.plan.controllers
-        #: Of each life of a broker: what its groups have committed.
+        #: Committed offsets of all groups, for each broker process.
         self._offsets: dict[str, dict[_Place, int]] = {}
-        #: How often each job of a life that has to run often had run, at several times.
+        #: Run counts of the frequent jobs of each process, at several times.
         self._runs: dict[str, list[tuple[float, dict[str, int]]]] = {}
-        #: Since when a NameServer has been wrong about a broker.
+        #: Time from which on a NameServer has had a wrong entry for a broker.
         self._wrong_since: dict[tuple[str, str], float] = {}
 
     async def main(self) -> None:
-        """Until the run is over."""
+        """Runs the checks until the run is over."""
         while True:
             turns = self._scene.world.loop.turns
             await asyncio.sleep(_LOOK_S)
@@ -101,6 +109,7 @@ class Watch:
             if turns > _MOST_TURNS:
                 self.problems.append(f"at {self._scene.now():.0f} s somebody is busy: {turns} turns in {_LOOK_S:.0f} s")
             self._look_at_routes()
+            self.problems += self._assignments.look()
             for program, broker in self._scene.servers.looked_into():
                 assert program.host.process is not None
                 if program.host.process.state is State.RUNNING:
@@ -116,7 +125,7 @@ class Watch:
                     self._look_at_jobs(program.host.process.name, server.jobs)
 
     def _look_at_polls(self, life: str, broker: Broker) -> None:
-        """A pull that waits is answered at the end of its time, whether there is something or not."""
+        """Checks that each long poll gets a response when its time is over, with or without messages."""
         late_s = self._scene.now() - min(broker.polling._by_second, default=inf)
         if late_s > _POLL_LATE_S:
             self.problems.append(f"at {self._scene.now():.0f} s {life} holds a pull {late_s:.0f} s beyond its time")
@@ -125,8 +134,8 @@ class Watch:
 
     @staticmethod
     def _epoch(broker: Broker) -> str:
-        """Of whom a controller may make a slave meanwhile: what it is."""
-        roles = broker.controlled._roles if broker.controlled is not None else None
+        """Returns the epoch of a controller's broker: it can be master several times, and a slave in between."""
+        roles = broker.replicas_manager._roles if broker.replicas_manager is not None else None
         return f" in epoch {roles.role.epoch}" if roles is not None else ""
 
     def _look_at_offsets(self, life: str, broker: Broker) -> None:
@@ -151,14 +160,14 @@ class Watch:
         for report in jobs:
             if report.name in _often:
                 job = _jobs.get(id(report))
-                # Work may say itself that it wants to rest for longer.
+                # A job can set a longer pause for itself.
                 rests = job is not None and _OFTEN_S < job._due - self._scene.now() < inf
                 if job is None or (job._started and not rests):
                     runs[report.name] = runs.get(report.name, 0) + report.runs
         self._runs.setdefault(life, []).append((self._scene.now(), runs))
 
     def dead_jobs(self) -> Iterator[str]:
-        """Those that have to run often and haven't at the end, of each life that has lasted until then."""
+        """Yields the frequent jobs that stopped running, of each process that is alive at the end."""
         for life, looks in self._runs.items():
             ended, last = looks[-1]
             before = next((runs for at, runs in reversed(looks) if at <= ended - _JOBS_S), None)
@@ -170,18 +179,18 @@ class Watch:
     # -- routes -------------------------------------------------------------------------------------------------
 
     def _look_at_routes(self) -> None:
-        """Within two periods a NameServer knows who is there and who isn't."""
+        """Checks that a NameServer notices a started or ended broker in time."""
         if not self._are_deaths_seen:
             return
         servers, now = self._scene.servers, self._scene.now()
         for name_server, server in servers.name_servers_looked_into():
             for broker in servers.brokers:
-                # One that is started again begins with nothing.
+                # A restarted NameServer has no entries at first, so each process has its own key.
                 assert name_server.host.process is not None
                 key = name_server.host.process.name, broker.name
                 address = f"{broker.host.address}:{BROKER_PORT}"
                 is_known = address in server.table.broker_addresses(broker_name(broker.name)).values()
-                # As long as it takes to start or to end it may be either.
+                # During a start or an end, both are correct.
                 is_right = name_server.is_ending or broker.is_ending or is_known == broker.is_alive
                 since = self._wrong_since.setdefault(key, now)
                 if is_right:
@@ -191,10 +200,13 @@ class Watch:
                     self.problems.append(f"at {now:.0f} s {key[0]} {state} {key[1]}, for {now - since:.0f} s")
                     self._wrong_since[key] = inf
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- end of the run -----------------------------------------------------------------------------------------
 
     async def end_all(self, clients: list[Program]) -> None:
-        """Ends clients, then servers, as told; whoever stays, or leaves something, is a problem."""
+        """Stops clients, then servers, with SIGTERM.
+
+        Reports programs that do not end or that leave something behind.
+        """
         servers = self._scene.servers
         self.problems += self.dead_jobs()
         for program, broker in servers.looked_into():
@@ -202,7 +214,7 @@ class Watch:
         for program, server in servers.name_servers_looked_into():
             self._look_at_failures(program, server.jobs)
         await self._end(clients)
-        # The word of it is under way.
+        # Servers need this time to notice the closed connections.
         await asyncio.sleep(_HEARD_S)
         if self._scene.plan.mode:
             self.problems += await compare(servers, self._scene.lied_until, self._scene.deleted)
@@ -237,12 +249,12 @@ class Watch:
 
 
 def _held(broker: Broker) -> dict[str, int]:
-    """What a broker keeps for clients that are connected."""
+    """Returns the amounts of state that a broker has for connected clients."""
     server = broker._server
-    answers = server._rooms_for_answers.all
+    answers = server._response_tasks.all
     return {
         "long polls": len(broker.polling),
         "connections": len(server.connections),
-        "requests that wait for an answer": answers.requests,
-        "bytes of answers": answers.bytes,
+        "requests that wait for an answer": answers.items,
+        "bytes of answers": answers.size,
     }

@@ -1,4 +1,4 @@
-"""Certificates of servers and clients for tests, made by the openssl command."""
+"""Creates server and client certificates for tests with the openssl command."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def make_certificate(directory: Path, name: str, *, passphrase: str | None = Non
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """For 127.0.0.1; not to be changed."""
+    """Returns a certificate for 127.0.0.1. Tests share it and must not change it."""
     return make_certificate(tmp_path_factory.mktemp("tls"), "127.0.0.1")

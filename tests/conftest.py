@@ -1,7 +1,8 @@
-"""Every async test runs on uvloop, as the servers do; and how tests share the cores (`pytest -n auto`).
+"""Runs every async test on uvloop, as the servers do, and distributes tests over processes (`pytest -n auto`).
 
-A file's tests run in one process, one after the other, those of Spark all in the same: the fixtures of a module, and
-the one Spark session, are made once. A test that measures time is marked `alone`: no other runs beside it.
+The tests of one file run in the same process, one after the other, and so do all tests of Spark. Fixtures of a module,
+and the Spark session, are therefore created once. A test that measures time has the mark `alone`: no other test runs
+at the same time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any, BinaryIO
 
 import pytest
+import spark_java
 import uvloop
 from certificates import certificate
 from hypothesis import HealthCheck, settings
@@ -25,12 +27,12 @@ from gantrymq.logs import PeerFilter
 
 __all__ = ["certificate"]
 
-#: A test that takes longer is to be marked `slow`, which `./dev test` leaves out.
+#: In seconds. A longer test must be marked `slow`; `./dev test` skips such tests.
 SLOW_S = 20.0
-#: What a process with tests needs, and what it starts, bytes: Spark's has the most.
+#: Memory for a test process and the processes that it starts, in bytes. Spark's needs the most.
 _MEMORY_OF_ONE = 3 << 30
 
-# A busy machine is no failure; pytest-timeout ends what hangs.
+# A busy machine is not a failure; pytest-timeout stops a test that hangs.
 settings.register_profile("gantrymq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gantrymq")
 
@@ -41,7 +43,7 @@ _lock = pytest.StashKey[BinaryIO]()
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    # A factory and not a policy: policies are deprecated from Python 3.14 on.
+    # A factory instead of a policy, because policies are deprecated in Python 3.14.
     return {"uvloop": uvloop.new_event_loop}
 
 
@@ -50,10 +52,10 @@ def pytest_asyncio_loop_factories(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """One more than there are cores: half of the time a test waits for something that takes its time.
+    """Returns one more than the number of cores, because a test is idle for half of its time.
 
-    With two on two cores these are busy for a third of the time; with three, all tests but the slow ones take 9 minutes
-    and not 14, and none is late for want of a core.
+    Two processes on two cores use only a third of the processor time. With three processes, all tests but the slow ones
+    take 9 instead of 14 minutes, and none fails for lack of a core.
     """
     if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
         return None
@@ -64,7 +66,7 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Which tests stay together; the set with the most tests, which is Spark's or a small one, begins."""
+    """Keeps the tests of a file together, and all tests of Spark. The set with the most tests starts first."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):
@@ -72,13 +74,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             path = super()._split_scope(nodeid)
             return "tests/spark" if path.startswith("tests/spark/") else path
 
-    # What -n alone means; another --dist was asked for.
+    # `-n` alone means "load". With another --dist, xdist uses its own scheduler.
     return ByFile(config, log) if config.getoption("dist") == "load" else None
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Names one file to all processes, for them to lock."""
+    """Gives all processes the path of one lock file."""
     stash = node.config.stash
     if _path not in stash:
         handle, stash[_path] = tempfile.mkstemp(prefix="gantrymq-tests-")
@@ -88,8 +90,10 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    for name, value in spark_java.VARIABLES.items():
+        os.environ.setdefault(name, value)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # So it is in what a shell runs in the background; the commands that tests interrupt would inherit it.
+        # Background jobs of a shell ignore SIGINT. The commands that tests interrupt would inherit that.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if (workerinput := getattr(config, "workerinput", None)) is not None:
         config.stash[_lock] = lock = open(workerinput["lock"], "r+b", buffering=0)  # noqa: SIM115
@@ -98,14 +102,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Lets a test marked `alone` wait until those of the other processes have ended, and them until it has.
+    """Runs a test marked `alone` when no other process runs a test, and blocks the others until it ends.
 
-    Around pytest-timeout's hook: waiting is no part of a test's time.
+    This hook wraps pytest-timeout's hook, so the waiting time does not count for the timeout.
     """
     lock = item.config.stash.get(_lock, None)
     if lock is None:
         return (yield)
-    # Who waits for the second byte keeps the first: nobody overtakes a test that wants to be alone.
+    # A test that waits for the second byte keeps the first one, so no other test can overtake an `alone` test.
     fcntl.lockf(lock, fcntl.LOCK_EX, 1, 0)
     fcntl.lockf(lock, fcntl.LOCK_SH if item.get_closest_marker("alone") is None else fcntl.LOCK_EX, 1, 1)
     fcntl.lockf(lock, fcntl.LOCK_UN, 1, 0)
@@ -117,7 +121,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, object, object]:
-    """What a process tells of its tests: execnet takes no lone surrogates, which logs and comparisons may have."""
+    """Escapes lone surrogates in a process's report: logs and comparisons can have them, but execnet rejects them."""
     return _encodable((yield))
 
 
@@ -131,11 +135,11 @@ def _encodable(value: object) -> object:
     return value
 
 
-# -- the log ------------------------------------------------------------------------------------------------------
+# -- log ----------------------------------------------------------------------------------------------------------
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """No test finds a line left out because the tests before it wrote so many of its kind."""
+    """Resets the log limits, so that no line of this test is suppressed because of earlier tests."""
     for logger in logging.root.manager.loggerDict.values():
         for limit in getattr(logger, "filters", []):
             if isinstance(limit, PeerFilter):
@@ -146,7 +150,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Names the tests that take too long for a mark they haven't. No failure: another day the machine is busy."""
+    """Lists the tests that take too long without the mark `slow`. This is not a failure: the machine can be busy."""
     durations: defaultdict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:

@@ -1,6 +1,6 @@
-"""Writers that are killed while they write.
+"""Writer processes that tests kill while they write.
 
-They are forked from one process that has imported everything, so that a round takes some hundredths of a second.
+They are forked from one process that has imported everything, so that a round takes only some hundredths of a second.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ for line in sys.stdin:
 
 
 class Nursery:
-    """Forks one writer after the other."""
+    """Forks one writer after another."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def run_and_kill(self, fifo: Path, count: int, *arguments: object) -> list[str]:
-        """Has `write(fd, *arguments)` run until it has written so many lines; the whole ones that it wrote.
+        """Runs `write(fd, *arguments)` until it has written `count` lines, then kills it.
 
-        The pipe `fifo` is made. Arguments go over as text, without spaces.
+        Returns the complete lines that it wrote. Creates the pipe `fifo`. Arguments are passed as text without spaces.
         """
         to, answers = self._process.stdin, self._process.stdout
         assert to is not None
@@ -64,7 +64,10 @@ class Nursery:
 
 @contextmanager
 def nursery(writer: str, *directories: Path) -> Iterator[Nursery]:
-    """`writer` is a script that defines `write(fd, *arguments)`; it may import from these directories."""
+    """Starts the process that forks the writers.
+
+    `writer` is a script that defines `write(fd, *arguments)`. It can import from `directories`.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", _BEGIN + writer + _LOOP, *map(str, directories)],
         stdin=subprocess.PIPE,

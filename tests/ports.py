@@ -1,7 +1,8 @@
-"""Ports for servers that a test names before they listen, or that come back where they were.
+"""Ports for servers whose address a test needs before they start, or that restart at the same address.
 
-A port of the kernel's choice (0) is the next server's as soon as it is free, and tests that run side by side start a
-hundred servers a second. These are below the range of which the kernel takes any (32768 on Linux).
+A server can ask the kernel for a free port (port 0). The kernel can assign the same port again as soon as the server
+stops, and parallel tests start a hundred servers per second. The ports of this module are therefore below the range
+that the kernel assigns from (32768 and above on Linux).
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import socket
 from random import SystemRandom
 
-#: Not `random` itself: hypothesis sets its seed, the same in every process.
+#: Not the `random` module: hypothesis sets its seed, to the same value in every process.
 _random = SystemRandom()
-#: One in ten: a broker's neighbours (the slaves' port above it, the fast one two below) are nobody's.
+#: Every tenth port. A broker also uses neighbours of its port: one above for its slaves, two below for the fast port.
 _PORTS = range(12_005, 31_000, 10)
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 at which nobody listens, nor at those beside it, and that nobody is given by chance."""
+    """Returns a port of 127.0.0.1 that is free and that the kernel never assigns. Its neighbours are free as well."""
     while True:
         with socket.socket() as probe:
             try:

@@ -1,4 +1,4 @@
-"""How fast this machine is at the moment: limits of processor time are times of a reference machine."""
+"""Measures the current speed of this machine, because limits of processor time refer to a reference machine."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from time import thread_time
 
-#: Processor time of `_work` on the machine on which the limits were set, s.
+#: Processor time of `_work` on the reference machine, in seconds.
 _REFERENCE_S = 0.0125
 
 
 class StepTimer:
-    """Processor time of this thread, as a machine of the reference speed would need it.
+    """Measures processor time of this thread, scaled to the speed of the reference machine.
 
-    Other programs that share a core or its caches make the same work take up to four times as long. The speed is
-    measured when the timer is made and when a time is read, and the slower one counts.
+    Other programs that share a core or its caches can make the same work take up to four times as long. The speed is
+    measured when the timer is created and when a time is read. The slower of the two counts.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class StepTimer:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Measures the block; `longest` tells the longest of all."""
+        """Measures the block. `longest` returns the longest step."""
         began = thread_time()
         try:
             yield
@@ -40,7 +40,7 @@ class StepTimer:
 
 @asynccontextmanager
 async def loop_steps() -> AsyncIterator[StepTimer]:
-    """Measures each turn of the event loop in the block, without the garbage of other tests."""
+    """Measures each event-loop iteration within the block, without garbage of other tests."""
     timer = StepTimer()
 
     async def measure() -> None:
@@ -59,7 +59,7 @@ async def loop_steps() -> AsyncIterator[StepTimer]:
 
 
 def slowness() -> float:
-    """How many times as long as on the reference machine something takes; 1 on a faster one."""
+    """Returns the duration of a task relative to the reference machine, and 1 if this machine is faster."""
     return max(1.0, min(_took() for _ in range(3)) / _REFERENCE_S)
 
 
@@ -70,6 +70,6 @@ def _took() -> float:
 
 
 def _work() -> object:
-    """A bit of what servers do: strings, dictionaries, sorting; more than fits into the caches of a core."""
+    """Does work like that of a server: strings, dictionaries, sorting. The data exceeds the caches of a core."""
     table = {f"topic-{number}": (number, str(number)) for number in range(20_000)}
     return sorted(table, key=lambda name: table[name][1]), [value for value in table.values() if value[0] % 3]

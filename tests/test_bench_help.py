@@ -1,4 +1,4 @@
-"""The commands of bench/README.md have the options that bench/run.py takes."""
+"""Tests that the commands in bench/README.md use options of bench/run.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/broker.md: its commands run, its files are read, its tables list what there is."""
+"""Tests that the commands of docs/broker.md run, its files are valid, and its tables are complete."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def guarded_address() -> Iterator[str]:
-    """A cluster with the access control of the example."""
+    """Runs a cluster with the access control of the example and yields its address."""
     [text] = [block for block in blocks("properties") if "initAuthenticationUser" in block]
     properties = parse_properties(text, source="example")
     auth = AuthConfig(
@@ -128,7 +128,7 @@ def test_accounts_are_read() -> None:
 
 
 def key_rows() -> dict[str, tuple[str, str]]:
-    """{key: (default, when it is read)} of the table of all keys."""
+    """Returns {key: (default, when it is read)} of the table of all keys."""
     table = TEXT.partition("## All keys")[2]
     rows = re.findall(r"^\| `([^`]+)` \| (.*?) \| (.*?) \| .* \|$", table, re.MULTILINE)
     assert len(rows) == len({key for key, _, _ in rows})
@@ -136,7 +136,7 @@ def key_rows() -> dict[str, tuple[str, str]]:
 
 
 def defaults() -> dict[str, str | None]:
-    """{key: text of its default}, None where it depends on the machine."""
+    """Returns {key: text of its default}. The text is None if it depends on the machine."""
     values: dict[str, str | None] = {}
     configs: list[Any] = [BrokerConfig(), ReplicationConfig(), StoreConfig(Path("store")), AuthConfig()]
     for config in configs:
@@ -158,7 +158,7 @@ def test_the_table_has_all_keys_with_their_defaults() -> None:
         if value:
             assert default == f"`{value}`", key
         else:
-            # Without one, or described in words.
+            # The key has no default, or the table describes it in words.
             assert "`" not in default.replace("`-c`", ""), key
         assert (when == "*start*") == (key in READ_AT_START), key
 

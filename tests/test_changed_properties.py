@@ -1,4 +1,4 @@
-"""A configuration file that is changed keeps what its owner wrote."""
+"""Tests that changes to a configuration file keep its comments and order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ENTRIES = st.dictionaries(st.text(min_size=1, max_size=5), st.text(max_size=5), 
 def test_what_is_read_is_what_was_read_with_the_changes(text: str, changes: dict[str, str]) -> None:
     before = parse_properties(text, source="x")
     after = parse_properties(changed_properties(text, changes), source="x")
-    # A backslash alone is no entry at the end, but one before a blank line.
+    # A lone backslash is an entry before a blank line, but not at the end.
     after.pop("", None), before.pop("", None)
     assert after == before | changes
     assert parse_properties(format_properties(changes), source="x") == changes

@@ -1,4 +1,4 @@
-"""docs/client.md: its examples run, one after the other, as in `python -m asyncio`."""
+"""Runs the examples of docs/client.md in order, as in `python -m asyncio`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMEOUT_S = 60.0
 
 
 def examples() -> list[tuple[int, str]]:
-    """(line, code) of each Python block."""
+    """Returns (line, code) of each Python block."""
     found: list[tuple[int, str]] = []
     lines = DOCUMENT.read_text().splitlines()
     begin = None
@@ -47,7 +47,7 @@ async def test_the_examples_run(
         for line, code in examples():
             if "def test_" in code:
                 continue
-            # The line numbers of a traceback are the document's.
+            # Blank lines make the line numbers of a traceback those of the document.
             source = "\n" * (line - 1) + code.replace(ADDRESS, cluster.name_server)
             compiled = compile(source, str(DOCUMENT), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             async with asyncio.timeout(TIMEOUT_S):
@@ -70,7 +70,7 @@ async def test_the_examples_run(
 
 
 def _context(cafile: str) -> ssl.SSLContext:
-    """Without the certificate, which isn't there; the example makes no connection."""
+    """Returns a context without the certificate, which does not exist. The example opens no connection."""
     assert cafile == "ca.pem"
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 

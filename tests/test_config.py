@@ -1,4 +1,4 @@
-"""Properties text as java.util.Properties reads it, and dataclasses made from it."""
+"""Tests of properties files, as java.util.Properties reads them, and of dataclasses filled from them."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path: Path, exists: bool) -> None:
-    """Also a relative link to a link, into a directory of another file's."""
+    """The test uses a relative link to another link, through a linked directory."""
     target = tmp_path / "volume" / "broker.conf"
     target.parent.mkdir()
     if exists:
@@ -203,7 +203,7 @@ def test_links_in_a_circle_are_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
 def test_a_replaced_file_keeps_its_owner(tmp_path: Path) -> None:
-    """Otherwise the broker that it belongs to couldn't read it any more."""
+    """Otherwise the broker that owns the file could no longer read it."""
     path = tmp_path / "broker.conf"
     path.write_bytes(b"")
     os.chown(path, 1234, 1235)
@@ -214,7 +214,7 @@ def test_a_replaced_file_keeps_its_owner(tmp_path: Path) -> None:
 
 
 def test_a_replaced_file_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its name, too: else what an administrator was told is set was not, after a power failure."""
+    """Its name is synced, too. Otherwise a power failure could undo a change that was confirmed to an administrator."""
     synced: list[bytes] = []
     path = tmp_path / "broker.conf"
     monkeypatch.setattr(files, "sync_entries", lambda fd: synced.append(path.read_bytes()))

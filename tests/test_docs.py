@@ -1,4 +1,4 @@
-"""What the documents show is run; what they link to is there."""
+"""Tests that the examples of the documents run and that their links exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOCUMENTS = [
     "CHANGELOG.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")),
 ]
-#: Made from code when the site is built (tools/site_reference.py).
+#: Pages that tools/site_reference.py generates when the site is built.
 GENERATED = {"configuration.md", "metrics.md", "errors.md"}
 #: The address in every example.
 ADDRESS = "127.0.0.1:9876"
@@ -31,12 +31,12 @@ def code_blocks(document: str, language: str) -> list[str]:
 
 
 def examples(*documents: str) -> list[object]:
-    """(document, code) of each Python block, in order, those with Spark marked."""
+    """Returns (document, code) of each Python block in order. Blocks with Spark are marked."""
     return [
         pytest.param(
             code,
             id=f"{document}-{number}",
-            # Each starts a Spark of its own.
+            # Each of these starts its own Spark.
             marks=[pytest.mark.spark, pytest.mark.slow] if "pyspark" in code or ".spark" in code else [],
         )
         for document in documents
@@ -46,7 +46,7 @@ def examples(*documents: str) -> list[object]:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """One cluster for all examples: a later one reads what an earlier one has sent."""
+    """Runs one cluster for all examples, because later ones read the messages of earlier ones."""
     with EmbeddedCluster() as cluster:
         yield cluster.name_server
 
@@ -62,7 +62,7 @@ def test_an_example_runs(code: str, address: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr
-    # Each one that reads reads what the first has sent.
+    # Every example that reads receives the messages of the first one.
     if "SyncProducer" not in code and "greetings" in code and "producer" not in code:
         for number in range(10):
             assert f"hello {number}" in done.stdout, done.stdout + done.stderr
@@ -97,7 +97,8 @@ def test_links_lead_somewhere(document: str) -> None:
 def test_commands_of_dev_exist() -> None:
     usage = subprocess.run([ROOT / "dev", "help"], capture_output=True, text=True, check=True, timeout=30).stdout
     known = set(re.findall(r"^  ([\w-]+) ", usage, re.MULTILINE))
-    assert known == {"demo", "test", "lint", "spark-matrix", "sim", "docs", "bench", "lock", "proto"}
+    commands = {"demo", "test", "lint", "spark-matrix", "sim", "docs", "bench", "lock", "proto", "release", "workflows"}
+    assert known == commands
     for document in DOCUMENTS:
         for command in re.findall(r"\./dev ([\w-]+)", (ROOT / document).read_text()):
             assert command in known, (document, command)

@@ -1,4 +1,4 @@
-"""Every command line of `gantry` in the documents names commands and options that there are."""
+"""Tests that every `gantry` command line in the documents has existing commands and options."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")),
 )
-#: Where a shell's next command begins.
+#: Tokens after which a shell's next command begins.
 _END = {"|", "&", ";", "<", ">", "<<<", "&&", "||"}
 
 
 def command_lines() -> list[tuple[str, str]]:
-    """(document, line) of each in a block of shell code, continued lines joined."""
+    """Returns (document, line) of each command in shell code blocks, with continued lines joined."""
     found = []
     for document in DOCUMENTS:
         for block in re.findall(r"^```sh\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE):

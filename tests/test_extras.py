@@ -1,4 +1,4 @@
-"""What an extra brings and isn't there: every way in says which one to install."""
+"""Tests that every entry point names the extra to install if a package is missing."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.extras import MODULES
+from gantrymq.extras import MODULES, install_command
 
 ROOT = Path(__file__).parent.parent
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 def run_without(module: str, code: str) -> subprocess.CompletedProcess[str]:
-    """Runs code where a module isn't installed."""
+    """Runs code in a process in which a module cannot be imported."""
     hide = (
         "import sys\n"
         "class Hide:\n"
@@ -34,13 +34,16 @@ def run_without(module: str, code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("module", "code", "extra"),
     [
+        ("pyarrow", "import gantrymq.arrow", "arrow"),
+        ("numpy", "import gantrymq.arrow", "arrow"),
         ("pyspark", "import gantrymq.spark", "spark"),
         ("pyarrow", "import gantrymq.spark", "spark"),
         ("opentelemetry", "import gantrymq.client.otel", "otel"),
         ("fastavro", "from gantrymq.codecs import AvroCodec", "avro"),
         (
             "httpx",
-            "from gantrymq.spark.bodies.registry import RegistryOptions, SchemaRegistry; "
+            "from gantrymq.spark.bodies.registry import SchemaRegistry; "
+            "from gantrymq.spark.bodies.registry_options import RegistryOptions; "
             "SchemaRegistry(RegistryOptions(('http://127.0.0.1:1',))).schema(1)",
             "registry",
         ),
@@ -62,7 +65,7 @@ def test_an_import_names_the_extra(module: str, code: str, extra: str) -> None:
         pytest.importorskip("pyspark")
     done = run_without(module, f"try:\n    {code}\nexcept ImportError as e:\n    print(type(e).__name__, e)")
     assert done.stdout.startswith("MissingExtra "), done
-    assert f'needs {module}: pip install "gantrymq[{extra}]"' in done.stdout
+    assert f"needs {module}: {install_command(extra)}" in done.stdout
     assert extra in EXTRAS
 
 
@@ -84,7 +87,7 @@ def test_a_command_names_the_extra(module: str, arguments: list[str], extra: str
     done = run_without(module, f"from gantrymq.cli.main import run\nsys.exit(run({arguments!r}))")
     assert done.returncode == 1
     assert done.stderr.startswith("gantry: gantry ")
-    assert done.stderr.endswith(f' needs {module}: pip install "gantrymq[{extra}]"\n')
+    assert done.stderr.endswith(f" needs {module}: {install_command(extra)}\n")
 
 
 def test_there_are_such_extras() -> None:

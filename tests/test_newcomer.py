@@ -1,4 +1,4 @@
-"""tools/newcomer.py: its path, in the environment of the tests; the installation is left to who runs it."""
+"""Tests the steps of tools/newcomer.py in the test environment, without the installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench/scale.py: its tables, charts and arithmetic, and a short run of each measurement."""
+"""Tests the tables, charts and arithmetic of bench/scale.py, and runs each measurement briefly."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_a_measurement(scale: ModuleType, name: str, tmp_path: Path) -> None:
 
 
 def left_running(directory: Path) -> list[bytes]:
-    """Command lines with this directory."""
+    """Returns the command lines of processes that contain this directory."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        # One that ends meanwhile.
+        # The process can end meanwhile.
         with contextlib.suppress(OSError):
             lines.append(path.read_bytes())
     return [line for line in lines if str(directory).encode() in line]
@@ -91,7 +91,7 @@ def test_a_chart(scale: ModuleType) -> None:
     assert texts[:2] == ["CPU a send & more, µs", "topics"]
     assert texts[2:8] == ["10", "100", "1k", "10k", "100k", "0.1"]
     dots = [(float(dot.get("cx", "")), float(dot.get("cy", ""))) for dot in root.iter(f"{SVG}circle")]
-    # Ten times as many and ten times as dear: as far to the right as that is up, of four decades each.
+    # Both axes are logarithmic, with four decades each.
     assert [round(x, 1) for x, _ in dots] == [28.7, 69.7, 151.7]
     assert [round(y, 1) for _, y in dots] == [99.0, 69.0, 9.0]
     assert "prefers-color-scheme: dark" in ET.tostring(root, encoding="unicode")
@@ -111,14 +111,14 @@ def test_arithmetic(scale: ModuleType) -> None:
         ],
     }
     text = scale.limits(rows)
-    assert "| single sends of 128 B, 32 under way | 2 µs | 500,000/s a processor |" in text
-    assert "| memory of a topic of 8 queues that isn't used | 2 KiB | 524,288 a GiB |" in text
-    assert "| memory of a connection with heartbeat and waiting pull | 16 KiB | 65,536 a GiB |" in text
-    # 10 µs each 30 s are 1/3,000,000 of a processor.
-    assert "| a group's heartbeat each 30 s | 10 µs | 300,000 groups take 10% of a processor |" in text
-    assert "| 0.005 % of a processor | 2,000 connections take 10% of one |" in text
-    assert "| disk of a message of 128 B | 400 B |" in text
-    # 100 registrations of 10,000 topics at 3 µs each 30 s; 10,000 clients that ask for 10 routes each 30 s.
+    assert "| single sends of 128 B, 32 in flight | 2 µs of CPU | 500,000/s per core |" in text
+    assert "| memory of a topic of 8 queues without messages | 2 KiB | 524,288 per GiB |" in text
+    assert "| memory of a connection with heartbeat and waiting pull | 16 KiB | 65,536 per GiB |" in text
+    # 10 µs every 30 s is 1/3,000,000 of a processor.
+    assert "| heartbeat of a group, every 30 s | 10 µs of CPU | 300,000 groups use 10% of a core |" in text
+    assert "| 0.005 % of a core | 2,000 connections use 10% of a core |" in text
+    assert "| disk space of a message of 128 B | 400 B |" in text
+    # 100 registrations of 10,000 topics at 3 µs each, every 30 s; 10,000 clients that request 10 routes every 30 s.
     assert "| 10,000 topics, 10,000 clients | 10.0% | 3.3% | 10.0% | 6.51 to 65.1 | 9.77 |" in text
 
 

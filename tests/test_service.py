@@ -1,4 +1,4 @@
-"""gantrymq.run, docs/service.md and examples/service: processes that are told to stop."""
+"""Tests of gantrymq.run, docs/service.md and examples/service with processes that receive a stop signal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from wait_until import wait_until
 
 import gantrymq
 from gantrymq import CONSUME_FROM_FIRST_OFFSET, LitePullConsumer, Message, Producer, SyncLitePullConsumer, SyncProducer
@@ -38,7 +38,7 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 @contextmanager
 def running(*arguments: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that has said that it is ready."""
+    """Starts a Python process and yields it when it has printed that it is ready."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         stdout=subprocess.PIPE,
@@ -155,7 +155,7 @@ def examples() -> list[str]:
 
 
 def received(cluster: EmbeddedCluster, topic: str, group: str, wanted: set[bytes]) -> None:
-    """Waits until the topic has them."""
+    """Waits until the topic contains the bodies `wanted`."""
     pull = LitePullConsumer(cluster.name_server, group, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
     with SyncLitePullConsumer(pull) as consumer:
         consumer.assign(consumer.queues(topic))

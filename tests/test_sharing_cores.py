@@ -1,4 +1,4 @@
-"""How tests share the cores: what tests/conftest.py adds to `pytest -n`."""
+"""Tests how tests share the cores: the additions of tests/conftest.py to `pytest -n`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcome(directory: Path) -> str:
-    """What pytest prints that runs TESTS, from two files, in two processes."""
+    """Runs TESTS from two files in two processes and returns pytest's output."""
     command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider"]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=100).stdout
 
@@ -80,7 +80,7 @@ def test_nothing_runs_beside_a_test_that_is_alone(outcome: str, directory: Path)
     ]
     assert beside
     assert {what for pair in beside for *_, what in pair} == {"beside"}
-    # A file's tests run in one process, one after the other.
+    # The tests of a file run in one process, one after the other.
     assert all({module for *_, module, _ in pair} == {"test_a", "test_b"} for pair in beside)
 
 

@@ -1,4 +1,4 @@
-"""bench/soak.py: what it counts as lost and as out of order, and a short run of it."""
+"""Tests the counts of lost and unordered messages in bench/soak.py, and runs it briefly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_late_is_not_lost(soak: ModuleType) -> None:
     received.take([(7, 2)])
     assert (received.missing(sent), received.again, received.total) == (0, 1, soak.KEYS + 5)
     assert received.gaps == ["key 7: 3 after 0"]
-    # What was received before it was known to be acknowledged.
+    # A message can be received before its acknowledgement is recorded.
     received.take([(9, 2)])
     assert received.missing(sent) == 0
 

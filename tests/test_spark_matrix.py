@@ -1,4 +1,4 @@
-"""tools/spark_matrix.py: what it makes of results; the runs themselves are ./dev spark-matrix."""
+"""Tests how tools/spark_matrix.py reports results. The runs themselves are started with ./dev spark-matrix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def matrix() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Where dataclasses look for it.
+    # Dataclasses look their module up in `sys.modules`.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
@@ -37,7 +37,7 @@ def test_a_report(matrix: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "report.xml").write_text(REPORT)
     found = matrix.read_report(tmp_path / "report.xml", 1)
     assert (found.passed, found.failed, found.skipped) == (2, 2, ["since 4.1", "since 4.2"])
-    # A run that didn't come to its report, or to its end, has failed.
+    # A run without a report, or with an exit code for an early end, has failed.
     assert matrix.read_report(tmp_path / "none.xml", 0).failed == 1
     assert matrix.read_report(tmp_path / "report.xml", 2).failed == 3
 

@@ -1,4 +1,7 @@
-"""What the simulated packages need of the system comes through gantrymq.system (import-linter checks their imports)."""
+"""Tests that the simulated packages use the system only through gantrymq.system.
+
+import-linter checks their imports.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ PACKAGES = (
     "filter",
     "replication",
 )
-#: pathlib's functions that look at a disk.
+#: Functions of pathlib that access the disk.
 ON_DISK = {
     *("chmod", "exists", "glob", "hardlink_to", "is_dir", "is_file", "iterdir", "lstat", "mkdir", "read_bytes"),
     *("read_text", "rename", "resolve", "rglob", "rmdir", "samefile", "stat", "symlink_to", "touch", "unlink"),
     *("write_bytes", "write_text"),
 }
-#: os.DirEntry, which `files.scandir` gives, `files` itself, and the commit log, which has a `read_bytes` of its own.
+#: os.DirEntry, which `files.scandir` returns; `files` itself; and the commit log, which has its own `read_bytes`.
 ALLOWED = {"entry", "files", "self._log"}
-#: What of `os` is no call of the system.
+#: Names in `os` that are not system calls.
 OF_OS = {"PathLike", "environ", "fspath", "path", "strerror"}
 
 
@@ -60,7 +63,7 @@ text.replace("a", "b")
 
 
 def uses(tree: ast.AST) -> list[tuple[int, str]]:
-    """(line, what) of each use of the system."""
+    """Returns (line, name) of each use of the system."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os" and node.attr not in OF_OS:

@@ -1,4 +1,4 @@
-"""Transports whose other side takes whatever is written, for connections without sockets."""
+"""In-memory transports whose peer accepts all data, for connections without sockets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Written = bytes | bytearray | memoryview
 
 
 class Swallowing(asyncio.Transport):
-    """Counts what is written."""
+    """Counts the bytes written."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         super().__init__({"peername": (host, 40_000), "sockname": ("127.0.0.1", 10_911)})
@@ -44,7 +44,7 @@ class Swallowing(asyncio.Transport):
 
 
 class Keeping(Swallowing):
-    """Keeps what is written, and in how many calls that was."""
+    """Stores the data written, and counts the calls."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         super().__init__(host)

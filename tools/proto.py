@@ -1,7 +1,7 @@
-"""Makes src/gantrymq/proxy/v2 from proto/: what `./dev proto` runs.
+"""Generates the gRPC modules in src/gantrymq/proxy/v2 from proto/. `./dev proto` runs it.
 
-proto/ is apache/rocketmq-apis as of commit 3e60073, without admin.proto: a proxy doesn't serve it. The modules import
-each other relatively, so that nothing has to be on the path but gantrymq itself.
+proto/ is apache/rocketmq-apis at commit 3e60073, without admin.proto, which a proxy does not serve. The modules import
+each other relatively, so only gantrymq has to be on the path.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OUT = ROOT / "src/gantrymq/proxy/v2"
 
 
 def generate(out: Path) -> None:
-    """Writes the modules and their stubs into the directory `out`, which is there. Raises SystemExit."""
+    """Writes the modules and their stubs to the existing directory `out`. Raises SystemExit if protoc fails."""
     sources = sorted(str(path) for path in (PROTO / PACKAGE).glob("*.proto"))
     with tempfile.TemporaryDirectory() as made:
         if protoc.main(
@@ -35,7 +35,7 @@ def generate(out: Path) -> None:
 
 
 def _well_known() -> Path:
-    """Where google/protobuf/*.proto lie."""
+    """Returns the directory that contains google/protobuf/*.proto."""
     return Path(protoc.__file__).parent / "_proto"
 
 

@@ -1,4 +1,4 @@
-"""What `gantry doctor` can find, read from its code: each finding's words, why it is so, and what to do."""
+"""Lists the findings that `gantry doctor` can report, from its source code: text, cause and remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 DOCTOR = Path(__file__).parent.parent / "src" / "gantrymq" / "client" / "doctor"
-#: What a finding names, a broker or a topic, stands there as this.
+#: Placeholder for the variable parts of a text, such as the name of a broker or a topic.
 SOMETHING = "…"
 
 
@@ -20,7 +20,7 @@ class Found(NamedTuple):
 
 
 def findings() -> list[Found]:
-    """All whose words stand in the code, problems and warnings; others put them together from several of these."""
+    """Returns all problems and warnings with literal texts in the code. Composed findings use several of these."""
     found = {
         each: None
         for path in sorted(DOCTOR.glob("*.py"))
@@ -45,7 +45,7 @@ def _of(function: ast.FunctionDef) -> Iterator[Found]:
 
 
 def _text(node: ast.expr, function: ast.FunctionDef) -> str:
-    """The text of an expression, "" where there is none; of a name, what the function gave it."""
+    """Returns the text of an expression, or "" if it has none. A name stands for the value assigned in the function."""
     match node:
         case ast.Constant(value=str(text)):
             return text.replace("{server}", "the server").replace("{option}", "the option")

@@ -1,8 +1,8 @@
-"""What MkDocs does for the documentation's site beyond its own: pages made from code, and links that leave the pages.
+"""MkDocs hooks for the documentation site: pages that are generated from code, and links to files outside the site.
 
-A file in docs/ is read where it lies, too, so it links to files of the sources, and a Chinese page to an English one
-that isn't translated. In the site the former are named instead, the latter lead to the English site, which is one
-directory up.
+People also read the files of docs/ in the repository. The pages therefore link to source files, and Chinese pages link
+to English pages that have no translation. On the site, a link to a source file becomes the name of the file. A link to
+an English page leads to the English site, which is one directory up.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(Path(__file__).parent))
 import site_reference  # noqa: E402
 
-# [text](target), but no image, no anchor and no address of the web.
+# [text](target), except images, anchors and web addresses.
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
 _FENCE = re.compile(r"^(```.*?^```$)", re.DOTALL | re.MULTILINE)
 _SAID = {"en": "{text} (`{path}` in the sources)", "zh": "{text}（源码中的 `{path}`）"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are made from code."""
+    """Adds the pages that are generated from code."""
     for path, content in site_reference.pages(_language(config)).items():
         files.append(File.generated(config, path, content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links that lead out of the site's pages lead somewhere."""
+    """Replaces the links of a page that lead outside the site."""
     directory = posixpath.normpath(
         posixpath.join(Path(config.docs_dir).relative_to(ROOT).as_posix(), posixpath.dirname(page.file.src_uri))
     )
@@ -49,14 +49,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if path.startswith(f"{docs}/"):
             return match[0]
         if path.startswith("docs/") and path.endswith(".md"):
-            # From docs/zh/a.md, which becomes site/zh/a.html, to site/b.html.
+            # Example: docs/zh/a.md becomes site/zh/a.html, and the target is site/b.html.
             up = "../" * (page.file.src_uri.count("/") + 1)
             html = path.removeprefix("docs/").removesuffix(".md") + ".html"
             return f'<a href="{up}{html}{"#" if anchor else ""}{anchor}">{_html(text)}</a>'
         return _SAID[_language(config)].format(text=text, path=path)
 
     parts = _FENCE.split(markdown)
-    # Every second one is a block of code.
+    # Every second part is a code block.
     return "".join(part if number % 2 else _LINK.sub(outside, part) for number, part in enumerate(parts))
 
 

@@ -1,7 +1,7 @@
-"""Pages of the reference that are made from code: configuration keys, metrics, errors.
+"""Generates the pages of the reference that describe configuration keys, metrics and errors.
 
-Texts come from the code (docstrings, `#:` comments, the metrics' own descriptions); the meaning of a broker's key is
-what the table of docs/broker.md says, which a test compares with the code.
+The texts come from the code: docstrings, `#:` comments and the descriptions of metrics. The meaning of a broker's key
+comes from the table in docs/broker.md, which a test compares with the code.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ from gantrymq.store.config import StoreConfig
 from gantrymq.testing.embedded import EmbeddedCluster
 
 ROOT = Path(__file__).parent.parent
-#: What Java has in one file.
+#: The classes whose keys are in one configuration file, as in Java.
 _BROKER_CLASSES: tuple[Any, ...] = (BrokerConfig, ReplicationConfig, StoreConfig, AuthConfig)
-#: A NameServer takes a change of these, as Java's does, and goes on with the old value until its next start.
+#: Keys that a NameServer reads at its start. As in Java, it accepts a change but uses it only after a restart.
 _NAMESRV_READ_AT_START = {"listenPort", "bindAddress", "metricsPort", "serverChannelMaxIdleTimeSeconds"}
-#: So does a controller.
+#: The same for a controller.
 _CONTROLLER_READ_AT_START = _NAMESRV_READ_AT_START | {
     *("controllerDLegerGroup", "controllerDLegerSelfId", "controllerDLegerPeers", "controllerStorePath"),
     "etcdEndpoints",
 }
-#: What a code that users meet comes from, and what they do; the others are said by their names.
+#: Remedies for the response codes that users see. The names of the other codes explain them.
 CODES = {
     ResponseCode.SYSTEM_ERROR: "the remark says what failed; the server's log has more",
     ResponseCode.SYSTEM_BUSY: "too much waits, or the disk is too full: send less at a time, or later",
@@ -93,7 +93,7 @@ _METRIC = re.compile(r"# HELP (\S+) (.*)\n# TYPE \S+ (\w+)\n((?:[^#\n].*\n)*)")
 
 
 def pages(language: str) -> dict[str, str]:
-    """{path below the pages: Markdown}; in Chinese the frame is, and the code's own texts stay English."""
+    """Returns the Markdown of each page by its path. In Chinese, the texts from the code stay English."""
     title = {page: names[language] for page, names in _TITLES.items()}
     note = _NOTE[language]
     return {
@@ -129,7 +129,7 @@ def broker_keys() -> Iterator[Field[Any]]:
 
 
 def comments(cls: type) -> dict[str, str]:
-    """{name of a field: the `#:` comment over it}, those of base classes too."""
+    """Returns the `#:` comment above each field by the name of the field, including those of base classes."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         text: list[str] = []
@@ -147,16 +147,16 @@ def comments(cls: type) -> dict[str, str]:
 
 
 class Row(NamedTuple):
-    """What the table in broker.md says of a key, links taken out."""
+    """The row of a key in the table of broker.md, without links."""
 
     default: str
     meaning: str
 
 
 def broker_rows(language: str) -> dict[str, Row]:
-    """{key of a broker: its row}."""
+    """Returns the row of each key of a broker."""
     found = {}
-    # A key that nobody has translated yet has its English row.
+    # If a key has no Chinese row, its English row is used.
     for directory in ("docs", "docs/zh") if language == "zh" else ("docs",):
         text = (ROOT / directory / "broker.md").read_text(encoding="utf-8")
         for key, default, meaning in re.findall(r"^\| `([^`]+)` \| (.*?) \| .*? \| (.*) \|$", text, re.MULTILINE):
@@ -189,7 +189,7 @@ def _configuration(language: str) -> str:
 
 
 def _server_rows(cls: type, said: Mapping[str, Row], fixed: Collection[str]) -> list[list[str]]:
-    """A key's meaning is the comment over it, or what a broker's of that name means."""
+    """Returns a row for each key. Its meaning is the comment above it, or that of the broker's key of the same name."""
     own = comments(cls)
     found = []
     for each in fields(cls):
@@ -220,7 +220,7 @@ def _type(each: Field[Any]) -> str:
 
 
 def _default(each: Field[Any]) -> str:
-    """Nothing where a machine has one of its own, or there is none."""
+    """Returns the default of a key. It is empty if there is none, or if it depends on the machine."""
     if each.name == "broker_name":
         return ""
     value = each.default if each.default_factory is MISSING else each.default_factory()
@@ -241,12 +241,12 @@ def _default(each: Field[Any]) -> str:
 def _metrics(language: str) -> str:
     head = ["名称", "类型", "标签", "说明"] if language == "zh" else ["name", "kind", "labels", "what"]
     told = render(collect(RouteTable(NamesrvConfig()), AnsweredRequests(), Jobs(), 0, 0.0)).decode()
-    # A label is there when there is something to count: a name server's are those of the code.
+    # A metric has labels only if it has values. The NameServer has none here, so the labels come from a table.
     name_server = [
         [f"`{name}`", kind, _NAMESRV_LABELS.get(name, ""), text] for name, text, kind, _ in _METRIC.findall(told)
     ]
     broker = [
-        [f"`{name}`", kind, _labels(samples) or _REPLICATION_LABELS[name], text]
+        [f"`{name}`", kind, _labels(samples) or _UNREPORTED_LABELS[name], text]
         for name, text, kind, samples in _METRIC.findall(_told())
     ]
     told = render(_controller_metrics()).decode()
@@ -271,9 +271,9 @@ def _proxy_metrics() -> Iterable[Metric]:
         Jobs(),
         connections=0,
         remoting_connections=0,
-        held_bytes=0,
-        in_hand_bytes=0,
-        untaken_bytes=0,
+        buffered_bytes=0,
+        request_bytes=0,
+        unread_bytes=0,
     )
 
 
@@ -301,13 +301,26 @@ def _controller_metrics() -> Iterable[Metric]:
     )
 
 
-#: The broker that is looked at has neither slaves nor a controller.
-_REPLICATION_LABELS = {
+#: Labels of metrics that the embedded broker does not report: it has neither slaves nor a controller, and neither pops
+#: nor timer messages that are due.
+_UNREPORTED_LABELS = {
     "gantry_replication_epoch": "`node_type` `cluster` `node_id`",
     **dict.fromkeys(
         (f"gantry_replication_{name}" for name in ("lag_bytes", "lag_seconds", "transferred_bytes_per_second")),
         "`node_type` `cluster` `node_id` `slave`",
     ),
+    **dict.fromkeys(
+        ("rocketmq_timer_enqueue_total", "rocketmq_timer_dequeue_total"),
+        "`node_type` `cluster` `node_id` `storage_type` `storage_medium` `topic`",
+    ),
+    **{
+        f"rocketmq_pop_revive_{name}_total": f"`node_type` `cluster` `node_id` `consumer_group` `topic` {labels}"
+        for name, labels in (
+            ("in_message", "`revive_message_type` `put_status`"),
+            ("out_message", "`revive_message_type` `queue_id`"),
+            ("retry_messages", "`put_status`"),
+        )
+    },
 }
 _NAMESRV_LABELS = {
     "rocketmq_namesrv_brokers": "`cluster` `role`",
@@ -336,7 +349,7 @@ _CONTROLLER_LABELS = {
 
 @cache
 def _told() -> str:
-    """What a broker tells that has something to tell of each kind."""
+    """Returns the metrics of a broker that has values for each of its metrics."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -375,7 +388,7 @@ def _labels(samples: str) -> str:
 
 
 def error_classes() -> list[type[errors.GantryError]]:
-    """All of gantrymq.errors, a class before those that are of its kind."""
+    """Returns all classes of gantrymq.errors, base classes first."""
     return [
         cls
         for cls in vars(errors).values()
@@ -384,7 +397,7 @@ def error_classes() -> list[type[errors.GantryError]]:
 
 
 def described(cls: type) -> tuple[str, str]:
-    """(what it means, what to do) of an error class's docstring."""
+    """Returns the meaning and the remedy of an error class, from its docstring."""
     what, _, remedy = inspect.cleandoc(cls.__doc__ or "").partition("Remedy: ")
     return " ".join(what.split()), " ".join(remedy.split())
 

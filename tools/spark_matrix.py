@@ -1,17 +1,19 @@
-"""The tests of the Spark package on every Spark 4, and the table of docs/spark.md from their results.
+"""Runs the tests of the Spark package on every Spark 4 version, and writes the results to a table in docs/spark.md.
 
-    ./dev spark-matrix               what has changed since it was last run, on every version
-    ./dev spark-matrix 4.0 4.2       these versions only
-    ./dev spark-matrix --anew 4.3    everything again
-    ./dev spark-matrix --kills       the tests that kill a driver once more, with 20 kills
+    ./dev spark-matrix               run only changed tests, on every version
+    ./dev spark-matrix 4.0 4.2       only these versions
+    ./dev spark-matrix --anew 4.3    run everything again
+    ./dev spark-matrix --kills       also run the tests that kill a driver with 20 kills
 
-Each version has an environment under .venv-spark, with the locked packages but for PySpark, whose newest patch it gets,
-and with gantrymq-native where a cargo is there that can build it.
-Lake formats come from Maven Central (mvn must be on PATH), each into a directory of its own that
-only its tests use. A client of Spark Connect has an environment of its own, too, with pyspark-client.
-Files of tests run one after the other, each in a process; what passed isn't run again while the package, the file and
-the environment are the same, so that a run that was stopped goes on where it was. The table is made of all results that
-are kept, and names the commits that they are of.
+Environments: each version has one under .venv-spark, with the locked packages and the newest patch release of PySpark.
+If cargo can build gantrymq-native, the environment has it, too. A client of Spark Connect has a separate environment
+with pyspark-client. Lake formats come from Maven Central (mvn must be on PATH). Each format has a separate directory
+that only its tests use.
+
+Runs: test files run one after the other, each in its own process. A file that passed does not run again while the
+package, the file and the environment are unchanged. A stopped run therefore continues where it stopped.
+
+The table contains all stored results and their commits.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ HOME = ROOT / ".venv-spark"
 DOCUMENT = ROOT / "docs" / "spark.md"
 VERSIONS = ("4.0", "4.1", "4.2", "4.3")
 FILE_TIMEOUT_S = 3600
-#: Of tests that name no time of their own.
+#: Timeout of tests that have none of their own.
 TEST_TIMEOUT_S = 600
-#: What pytest ends with when all passed, some failed, or there were none.
+#: Exit codes of pytest if all tests passed, if some failed, and if there were none.
 _TO_THE_END = (0, 1, 5)
-#: Maven's coordinates of the lake formats that there are for a version.
+#: Maven coordinates of the lake formats of each Spark version.
 LAKES = {
     "4.0": {
         "delta": "io.delta:delta-spark_4.0_2.13:4.4.0",
@@ -49,12 +51,12 @@ LAKES = {
     },
     "4.2": {"delta": "io.delta:delta-spark_4.2_2.13:4.4.0"},
 }
-#: The pyspark-client that is tried with a version's Spark Connect: its own, or the newest that there is.
+#: Version of pyspark-client to test with Spark Connect of each Spark version: the same, or the newest that exists.
 CLIENTS = {"4.0": "4.0", "4.1": "4.1", "4.2": "4.2", "4.3": "4.2"}
-#: Files with tests of the mark `many_kills`, and what a run of these is called.
+#: Files that have tests with the mark `many_kills`, and the name of such a run.
 KILL_FILES = ("test_spark_delta.py", "test_spark_exactly_once_kill.py", "test_spark_iceberg.py")
 MANY_KILLS = "many_kills"
-#: A row of the table, and the files of tests it counts; those that no row names are in the last one.
+#: Test files of each row of the table. The last row has the files that no other row names.
 ROWS = {
     "batch read": ("test_spark_read.py", "test_spark_read_live.py", "test_spark_million.py", "test_spark_filters.py"),
     "stream": (
@@ -72,6 +74,7 @@ ROWS = {
         "test_spark_speculation.py",
     ),
     "write, transactional": ("test_spark_write_transaction.py", "test_spark_transaction_ranges.py"),
+    "SQL": ("test_spark_sql.py",),
     "bodies as columns": (
         "test_spark_bodies.py",
         "test_spark_body_avro.py",
@@ -97,13 +100,16 @@ BEGIN, END = "<!-- written by ./dev spark-matrix -->", "<!-- end of what it wrot
 
 @dataclass
 class FileResult:
-    """One run of a file of tests; `inputs` is the hash of what it depends on, `commit` what was checked out."""
+    """The result of a run of one test file.
+
+    `inputs` is the hash of everything that the run depends on, and `commit` the commit of the checkout.
+    """
 
     inputs: str = ""
     commit: str = ""
     passed: int = 0
     failed: int = 0
-    #: Reasons.
+    #: Reasons of skipped tests.
     skipped: list[str] = field(default_factory=list)
 
 
@@ -152,7 +158,7 @@ def main() -> None:
 
 
 def environment(version: str) -> Path:
-    """The version's interpreter, in an environment that is made, or brought up to date, as needed."""
+    """Returns the interpreter of a version. Creates or updates its environment if necessary."""
     home = HOME / version
     python = home / "bin" / "python"
     wanted = [ROOT / name for name in ("requirements.lock", "pyproject.toml", "tools/spark_matrix.py")]
@@ -165,7 +171,7 @@ def environment(version: str) -> Path:
         run([uv, "venv", "--quiet", "--python", sys.executable, "--seed", home])
     packages = HOME / f"{version}.txt"
     packages.write_text("".join(f"{line}\n" for line in locked_packages()))
-    # Spark starts Python very often: compiling what it imports each time takes longer than Spark waits for a worker.
+    # Spark often starts Python. Without precompiled modules, a start exceeds Spark's timeout for a worker.
     install = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
     run([*install, "-r", packages, f"pyspark=={version}.*"])
     run([*install, "--no-deps", "--no-build-isolation", "-e", ROOT])
@@ -177,7 +183,7 @@ def environment(version: str) -> Path:
 
 
 def make_client(uv: Path, home: Path, spark: str, packages: Path) -> None:
-    """An environment with what docs/spark.md says that a client of Spark Connect needs, and nothing else."""
+    """Creates an environment with only the packages that a Spark Connect client needs according to docs/spark.md."""
     python = home / "bin" / "python"
     if not python.exists():
         run([uv, "venv", "--quiet", "--python", sys.executable, home])
@@ -186,7 +192,7 @@ def make_client(uv: Path, home: Path, spark: str, packages: Path) -> None:
 
 
 def locked_packages() -> list[str]:
-    """name==version of each locked package but PySpark and what it pins."""
+    """Returns name==version of each locked package, except for PySpark and the packages that it pins."""
     entries = re.findall(
         r"^([A-Za-z0-9._-]+==\S+(?: ;[^\\\n]*)?)", (ROOT / "requirements.lock").read_text(), re.MULTILINE
     )
@@ -194,12 +200,12 @@ def locked_packages() -> list[str]:
 
 
 def fetch_lake(coordinates: str, directory: Path) -> None:
-    """The jar and what it needs besides Spark, into `directory`."""
+    """Downloads a jar and its dependencies of the same group to `directory`."""
     if shutil.which("mvn") is None:
         say(f"no mvn on PATH: the tests of {coordinates} will be skipped")
         return
     group, artifact, version = coordinates.split(":")
-    # Jars of another version would be on the class path, too.
+    # Otherwise old jars would also be on the class path.
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     project = directory / "pom.xml"
@@ -210,7 +216,7 @@ def fetch_lake(coordinates: str, directory: Path) -> None:
         "</dependency></dependencies></project>"
     )
     command = ["mvn", "-q", "-B", "-f", project, "dependency:copy-dependencies", f"-DoutputDirectory={directory}"]
-    # The rest of what it names is in Spark.
+    # Spark contains all its other dependencies.
     run([*command, f"-DincludeGroupIds={group}"])
 
 
@@ -243,7 +249,7 @@ def run_version(version: str, wanted: str, *, anew: bool, kills: bool) -> None:
 
 
 def test_runs() -> dict[str, Path]:
-    """By the name of a run: the file of its tests, each once and those with many kills once more."""
+    """Returns the test file of each run by its name. A file in KILL_FILES has a second run."""
     files = test_files()
     return {file.name: file for file in files} | {
         f"{file.name} {MANY_KILLS}": file for file in files if file.name in KILL_FILES
@@ -251,14 +257,14 @@ def test_runs() -> dict[str, Path]:
 
 
 def test_files() -> list[Path]:
-    """In the order of the table's rows."""
+    """Returns the test files in the order of the rows of the table."""
     found = sorted(path for name in ("spark", "pipeline") for path in (ROOT / "tests" / name).glob("test_*.py"))
     rows = [name for names in ROWS.values() for name in names]
     return sorted(found, key=lambda path: rows.index(path.name) if path.name in rows else len(rows))
 
 
 def common_inputs() -> list[Path]:
-    """What every test depends on: the package's code for Spark and what the tests share."""
+    """Returns the files that every test depends on: the package's code for Spark, the examples and shared test code."""
     source = ROOT / "src" / "gantrymq"
     return [
         *sorted((source / "spark").rglob("*.py")),
@@ -273,7 +279,7 @@ def run_file(python: Path, version: str, file: Path, *, many_kills: bool) -> Fil
     report = HOME / f"{name}.xml"
     report.unlink(missing_ok=True)
     command = [python, "-m", "pytest", file, "-q", "-p", "no:xdist", "-p", "no:cacheprovider", f"--junit-xml={report}"]
-    # Beside other work Spark takes minutes to start; a test that is interrupted in that takes all behind it along.
+    # On a busy machine, Spark takes minutes to start. If a timeout interrupts that, all later tests fail, too.
     command.append(f"--timeout={TEST_TIMEOUT_S}")
     if many_kills:
         command += ["-m", MANY_KILLS]
@@ -287,7 +293,7 @@ def run_file(python: Path, version: str, file: Path, *, many_kills: bool) -> Fil
 
 
 def read_report(report: Path, code: int) -> FileResult:
-    """The counts of pytest's report; a missing one, or one of a run that didn't come to its end, is a failure more."""
+    """Returns the counts of pytest's report. A missing report or an unfinished run counts as one more failure."""
     result = FileResult()
     if code not in _TO_THE_END or not report.exists():
         result.failed = 1
@@ -296,7 +302,7 @@ def read_report(report: Path, code: int) -> FileResult:
     for case in ET.parse(report).iter("testcase"):
         skipped = case.find("skipped")
         if skipped is not None:
-            # Of a file that is skipped as a whole the message says nothing, and its text ends with the reason.
+            # If a whole file is skipped, only the text has the reason, at its end.
             of_file = re.search(r"'Skipped: (.*)'\)$", skipped.text or "")
             result.skipped.append(of_file.group(1) if of_file else skipped.get("message", ""))
         elif case.find("failure") is not None or case.find("error") is not None:
@@ -310,7 +316,7 @@ def read_report(report: Path, code: int) -> FileResult:
 
 
 def write_table(results: dict[str, VersionResult]) -> None:
-    """Puts the table between its two marks in docs/spark.md."""
+    """Writes the table between its two marks in docs/spark.md."""
     text = DOCUMENT.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
@@ -344,7 +350,10 @@ def table(results: dict[str, VersionResult]) -> str:
 
 
 def cell(results: Iterable[FileResult], files: int = 0) -> str:
-    """How many tests passed, failed and were skipped; the reason where all were. A row of the table counts `files`."""
+    """Returns the numbers of passed, failed and skipped tests, or the reasons if all were skipped.
+
+    `files` is the number of test files in a row of the table.
+    """
     found = list(results)
     reasons = sorted({reason for result in found for reason in result.skipped})
     if reasons and not any(result.passed or result.failed for result in found):

@@ -1,10 +1,10 @@
-"""Copies the blocks of code of docs/PAGE.md into docs/zh/PAGE.md, one for one: both languages show the same code.
+"""Copies the code blocks of docs/PAGE.md to docs/zh/PAGE.md in order, so that both languages show the same code.
 
     python tools/translated_code.py             # all pages that are translated
     python tools/translated_code.py client.md   # some
 
-When blocks were added or taken away in English, do the same in Chinese first: an empty block (``` and ```) is enough.
-It ends with exit code 1 and names the pages whose numbers of blocks differ.
+If you add or remove a block in the English page, do the same in the Chinese page first. An empty block (``` and ```) is
+enough. If the numbers of blocks differ, the program prints the page and ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _BLOCK = re.compile(r"^( *)```[^\n`]*\n(?:.*?\n)??\1```$", re.DOTALL | re.MULTIL
 
 
 def blocks(text: str) -> list[str]:
-    """The blocks of code, with their fences."""
+    """Returns the code blocks with their fences."""
     return [match[0] for match in _BLOCK.finditer(text)]
 
 
 def pages() -> list[str]:
-    """All that are translated."""
+    """Returns all translated pages."""
     return sorted(path.relative_to(DOCS / "zh").as_posix() for path in DOCS.glob("zh/**/*.md"))
 
 
 def copy_code(page: str) -> bool:
-    """False when the pages have different numbers of blocks."""
+    """Copies the blocks of one page. Returns False if the numbers of blocks differ."""
     translated = DOCS / "zh" / page
     text = translated.read_text(encoding="utf-8")
     code = blocks((DOCS / page).read_text(encoding="utf-8"))

@@ -1,13 +1,15 @@
-"""A topic's past out of brokers' files, then its present out of the brokers: one table, without a gap or a repeat.
+"""Copies a topic into one table: old messages from the brokers' files, new ones from the brokers, each message once.
 
     python backfill_then_live.py --topic orders --store broker-a=/data/broker-a --store broker-b=/data/broker-b \\
       --table lake/orders
 
-A store's files are read without a request to a broker, at the speed of the disk, also those of a copy of it. What they
-had is the table's first part; where it ends in each queue is written down (`seam.json`) before the stream begins there,
-and from then on the stream's checkpoint says where it is. Whatever is killed when: the first part is written again, or
-a micro-batch overwrites itself. The parts are directories of Parquet, which anything can read: part=-1 has the past,
-part=0, 1, ... the micro-batches.
+1. The program reads the files of each store (or a copy of them) at the speed of the disk, without a request to a
+   broker. It writes their messages to the first part of the table.
+2. It stores the end offset of each queue in `seam.json`.
+3. A stream starts at these offsets. Its checkpoint stores the progress from then on.
+
+If the program is killed, it writes the first part again, or a micro-batch overwrites itself. Each part is a directory
+of Parquet files. part=-1 has the old messages, and part=0, 1, ... have the micro-batches.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def part(table: Path, number: int) -> str:
 
 
 def backfill(spark: SparkSession, topic: str, stores: dict[str, str], table: Path) -> dict[str, dict[str, int]]:
-    """Writes the past, unless that is done; where each queue goes on, as `startingOffsets` has it."""
+    """Writes the old messages if this is not done yet. Returns the next offset of each queue (`startingOffsets`)."""
     seam = table / SEAM
     if seam.exists():
         return json.loads(seam.read_text())
@@ -51,10 +53,10 @@ def backfill(spark: SparkSession, topic: str, stores: dict[str, str], table: Pat
         past = store if past is None else past.unionByName(store)
     assert past is not None
     past.write.mode("overwrite").parquet(part(table, PAST))
-    # Of what was written: the files may have more by now.
+    # Use the written rows, because the store can have received more messages meanwhile.
     written = spark.read.parquet(part(table, PAST))
     ends = written.groupBy("brokerName", "queueId").agg((F.max("queueOffset") + 1).alias("end")).collect()
-    # Queues without a message there are read from their beginning.
+    # Queues without a message in the store are missing here. The stream reads them from their start.
     offsets = {topic: {f"{row.brokerName}:{row.queueId}": row.end for row in ends}}
     draft = table / f"{SEAM}.draft"
     draft.write_text(json.dumps(offsets))

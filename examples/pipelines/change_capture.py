@@ -1,17 +1,25 @@
-"""A topic of a database's changes, as Debezium writes them, into a table that has one row a key: the latest state.
+"""Applies the change events of a database (Debezium) to a table with one row per key: its latest state.
 
     python change_capture.py --topic customers --table lake/customers --checkpoint lake/.cp
     spark-submit ... change_capture.py --topic customers --format delta --table /lake/customers --checkpoint /lake/.cp
     spark-submit ... change_capture.py --topic customers --format iceberg --table lake.customers --checkpoint /lake/.cp
 
-Changes are Debezium's JSON without its schema (`schemas.enable` false): `{"op": "r" | "c" | "u" | "d", "before",
-"after", "source": {"lsn"}, ...}`; `lsn`, PostgreSQL's place in its log, grows from change to change. So changes may
-come in any order and more than once. What was deleted stays in the table, marked, so that an older change which comes
-late doesn't bring it back; `current` leaves it out. TRUNCATE isn't followed. A body that is no change ends the query.
+Input: Debezium's JSON without its schema (`schemas.enable` false): `{"op": "r" | "c" | "u" | "d", "before", "after",
+"source": {"lsn"}, ...}`. `lsn` is the position in PostgreSQL's log and grows with each change. Changes can therefore
+arrive in any order and more than once.
 
-Delta Lake and Iceberg take the changes by MERGE; docs/spark.md has their settings. `parquet` needs neither: the table
-is a directory a version, each micro-batch writes the next one whole, and then `current` points to it. A batch that is
-run again changes no row, and readers see one version or the other. That suits tables of some millions of rows.
+- A deleted row stays in the table with a mark, so that an older change that arrives late does not restore it. The
+  function `current` leaves such rows out.
+- TRUNCATE is not supported. A body that is not a change event ends the query.
+
+Formats:
+
+- `delta` and `iceberg` apply the changes with MERGE. docs/spark.md has their settings.
+- `parquet` needs no additional package. Each version of the table is a directory. A micro-batch writes the complete
+  next version, and then the link `current` points to it. Readers see either the old or the new version. This suits
+  tables of some millions of rows.
+
+If a batch runs again, no row changes.
 """
 
 from __future__ import annotations
@@ -27,7 +35,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from gantrymq.spark import register, session_builder
 
-#: The database's table, and the column that tells its rows apart.
+#: Columns of the database table, and its primary key.
 ROW = "id BIGINT NOT NULL, name STRING, city STRING"
 KEY = "id"
 CHANGE = (
@@ -35,12 +43,12 @@ CHANGE = (
     "ts_ms BIGINT"
 )
 CURRENT = "current"
-#: How many versions of a Parquet table are kept, for those who are reading one.
+#: Number of versions of a Parquet table to keep, because other programs can still read an old one.
 KEPT = 3
 
 
 def read(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
-    """The columns of ROW, `op` and `version`."""
+    """Returns the changes with the columns of ROW, `op` and `version`."""
     messages = (
         spark.readStream.format("rocketmq")
         .option("nameServer", name_server)
@@ -50,37 +58,37 @@ def read(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
         .option("bodySchema", CHANGE)
         .load()
     )
-    # A deletion has its row before it.
+    # A deletion has its row in `before` and no `after`.
     row = F.coalesce("value.after", "value.before").alias("row")
     changes = messages.where("value.op IN ('r', 'c', 'u', 'd')")
     return changes.select(row, "value.op", F.col("value.source.lsn").alias("version")).select("row.*", "op", "version")
 
 
 def newest(changes: DataFrame) -> DataFrame:
-    """The latest change of each key."""
+    """Returns the latest change of each key."""
     order = Window.partitionBy(KEY).orderBy(F.desc("version"))
     return changes.withColumn("n", F.row_number().over(order)).where("n = 1").drop("n")
 
 
 def current(rows: DataFrame) -> DataFrame:
-    """The rows as they are now."""
+    """Returns the current rows, without deleted ones."""
     return rows.where("op != 'd'").drop("op", "version")
 
 
 def table(spark: SparkSession, directory: str) -> DataFrame:
-    """All rows of a Parquet table."""
+    """Returns all rows of a Parquet table, including deleted ones."""
     return spark.read.parquet(os.path.realpath(Path(directory) / CURRENT))
 
 
 def rewrite(changes: DataFrame, directory: Path) -> None:
-    """Writes the version of a Parquet table that has these changes, too, and makes it the current one."""
+    """Writes a version of a Parquet table that includes these changes, and makes it the current one."""
     directory.mkdir(parents=True, exist_ok=True)
     link, number, everything = directory / CURRENT, 0, changes
     if link.exists():
         number = version(link.resolve()) + 1
         everything = changes.unionByName(table(changes.sparkSession, str(directory)))
     target = directory / f"version={number}"
-    # What a run that was killed has left there is nobody's.
+    # A killed run can leave files in this directory, and no reader uses them.
     newest(everything).write.mode("overwrite").parquet(str(target))
     following = directory / ".next"
     following.unlink(missing_ok=True)
@@ -100,7 +108,7 @@ def create(spark: SparkSession, lake: str, name: str) -> None:
 
 
 def merge(changes: DataFrame, name: str) -> None:
-    """Into a table of a lake. A batch that is merged again changes nothing."""
+    """Merges changes into a table of Delta Lake or Iceberg. A repeated batch changes nothing."""
     newest(changes).createOrReplaceTempView("changes")
     changes.sparkSession.sql(
         f"MERGE INTO {name} old USING changes new ON old.{KEY} = new.{KEY} "

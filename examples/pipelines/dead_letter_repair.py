@@ -1,12 +1,16 @@
-"""What a consumer group has given up on, repaired and sent again; what can't be repaired into a topic of its own.
+"""Repairs the dead-letter messages of a consumer group and sends them again.
 
     python dead_letter_repair.py --group billing --topic orders --checkpoint repair/.checkpoint
 
-The group's dead letters are in the topic %DLQ%group; those that came from `--topic` are looked at. `repaired` is yours:
-it makes good values of the bodies that it can. These go to their topic again, where every consumer group gets them; the
-others go to the topic `GROUP-parked`, which must be there, as they are, with the reason as the property `reason`. Each
-goes once (exactlyOnce), also when the program is killed and started again with the same checkpoint. Without --once it
-waits for more, also for the first one.
+The dead-letter messages of a group are in the topic %DLQ%GROUP. The program reads those that came from `--topic`.
+
+- Adapt the function `repaired` to your bodies. It returns a corrected value for each body that it can repair.
+- Repaired messages go back to their topic, where every consumer group receives them.
+- The program sends all other messages unchanged to the topic `GROUP-parked`. The property `reason` has the reason.
+  Create this topic first.
+
+Each message is sent exactly once (`exactlyOnce`). This is also true if the program is killed and started again with the
+same checkpoint. Without --once, the program waits for more messages, also for the first one.
 """
 
 from __future__ import annotations
@@ -25,8 +29,10 @@ ORDER = "id STRING NOT NULL, customer STRING NOT NULL, cents BIGINT, euros DECIM
 
 
 async def has_dead_letters(name_server: str, group: str, *, once: bool, poll_s: float = 5.0) -> bool:
-    """Whether the group has a dead-letter queue. Unless `once`, waits until it has: brokers create it with the group's
-    first dead-letter message."""
+    """Returns whether the group has a dead-letter queue. If `once` is false, it waits until the queue exists.
+
+    Brokers create the queue with the first dead-letter message of the group.
+    """
     async with AdminClient(name_server) as admin:
         while f"%DLQ%{group}" not in await admin.topic_list():
             if once:
@@ -51,8 +57,8 @@ def read(spark: SparkSession, name_server: str, group: str, topic: str) -> DataF
 
 
 def repaired(dead: DataFrame) -> DataFrame:
-    """`value` as consumers want it, or null and the reason why not."""
-    # Some shops wrote euros.
+    """Returns the corrected `value` of each message. If it cannot be repaired, `value` is null and `reason` is set."""
+    # Some shops send euros instead of cents.
     cents = F.coalesce("value.cents", (F.col("value.euros") * 100).cast("bigint"))
     reason = F.when(F.col("bodyError").isNotNull(), F.col("bodyError")).when(cents.isNull(), "an order without a price")
     value = F.struct("value.id", "value.customer", cents.alias("cents"))
@@ -62,7 +68,7 @@ def repaired(dead: DataFrame) -> DataFrame:
 def start(
     letters: DataFrame, name_server: str, topic: str, parked: str, checkpoint: str, *, once: bool = False
 ) -> list[StreamingQuery]:
-    """Two queries."""
+    """Starts two queries: one for repaired messages, one for the others."""
     good = letters.where("reason IS NULL").select("keys", "tags", "value")
     properties = F.create_map(F.lit("reason"), "reason").alias("properties")
     bad = letters.where("reason IS NOT NULL").select("keys", "tags", "body", properties)

@@ -1,9 +1,10 @@
-"""What a consumer group has given up on: by topic and day, with an example, and how long it tried.
+"""Summarises the dead-letter messages of a consumer group by topic and day, with an example and the retry time.
 
     python dead_letters.py --name-server 127.0.0.1:9876 --group billing
 
-A group's dead letters are in the topic %DLQ%group; their properties say which topic they came from. With --resend they
-are sent to that topic again, after the cause is mended: every consumer group of the topic gets them.
+The dead-letter messages of a group are in the topic %DLQ%GROUP. A property of each message has its original topic.
+After you have fixed the cause, use --resend to send the messages to that topic again. Every consumer group of the topic
+receives them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def read(spark: SparkSession, name_server: str, group: str) -> DataFrame:
 
 
 def summary(dead: DataFrame) -> DataFrame:
-    """By topic and day: how many, how many different ones, after how many attempts and seconds, and one body."""
+    """Returns for each topic and day: messages, different keys, maximum attempts, median seconds, an example body."""
     return (
         dead.groupBy("fromTopic", F.to_date("storeTimestamp").alias("day"))
         .agg(
@@ -64,7 +65,7 @@ def main() -> None:
     given = parser.parse_args()
     spark = session_builder("dead-letters").config("spark.sql.session.timeZone", "UTC").getOrCreate()
     register(spark)
-    # What is sent again is what was shown.
+    # Cached, so that exactly the messages of the summary are sent again.
     dead = read(spark, given.name_server, given.group).cache()
     summary(dead).show(truncate=60)
     if given.resend:

@@ -1,10 +1,11 @@
-"""Two topics joined into a third: each payment with the order that it pays for, as long as they come within an hour.
+"""Joins two topics into a third one: each payment with its order, if the payment is made within an hour.
 
     python enrichment_join.py --name-server 127.0.0.1:9876 --checkpoint join/.checkpoint
 
-Orders are JSON `{"order_id", "customer", "time"}`, payments `{"order_id", "cents", "time"}`. The watermarks say how
-late a message may be: with them Spark knows when an order has no more payments to expect, and forgets it. A result may
-come twice when the query is restarted in the middle of a batch.
+Orders are JSON `{"order_id", "customer", "time"}`, payments are JSON `{"order_id", "cents", "time"}`.
+
+The watermarks set how late a message can arrive. After that time, no more payments can match an order, and Spark
+removes the order from its state. If the query restarts in the middle of a batch, a result can be written twice.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def read(spark: SparkSession, name_server: str, topic: str, schema: str) -> Data
         .option("corruptBodies", "null")
         .load()
     )
-    # Others have nothing to be joined by; dead_letter_repair.py shows what else one may do with them.
+    # An invalid body has no key to join by. dead_letter_repair.py shows another way to handle such messages.
     return messages.where("bodyError IS NULL").select("value.*")
 
 
@@ -49,7 +50,7 @@ def join(orders: DataFrame, payments: DataFrame) -> DataFrame:
 def start(joined: DataFrame, name_server: str, topic: str, checkpoint: str, *, once: bool = False) -> StreamingQuery:
     messages = joined.select(
         F.col("order_id").alias("keys"),
-        # What is about one customer stays in order.
+        # Keeps the messages of one customer in order.
         F.col("customer").alias("shardingKey"),
         F.struct(*joined.columns).alias("value"),
     )

@@ -1,10 +1,11 @@
-"""A topic into Parquet, partitioned by the day on which the messages were stored.
+"""Writes a topic to Parquet files, partitioned by the day on which the broker stored the messages.
 
     python lake_ingest.py --name-server 127.0.0.1:9876 --topic orders --out lake/orders --checkpoint lake/.checkpoint
 
-Started again with the same checkpoint it goes on where it stopped. A message is in the table once, whatever was killed
-when, because Spark's file sink writes down which files belong to a finished batch; copies that a producer has sent are
-messages of their own. With --once it ends when it has all that was there when it began.
+After a restart with the same checkpoint, the program continues where it stopped. Each message is in the table once,
+even if a process is killed, because Spark's file sink records the files of each finished batch. Duplicates that a
+producer sent are separate messages. With --once, the program ends when it has read all messages that existed at its
+start.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def read(spark: SparkSession, name_server: str, topic: str, *, once: bool = Fals
         .option("startingOffsets", "earliest")
         .option("includeProperties", "true")
     )
-    # A Spark before 4.2 reads one micro-batch with availableNow: it must have everything.
+    # With availableNow, Spark before 4.2 runs only one micro-batch, so it must not have a limit.
     if not once or spark.version >= "4.2":
         reader = reader.option("maxOffsetsPerTrigger", MESSAGES_PER_BATCH)
     return reader.load()

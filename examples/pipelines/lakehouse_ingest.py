@@ -1,14 +1,19 @@
-"""A topic into a table of Delta Lake or of Apache Iceberg, each message once.
+"""Writes a topic to a table of Delta Lake or Apache Iceberg, each message exactly once.
 
     spark-submit --packages io.delta:delta-spark_4.1_2.13:4.4.0 ... \\
       lakehouse_ingest.py --topic orders --format delta --table /lake/orders --checkpoint /lake/.orders
     spark-submit --packages org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0 ... \\
       lakehouse_ingest.py --topic orders --format iceberg --table lake.orders --checkpoint /lake/.orders
 
-Spark writes a micro-batch again when its driver was killed before the checkpoint said that it was done, with the same
-messages. Delta Lake is told the query's id and the batch's number and leaves out what it has (txnAppId, txnVersion). In
-Iceberg MERGE leaves out messages that are there: topic, broker, queue and queue offset name a message for ever.
-Docs/spark.md has the settings of both. With --once it ends when it has all that was there when it began.
+If the driver is killed before the checkpoint is complete, Spark writes the same micro-batch again. The formats handle
+this differently:
+
+- Delta Lake gets the id of the query and the number of the batch (`txnAppId`, `txnVersion`). It skips a batch that it
+  already has.
+- Iceberg skips existing messages with MERGE. Topic, broker, queue and queue offset identify a message.
+
+docs/spark.md has the settings of both. With --once, the program ends when it has read all messages that existed at its
+start.
 """
 
 from __future__ import annotations
@@ -28,14 +33,14 @@ COLUMNS = (
     "topic STRING, brokerName STRING, queueId INT, queueOffset BIGINT, keys STRING, tags STRING, body BINARY, "
     "bornTimestamp TIMESTAMP, storeTimestamp TIMESTAMP"
 )
-#: The day comes first: it spares looking at the files of other days.
+#: Includes the partition column `day`, so that MERGE does not read the files of other days.
 SAME_MESSAGE = " AND ".join(
     f"old.{name} = new.{name}" for name in ("day", "topic", "brokerName", "queueId", "queueOffset")
 )
 
 
 def read(spark: SparkSession, name_server: str, topic: str, limit: int | None) -> DataFrame:
-    """The columns of COLUMNS and the day on which a message was stored."""
+    """Returns the topic with the columns of COLUMNS and the day on which the message was stored."""
     reader = (
         spark.readStream.format("rocketmq")
         .option("nameServer", name_server)
@@ -49,10 +54,10 @@ def read(spark: SparkSession, name_server: str, topic: str, limit: int | None) -
 
 
 def to_delta(table: str) -> Callable[[DataFrame, int], None]:
-    """Appends a micro-batch to the table in the directory `table`."""
+    """Returns a function that appends a micro-batch to the Delta table in the directory `table`."""
 
     def write(batch: DataFrame, number: int) -> None:
-        # Of the checkpoint, so that a query that begins anew isn't taken for the one before it.
+        # This id is stored in the checkpoint. A query with a new checkpoint therefore has another one.
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert query is not None
         writer = batch.write.format("delta").mode("append").partitionBy("day")
@@ -62,7 +67,7 @@ def to_delta(table: str) -> Callable[[DataFrame, int], None]:
 
 
 def to_iceberg(table: str) -> Callable[[DataFrame, int], None]:
-    """Merges a micro-batch into `table`, which names a catalog: lake.orders."""
+    """Returns a function that merges a micro-batch into `table`, with its catalog, for example lake.orders."""
 
     def write(batch: DataFrame, number: int) -> None:
         batch.createOrReplaceTempView("micro_batch")
@@ -95,7 +100,7 @@ def main() -> None:
     given = parser.parse_args()
     spark = session_builder("lakehouse-ingest").config("spark.sql.session.timeZone", "UTC").getOrCreate()
     register(spark)
-    # A Spark before 4.2 reads one micro-batch with availableNow: it must have everything.
+    # With availableNow, Spark before 4.2 runs only one micro-batch, so it must not have a limit.
     is_limited = not given.once or spark.version >= "4.2"
     messages = read(spark, given.name_server, given.topic, given.limit if is_limited else None)
     query = start(messages, given.format, given.table, given.checkpoint, once=given.once, interval=given.interval)

@@ -1,17 +1,21 @@
-"""A topic of flights into Delta Lake: bronze, silver and gold, with late data and fields that come later.
+"""Writes a topic of flights to bronze, silver and gold tables in Delta Lake, with late data and new fields.
 
     spark-submit --packages io.delta:delta-spark_4.1_2.13:4.4.0 ... medallion.py --topic flights --lake /lake/flights
 
-bronze    each message as it came, once
-silver    a row a flight: the latest word about it; `rejected` has bodies that are no flight
-gold      a row for each day and airport
+bronze    each message unchanged, exactly once
+silver    one row per flight with its latest state; the table `rejected` has bodies that are not flights
+gold      one row per day and airport
 
-Docs/spark.md has the settings of Delta Lake. The days that a micro-batch has flights of are counted anew from silver,
-so what comes late, by an hour or a year, is in gold as well. FIELDS is what silver takes of a body; bodies may have
-more. A field that is added to it becomes a column, null in the rows that are there: --refill then reads bronze again.
+docs/spark.md has the settings of Delta Lake.
 
-A micro-batch that is run again, because its driver was killed, changes nothing: bronze knows it by its number, and
-silver, `rejected` and gold merge rows by their keys. With --once the query ends when it has all that there was.
+- Late data: each micro-batch recalculates gold from silver for every day of its flights. Gold is therefore correct for
+  messages that arrive an hour or a year late.
+- New fields: FIELDS lists the fields of a body that silver contains. A body can have more. If you add a field, it
+  becomes a column, which is null in existing rows. Use --refill to fill it from bronze.
+- Repeated batches: if the driver is killed, a micro-batch runs again and changes nothing. Bronze recognises its number.
+  Silver, `rejected` and gold merge rows by their keys.
+
+With --once, the query ends when it has read all available messages.
 """
 
 from __future__ import annotations
@@ -26,18 +30,18 @@ from pyspark.sql.streaming.query import StreamingQuery
 from gantrymq.spark import register, session_builder
 
 INTERVAL = "1 minute"
-#: What tells flights apart, and the rest of a body that silver takes.
+#: Key of a flight, and all fields of a body that silver contains.
 KEY = ("carrier", "flight", "origin", "scheduled")
 FIELDS = "carrier STRING, flight INT, origin STRING, scheduled TIMESTAMP, dep_delay DOUBLE"
 MESSAGE = ("topic", "brokerName", "queueId", "queueOffset")
 BRONZE = "topic STRING, brokerName STRING, queueId INT, queueOffset BIGINT, storeTimestamp TIMESTAMP, body STRING"
 GOLD = "day DATE, origin STRING, flights BIGINT, delayed BIGINT, mean_delay DOUBLE"
-#: Minutes.
+#: A departure delay of at least this many minutes counts as delayed.
 DELAYED = 15
 
 
 def read(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
-    """The columns of BRONZE."""
+    """Returns the topic with the columns of BRONZE."""
     messages = (
         spark.readStream.format("rocketmq")
         .option("nameServer", name_server)
@@ -66,10 +70,10 @@ def table(lake: str, name: str) -> str:
 
 
 def into(lake: str) -> Callable[[DataFrame, int], None]:
-    """Takes a micro-batch into all tables."""
+    """Returns a function that writes a micro-batch to all tables."""
 
     def write(batch: DataFrame, number: int) -> None:
-        # Of the checkpoint, so that a query that begins anew isn't taken for the one before it.
+        # This id is stored in the checkpoint. A query with a new checkpoint therefore has another one.
         query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert query is not None
         batch.persist()
@@ -82,7 +86,7 @@ def into(lake: str) -> Callable[[DataFrame, int], None]:
 
 
 def refine(messages: DataFrame, lake: str) -> None:
-    """Takes messages of bronze into the other tables; what they have already doesn't change."""
+    """Updates the other tables from messages of bronze. Repeated messages change nothing."""
     parsed = messages.withColumn("parsed", F.from_json("body", FIELDS))
     is_flight = F.coalesce(F.expr(" AND ".join(f"parsed.{name} IS NOT NULL" for name in KEY)), F.lit(False))
     merge(parsed.where(~is_flight).drop("parsed"), lake, "rejected", MESSAGE, updates="")
@@ -115,9 +119,9 @@ def refine(messages: DataFrame, lake: str) -> None:
 
 
 def merge(rows: DataFrame, lake: str, name: str, key: tuple[str, ...], *, updates: str) -> None:
-    """Rows into a table that has one for each key; columns that it hasn't got are added to it."""
+    """Merges rows into a table with one row per key, and adds missing columns to the table."""
     spark = rows.sparkSession
-    # By a write of no rows: Delta Lake 4.2 on Spark 4.1 leaves them out of MERGE WITH SCHEMA EVOLUTION without a word.
+    # An empty write adds the columns. Delta Lake 4.2 on Spark 4.1 silently ignores them in MERGE WITH SCHEMA EVOLUTION.
     if not set(spark.read.format("delta").load(f"{lake}/{name}").columns).issuperset(rows.columns):
         nothing = spark.createDataFrame([], rows.schema)
         nothing.write.format("delta").mode("append").option("mergeSchema", "true").save(f"{lake}/{name}")

@@ -1,12 +1,15 @@
-"""Visits out of events: what somebody does without a pause of half an hour, as one row, when the visit is over.
+"""Groups events into visits: a visit ends when its user is inactive for half an hour.
 
-    pip install "gantrymq[spark,protobuf]"
+    pip install "./[spark,protobuf]"
     python sessions.py --topic clicks --result visits --checkpoint visits/.checkpoint
 
-Events are JSON `{"who", "time"}`, results `{"who", "first", "last", "events"}`, a message each with `who` as its key.
-An event may come up to ten minutes late. Each of them opens a visit, widens one, or joins two, and a timer ends the
-visit when no event can come any more that would belong to it: the result is the same in whatever order the events come.
-It is Spark's transformWithState, whose state is in RocksDB and in the checkpoint.
+Events are JSON `{"who", "time"}`. The program sends one message per finished visit, with `who` as its key and the body
+`{"who", "first", "last", "events"}`.
+
+An event can arrive up to ten minutes late. It opens a visit, extends one, or joins two. A timer ends the visit when no
+more events can belong to it. The result does not depend on the order of the events.
+
+The program uses Spark's transformWithState. Its state is in RocksDB and in the checkpoint.
 """
 
 from __future__ import annotations
@@ -28,12 +31,12 @@ VISIT = "who STRING, first TIMESTAMP, last TIMESTAMP, events BIGINT"
 STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
-#: The first event, the last one, both in ms since the epoch, and how many there are.
+#: An open visit: times of its first and last event, in ms since the epoch, and number of its events.
 Open = tuple[int, int, int]
 
 
 def joined(visits: list[Open]) -> list[Open]:
-    """Those without such a pause between them as one, in order."""
+    """Joins visits with a pause of at most PAUSE_MS between them. Returns them in order of time."""
     found: list[Open] = []
     for first, last, events in sorted(visits):
         if found and first - found[-1][1] <= PAUSE_MS:
@@ -45,7 +48,7 @@ def joined(visits: list[Open]) -> list[Open]:
 
 
 class Visits(StatefulProcessor):
-    """The open visits of one `who`."""
+    """Keeps the open visits of one user (`who`)."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._handle = handle
@@ -56,7 +59,7 @@ class Visits(StatefulProcessor):
         visits = joined([*map(tuple, self._open.get()), *((time, time, 1) for time in times)])
         self._open.put(visits)
         for _, last, _ in visits:
-            # One that a visit has outgrown finds nothing to end.
+            # Timers of an earlier end of a visit stay registered. They find no visit to end.
             self._handle.registerTimer(last + PAUSE_MS + 1)
         yield from ()
 
@@ -119,7 +122,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True, help="where the query keeps its place and its state")
     given = parser.parse_args()
     builder = session_builder("sessions").config(STATE_STORE, ROCKSDB)
-    # pandas has times without a zone.
+    # pandas returns times without a time zone, so Spark must use UTC.
     spark = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
     register(spark)
     visits = visits_of(read(spark, given.name_server, given.topic))

@@ -1,11 +1,13 @@
-"""How long messages take from being sent to being consumed, by topic and group, out of RocketMQ's message traces.
+"""Calculates the latency from send to consumption for each topic and group, from RocketMQ's message traces.
 
     python trace_latency.py --name-server 127.0.0.1:9876
 
-Producers and consumers with tracing on write what they do into the topic RMQ_SYS_TRACE_TOPIC. A send (Pub) and the
-consumptions (SubBefore, SubAfter) of a message have its id in common. Times are those of the clients' clocks, which
-should agree. Latency ends when the consumer has begun (waiting) or is done (end to end). A message that was consumed
-several times, because consuming failed, counts with its last attempt.
+If tracing is on, producers and consumers write traces to the topic RMQ_SYS_TRACE_TOPIC. The trace of a send (Pub) and
+the traces of its consumption (SubBefore, SubAfter) have the same message id. The times come from the clients' clocks,
+which should be synchronised.
+
+The waiting time ends when the consumer starts to process the message. The end-to-end time ends when the consumer
+finishes. If a message was consumed several times because of failures, its last attempt counts.
 """
 
 from __future__ import annotations
@@ -18,14 +20,17 @@ from pyspark.sql import functions as F
 from gantrymq.spark import register, session_builder
 
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
-#: The places in a trace's line, as Apache's clients write it (client/trace/TraceDataEncoder).
+#: Positions of the fields in a line of a trace. Source: `TraceDataEncoder` of Apache's client.
 PUB = {"time": 1, "group": 3, "topic": 4, "id": 5, "cost": 10, "ok": 13}
 SUB_BEFORE = {"time": 1, "group": 3, "request": 4, "id": 5}
 SUB_AFTER = {"request": 1, "id": 2, "cost": 3, "ok": 4}
 
 
 def read(spark: SparkSession, name_server: str, topic: str = TRACE_TOPIC, **options: str) -> DataFrame:
-    """One row a line: `kind` and `fields`. `options` are those of a read, as `startingTimestamp`."""
+    """Returns one row per line of the traces: `kind` and `fields`.
+
+    `options` are options of the data source, for example `startingTimestamp`.
+    """
     messages = (
         spark.read.format("rocketmq")
         .option("nameServer", name_server)
@@ -40,7 +45,7 @@ def read(spark: SparkSession, name_server: str, topic: str = TRACE_TOPIC, **opti
 
 
 def latencies(lines: DataFrame) -> DataFrame:
-    """One row a message and group: topic, group, waiting_ms, end_to_end_ms, ok."""
+    """Returns one row per message and group: topic, group, waiting_ms, end_to_end_ms, ok."""
     sends = _lines(lines, "Pub", PUB)
     sends = sends.where("ok = 'true'").select(F.explode(F.split("id", ",")).alias("id"), "topic", _ms("time", "sent"))
     begins = _lines(lines, "SubBefore", SUB_BEFORE).select("id", "request", "group", _ms("time", "begun"))
@@ -76,7 +81,7 @@ def summary(consumed: DataFrame) -> DataFrame:
 
 
 def _lines(lines: DataFrame, kind: str, places: dict[str, int]) -> DataFrame:
-    # `get` gives null for what a line hasn't got: older clients write fewer fields.
+    # Older clients write fewer fields. `get` returns null for a missing one.
     columns = [F.get("fields", F.lit(place)).alias(name) for name, place in places.items()]
     return lines.where(F.col("kind") == kind).select(*columns)
 

@@ -1,8 +1,9 @@
-"""A service: takes orders, sends invoices. Stops in order, says when it is ready, and can be measured.
+"""An example service that receives orders and sends invoices, with readiness, metrics and a clean shutdown.
 
     python orders_service.py --name-server 127.0.0.1:9876 --port 8080
 
-http://127.0.0.1:8080/ready answers 200 while orders can come in, else 503; /metrics is for Prometheus.
+http://127.0.0.1:8080/ready returns status 200 while the service can receive orders, and 503 otherwise. /metrics returns
+metrics for Prometheus.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ log = logging.getLogger("orders")
 
 
 def notify(state: str) -> None:
-    """Tells systemd (sd_notify); nothing elsewhere."""
+    """Notifies systemd of a state (`sd_notify`). Does nothing if systemd did not start the service."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
@@ -34,7 +35,7 @@ def notify(state: str) -> None:
 async def serve_http(
     answers: dict[str, Callable[[], tuple[int, bytes]]], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """One request, one answer: enough for probes, which come from inside."""
+    """Handles one HTTP request per connection. This is enough for probes from the internal network."""
     try:
         async with asyncio.timeout(5):
             line = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0]
@@ -75,7 +76,7 @@ async def main(name_server: str, port: int) -> None:
             ]
         )
 
-    # In this order they are closed: first nothing comes in, then what is in hand is sent.
+    # Closed in reverse order: the consumer stops first, so that the producer can still send the pending invoices.
     http = await asyncio.start_server(partial(serve_http, {"/ready": ready, "/metrics": metrics}), "127.0.0.1", port)
     async with http, producer, consumer:
         await consumer.wait_assigned(60_000)

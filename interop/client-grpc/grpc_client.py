@@ -1,4 +1,4 @@
-"""GrpcProduce and GrpcConsume once more, with Apache's Python client, rocketmq-python-client: see the Java programs."""
+"""GrpcProduce and GrpcConsume with Apache's Python client, rocketmq-python-client: see the Java programs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Checker(TransactionChecker):
 
     def check(self, message: Message) -> TransactionResolution:
         if message.body not in self.left:
-            # Its end is on its way.
+            # Its end is being sent.
             return TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED
         self.left.remove(message.body)
         return TransactionResolution.COMMIT
@@ -156,5 +156,5 @@ if __name__ == "__main__":
     program, *arguments = sys.argv[1:]
     code = {"GrpcProduce": produce, "GrpcConsume": consume}[program](*arguments)
     sys.stdout.flush()
-    # Its threads go on for some seconds.
+    # The client's threads would continue for some seconds.
     os._exit(code)

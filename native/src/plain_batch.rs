@@ -1,4 +1,4 @@
-//! Messages that have nothing odd about them as a batch body (`gantrymq/client/producing/outgoing.py`).
+//! Messages that have nothing odd about them as a batch body (`gantrymq/client/producing/message_encoder.py`).
 
 use crate::properties::{END, NAME_VALUE};
 

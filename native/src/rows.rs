@@ -114,8 +114,8 @@ pub fn batches(rows: &Rows<'_>, count: usize, most: &Most) -> Result<Vec<Batch>,
         if is_full {
             // As many rows like this one, or all that are left.
             let rows_left = most.messages.min(count - row);
-            let room = rows_left.saturating_mul(length + 24).min(most.bytes + length);
-            found.push(Batch { data: Vec::with_capacity(room), ..Batch::default() });
+            let capacity = rows_left.saturating_mul(length + 24).min(most.bytes + length);
+            found.push(Batch { data: Vec::with_capacity(capacity), ..Batch::default() });
             size = 0;
         }
         let Some(batch) = found.last_mut() else { return Err(Refused) };

@@ -1,4 +1,4 @@
-//! Frames of sends taken apart, and their answers (`gantrymq/broker/plain_sends.py`).
+//! Frames of sends taken apart, and their answers (`gantrymq/broker/send/fast_path.py`).
 //!
 //! A producer repeats its header: all but the opaque number, the born time and the properties is the same in each of its
 //! messages. So a header without these three is a key, and what it means is said by Python, which has read one.

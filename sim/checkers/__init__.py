@@ -1,6 +1,6 @@
-"""What must be true of a run, judged by what its clients saw and by the stores at its end.
+"""Checks of a finished run, based on the history of its clients and on the final stores.
 
-A new checker is a function that takes the run and yields what is wrong, and its name in `ALL`.
+A checker is a function that takes the run and yields problems. Its name is in `ALL`.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from sim.scene import has_wrong_clocks
 if TYPE_CHECKING:
     from sim.run import Run
 
-#: Longest time until a broker has stored its progress and its slaves have copied it, in s.
+#: Longest time until a broker has stored its progress and its slaves have copied it, in seconds.
 _KEPT_S = 15.0
-#: Longest time after a crash in which a broker repeats deliveries, in s.
+#: Longest time after a crash in which a broker repeats deliveries, in seconds.
 _SETTLED_S = 60.0
 
 
 def delayed_are_delivered_once(run: Run) -> Iterator[str]:
-    """Each copy that waited for its time is delivered once."""
+    """Checks that each delayed copy is delivered once."""
     for name, copies in run.clients.scene.copies.items():
         sent = run.history.sent.get(name)
         if sent is not None and sent.delay is not Delay.NONE:
@@ -30,7 +30,7 @@ def delayed_are_delivered_once(run: Run) -> Iterator[str]:
 
 
 def transactions_are_committed_once(run: Run) -> Iterator[str]:
-    """Each half message is committed once."""
+    """Checks that each half message is committed once."""
     for name, copies in run.clients.scene.copies.items():
         for stored_at in copies.committed_at.values():
             yield from _judge(run, name, stored_at, 1, "committed")

@@ -1,4 +1,4 @@
-"""What clients may expect of messages, judged by what they sent and received."""
+"""Checks of the messages, based on what clients sent and received."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ if TYPE_CHECKING:
     from sim.run import Run
 
 _EARLY_S = 0.002
-#: A timer's slots are a second long, and its messages are consumed as others are, s.
+#: Longest delay of a message without faults, in seconds. A slot of the timer is one second long.
 _LATE_S = 5.0
-#: A producer that didn't know is asked after transactionTimeOut, in a round each transactionCheckInterval, s.
+#: Longest time until the check of an open transaction, in seconds: `transactionTimeOut` plus
+#: `transactionCheckInterval`.
 _ASKED_S = 15.0
-#: What a group has handled is on the broker's disk after, with an offset that comes and goes each 5 s, s.
+#: Longest time until a committed offset is on the broker's disk, in seconds. Consumers commit each 5 s, and brokers
+#: flush each 5 s.
 _KEPT_S = 20.0
-#: So long after a fault clients find back, s.
+#: Time in which clients recover after a fault, in seconds.
 _SETTLED_S = 60.0
-#: A fault may have what is under way delivered once more when it begins, when its victim is missed, and at its end.
+#: A fault can cause a redelivery at its begin, when its victim is missed, and at its end.
 _DELIVERIES_PER_FAULT = 3
-#: A script is several faults. With each handover one more copy of a popped message may come back, and all that slaves
-#: don't know yet to be done: they copy offsets every 5 s. Where all brokers are away at once clients come back to each
-#: of them one by one: a queue goes from one consumer to the other until both brokers know all of them.
+#: Weights of faults. A script counts as several faults. Each handover can redeliver a popped message, and all messages
+#: that slaves do not have as consumed yet: slaves copy offsets each 5 s. If all brokers are down at once, clients
+#: return to each of them one by one. A queue then moves between consumers until both brokers have all of them.
 _OF_A_SCRIPT, _FAULTS_OF = 3, {"handed": HANDOVERS, "relieved": RELIEFS, "kill-all": 2, "end-all": 2}
 
 
 def nothing_is_lost(run: Run) -> Iterator[str]:
-    """What was acknowledged reaches every group."""
+    """Checks that each group received all acknowledged messages."""
     for group in run.clients.scene.reads:
         lost = run.clients.scene.lacks(group)
         if lost:
@@ -39,7 +41,7 @@ def nothing_is_lost(run: Run) -> Iterator[str]:
 
 
 def nothing_is_invented(run: Run) -> Iterator[str]:
-    """What is received was sent, and not taken back."""
+    """Checks that each received message was sent and not rolled back."""
     for one in run.history.received:
         sent = run.history.sent.get(one.name)
         if sent is None:
@@ -49,7 +51,10 @@ def nothing_is_invented(run: Run) -> Iterator[str]:
 
 
 def nothing_is_early(run: Run) -> Iterator[str]:
-    """A delayed message isn't early by more than the difference of the clocks that determine its time."""
+    """Checks that delayed messages are not too early.
+
+    The difference of the clocks that determine the delivery time is allowed.
+    """
     for one in run.history.received:
         sent = run.history.sent.get(one.name)
         if sent is not None and one.at < sent.not_before - _EARLY_S:
@@ -59,20 +64,23 @@ def nothing_is_early(run: Run) -> Iterator[str]:
 
 
 def _clocks_differ_s(run: Run, sent: Sent, one: Received) -> float:
-    """The time, in s, that the delivering broker's clock was ahead of the clock that set the delivery time."""
+    """Returns how far the delivering broker's clock was ahead of the clock that set the delivery time, in seconds."""
     errors = run.clients.scene.clock_errors
     least, most = errors(one.broker, sent.asked_at, one.at)
     set_least, set_most = errors(sent.broker, sent.asked_at, sent.stored_at or one.at)
     if sent.delay is Delay.AT:
         set_least = sent.clock_error_s
     if sent.delay is Delay.LEVEL and least < set_most:
-        # The broker sees a store time in the future, and delivers at once.
+        # If the store time is in the future, the broker delivers at once.
         return inf
     return max(most - set_least, 0.0)
 
 
 def nothing_is_late(run: Run) -> Iterator[str]:
-    """Where nothing goes wrong a message is there soon after it is stored, a delayed one after its time."""
+    """Checks that without faults, messages arrive soon.
+
+    The time counts from the store time, and for delayed messages from the delivery time.
+    """
     if run.plan.faults or run.plan.failures or run.clients.extras:
         return
     most_s = _LATE_S + (_ASKED_S if run.plan.transactions else 0.0)
@@ -86,14 +94,14 @@ def nothing_is_late(run: Run) -> Iterator[str]:
 
 
 def nothing_is_altered(run: Run) -> Iterator[str]:
-    """A body is what it was, to the byte."""
+    """Checks that bodies have their sent length."""
     for name, length in run.clients.scene.lengths.items():
         if set(run.clients.scene.received_lengths[name]) - {length}:
             yield f"{name} was sent with {length} bytes and received with {run.clients.scene.received_lengths[name]}"
 
 
 def retries_are_few(run: Run) -> Iterator[str]:
-    """A message that was handled comes again only where a fault may have taken the word of it."""
+    """Checks that a message is not redelivered more often than the faults of the plan can explain."""
     faults = sum(_FAULTS_OF.get(fault.kind, _OF_A_SCRIPT if fault.kind in SCRIPTS else 1) for fault in run.plan.faults)
     most = 1 + _DELIVERIES_PER_FAULT * faults
     for group, had in run.history.by_group().items():
@@ -105,7 +113,7 @@ def retries_are_few(run: Run) -> Iterator[str]:
 
 
 def what_is_done_is_kept(run: Run) -> Iterator[str]:
-    """What was handled while nothing was wrong, nor soon afterwards, doesn't come again because of a fault."""
+    """Checks that messages handled at least 20 s before a fault, or 60 s after it, are not redelivered."""
     if run.plan.failures:
         return
     spans = [(since - _KEPT_S, until + _SETTLED_S) for since, until in run.history.faults]
@@ -119,7 +127,7 @@ def what_is_done_is_kept(run: Run) -> Iterator[str]:
 
 
 def orderly_is_in_order(run: Run) -> Iterator[str]:
-    """The orderly group has the messages of a key and queue one after the other the first time."""
+    """Checks that first deliveries to the orderly group are in order for each key and queue."""
     highest: dict[tuple[str, str, int], int] = {}
     seen: set[str] = set()
     for one in run.history.received:
@@ -134,7 +142,7 @@ def orderly_is_in_order(run: Run) -> Iterator[str]:
 
 
 def nothing_is_twice(run: Run) -> Iterator[str]:
-    """Where nothing goes wrong each group has each message once."""
+    """Checks that without faults, each group receives each message once."""
     if run.plan.faults or run.plan.failures:
         return
     for group, had in run.history.by_group().items():
@@ -146,10 +154,10 @@ def nothing_is_twice(run: Run) -> Iterator[str]:
 
 
 def workloads_are_content(run: Run) -> Iterator[str]:
-    """What else each workload promises."""
+    """Yields the problems of the additional workloads."""
     yield from run.clients.problems
 
 
 def noted_at_once(run: Run) -> Iterator[str]:
-    """What the clients themselves found impossible."""
+    """Yields violations that clients detected during the run."""
     yield from run.history.problems[:5]

@@ -1,4 +1,4 @@
-"""What groups leave behind whose consumers end in order."""
+"""Checks of the committed offsets after all consumers ended in order."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def handled_is_committed(run: Run) -> Iterator[str]:
-    """Each group has committed all of each queue, so nothing comes again to whoever is next."""
+    """Checks that each group has committed all of each queue, so that the next consumer receives nothing again."""
     if any(run.clients.scene.is_put_off(sent) for sent in run.history.sent.values()):
-        # It may be due while consumers end.
+        # This message can become due while the consumers end.
         return
     groups = [group for group in ("push", "orderly", "lite") if run.plan.consumers[group]]
     for program in run.servers.brokers:

@@ -1,4 +1,4 @@
-"""What operators may expect of servers and clients: they work, find each other, and leave nothing behind."""
+"""Checks of the programs: servers and clients work, find each other, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -14,31 +14,34 @@ from sim.plan import broker_name
 if TYPE_CHECKING:
     from sim.run import Run
 
-#: Faults after which a broker of the name that they hit may say that its disk fails, and end.
+#: Faults after which a broker of the affected name may report a disk error and exit.
 _OF_DISKS = ("full", "filled", "sync-error", "open-errors", "io-errors")
 
 
 def nobody_is_refused(run: Run) -> Iterator[str]:
-    """Where nothing goes wrong no call of a client fails."""
+    """Checks that without faults, no client call fails."""
     if not run.plan.faults:
         yield from (f"without a fault: {problem}" for problem in run.history.errors[:5])
 
 
 def producers_get_on(run: Run) -> Iterator[str]:
-    """When faults are over everybody can send again."""
+    """Checks that all producers sent all messages after the faults were over."""
     for program in run.clients.producers:
         if program.name not in run.clients.done:
             yield f"{program.name} has not sent all of its messages"
 
 
 def nothing_went_unhandled(run: Run) -> Iterator[str]:
-    """No task or callback raised what nobody took."""
+    """Checks that no task or callback raised an unhandled exception."""
     for context in run.world.loop.unhandled[:5]:
         yield f"unhandled: {context.get('message')}: {context.get('exception')!r}"
 
 
 def everybody_works(run: Run) -> Iterator[str]:
-    """Nobody has ended of itself but a broker whose disk failed, and a client that found no server when it started."""
+    """Checks that no program ended by itself.
+
+    Allowed are brokers with a disk error, and clients that found no server at start.
+    """
     broken = {broker_name(fault.whom) for fault in run.plan.faults if fault.kind in _OF_DISKS}
     for program in run.servers.all + run.clients.all:
         if program in run.clients.all:
@@ -50,15 +53,15 @@ def everybody_works(run: Run) -> Iterator[str]:
 
 
 def nothing_was_seen(run: Run) -> Iterator[str]:
-    """Neither meanwhile nor at the end: of offsets, jobs, routes, descriptors, memory."""
+    """Yields the findings of `Watch`: offsets, jobs, routes, descriptors and memory."""
     yield from run.clients.watch.problems[:5]
 
 
 def stores_are_whole(run: Run) -> Iterator[str]:
-    """`gantry store verify` finds what has rotted and nothing else, after all have ended."""
+    """Checks that `gantry store verify` finds exactly the damaged records, after all programs have ended."""
     rotten, lied = run.clients.scene.rotten, run.clients.scene.lied_until
     for program in run.servers.brokers:
-        # Where syncs have lied the log may have holes, in what was acknowledged meanwhile.
+        # After syncs that lied, the log may have holes in messages acknowledged meanwhile.
         if program.name in run.servers.running and program.name not in lied:
             report = program.look(partial(verify, store_config(run.plan)))
             if program.name not in rotten:

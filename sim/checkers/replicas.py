@@ -1,4 +1,4 @@
-"""What replication promises of messages, judged by what clients saw of places in logs and queues."""
+"""Checks of replication, based on the log and queue offsets that clients received."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from sim.replicas_plan import ASYNC_MASTER, CONTROLLED
 if TYPE_CHECKING:
     from sim.run import Run
 
-#: What a master has its slave has after, a slave stands in after, and what is due then comes within, s.
+#: In seconds: until a slave has a copied message, until a slave becomes acting master, and until due messages then
+#: arrive.
 _COPIED_S, _STANDS_IN_S, _DELIVERED_S = 1.0, 20.0, 5.0
 
 
 def one_master_acknowledges(run: Run) -> Iterator[str]:
-    """What is sent after something was acknowledged stands behind it in its broker's log, whoever is master by then."""
+    """Checks the log offsets of acknowledged messages, even after a change of master.
+
+    If a message is sent after another one was acknowledged, its log offset must be higher.
+    """
     if not _is_lasting(run):
         return
     logs: dict[str, list[Sent]] = defaultdict(list)
@@ -45,7 +49,7 @@ def one_master_acknowledges(run: Run) -> Iterator[str]:
 
 
 def one_message_has_a_place(run: Run) -> Iterator[str]:
-    """No two messages are acknowledged or shown at one offset of a queue."""
+    """Checks that no two messages are acknowledged or delivered at the same offset of a queue."""
     if not _is_lasting(run):
         return
     names: dict[tuple[str, str, int, int], str] = {}
@@ -55,10 +59,10 @@ def one_message_has_a_place(run: Run) -> Iterator[str]:
             if other != sent.name:
                 yield f"{other} and {sent.name} were acknowledged at one place of {sent.topic}: {sent.place}"
     if run.plan.mode != CONTROLLED or run.plan.failures or run.plan.extras:
-        # Elsewhere a message is shown as soon as its master has it.
+        # In the other modes, a message is delivered as soon as the master has it.
         return
     for one in run.history.received:
-        # What is popped again is in another topic.
+        # Redelivered pops are in another topic.
         if one.group != "pop":
             other = names.setdefault((TOPIC, one.broker, one.queue, one.offset), one.name)
             if other != one.name:
@@ -66,7 +70,10 @@ def one_message_has_a_place(run: Run) -> Iterator[str]:
 
 
 def slaves_stand_in(run: Run) -> Iterator[str]:
-    """What comes due while a master is away is delivered meanwhile, where nothing else is wrong."""
+    """Checks that due messages are delivered during an absence of the master.
+
+    Applies only to plans without other faults.
+    """
     absences = run.clients.scene.absences
     if not run.plan.acting or any(fault.kind != "away" for fault in run.plan.faults) or len(absences) != 1:
         return
@@ -76,7 +83,7 @@ def slaves_stand_in(run: Run) -> Iterator[str]:
         if one.group == "push":
             first.setdefault(one.name, one.at)
     for sent in run.history.sent.values():
-        # What was acknowledged a moment ago a slave of an ASYNC_MASTER may lack.
+        # A slave of an ASYNC_MASTER can lack the newest acknowledged messages.
         if sent.broker != name or not sent.not_before or sent.stored_at is None or sent.stored_at > since - _COPIED_S:
             continue
         due = max(sent.not_before, since + _STANDS_IN_S)
@@ -85,7 +92,7 @@ def slaves_stand_in(run: Run) -> Iterator[str]:
 
 
 def _is_lasting(run: Run) -> bool:
-    """What was acknowledged keeps its place, whatever happens in this plan."""
+    """Returns true if acknowledged messages keep their position despite all faults of this plan."""
     kinds = {fault.kind for fault in run.plan.faults}
     keeps = run.plan.is_synced or not kinds & {"power", "power-at-sync"}
     return keeps and "lies" not in kinds and run.plan.mode != ASYNC_MASTER

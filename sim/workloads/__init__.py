@@ -1,13 +1,14 @@
-"""What a seed may have beside the producers and consumers of clients.py: each a workload with programs of its own.
+"""Additional workloads of a seed, each with programs of its own.
 
-A new one is a subclass of `Workload` (base.py) and its name in `EXTRAS`; plan.py picks some of them for a seed.
+The standard producers and consumers are in clients.py. A workload is a subclass of `Workload` (base.py). Its name is
+in `EXTRAS`, and plan.py selects some of them for a seed.
 """
 
 from sim.workloads.base import Workload
 from sim.workloads.broadcasts import Broadcasts
 from sim.workloads.comings import Comings
 from sim.workloads.configurations import Configurations
-from sim.workloads.dead_letters import DeadLetters
+from sim.workloads.dead_letter_queue import DeadLetters
 from sim.workloads.endings import Endings
 from sim.workloads.offsets import Offsets
 from sim.workloads.pop_resets import PopResets

@@ -1,4 +1,4 @@
-"""Workload: programs with a purpose, and what must be true of them at the end."""
+"""Base class of the additional workloads: programs, and checks at the end of the run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ T = TypeVar("T")
 
 
 class Workload:
-    """`programs` start with the consumers, before there are messages; none of them is the target of a fault."""
+    """Base class of workloads.
 
-    #: The third number of its hosts' addresses, another one for each class.
+    `programs` start with the consumers, before the first message. They are never targets of faults.
+    """
+
+    #: Third number of the addresses of its hosts; differs for each class.
     network = 0
-    #: It uses `send_all`.
+    #: True if the workload calls `send_all`.
     sends = False
 
     def __init__(self, scene: Scene) -> None:
@@ -35,17 +38,17 @@ class Workload:
         self.has_sent = not self.sends
 
     def is_done(self) -> bool:
-        """Nothing more is to come of it, once all is sent."""
+        """Returns true if the workload needs no more time, once all messages are sent."""
         return True
 
     def problems(self) -> Iterator[str]:
-        """What is wrong at the end of the run."""
+        """Yields the problems at the end of the run."""
         return iter(())
 
     # -- for subclasses -----------------------------------------------------------------------------------------
 
     def add(self, name: str, main: Callable[[Program], Awaitable[None]]) -> None:
-        """A program, whose `main` is called once and need not stay."""
+        """Adds a program. Its `main` is called once and may return early."""
 
         async def stay(program: Program) -> None:
             await main(program)
@@ -69,14 +72,14 @@ class Workload:
     async def send_all(
         self, program: Program, topic: str, count: int, pause_s: float, make: Callable[[str], Message] | None = None
     ) -> None:
-        """Sends so many messages, each once: what became of one that failed nobody knows."""
+        """Sends `count` messages. Sends none of them again, because the outcome of a failed send is unknown."""
         async with Producer(self.scene.names, f"{program.name}-producers") as producer:
             for number in range(count):
                 name = f"{program.name}.{number}"
                 self.scene.ask(Sent(name, topic, asked_at=self.scene.now()))
                 try:
                     result = await producer.send(Message(topic, name.encode()) if make is None else make(name))
-                    # A message of `make` may be delayed: its result then lacks the offset in the topic.
+                    # A delayed message of `make` has no offset in the topic yet.
                     self.scene.stored(name, result, 0 if make is None else None)
                 except GantryError as e:
                     self.scene.history.fail(self.scene.now(), program.name, e)
@@ -85,7 +88,7 @@ class Workload:
         self.has_sent = True
 
     async def read_all(self, program: Program, topic: str, group: str) -> None:
-        """Receives what comes, from the first message on, until the program is to end."""
+        """Receives all messages of the topic from the first one on, until the program ends."""
 
         async def handle(message: MessageExt) -> None:
             self.scene.receive(message, group, program.name)

@@ -1,4 +1,4 @@
-"""Broadcasting: each consumer has each message, and keeps its offsets in a file of its own."""
+"""Broadcasting: each consumer receives each message, and keeps its offsets in a local file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LISTENERS = 2
 
 
 class Broadcasts(Workload):
-    """Listeners come and go, too, and go on where they were."""
+    """Consumers that restart several times and continue at their offsets."""
 
     network = 20
     sends = True
@@ -41,7 +41,7 @@ class Broadcasts(Workload):
         await self._is_made.wait()
 
         async def handle(message: MessageExt) -> None:
-            # Each is a group of its own for those who judge.
+            # In a broadcast, each consumer counts as a group.
             self.scene.receive(message, program.name, program.name)
 
         for stay_s in (self.chance.uniform(5, 40), self.chance.uniform(5, 20), None):

@@ -1,4 +1,4 @@
-"""A group that grows and shrinks: its members come and go all the time, as when a service is scaled or deployed."""
+"""A group whose members join and leave all the time, as when a service is scaled or deployed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from sim.workloads.base import Workload
 _TOPIC = "parcels"
 _MEMBERS = 3
 _MESSAGES = 60
-#: Some handlers take long, and the queue moves on meanwhile.
+#: Longest time of a handler, in seconds. Its queue can move to another member meanwhile.
 _SLOW_S = 4.0
 
 
 class Comings(Workload):
-    """Orderly or not, by seed: then no queue is in two members' hands."""
+    """Members are orderly or not, depending on the seed.
+
+    An orderly group must not handle a queue in two members at once.
+    """
 
     network = 21
     sends = True
@@ -33,7 +36,7 @@ class Comings(Workload):
         for number in range(_MEMBERS):
             self.add(f"member-{number}", self._come_and_go)
         scene.reads["members"] = _TOPIC
-        # Who takes a queue over goes on where it was committed last.
+        # A new owner of a queue continues at the last committed offset.
         scene.rewound.add("members")
 
     async def _send(self, program: Program) -> None:

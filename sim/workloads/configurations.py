@@ -1,4 +1,4 @@
-"""The brokers' configuration changes while they run; what was set is there after a restart, too."""
+"""Changes of the brokers' configuration at run time. A changed value must survive a restart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sim.cluster import BROKER_PORT, Program
 from sim.scene import Scene
 from sim.workloads.base import Workload
 
-#: Keys that may be changed at run time, with values that a cluster must live with.
+#: Keys that can be changed at run time, with acceptable values.
 _CHOICES = {
     "flushIntervalCommitLog": ("100", "900"),
     "flushConsumerOffsetInterval": ("1000", "8000"),
@@ -27,13 +27,13 @@ _PAUSE_S = 8.0
 
 
 class Configurations(Workload):
-    """One administrator."""
+    """An administrator that changes random keys."""
 
     network = 22
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
-        #: {broker: {key: value}}, as far as it is known.
+        #: {broker: {key: value}} of the successful changes.
         self._set: dict[str, dict[str, str]] = {}
         self._is_done = False
         self.add("configurator", self._configure)

@@ -16,7 +16,7 @@ from sim.workloads.base import Workload
 
 _MESSAGES = 20
 _COMMIT, _ROLLBACK = LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE
-#: Longest delays of the second end, in s: before and after the broker has stored the first one.
+#: Longest delays of the second end, in seconds: before and after the broker stores the first end.
 _AGAIN_S = (0.0, 0.5, 5.0, 30.0)
 
 
@@ -37,7 +37,7 @@ class _Decisions:
 
 
 class Endings(Workload):
-    """Sends a rollback and then a commit, or two commits, for messages of the usual topic (`checkers/copies.py`)."""
+    """Sends a rollback and then a commit, or two commits, for messages of the standard topic (`checkers/copies.py`)."""
 
     network = 36
 

@@ -1,4 +1,4 @@
-"""An administrator sends a group back: it has everything from there on once more."""
+"""An administrator resets a group to an earlier time. The group must receive all messages since then again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MESSAGES = 50
 
 
 class Offsets(Workload):
-    """Twice in a run."""
+    """Resets the group twice in a run."""
 
     network = 24
     sends = True
@@ -26,9 +26,9 @@ class Offsets(Workload):
         super().__init__(scene)
         self._is_made = asyncio.Event()
         self._is_done = False
-        #: (when it was told, from which time on) of the resets that succeeded.
+        #: (time of the request, target time) of the successful resets.
         self._resets: list[tuple[float, float]] = []
-        #: (from which time on, what the group had by then): what it hadn't had of before it skips.
+        #: (target time, messages received by then). Earlier messages that the group lacks are skipped.
         self._skips: list[tuple[float, frozenset[str]]] = []
         self.add("bookkeeper", self._send)
         self.add("auditor-0", self._read)
@@ -65,19 +65,19 @@ class Offsets(Workload):
                 )
                 self._resets.append((now, begin))
                 self.scene.history.note(self.scene.now(), f"{_GROUP} is sent back to {begin:.3f}")
-        # What comes once more takes its time.
+        # Redelivery takes this time.
         await asyncio.sleep(20)
         self._is_done = True
 
     def _is_skipped(self, sent: Sent) -> bool:
-        """The group had fallen behind the time to which it was sent."""
+        """Returns true if a reset to a later time skipped the message."""
         return sent.topic == _TOPIC and any(
             sent.asked_at <= begin and sent.name not in had for begin, had in self._skips
         )
 
     def problems(self) -> Iterator[str]:
         if self.has_faults:
-            # A consumer that wasn't there goes on where it was, and may commit that, as in Java.
+            # As in Java, an absent consumer continues at its old offset, and may commit it.
             return
         received = [one for one in self.scene.history.received if one.group == _GROUP]
         for told_at, begin in self._resets:

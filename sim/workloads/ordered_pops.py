@@ -1,4 +1,4 @@
-"""An orderly POP consumer: a SimpleConsumer whose pop requests have `order` set, as the proxy's for FIFO groups."""
+"""An orderly POP consumer: its pop requests have `order` set, as those of the proxy for FIFO groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _OrderedPops(PopApi):
 
 
 class OrderlySimpleConsumer(SimpleConsumer):
-    """Receives the next messages of a queue after the earlier ones are acknowledged."""
+    """Receives further messages of a queue only after the earlier ones are acknowledged."""
 
     async def _pop(self, api: PopApi, *args: Any) -> list[MessageExt]:
         return await super()._pop(_OrderedPops(self._started(), self._wire_group), *args)

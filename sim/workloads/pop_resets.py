@@ -1,4 +1,4 @@
-"""POP groups, one of them orderly, whose offsets an administrator resets: acknowledged messages are delivered again."""
+"""Offset resets of POP groups, one of them orderly: acknowledged messages are delivered again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ Offsets = dict[tuple[str, int], int]
 
 
 class PopResets(Workload):
-    """One message in five isn't acknowledged: the committed offset stays there while later ones are acknowledged."""
+    """One message in five is not acknowledged.
+
+    The committed offset stays there while later messages are acknowledged.
+    """
 
     network = 34
     sends = True
@@ -33,7 +36,7 @@ class PopResets(Workload):
         super().__init__(scene)
         self._is_made = asyncio.Event()
         self._left = len(_GROUPS)
-        #: (group, time of the reset in s, offsets, names of the messages stored by then).
+        #: (group, time of the reset in seconds, offsets, names of the messages stored by then).
         self._resets: list[tuple[str, float, Offsets, frozenset[str]]] = []
         self.add("dispatcher", self._send)
         for group in _GROUPS:
@@ -106,7 +109,7 @@ class PopResets(Workload):
 
     def _missing(self) -> Iterator[str]:
         if self.scene.has_server_faults:
-            # A broker that dies or is cut off may lose the reset, as in Java.
+            # As in Java, a broker that dies or is cut off may lose the reset.
             return
         for group, told_at, offsets, stored in self._resets:
             again = {one.name for one in self.scene.history.received if one.group == group and one.at >= told_at}

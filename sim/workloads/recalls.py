@@ -1,4 +1,4 @@
-"""Timed messages, some of which are taken back in time: those are never delivered."""
+"""Timed messages, some of which are recalled in time. A recalled message must never be delivered."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from sim.workloads.base import Workload
 _TOPIC = "reminders"
 _GROUP = "reminded"
 _MESSAGES = 30
-#: Taken back so long before it is due a message can't be on its way any more, s: the wheel is read a second ahead.
+#: A message recalled this long before its time cannot be on its way, in seconds. The timer reads its wheel a second
+#: ahead.
 _IN_TIME_S = 4.0
 
 
 class Recalls(Workload):
-    """Half of them are taken back."""
+    """Recalls half of its messages."""
 
     network = 25
 
@@ -29,10 +30,10 @@ class Recalls(Workload):
         super().__init__(scene)
         self._is_made = asyncio.Event()
         self._is_done = False
-        #: The broker that a message can be taken back at. One that did not answer may have the same message: the
-        #: producer sent it to another one then.
+        #: Broker with the message of a recall handle. A broker that did not respond can have a copy, because the
+        #: producer sent the message again to another one.
         self._at: dict[str, str] = {}
-        #: When it was known that they are taken back.
+        #: Time at which each recall succeeded.
         self._recalled: dict[str, float] = {}
         self.add("planner", self._send)
         self.add("reminder", self._read)
@@ -65,7 +66,7 @@ class Recalls(Workload):
         if self.chance.random() < 0.5:
             await asyncio.sleep(self.chance.random())
             assert sent.recall_handle is not None
-            # From now on it may be gone, whatever is answered.
+            # From here on, the message may be recalled even if the request fails.
             self._recalled[name] = float("inf")
             await producer.recall(_TOPIC, sent.recall_handle)
             self._recalled[name] = self.scene.now()

@@ -1,4 +1,4 @@
-"""A topic that is deleted and created again while consumers of each kind stay online."""
+"""A topic that is deleted and created again while consumers of each kind stay connected."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from sim.workloads.ordered_pops import OrderlySimpleConsumer
 _TOPIC = "site"
 _CLUSTER = "DefaultCluster"
 _LIVES = 3
-#: Number of messages of a life, and the least share that is delayed.
+#: Number of messages of each life of the topic, and the share of delayed ones.
 _MESSAGES, _DELAYED = 12, 0.3
 _QUEUES = 2
-#: Delays, of which there are levels, s.
+#: Delays that exist as delay levels, in seconds.
 _SOON_S, _LATER_S = 5.0, 10.0
-#: Longest time until the consumers' routes have the new topic, in s.
+#: Longest time until the consumers' routes contain the new topic, in seconds.
 _ROUTES_S = 35.0
-#: For this time after the creation, messages of the old topic may still arrive, in s.
+#: Time after the creation in which messages of the old topic can still arrive, in seconds.
 _UNDER_WAY_S = 1.0
 _KINDS = ("push", "orderly", "broadcast", "lite", "pop", "orderly-pop")
 
@@ -44,7 +44,7 @@ class Recreations(Workload):
         super().__init__(scene)
         self._is_made = asyncio.Event()
         self._is_done = False
-        #: Names of the messages, and times of deletion and creation, of each life. `_is_sure`: all brokers deleted it.
+        #: Message names, deletion time and creation time of each life. `_is_sure`: all brokers deleted the topic.
         self._lives: list[set[str]] = []
         self._deleted_at: list[float] = []
         self._made_at: list[float] = []
@@ -60,7 +60,7 @@ class Recreations(Workload):
         return self._is_done
 
     def _is_deleted(self, sent: Sent) -> bool:
-        """Whether a message's topic was deleted, or may remain on a broker that wasn't reached."""
+        """Returns true if the topic of the message was deleted, or may remain on a broker that was not reached."""
         if sent.topic != _TOPIC:
             return False
         return not self._is_sure or any(sent.name in life for life in self._lives[: len(self._deleted_at)])

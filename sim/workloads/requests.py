@@ -1,4 +1,4 @@
-"""Requests and their replies: each reply is to its own request."""
+"""Requests and replies: each reply must belong to its request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TIMEOUT_MS = 5_000
 
 
 class Requests(Workload):
-    """One asks, one answers."""
+    """One program sends requests, another one replies."""
 
     network = 26
 
@@ -42,11 +42,11 @@ class Requests(Workload):
     async def _ask(self, program: Program) -> None:
         await self.make_topic(program, _TOPIC)
         self._is_made.set()
-        # The expert's group has the topic's queues before the first question.
+        # In this time, the replying group is assigned the topic's queues.
         await asyncio.sleep(5)
         number = 0
         async with Producer(self.scene.names, "pupils") as producer:
-            # Until some are answered: when faults are over they must be.
+            # Continues until a request succeeds, which must happen when faults are over.
             while number < _MESSAGES or not self._is_done:
                 name = f"{program.name}.{number}"
                 number += 1
@@ -73,7 +73,7 @@ class Requests(Workload):
                 try:
                     await producer.send(reply_message(message, f"to {name}".encode()))
                 except GantryError as e:
-                    # Who asked may be gone.
+                    # The requester may be gone.
                     self.scene.history.note(self.scene.now(), f"{program.name}: {e}")
 
             consumer = PushConsumer(

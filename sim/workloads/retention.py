@@ -1,4 +1,4 @@
-"""Old files of the log go while everybody reads: what was in them may be missing, and nobody is held up."""
+"""Deletion of old log files while consumers read. Deleted messages may be missing, but nothing may block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sim.workloads.base import Workload
 
 
 class Retention(Workload):
-    """An administrator has too little room."""
+    """An administrator deletes expired files early, as if space were short."""
 
     network = 27
 
@@ -27,7 +27,7 @@ class Retention(Workload):
         return self._is_done
 
     def _is_gone(self, sent: Sent) -> bool:
-        """Which file a message was in isn't known: it may have gone with those that went after it."""
+        """Returns true if the message may be deleted. Its log file is unknown, so all earlier messages count."""
         return sent.asked_at <= self._deleted_at
 
     async def _clean(self, program: Program) -> None:
@@ -46,7 +46,7 @@ class Retention(Workload):
                             lambda: admin.delete_expired_commit_log([address]),  # noqa: B023
                         )
                         self._deleted_at = self.scene.now()
-                # Files go one after the other, in the background.
+                # The broker deletes files one by one in the background.
                 await asyncio.sleep(5)
                 self._deleted_at = self.scene.now() if hours == "0" else self._deleted_at
         self._is_done = True

@@ -1,4 +1,7 @@
-"""POP with consumers that forget what they had, or ask for more time: what nobody acknowledged comes again."""
+"""POP consumers that omit acknowledgements or extend the invisible duration.
+
+Unacknowledged messages must be redelivered.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ _GROUP = "workers"
 _MESSAGES = 40
 _WORKERS = 2
 _INVISIBLE_S = 10.0
-#: Clocks of milliseconds, and what an answer is under way, s.
+#: Tolerance for a redelivery, in seconds: millisecond clocks, and the time of a response.
 _EARLY_S = 0.1
 
 
 class SlowPops(Workload):
-    """Of ten messages three aren't acknowledged the first time."""
+    """Three of ten messages are not acknowledged at first."""
 
     network = 28
     sends = True
@@ -30,9 +33,9 @@ class SlowPops(Workload):
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
         self._is_made = asyncio.Event()
-        #: Until when others can't have them.
+        #: Time until which a message is invisible, in seconds.
         self._invisible: dict[str, float] = {}
-        #: Those that their last receiver kept no acknowledgement of.
+        #: Messages without an acknowledgement for their last delivery.
         self._owed: set[str] = set()
         self._early: list[str] = []
         self.add("foreman", self._send)
@@ -45,7 +48,7 @@ class SlowPops(Workload):
         return not self._due()
 
     def _due(self) -> list[str]:
-        """Those of them that must come again."""
+        """Returns the messages that must be redelivered."""
         return sorted(name for name in self._owed if not self.scene.is_excused(self.scene.history.sent[name]))
 
     async def _send(self, program: Program) -> None:
@@ -78,7 +81,7 @@ class SlowPops(Workload):
         if now < self._invisible.get(name, 0.0) - _EARLY_S:
             self._early.append(f"{_GROUP} had {name} again {self._invisible[name] - now:.2f} s too early")
         self._invisible[name] = now + _INVISIBLE_S
-        # Until it is decided.
+        # Owed until the message is acknowledged.
         self._owed.add(name)
 
     async def _decide(self, consumer: SimpleConsumer, message: MessageExt) -> None:
@@ -94,7 +97,7 @@ class SlowPops(Workload):
             self._invisible[name] = began + longer_s
             self.scene.history.note(self.scene.now(), f"{name} is invisible for {longer_s} s")
             return
-        # The broker may have it, whatever is answered.
+        # The broker may have the acknowledgement even if the request fails.
         self._owed.discard(name)
         await consumer.ack(message)
         self._invisible[name] = float("inf")

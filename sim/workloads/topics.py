@@ -1,4 +1,4 @@
-"""Topics that are made, changed and deleted while clients use them."""
+"""Topics that are created, changed and deleted while clients use them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _GROUP = "tenants"
 
 
 class Topics(Workload):
-    """Topics one after the other; each gets more queues, is closed to writers for a while, and some are deleted."""
+    """Uses several topics in turn. Each gets more queues and is closed for writes for a while. Some are deleted."""
 
     network = 29
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(scene)
-        #: The topic that is sent to.
+        #: The topic that accepts messages. Empty between two topics.
         self._open = ""
         self._is_sending = False
         self._deleted: set[str] = set()
@@ -63,7 +63,7 @@ class Topics(Workload):
                 if number % 2 == 0:
                     self.scene.deleted.add(topic)
                     where = await until_done(program, lambda: admin.delete_topic(topic, _CLUSTER))  # noqa: B023
-                    # A broker that the NameServers lack at that moment keeps it, and brings it back.
+                    # A broker that the NameServers lack at that moment keeps the topic and registers it again later.
                     if len(where) == len(self.scene.servers.brokers):
                         self._deleted.add(topic)
                     self.scene.history.note(self.scene.now(), f"deleted topic {topic}")
@@ -73,7 +73,7 @@ class Topics(Workload):
         try:
             await admin.update_topic_perm(topic.topic_name, perm, cluster=_CLUSTER)
         except PartialFailure:
-            # A broker that was away when the topic was made hasn't got it.
+            # A broker that was down at the creation lacks the topic.
             await admin.create_topic(topic, cluster=_CLUSTER)
             raise
 
@@ -92,7 +92,7 @@ class Topics(Workload):
                 try:
                     self.scene.stored(name, await producer.send(Message(topic, name.encode())))
                 except GantryError as e:
-                    # It may be closed.
+                    # The topic may be closed for writes.
                     self.scene.history.note(self.scene.now(), f"{program.name}: {e}")
                 finally:
                     self._is_sending = False

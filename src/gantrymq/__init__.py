@@ -1,7 +1,7 @@
 """RocketMQ in Python: NameServer, broker, clients, administration and a Spark data source.
 
-The names a user needs are here; each module is imported when its first name is used, so that a broker that starts
-doesn't wait for the client, nor the client for the servers.
+This package exports the public names of the clients. A module is imported when one of its names is first used.
+Therefore a broker starts without importing the client, and a client without importing the servers.
 """
 
 from importlib import import_module
@@ -145,7 +145,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        # importlib.metadata takes longer to import than the whole broker's own modules.
+        # Imported here, because importlib.metadata takes longer to import than all modules of the broker.
         from importlib.metadata import version
 
         return version("gantrymq")

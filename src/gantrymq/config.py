@@ -1,9 +1,13 @@
-"""Java `.properties` files to configuration dataclasses and back.
+"""Reads and writes Java `.properties` files, and converts them to configuration dataclasses and back.
 
-A configuration class is a plain dataclass. Its field `flush_disk_type` is Java's key `flushDiskType`; a name that
-doesn't follow the rule says so: `field(default=..., metadata={"key": "brokerIP1"})`. `minimum` and `maximum` in the
-metadata bound a number; `bounded` writes them, and a class that is also made by code calls `check_bounds`. Java spreads
-one file over several objects, so each class takes the keys it knows; `unknown_keys` are those that none took.
+A configuration class is a plain dataclass:
+
+- The field `flush_disk_type` has Java's key `flushDiskType`. If a key does not follow this rule, the metadata of the
+  field contains it: `field(default=..., metadata={"key": "brokerIP1"})`.
+- `minimum` and `maximum` in the metadata limit a number. `bounded` creates such a field.
+- `from_properties` checks these limits. A class that is also instantiated directly calls `check_bounds`.
+- Several classes can share one file, as in Java. Each class reads its own keys, and `unknown_keys` returns the rest.
+
 Sources: java.util.Properties, common/MixAll (properties2Object).
 """
 
@@ -24,20 +28,20 @@ from gantrymq.system import files
 
 T = TypeVar("T")
 
-#: No configuration file is larger; what is, is not one.
+#: Maximum size of a configuration file, in bytes. A larger file is probably not a configuration file.
 MAX_FILE_BYTES = 1024 * 1024
-#: Java's largest int; for a number that has no other end.
+#: Java's largest int. The maximum of numbers without a smaller limit.
 MAX_INT = (1 << 31) - 1
-#: What a time between two rounds of something may be at most, ms.
+#: Maximum of configured intervals and timeouts: 24 h, in milliseconds.
 DAY_MS = 24 * 3600 * 1000
-#: A whole number as Java reads it.
+#: An integer in Java's syntax.
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 
-#: A line with its end.
+#: A line with its line break.
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
-# The key ends at the first separator that has no backslash before it; around = or : blanks don't count.
+# The key ends at the first separator without a backslash before it. Blanks around `=` or `:` are ignored.
 _ENTRY = re.compile(r"((?:\\.|[^\\=: \t\f])*+)[ \t\f]*+[=:]?[ \t\f]*+(.*)", re.DOTALL)
 
 
@@ -45,12 +49,18 @@ _ENTRY = re.compile(r"((?:\\.|[^\\=: \t\f])*+)[ \t\f]*+[=:]?[ \t\f]*+(.*)", re.D
 
 
 def load_properties(path: Path) -> dict[str, str]:
-    """The keys and values of a file, read as UTF-8 or else as Latin-1. Raises ConfigError."""
+    """Reads the keys and values of a file.
+
+    Raises ConfigError if the file cannot be read, exceeds MAX_FILE_BYTES or has an invalid line.
+    """
     return parse_properties(read_properties(path), source=str(path))
 
 
 def read_properties(path: Path) -> str:
-    """The text of a file, read as UTF-8 or else as Latin-1. Raises ConfigError."""
+    """Reads the text of a file as UTF-8, or as Latin-1 if it is not valid UTF-8.
+
+    Raises ConfigError if the file cannot be read or exceeds MAX_FILE_BYTES.
+    """
     try:
         data = files.read_bytes(path, MAX_FILE_BYTES + 1)
     except OSError as e:
@@ -64,7 +74,10 @@ def read_properties(path: Path) -> str:
 
 
 def parse_properties(text: str, *, source: str) -> dict[str, str]:
-    """The keys and values of properties text; the last of equal keys counts. Raises ConfigError for a broken escape."""
+    """Returns the keys and values of properties text. If a key occurs several times, the last one counts.
+
+    Raises ConfigError for an invalid line or escape, with `source` and the line number.
+    """
     if len(text) > MAX_FILE_BYTES:
         raise ConfigError(f"{source} has more than {MAX_FILE_BYTES} characters: not a configuration")
     properties: dict[str, str] = {}
@@ -81,15 +94,18 @@ def parse_properties(text: str, *, source: str) -> dict[str, str]:
 
 
 def format_properties(properties: Mapping[str, str]) -> str:
-    """Text that `parse_properties` and Java read back, one sorted key=value a line."""
+    """Returns properties text for `parse_properties` and Java: one `key=value` per line, sorted by key."""
     return "".join(f"{_entry(key, properties[key])}\n" for key in sorted(properties))
 
 
 def changed_properties(text: str, changes: Mapping[str, str]) -> str:
-    """Properties text with other values; order, comments and all other lines stay. New keys come last."""
+    """Returns properties text with changed values. Comments, other lines and the order stay.
+
+    New keys are appended at the end.
+    """
     lines = _LINE.findall(text)
     missing = dict(changes)
-    # From the end, so that the numbers hold.
+    # In reverse, so that a replacement does not shift the line numbers of the entries that follow.
     for first, last, line in reversed(list(_logical_lines(text))):
         match = _ENTRY.fullmatch(line)
         key = _unescape(match[1]) if match is not None else ""
@@ -101,16 +117,16 @@ def changed_properties(text: str, changes: Mapping[str, str]) -> str:
     if missing and kept and not kept.endswith(("\n", "\r")):
         kept += "\n"
     if missing and kept.rstrip("\r\n").endswith("\\"):
-        # The last line would go on with the first new one. (One of the two may join a CR.)
+        # The last line can be continued, so a blank line must follow. After a CR, the first LF belongs to this line.
         kept += "\n\n"
     return kept + format_properties(missing)
 
 
 def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
-    """Writes a file so that a crash leaves the old or the new one, never a part; see `write_beside`.
+    """Replaces a file atomically: after a crash, the file has the old or the new content.
 
-    If `path` is a symbolic link, the link stays, and the file it points to is replaced. On return the new content is on
-    the disk. Raises ConfigError.
+    When the function returns, the new content is flushed to disk. If `path` is a symbolic link, the link stays and its
+    target is replaced. `files.write_beside` describes the permissions. Raises ConfigError if the write fails.
     """
     try:
         target = files.target(path)
@@ -125,11 +141,15 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
 
 
 def _entry(key: str, value: str) -> str:
+    """Returns `key=value` with both parts escaped."""
     return f"{_escape(key, '=: ')}={_escape(value, '')}"
 
 
 def _logical_lines(text: str) -> Iterable[tuple[int, int, str]]:
-    """(first and last number, line) without comments, blank lines and leading blanks; continued lines are joined."""
+    """Yields (first line number, last line number, text) of each entry.
+
+    Comments, blank lines and leading blanks are removed, and continued lines are joined.
+    """
     joined, start, number = "", 0, 0
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         line = line.lstrip(" \t\f")
@@ -137,7 +157,7 @@ def _logical_lines(text: str) -> Iterable[tuple[int, int, str]]:
             if not line or line[0] in "#!":
                 continue
             start = number
-        # An odd number of backslashes at the end continues the line.
+        # An odd number of backslashes at the end continues the line. In an even number, all of them are escaped.
         if (len(line) - len(line.rstrip("\\"))) % 2:
             joined += line[:-1]
             continue
@@ -148,6 +168,7 @@ def _logical_lines(text: str) -> Iterable[tuple[int, int, str]]:
 
 
 def _unescape(text: str) -> str:
+    """Decodes the escapes of a key or value. Raises ValueError for an invalid `\\u` escape."""
     if "\\" not in text:
         return text
 
@@ -156,15 +177,17 @@ def _unescape(text: str) -> str:
         if code is not None:
             return chr(int(code, 16))
         if char == "u":
-            raise ValueError(f"\\u needs four hexadecimal digits in {text[:100]!r}")
+            # Without the text, which can be a password.
+            raise ValueError("\\u needs four hexadecimal digits")
         return _ESCAPES.get(char, char)
 
-    # \uD83D\uDE00 is one character.
+    # Joins surrogate pairs: \uD83D\uDE00 is one character.
     unescaped = _ESCAPE.sub(plain, text)
     return unescaped.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _escape(text: str, separators: str) -> str:
+    """Escapes a key or value, including the characters of `separators`."""
     text = text.replace("\\", "\\\\")
     for letter, char in _ESCAPES.items():
         text = text.replace(char, "\\" + letter)
@@ -177,13 +200,16 @@ def _escape(text: str, separators: str) -> str:
 
 
 def bounded(default: int, minimum: int, maximum: int, *, key: str | None = None) -> Any:
-    """A field for a whole number from `minimum` to `maximum`: outside of them it can't work, or can't be meant."""
+    """Returns a dataclass field for an integer from `minimum` to `maximum`, both included.
+
+    `key` is Java's key if it does not follow from the name of the field.
+    """
     metadata: dict[str, Any] = {"minimum": minimum, "maximum": maximum}
     return field(default=default, metadata=metadata if key is None else metadata | {"key": key})
 
 
 def check_bounds(config: object) -> None:
-    """Raises ConfigError, which names key, value and bounds, for a number that is out of them."""
+    """Raises ConfigError if a number is outside its limits. The error text has the key, the value and the limits."""
     for each in fields(config):  # type: ignore[arg-type]
         problem = _bounds_problem(each, getattr(config, each.name))
         if problem:
@@ -191,6 +217,7 @@ def check_bounds(config: object) -> None:
 
 
 def _bounds_problem(each: Field[Any], value: Any) -> str:
+    """Returns an error text if `value` is outside the limits of the field, otherwise an empty string."""
     minimum, maximum = each.metadata.get("minimum"), each.metadata.get("maximum")
     if (minimum is None or value >= minimum) and (maximum is None or value <= maximum):
         return ""
@@ -202,15 +229,20 @@ def _bounds_problem(each: Field[Any], value: Any) -> str:
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
-    # Each of them is compiled: some milliseconds for a broker's configuration.
+    """Returns the type of each field."""
+    # Cached, because evaluating all type hints of a broker's configuration takes some milliseconds.
     return typing.get_type_hints(cls)
 
 
 def from_properties(cls: type[T], properties: Mapping[str, str], *, source: str) -> T:
-    """An instance of the dataclass `cls` with what `properties` say, defaults for the rest; other keys are ignored.
+    """Creates an instance of the dataclass `cls` from properties.
 
-    Types: int, float, bool, str, Path, list[str] (semicolon separated), an Enum by value, each also `| None`.
-    Raises ConfigError, which names the key, the value and `source`, for a bad value or a missing one without default.
+    Fields without a property get their defaults. Properties of other classes are ignored.
+
+    Supported types: int, float, bool, str, Path, list[str] (separated by `;`) and Enum (by value), also with `| None`.
+
+    Raises ConfigError if a value is invalid, or if a key without a default is missing. The error text has the key, the
+    value and `source`.
     """
     hints = _hints(cls)  # type: ignore[arg-type]
     values: dict[str, Any] = {}
@@ -225,7 +257,7 @@ def from_properties(cls: type[T], properties: Mapping[str, str], *, source: str)
 
 
 def to_properties(config: object) -> dict[str, str]:
-    """Java's keys and the text of each value; None is left out."""
+    """Returns the values of `config` as text, by Java's keys. Omits fields that are None."""
     properties: dict[str, str] = {}
     for each in fields(config):  # type: ignore[arg-type]
         value = getattr(config, each.name)
@@ -235,13 +267,13 @@ def to_properties(config: object) -> dict[str, str]:
 
 
 def unknown_keys(classes: Iterable[type], properties: Mapping[str, str]) -> list[str]:
-    """The keys that belong to none of the dataclasses, sorted: the caller warns."""
+    """Returns the keys that belong to none of the dataclasses, sorted. Callers can warn about them."""
     known = {property_key(each) for cls in classes for each in fields(cls)}
     return sorted(properties.keys() - known)
 
 
 def property_key(each: Field[Any]) -> str:
-    """Java's key of a dataclass field."""
+    """Returns Java's key of a dataclass field."""
     key: str | None = each.metadata.get("key")
     if key is not None:
         return key
@@ -250,6 +282,7 @@ def property_key(each: Field[Any]) -> str:
 
 
 def _value(each: Field[Any], hint: Any, text: str, source: str) -> Any:
+    """Returns the value of a field from its text. Raises ConfigError if it is invalid or outside its limits."""
     hint = _without_none(hint)
     try:
         value = _parse(hint, text)
@@ -262,6 +295,7 @@ def _value(each: Field[Any], hint: Any, text: str, source: str) -> Any:
 
 
 def _parse(hint: Any, text: str) -> Any:
+    """Converts text to the type `hint`. Raises ValueError."""
     if hint is bool:
         if text.lower() not in ("true", "false"):
             raise ValueError("must be true or false")
@@ -288,12 +322,14 @@ def _parse(hint: Any, text: str) -> Any:
 
 
 def _without_none(hint: Any) -> Any:
+    """Returns T for the type `T | None`. Returns other types unchanged."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         (hint,) = [part for part in typing.get_args(hint) if part is not types.NoneType]
     return hint
 
 
 def _text(value: Any) -> str:
+    """Returns a value as the text of a property."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):

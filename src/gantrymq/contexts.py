@@ -1,8 +1,8 @@
-"""Contexts: names for clusters, with what it takes to reach them, in a file of the user's.
+"""Contexts: clusters with a name, an address and connection settings, stored in a file of the user.
 
-`gantry context` writes it; commands, pipelines and Spark (option `context`) read it. The file holds addresses and the
-paths of files with keys and certificates, not the keys. It is the user's alone (0600): who may change it sends the
-user's messages to another cluster.
+`gantry context` writes the file. Commands, pipelines and Spark (option `context`) read it. It contains addresses, and
+the paths of files with keys and certificates, but not the keys themselves. Only the user can access it (mode 0600),
+because a changed address would send the user's messages to another cluster.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from gantrymq.errors import ConfigError
 from gantrymq.remoting.tls import TlsConfig, client_context
 from gantrymq.system import tls
 
-#: Names that a shell needs no quotes for.
+#: Valid names of contexts. A shell needs no quotes for them.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class Context(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=True, frozen=True):
-    """One cluster: `namesrv_addr` is HOST:PORT;..., the files are those of --acl-config and --tls-config."""
+    """The connection settings of one cluster.
+
+    `namesrv_addr` is a list of HOST:PORT, separated by `;`. `acl_config` and `tls_config` are paths of the files for
+    the options --acl-config and --tls-config.
+    """
 
     namesrv_addr: str
     acl_config: str | None = None
@@ -32,42 +36,53 @@ class Context(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unknown
 
     @property
     def hooks(self) -> list[AclHook]:
-        """What signs the requests. Raises ConfigError for a file that can't be used."""
+        """The hooks that sign requests; empty without `acl_config`. Raises ConfigError if the file is invalid."""
         return [] if self.acl_config is None else [AclHook.from_file(Path(self.acl_config))]
 
     @property
     def ssl_context(self) -> tls.SSLContext | None:
-        """What to connect with; None without TLS. Raises ConfigError."""
+        """The SSL context for connections, or None without TLS. Raises ConfigError if a file is invalid."""
         return client_context(self.client_tls)
 
     @property
     def client_tls(self) -> TlsConfig:
-        """Raises ConfigError for a file that can't be used."""
+        """The TLS configuration of `tls_config`; TLS is off without it. Raises ConfigError if the file is invalid."""
         return TlsConfig() if self.tls_config is None else tls_of(Path(self.tls_config))
 
 
 class _File(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+    """The JSON content of the file. `current` is the name of the default context."""
+
     current: str | None = None
     contexts: dict[str, Context] = {}
 
 
 def contexts_path() -> Path:
-    """$XDG_CONFIG_HOME/gantrymq/contexts.json; without that variable in ~/.config."""
+    """Returns the path of the user's file: `$XDG_CONFIG_HOME/gantrymq/contexts.json`.
+
+    If the variable is not set, the directory is `~/.config`.
+    """
     home = os.environ.get("XDG_CONFIG_HOME")
     return (Path(home) if home else Path.home() / ".config") / "gantrymq" / "contexts.json"
 
 
 def tls_of(path: Path) -> TlsConfig:
-    """Java's tls.properties for a client, which need not say tls.enable=true. Raises ConfigError."""
+    """Reads Java's tls.properties for a client.
+
+    In this file, `tls.enable` is true by default. Raises ConfigError if the file is invalid.
+    """
     properties = {"tls.enable": "true"} | load_properties(path)
     return from_properties(TlsConfig, properties, source=str(path))
 
 
 class Contexts:
-    """The file's content. Whatever changes it writes it."""
+    """The contexts of a file. Each change is written to the file at once."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Raises ConfigError when the file can't be read."""
+        """Reads the file, which need not exist. Raises ConfigError if it cannot be read or decoded.
+
+        `path` is the file. Default: `contexts_path()`.
+        """
         self.path = path or contexts_path()
         self._content = _File()
         try:
@@ -81,14 +96,15 @@ class Contexts:
 
     @property
     def current(self) -> str | None:
-        """The one in use where nothing else is said."""
+        """The name of the default context, or None."""
         return self._content.current
 
     def names(self) -> list[str]:
+        """Returns the names of all contexts, sorted."""
         return sorted(self._content.contexts)
 
     def __getitem__(self, name: str) -> Context:
-        """Raises ConfigError for one that isn't there; it names those that are."""
+        """Returns the context `name`. If it does not exist, raises ConfigError with the names of all contexts."""
         context = self._content.contexts.get(name)
         if context is None:
             known = ", ".join(self.names()) or "none yet (gantry context add NAME -n HOST:PORT)"
@@ -96,7 +112,7 @@ class Contexts:
         return context
 
     def add(self, name: str, context: Context) -> None:
-        """Raises ConfigError for a name that is taken, or can't be one."""
+        """Adds a context. Raises ConfigError if the name is invalid or already used."""
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{name!r} can't be a context's name: letters, digits, _, - and ., at most 64")
         if name in self._content.contexts:
@@ -105,13 +121,16 @@ class Contexts:
         self._write()
 
     def use(self, name: str) -> None:
-        """Makes it the current one. Raises ConfigError for one that isn't there."""
+        """Makes `name` the current context, which is the default. Raises ConfigError if it does not exist."""
         _ = self[name]
         self._content.current = name
         self._write()
 
     def remove(self, name: str) -> None:
-        """Raises ConfigError for one that isn't there. If it was the current one, there is none after it."""
+        """Removes a context. Raises ConfigError if it does not exist.
+
+        If it is the current context, there is no current context after the call.
+        """
         _ = self[name]
         del self._content.contexts[name]
         if self._content.current == name:
@@ -119,6 +138,7 @@ class Contexts:
         self._write()
 
     def _write(self) -> None:
+        """Replaces the file. Raises ConfigError if it cannot be written."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as e:

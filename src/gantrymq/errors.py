@@ -1,37 +1,37 @@
-"""Every error that gantrymq raises, as one small tree: catch by meaning, not by module.
+"""All errors of gantrymq, in one class tree. Catch a base class to handle several errors alike.
 
 GantryError
-├── ProtocolError           bytes that are not what the format says
-│   ├── FrameError          a frame's length or encoding byte; the connection can't go on
-│   ├── HeaderError         a command header: malformed, a field missing or of the wrong type
-│   ├── BodyError           a command body that isn't the JSON or batch it should be
-│   ├── RecordError         a message record: truncated, wrong magic, wrong CRC
-│   └── CompressionError    a compressed body that doesn't decompress, or to too much
-├── RemotingError           the network
-│   ├── ConnectFailed       nobody listens, TLS refused, or the connect timed out
-│   ├── ConnectionLost      closed while a request was under way
-│   ├── RequestTimeout      no response in time
-│   └── SendOutcomeUnknown  a send that no broker has confirmed: the message may be stored
-├── BrokerUnavailable       no broker can take the request at present; a later try can succeed
-├── RequestRefused          raised by a server's handler: the peer gets this code and remark
-├── BrokerError             a server answered with another code than SUCCESS
-├── ClientError             the client can't do what was asked
-│   ├── NoRouteInfo         no NameServer knows the topic
-│   │   └── RouteNotReady   a NameServer has just started: also a BrokerUnavailable
-│   ├── IllegalMessage      topic, group, size or properties that a broker would refuse
+├── ProtocolError           bytes that do not follow RocketMQ's formats
+│   ├── FrameError          invalid length or encoding of a frame; the connection cannot be used further
+│   ├── HeaderError         a command header is malformed, or a field is missing or has the wrong type
+│   ├── BodyError           a command body is not the expected JSON or batch
+│   ├── RecordError         a message record is truncated, or its magic number or CRC is wrong
+│   └── CompressionError    a compressed body cannot be decompressed, or exceeds the size limit
+├── RemotingError           network errors
+│   ├── ConnectFailed       the connection or TLS was refused, or the connect timed out
+│   ├── ConnectionLost      the connection was closed while a request was in flight
+│   ├── RequestTimeout      no response within the timeout
+│   └── SendOutcomeUnknown  no broker confirmed the message, which may be stored
+├── BrokerUnavailable       no broker can process the request at present; a retry can succeed
+├── RequestRefused          raised by a server's handler: the response gets this code and remark
+├── BrokerError             the response code of a server is not SUCCESS
+├── ClientError             the client cannot execute the call
+│   ├── NoRouteInfo         no NameServer has a route of the topic
+│   │   └── RouteNotReady   a NameServer has just started; also a BrokerUnavailable
+│   ├── IllegalMessage      brokers would refuse the topic, group, size or properties
 │   ├── ClientClosed        used before start() or after close()
-│   ├── PartialFailure      some of several servers did what was asked, others failed
-│   └── DataLost            messages that a reader was promised are gone
-├── StoreError              the files
-│   ├── StoreLocked         another process has the directory
-│   ├── StoreFull           no room for another record
-│   ├── StoreBusy           no room just now: a file is being made
-│   └── SyncFailed          the disk didn't take what was written; a later success would mean nothing
-├── ReplicationError        a slave can't follow its master: their logs aren't the same
-├── CodecError              a value that a codec can't encode, or bytes that it can't decode
-├── ConfigError             a configuration key or value
-├── MissingExtra            a part of the package needs more than is installed; an ImportError, too
-└── ThreadDied              a thread that others count on ended by an exception, its __cause__
+│   ├── PartialFailure      the operation failed on some of several servers
+│   └── DataLost            messages of the requested offsets were removed
+├── StoreError              errors of the store's files
+│   ├── StoreLocked         another process uses the directory
+│   ├── StoreFull           no disk space for another record
+│   ├── StoreBusy           no space for another record until a file is preallocated
+│   └── SyncFailed          fsync failed; a later success would prove nothing
+├── ReplicationError        the logs of a slave and its master differ, so the slave cannot replicate
+├── CodecError              a codec cannot encode a value or decode a body
+├── ConfigError             an invalid configuration key or value
+├── MissingExtra            an optional dependency is not installed; also an ImportError
+└── ThreadDied              a required thread ended with an exception, which is `__cause__`
 """
 
 from __future__ import annotations
@@ -46,32 +46,32 @@ _NOT_SUPPORTED = 3
 
 
 class RefusalReason(StrEnum):
-    """Why a server refused a request, or returned no messages, for the reasons that programs act on.
+    """The machine-readable reason for a refused request or for a response without messages.
 
-    One response code has several reasons, and the remark is for people. GantryMQ's servers send the reason in a header
-    field of their own. The reasons of Java's servers follow from their remarks (`protocol.refusals`).
+    A response code can have several reasons, and the remark is a text for people. GantryMQ's servers send the reason
+    in a header field of their own. For Java servers, `protocol.java_remarks` derives it from the remark.
     """
 
     #: The broker is a slave, or a former master, or its lease has ended: request the route again.
     NOT_MASTER = "NOT_MASTER"
-    #: The broker stored the message as a master, and another broker is master now: the new master may have the message.
+    #: The broker stored the message as master, but is not master any more. The new master may have the message.
     MAY_BE_STORED = "MAY_BE_STORED"
     #: The in-sync set is smaller than `minInSyncReplicas`.
     NOT_ENOUGH_REPLICAS = "NOT_ENOUGH_REPLICAS"
-    #: The NameServer has just started and waits for brokers (`needWaitForService`).
+    #: The NameServer has just started and waits for brokers to register (`needWaitForService`).
     NAME_SERVER_NOT_READY = "NAME_SERVER_NOT_READY"
     #: Access control is on, and the request has no access key.
     NO_CREDENTIALS = "NO_CREDENTIALS"
-    #: The user is authenticated, and lacks the permission.
+    #: The user is authenticated, but lacks the permission.
     NOT_PERMITTED = "NOT_PERMITTED"
-    #: The queue has the messages and the commit log does not: retention removed them, or they are lost.
+    #: The consume queue has entries of the messages, but the commit log lacks them: expired or lost.
     MESSAGES_REMOVED = "MESSAGES_REMOVED"
-    #: The reply is for a requester that is not connected.
+    #: The client that the reply is for is not connected.
     REQUESTER_GONE = "REQUESTER_GONE"
 
 
 class GantryError(Exception):
-    """Base of all errors of this package."""
+    """Base class of all errors of this package."""
 
 
 class ProtocolError(GantryError):
@@ -79,44 +79,43 @@ class ProtocolError(GantryError):
 
 
 class FrameError(ProtocolError):
-    """A frame whose length or encoding is impossible; the byte stream has lost its place.
+    """A frame has an invalid length or encoding, so the start of the next frame is unknown.
 
-    Remedy: look for something else than a RocketMQ client or server at the other end of the connection, TLS on a
-    plain port for one.
+    Remedy: check that the peer is a RocketMQ client or server. Another cause is a TLS connection to a plain port.
     """
 
 
 class HeaderError(ProtocolError):
-    """A command header that can't be read, or lacks a required field.
+    """A command header is malformed or lacks a required field.
 
-    Remedy: the other side speaks another version or is no RocketMQ; its address is in the log.
+    Remedy: check the peer, whose address is in the log. It has another version or does not use RocketMQ's protocol.
     """
 
 
 class BodyError(ProtocolError):
-    """A command body that can't be read.
+    """A command body cannot be decoded.
 
-    Remedy: as for HeaderError; after a change of a Java server's version, tell us which.
+    Remedy: as for HeaderError. If it began with another version of a Java server, report that version to the project.
     """
 
 
 class RecordError(ProtocolError):
-    """A message record that is cut off, has the wrong magic number or the wrong CRC.
+    """A message record is truncated, or its magic number or CRC is wrong.
 
-    Remedy: `gantry store verify` finds what is damaged; the other messages are not concerned.
+    Remedy: find the damaged records with `gantry store verify`. Other messages are not affected.
     """
 
 
 class CompressionError(ProtocolError):
-    """A message body that doesn't decompress, or would grow over the limit.
+    """A message body cannot be decompressed, or would exceed the size limit.
 
-    Remedy: raise `max_body_size` if the message is meant to be that large, else drop it; other messages are not
-    concerned.
+    Remedy: if the message is meant to be that large, increase `max_body_size`. Otherwise skip it. Other messages are
+    not affected.
     """
 
 
 class RemotingError(GantryError):
-    """The network failed; `address` is the peer's host:port."""
+    """A network error. `address` is HOST:PORT of the peer."""
 
     def __init__(self, message: str, address: str) -> None:
         super().__init__(message)
@@ -124,42 +123,44 @@ class RemotingError(GantryError):
 
 
 class ConnectFailed(RemotingError):
-    """No connection could be made.
+    """The connection to a server could not be established.
 
-    Remedy: start the server, or correct the address; `gantry doctor` tries all that brokers advertise. A word about
-    TLS in the text names the option.
+    Remedy: start the server, or correct the address. `gantry doctor` tests every address that brokers advertise. If
+    the cause is TLS, the error text names the option to change.
     """
 
 
 class ConnectionLost(RemotingError):
-    """The connection closed while a request waited for its response.
+    """The connection was closed before the response arrived.
 
-    Remedy: try again; clients connect anew by themselves. The server's log says why it closed the connection.
+    Remedy: retry. Clients reconnect automatically. If the server closed the connection, its log has the reason.
     """
 
 
 class RequestTimeout(RemotingError):
-    """No response came in time.
+    """No response arrived within the timeout.
 
-    Remedy: try again, or allow more time (`timeout_ms`); `gantry doctor` and the broker's slow requests say what
-    hangs.
+    Remedy: retry, or increase `timeout_ms`. `gantry doctor` and the broker's list of slow requests show the cause.
     """
 
 
 def _printable(text: str) -> str:
-    """`text` of a server on one line, wherever the error is printed."""
+    """Returns the text of a server on one line, with unprintable characters escaped."""
     return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 class SendOutcomeUnknown(RemotingError):
-    """A message was sent, and its outcome is unknown: it may be stored, it may be lost later.
+    """The outcome of a send is unknown: the message may be stored, and may be lost later.
 
-    Either no readable response came: then `status` is None, and the cause (`__cause__`) is a ConnectionLost, a
-    RequestTimeout or a ProtocolError. Or the master of a broker set with a controller has the message, and its in-sync
-    set has not confirmed it: then `status` is the SendStatus and `result` the SendResult. All other errors of a send
-    mean that the message is not stored. A message that is sent again may be stored twice.
+    Case 1: no valid response arrived. `status` and `result` are None. `__cause__` is the error of the attempt, such as
+    ConnectionLost, RequestTimeout or a ProtocolError.
 
-    Remedy: send it again with the same keys, and let consumers drop repeats by them.
+    Case 2: in a broker set with a controller, the master stored the message, but its in-sync set did not confirm it.
+    `status` is the SendStatus, and `result` is the SendResult.
+
+    A retry can store the message twice. After any other error of a send, the message is not stored.
+
+    Remedy: send the message again with the same keys. Consumers can detect duplicates by the keys.
     """
 
     def __init__(self, message: str, address: str, result: Any = None) -> None:
@@ -169,21 +170,21 @@ class SendOutcomeUnknown(RemotingError):
 
 
 class BrokerUnavailable(GantryError):
-    """No broker can take the request at present, for example because a master is being elected.
+    """No broker can process the request at present, for example during the election of a master.
 
-    The message is not stored.
+    If the request is a send, the message is not stored.
 
-    Remedy: try again. If it lasts, `gantry doctor` names the cause.
+    Remedy: retry. If the error persists, run `gantry doctor` to find the cause.
     """
 
 
 class RequestRefused(GantryError):
-    """A handler's answer other than success; `code` is the ResponseCode, the message the remark.
+    """Raised by a server's request handler to send an error response.
 
-    `reason` tells programs what the code does not; None if nobody acts on it.
+    `code` is the ResponseCode, and the error text is the remark. `reason` is a `RefusalReason`, or None if no program
+    needs it.
 
-    Remedy: nothing for users of a client: it is how a handler of a server answers, and becomes the client's
-    BrokerError.
+    Remedy: none needed in a client, which raises a BrokerError for such a response.
     """
 
     def __init__(self, code: int, remark: str, reason: RefusalReason | None = None) -> None:
@@ -193,19 +194,19 @@ class RequestRefused(GantryError):
 
 
 class BrokerError(GantryError):
-    """A NameServer or broker answered with an error; `code` is a `ResponseCode` where known.
+    """A server responded with an error.
 
-    `reason` is a `RefusalReason`, or None if the response has no reason that programs act on.
+    `code` is the response code, usually a `ResponseCode`. `remark` is the server's text, and `address` is its
+    HOST:PORT. `reason` is a `RefusalReason`, or None if the response has none.
 
-    Remedy: by its `code`, see the table of codes, and by what the remark says.
+    Remedy: look up `code` in the table of response codes, and read the remark.
     """
 
     def __init__(self, code: int, remark: str | None, address: str, reason: RefusalReason | None = None) -> None:
         text = f"{address} answered code {code}: {_printable((remark or '').strip() or 'no remark')}"
         if reason is RefusalReason.NO_CREDENTIALS:
-            text += (
-                ". The request had no access key, which it wants: hooks=[AclHook(access_key, secret_key)], or "
-                "--acl-config FILE"
+            text = text.rstrip(".") + (
+                ". The request has no access key: give --acl-config FILE, or hooks=[AclHook(access_key, secret_key)]"
             )
         elif code == _NOT_SUPPORTED:
             text += (
@@ -219,17 +220,19 @@ class BrokerError(GantryError):
 
 
 class ClientError(GantryError):
-    """The client can't do what was asked.
+    """The client cannot execute the call.
 
-    Remedy: correct the call as the text says.
+    Remedy: correct the call as the error text describes.
     """
 
 
 class NoRouteInfo(ClientError):
-    """The NameServers that were asked answer, and know no route for the topic; `found` says what else they know.
+    """The NameServers respond, but have no route of the topic.
 
-    Remedy: create the topic (`gantry admin updateTopic`, `AdminClient.ensure_topic`); `gantry doctor TOPIC` finds
-    the other causes.
+    `topic` is the topic, and `name_servers` has the queried addresses. The argument `found` is a likely cause, as text.
+
+    Remedy: create the topic with `gantry admin updateTopic` or `AdminClient.ensure_topic`. For other causes, run
+    `gantry doctor TOPIC`.
     """
 
     def __init__(self, topic: str, name_servers: list[str], found: str | None = None) -> None:
@@ -239,12 +242,12 @@ class NoRouteInfo(ClientError):
 
 
 class RouteNotReady(NoRouteInfo, BrokerUnavailable):
-    """A NameServer has just started, and doesn't have the topic's complete route yet.
+    """A NameServer has just started, and its route of the topic is incomplete.
 
-    `brokers` have queues of the topic and haven't registered again. It is empty for a NameServer with
-    needWaitForService, which answers with no route in its first seconds.
+    `brokers` has the names of brokers with queues of the topic that have not registered again. It is empty if the
+    NameServer has `needWaitForService` and therefore returns no routes in its first seconds.
 
-    Remedy: try again. The route is complete when all brokers have registered, which takes 30 s.
+    Remedy: retry. The route is complete after all brokers have registered, which takes 30 s.
     """
 
     def __init__(self, topic: str, name_servers: list[str], brokers: Collection[str] = ()) -> None:
@@ -264,7 +267,7 @@ _EITHER = "the topic doesn't exist and no broker makes it (autoCreateTopicEnable
 
 
 def _no_route(topic: str, asked: str, addresses: str, found: str | None) -> str:
-    """What follows from there being no route for this kind of topic."""
+    """Returns the text of a NoRouteInfo. Retry topics and dead-letter queues have their own texts."""
     for prefix, what in (
         ("%RETRY%", "knows no consumer group {!r}: none of its consumers has been there yet, or it was deleted"),
         ("%DLQ%", "knows no dead letters of consumer group {!r}: none of its messages was given up so far"),
@@ -278,25 +281,26 @@ def _no_route(topic: str, asked: str, addresses: str, found: str | None) -> str:
 
 
 class IllegalMessage(ClientError):
-    """A message or name that every broker would refuse.
+    """A message or name is invalid: every broker would refuse it.
 
-    Remedy: change the message; to send it again as it is can't succeed.
+    Remedy: correct the message. A retry without a change cannot succeed.
     """
 
 
 class ClientClosed(ClientError):
-    """The client has not been started, or is closed.
+    """The client is not started, or is already closed.
 
-    Remedy: use the client inside `async with`, or `with`, or between start() and close().
+    Remedy: use the client inside `async with` or `with`, or between start() and close().
     """
 
 
 class PartialFailure(ClientError):
-    """Some of several servers did what was asked, others failed; both are named.
+    """An operation on several servers failed on at least one of them.
 
-    `done` has the addresses (host:port) of the former, `failed` the errors of the latter by address.
+    `done` lists the addresses (HOST:PORT) of the servers where it succeeded. `failed` maps the other addresses to their
+    errors.
 
-    Remedy: mend the servers in `failed`, and call it once more: on those in `done` it changes nothing.
+    Remedy: repair the servers in `failed` and repeat the call. It changes nothing on the servers in `done`.
     """
 
     def __init__(self, what: str, done: Sequence[str], failed: Mapping[str, GantryError]) -> None:
@@ -307,15 +311,15 @@ class PartialFailure(ClientError):
 
 
 class DataLost(ClientError):
-    """Messages between the offsets that were to be read are no longer there.
+    """Messages of the offset range to read were removed, or are lost.
 
-    Remedy: messages were deleted before they were read: keep them longer (`fileReservedTime`), or go on where there
-    are some.
+    Remedy: if they expired before they were read, increase `fileReservedTime`. To read the remaining messages of a
+    Spark source, set `failOnDataLoss` to false.
     """
 
 
 class StoreError(GantryError):
-    """The store's files can't be used as asked."""
+    """An operation on the store's files failed."""
 
 
 class StoreLocked(StoreError):
@@ -326,58 +330,63 @@ class StoreLocked(StoreError):
 
 
 class StoreBusy(StoreError):
-    """No room for another record just now: a file is being made, and who writes isn't to wait for it.
+    """The store has no space for another record until a file is preallocated.
 
-    Remedy: nothing, the broker waits itself; whoever uses the store as a library tries again.
+    The store raises this error instead of blocking the caller.
+
+    Remedy: none needed in a broker, which waits and retries. If your program uses the store as a library, retry.
     """
 
 
 class StoreFull(StoreError):
-    """There is no room for another record.
+    """The disk has no space for another record.
 
-    Remedy: make room on the disk, or have messages deleted earlier (`fileReservedTime`, `diskMaxUsedSpaceRatio`).
+    Remedy: free disk space, or shorten the retention with `fileReservedTime` or `diskMaxUsedSpaceRatio`.
     """
 
 
 class SyncFailed(StoreError):
-    """fsync itself failed: the kernel counts the pages as written now, so a second one that succeeds says nothing.
+    """A flush to disk (fsync) failed.
 
-    Remedy: look after the disk (the kernel's log), then start the broker again: it goes on with what is surely on
-    the disk.
+    The kernel marks the pages as written anyway. A second fsync can therefore succeed although data is missing.
+
+    Remedy: check the disk and the kernel's log, then restart the broker. It continues with the data that is certainly
+    on the disk.
     """
 
 
 class ReplicationError(GantryError):
-    """A slave can't follow its master: their logs aren't the same, or have files of different sizes.
+    """A slave cannot replicate its master, because their logs or the sizes of their files differ.
 
-    Remedy: look which broker the slave was told to follow. If it is the right one, and has lost what the slave still
-    has (a power failure), stop the slave, move its store away and start it: it takes the master's log anew.
+    Remedy: check that the slave has the address of the right master. A power failure can remove messages from the
+    master that the slave still has. In this case, stop the slave, move its store directory away and start it again. The
+    slave then copies the master's log.
     """
 
 
 class CodecError(GantryError):
-    """A value that a codec can't encode, or a body that it can't decode; of a received message it says where it is.
+    """A codec cannot encode a value or decode a body. The error text has the position of a received message.
 
-    Remedy: look at the message with `gantry consume`, and at who sent it; both sides need the same type or schema.
+    Remedy: inspect the message with `gantry consume`, and check its producer. Both sides need the same type or schema.
     """
 
 
 class ConfigError(GantryError):
-    """A configuration key or value that can't be used.
+    """A configuration key or value is invalid, or a configuration file cannot be read or written.
 
-    Remedy: correct the key or value that the text names.
+    Remedy: correct the key, value or file that the error text names.
     """
 
 
 class MissingExtra(GantryError, ImportError):
-    """A part of this package needs a module that `pip install "gantrymq[...]"` brings.
+    """An optional dependency of this package is not installed.
 
-    Remedy: run the `pip install` that the text has.
+    Remedy: run the `pip install` command in the error text.
     """
 
 
 class ThreadDied(GantryError):
-    """The thread that does the work ended by an exception, which is the cause of this one.
+    """The thread of a client or server ended with an exception, which is the `__cause__` of this error.
 
-    Remedy: the cause says what happened; make a new client, or start the server again.
+    Remedy: fix the cause, then create a new client or restart the server.
     """

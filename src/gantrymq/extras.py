@@ -1,4 +1,4 @@
-"""Extras: what parts of this package need besides its own dependencies, and how to get it."""
+"""Checks for optional dependencies (extras), and creates the error with the `pip install` command."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ from importlib.util import find_spec
 
 from gantrymq.errors import MissingExtra
 
-#: Modules that an extra of pyproject.toml brings, as far as commands look for them before they begin.
+#: Whether a package index has the package. Without one, docs and error texts install it from a checkout. A release sets
+#: this with `python tools/install_commands.py --published`.
+PUBLISHED = False
+
+#: Modules of each extra in pyproject.toml. Commands check them with `need` before they start.
 MODULES = {
+    "arrow": ("pyarrow", "numpy"),
+    "spark": ("pyspark", "pyarrow", "numpy", "pandas"),
     "pipelines": ("pyspark", "grpc", "grpc_status"),
     "console": ("starlette", "uvicorn", "jinja2", "itsdangerous", "argon2", "python_multipart"),
     "proxy": ("google.protobuf",),
@@ -16,24 +22,35 @@ MODULES = {
 
 
 def need(extra: str, what: str) -> None:
-    """Raises MissingExtra, an ImportError, when a module of the extra isn't installed; `what` needs it."""
+    """Raises MissingExtra if a module of the extra is not installed.
+
+    `what` is the command or feature that needs the extra, for the error text.
+    """
     for module in MODULES[extra]:
         if not _is_there(module):
             raise _missing(extra, what, module)
 
 
 def _is_there(module: str) -> bool:
+    """Returns True if the module is installed. Does not import it."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
-        # Nor is the package that it would be in.
+        # `find_spec` raises this error if the parent package is not installed.
         return False
 
 
 def missing(extra: str, what: str, error: ImportError) -> MissingExtra:
-    """The error for an import that failed: `what` needs the extra."""
+    """Returns the error for a failed import. `what` is the feature that needs the extra."""
     return _missing(extra, what, error.name or str(error))
 
 
 def _missing(extra: str, what: str, module: str) -> MissingExtra:
-    return MissingExtra(f'{what} needs {module}: pip install "gantrymq[{extra}]"')
+    return MissingExtra(f"{what} needs {module}: {install_command(extra)}")
+
+
+def install_command(extra: str, *, published: bool = PUBLISHED) -> str:
+    """Returns the command that installs the package with an extra, for error texts."""
+    if published:
+        return f'pip install "gantrymq[{extra}]"'
+    return f'pip install "./[{extra}]" in a checkout of gantrymq'

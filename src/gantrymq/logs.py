@@ -1,11 +1,12 @@
-r"""The log: one line for one message, whatever a peer puts into it, and not more lines than somebody reads.
+r"""Loggers that are safe for text from peers: one line per message, and a limited number of lines.
 
-A program of this package is told much by its peers: client ids, topics, remarks. In the log such text could begin a
-line of its own ("\n2026-01-01 INFO all is well"), move the cursor of a terminal, or fill the disk. So modules that log
-what a peer can cause take their logger from `peer_log`, and servers write with `LineFormatter`, which escapes once more
-what others log, tracebacks among it.
+Peers send text that is logged: client ids, topics, remarks. Such text could forge a line of the log
+("\n2026-01-01 INFO all is well"), move the cursor of a terminal, or fill the disk.
 
-The alternative that lost: a filter on a server's handler alone. Who embeds a broker has handlers of his own.
+- `peer_log` returns a logger that escapes and limits its lines. It is for modules whose log lines a peer can cause.
+- `LineFormatter` is for servers. It also escapes the lines of other loggers, including tracebacks.
+
+The filter belongs to the logger, not to a log handler: a program that embeds a broker has its own handlers.
 """
 
 from __future__ import annotations
@@ -17,24 +18,28 @@ from typing import Any
 
 from gantrymq.system.clock import monotonic
 
-#: A place in the code writes at most so many lines in so many seconds; the next one says how many were left out.
+#: One log statement writes at most LINES lines in PERIOD_S seconds. The next line after that states the number of
+#: omitted lines.
 LINES = 20
 PERIOD_S = 10.0
-#: Text of a peer is cut to so many characters.
+#: Maximum length of a text from a peer, in characters. Longer text is cut.
 LONGEST_TEXT = 500
-#: A line of the log is cut to so many characters.
+#: Maximum length of a log line, in characters. Longer lines are cut.
 LONGEST_LINE = 10_000
 
-# Python imports a codec when it is first used; where descriptors have run out that would fail.
+# Python imports a codec at its first use. This import would fail if the process had no free file descriptors.
 codecs.lookup("unicode_escape")
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-#: Begins each line of a traceback: so none of them looks like a message.
+#: Prefix of each line of a traceback, so that no such line looks like a log message.
 _CONTINUED = "  | "
 
 
 def log_text(text: str, longest: int = LONGEST_TEXT) -> str:
-    r"""`text` on one line: what doesn't print is escaped (\n, \x1b, \u202e), what is longer is cut."""
+    r"""Returns `text` on one line. Unprintable characters are escaped (\n, \x1b, \u202e).
+
+    Text of more than `longest` characters is cut. The result then ends with the original length.
+    """
     if len(text) > longest:
         return f"{log_text(text[:longest], longest)}... ({len(text)} characters)"
     if text.isprintable():
@@ -43,7 +48,7 @@ def log_text(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def peer_log(name: str) -> logging.Logger:
-    """The logger `name`, for a module whose lines a peer can cause: they are escaped, and limited for each place."""
+    """Returns the logger `name` with a PeerFilter. For modules whose log lines a peer can cause."""
     log = logging.getLogger(name)
     if not any(isinstance(known, PeerFilter) for known in log.filters):
         log.addFilter(PeerFilter())
@@ -51,14 +56,17 @@ def peer_log(name: str) -> logging.Logger:
 
 
 def log_to_stderr() -> None:
-    """How a server's process logs."""
+    """Configures the root logger of a server process: level INFO and above, to stderr, with LineFormatter."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 class LineFormatter(logging.Formatter):
-    """Time, level, logger and message on one line; the lines of a traceback below it begin with a bar."""
+    """Formats a record as one line: time, level, logger and message.
+
+    The lines of a traceback follow and begin with a bar (`|`).
+    """
 
     def __init__(self) -> None:
         super().__init__(_FORMAT)
@@ -71,18 +79,22 @@ class LineFormatter(logging.Formatter):
 
 
 class PeerFilter(logging.Filter):
-    """The limit of one logger; a place is a line of its module."""
+    """Escapes the arguments of one logger's records, and limits the rate of each log statement.
+
+    A log statement is identified by its line number in the module.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        #: Place to [begin of its period, lines in it].
+        #: By line number: [start of the current period (monotonic, in seconds), number of records in it].
         self._periods: dict[int, list[float]] = {}
 
     def forget(self) -> None:
-        """Begins anew: no line was written yet."""
+        """Resets all limits."""
         self._periods.clear()
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Returns False if the log statement has reached its limit. Otherwise escapes the arguments of the record."""
         now = monotonic()
         period = self._periods.get(record.lineno)
         if period is None:
@@ -102,4 +114,5 @@ class PeerFilter(logging.Filter):
 
 
 def _clean(value: object) -> object:
+    """Returns a log argument with its text escaped and cut. Only strings and exceptions can have a peer's text."""
     return log_text(str(value)) if isinstance(value, str | BaseException) else value

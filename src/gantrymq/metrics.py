@@ -1,7 +1,7 @@
-"""Figures for Prometheus: rendered as text, served over HTTP on a port of their own.
+"""Metrics for Prometheus: their types, their text format, and an HTTP server on a separate port.
 
-A server gives a callable that tells its metrics when somebody asks; nothing is kept here. The names are RocketMQ's
-where it has one (broker/metrics/BrokerMetricsConstant). Format: Prometheus text exposition 0.0.4.
+A server passes a callable that collects its metrics. It is called for each HTTP request, and nothing is cached. Metrics
+that RocketMQ also has get its names (`BrokerMetricsConstant`). Format: Prometheus text exposition 0.0.4.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from gantrymq.errors import GantryError
 log = logging.getLogger(__name__)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-#: Who doesn't send a request, or take the answer, in this time is dropped, s.
+#: Timeout to receive a request and to send its response, in seconds. The server then closes the connection.
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUEST_BYTES = 16 * 1024
-#: Prometheus and a few who look; more at a time are refused.
+#: Maximum number of open connections: enough for Prometheus and a few people. Further ones are closed at once.
 MAX_CONNECTIONS = 32
 
 
@@ -31,7 +31,12 @@ NO_LABELS: Mapping[str, str] = {}
 
 
 class Kind(Enum):
-    """A gauge goes up and down; a counter only up, and its name ends with _total; a histogram counts by size."""
+    """The type of a metric.
+
+    - A gauge can increase and decrease.
+    - A counter only increases. Its name ends with `_total`.
+    - A histogram counts observations by value, in buckets.
+    """
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -39,7 +44,10 @@ class Kind(Enum):
 
 
 class Histogram:
-    """How many observations are how large. `bounds` ascend; what is larger than the last is counted, too."""
+    """Counts observations in buckets.
+
+    `bounds` are the upper limits of the buckets, in ascending order. A further bucket counts all larger values.
+    """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -47,15 +55,20 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
+        """Counts one observation."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
     @property
     def count(self) -> int:
+        """The number of all observations."""
         return sum(self._counts)
 
     def buckets(self) -> Iterator[tuple[float, int]]:
-        """Each bound, infinity at last, with the number of observations that are not larger."""
+        """Yields (upper limit, number of observations up to this limit) of each bucket, as Prometheus requires.
+
+        The last limit is infinity.
+        """
         count = 0
         for bound, here in zip((*self._bounds, math.inf), self._counts, strict=True):
             count += here
@@ -64,7 +77,10 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One name with a value per set of labels, each as (labels, value); a Histogram each for a Kind.HISTOGRAM."""
+    """A named metric with its samples.
+
+    A sample is (labels, value). For Kind.HISTOGRAM, the value is a Histogram.
+    """
 
     name: str
     kind: Kind
@@ -73,12 +89,15 @@ class Metric:
 
 
 def gauge(name: str, description: str, value: float) -> Metric:
-    """A gauge without labels."""
+    """Returns a gauge without labels."""
     return Metric(name, Kind.GAUGE, description, [({}, value)])
 
 
 def job_metrics(jobs: Iterable[JobReport], labels: Mapping[str, str] = NO_LABELS) -> Iterator[Metric]:
-    """How the jobs in a server's background fare; `labels` are the server's."""
+    """Yields the metrics of a server's background jobs: runs, failures and last duration.
+
+    `labels` are the labels of the server. They are added to every sample.
+    """
     reports = [({**labels, "job": report.name}, report) for report in jobs]
     yield Metric(
         "gantry_job_runs_total", Kind.COUNTER, "Runs of background jobs.", [(of, job.runs) for of, job in reports]
@@ -104,11 +123,16 @@ def job_metrics(jobs: Iterable[JobReport], labels: Mapping[str, str] = NO_LABELS
 
 
 def render(metrics: Iterable[Metric]) -> bytes:
-    """The text that Prometheus reads."""
-    lines: list[str] = []
+    """Returns the metrics in Prometheus' text format.
+
+    The samples of all metrics with one name follow one HELP line, the first one. The format allows no second one.
+    """
+    families: dict[str, list[str]] = {}
     for metric in metrics:
-        lines.append(f"# HELP {metric.name} {_escape(metric.help)}")
-        lines.append(f"# TYPE {metric.name} {metric.kind.value}")
+        lines = families.get(metric.name)
+        if lines is None:
+            help_line = f"# HELP {metric.name} {_escape(metric.help)}"
+            lines = families[metric.name] = [help_line, f"# TYPE {metric.name} {metric.kind.value}"]
         for labels, value in metric.samples:
             if isinstance(value, Histogram):
                 for bound, count in value.buckets():
@@ -117,20 +141,24 @@ def render(metrics: Iterable[Metric]) -> bytes:
                 lines.append(_line(f"{metric.name}_count", labels, value.count))
             else:
                 lines.append(_line(metric.name, labels, value))
-    return "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
+    text = "".join(f"{line}\n" for lines in families.values() for line in lines)
+    return text.encode(errors="backslashreplace")
 
 
 def _line(name: str, labels: Mapping[str, str], value: float) -> str:
+    """Returns the line of one sample."""
     pairs = ",".join(f'{key}="{_escape(text, quotes=True)}"' for key, text in labels.items())
     return f"{name}{f'{{{pairs}}}' if pairs else ''} {_number(value)}"
 
 
 def _escape(text: str, *, quotes: bool = False) -> str:
+    """Escapes a help text. With `quotes`, escapes the value of a label."""
     text = text.replace("\\", "\\\\").replace("\n", "\\n")
     return text.replace('"', '\\"') if quotes else text
 
 
 def _number(value: float) -> str:
+    """Returns a number in Prometheus' format."""
     if isinstance(value, int):
         return str(value)
     if math.isinf(value):
@@ -139,7 +167,10 @@ def _number(value: float) -> str:
 
 
 class MetricsServer:
-    """Answers GET /metrics with what `collect` returns; `port` 0 takes a free one, known after `start`."""
+    """Serves the metrics of `collect` at `GET /metrics`.
+
+    If `port` is 0, `start` selects a free port and stores it in `port`.
+    """
 
     def __init__(self, collect: Callable[[], Iterable[Metric]], *, host: str, port: int) -> None:
         self._collect = collect
@@ -149,7 +180,7 @@ class MetricsServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Raises GantryError when the port is taken."""
+        """Starts to listen. Raises GantryError if this fails, for example because the port is in use."""
         try:
             self._server = await asyncio.start_server(self._connected, self._host, self.port, limit=MAX_REQUEST_BYTES)
         except OSError as e:
@@ -160,7 +191,7 @@ class MetricsServer:
         log.info("metrics at http://%s:%d/metrics", self._host, self.port)
 
     async def stop(self) -> None:
-        """Stops listening; who is being answered is cut off."""
+        """Stops listening and closes all connections, including those with a pending response."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -169,6 +200,7 @@ class MetricsServer:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Starts a task for a new connection, or closes it if MAX_CONNECTIONS are open."""
         if self._server is None or len(self._connections) >= MAX_CONNECTIONS:
             writer.transport.abort()
             return
@@ -177,6 +209,7 @@ class MetricsServer:
         task.add_done_callback(self._connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Handles one request and closes the connection."""
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -184,12 +217,13 @@ class MetricsServer:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, EOFError, asyncio.LimitOverrunError):
-            # Gone, too slow (TimeoutError), or no HTTP.
+            # The client disconnected, was too slow (TimeoutError, an OSError), or did not send HTTP.
             pass
         finally:
             writer.transport.abort()
 
     def _answer(self, head: bytes) -> bytes:
+        """Returns the HTTP response for a request with this head."""
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if method not in (b"GET", b"HEAD"):
@@ -205,5 +239,6 @@ class MetricsServer:
 
 
 def _http(status: str, content_type: str, body: bytes, *, with_body: bool = True) -> bytes:
+    """Returns an HTTP response. A response to HEAD has no body, but has the length of the body."""
     head = f"HTTP/1.0 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + (body if with_body else b"")

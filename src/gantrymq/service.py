@@ -1,4 +1,4 @@
-"""run: a service's main function, ended in order by SIGTERM and Ctrl-C."""
+"""Runs the main coroutine of a service, and stops it cleanly on SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: What is in hand may take so long when the process is told to stop. systemd kills after 90 s.
+#: Default timeout for an orderly stop after the first signal, in seconds. systemd kills the process after 90 s.
 STOP_TIMEOUT_S = 30.0
 
 
@@ -26,46 +26,67 @@ def run(
     *,
     stop_timeout_s: float = STOP_TIMEOUT_S,
 ) -> T | None:
-    """Runs `main` on an event loop of its own until it returns, or the process gets SIGTERM or SIGINT (Ctrl-C).
+    """Runs `main` on a new event loop until it returns, or until the process receives SIGTERM or SIGINT (Ctrl-C).
 
-    A `main` without parameters is cancelled then: its `async with` blocks close consumers and producers, which finish
-    what is in hand. One with a parameter is given an event that is set then, and returns when it likes. What takes
-    longer than `stop_timeout_s`, and what is under way at a second signal, is cancelled.
+    On the first signal:
 
-    Returns what `main` returns, None if SIGTERM ended it; after Ctrl-C raises SystemExit with code 130. Neither prints
-    a traceback. Other errors of `main` are raised. Signals are only heard in the main thread; on Windows it is Ctrl-C
-    alone.
+    - If `main` has no parameter, it is cancelled. Its `async with` blocks then close the consumers and producers, which
+      finish their pending work.
+    - If `main` has a parameter, it receives an `asyncio.Event`. The signal sets the event, and `main` should return.
+
+    If `main` is still running after `stop_timeout_s`, it is cancelled, possibly for the second time. A second signal
+    has the same effect. Signals are handled only in the main thread. On Windows, only Ctrl-C is handled.
+
+    Example:
+        async def main() -> None:
+            consumer = PushConsumer("127.0.0.1:9876", "group", handle)
+            consumer.subscribe("topic")
+            async with consumer:
+                await asyncio.Event().wait()
+
+        run(main)
+
+    Args:
+        main: Coroutine function without parameters, or with one parameter for the stop event.
+        stop_timeout_s: Timeout for an orderly stop, in seconds. Default: 30.
+
+    Returns:
+        The result of `main`, or None if SIGTERM cancelled it.
+
+    Raises:
+        SystemExit: The first signal was Ctrl-C. The exit code is 130, and no traceback is printed.
+        Exception: An error of `main`, unchanged.
     """
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        result, told_by = runner.run(_run(main, stop_timeout_s))
-    if told_by == signal.SIGINT:
-        raise SystemExit(128 + told_by)
+        result, stopped_by = runner.run(_run(main, stop_timeout_s))
+    if stopped_by == signal.SIGINT:
+        raise SystemExit(128 + stopped_by)
     return result
 
 
 async def _run(main: Callable[..., Coroutine[Any, Any, T]], stop_timeout_s: float) -> tuple[T | None, int]:
-    """What `main` returned, and the signal that ended it, 0 for none."""
+    """Returns the result of `main`, and the first stop signal or 0."""
     stop = asyncio.Event()
     takes_event = bool(inspect.signature(main).parameters)
     task = asyncio.ensure_future(main(stop) if takes_event else main())
-    loop, told = asyncio.get_running_loop(), _Told(task, stop, takes_event, stop_timeout_s)
+    loop, signals = asyncio.get_running_loop(), _StopSignals(task, stop, takes_event, stop_timeout_s)
     handled = _signals()
     for number in handled:
-        loop.add_signal_handler(number, told, number)
+        loop.add_signal_handler(number, signals, number)
     try:
-        return await task, told.by
+        return await task, signals.by
     except asyncio.CancelledError:
-        if not told.by:
+        if not signals.by:
             raise
-        return None, told.by
+        return None, signals.by
     finally:
         for number in handled:
             loop.remove_signal_handler(number)
-        told.end()
+        signals.end()
 
 
-class _Told:
-    """The process was told to stop; `by` is the first signal, 0 before it."""
+class _StopSignals:
+    """The handler of stop signals. `by` is the first signal, or 0 before it."""
 
     def __init__(self, task: asyncio.Future[Any], stop: asyncio.Event, takes_event: bool, timeout_s: float) -> None:
         self.by = 0
@@ -76,6 +97,7 @@ class _Told:
         self._timer: asyncio.TimerHandle | None = None
 
     def __call__(self, number: int) -> None:
+        """Handles a signal: the first one starts the stop, and later ones cancel `main`."""
         if self.by:
             log.warning("told to stop once more (%s): what is under way is given up", signal.Signals(number).name)
             self._task.cancel()
@@ -88,17 +110,19 @@ class _Told:
         self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._give_up)
 
     def _give_up(self) -> None:
+        """Cancels `main` after the stop timeout."""
         log.error("not stopped in %g s: what is under way is given up", self._timeout_s)
         self._task.cancel()
 
     def end(self) -> None:
+        """Cancels the stop timeout, because `main` has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
 
 def _signals() -> list[signal.Signals]:
-    """Those that this thread's event loop can be told."""
+    """Returns the signals that this thread's event loop can handle."""
     if threading.current_thread() is not threading.main_thread():
         return []
-    # On Windows Ctrl-C comes by asyncio's runner, as KeyboardInterrupt.
+    # On Windows, asyncio's runner handles Ctrl-C and raises KeyboardInterrupt.
     return [] if sys.platform == "win32" else [signal.SIGTERM, signal.SIGINT]

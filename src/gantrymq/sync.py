@@ -1,10 +1,14 @@
-"""The clients without asyncio: each wraps an asynchronous one and runs it on an event loop in a thread of its own.
+"""Blocking clients, for programs without asyncio.
 
+Example:
     with SyncProducer(Producer("127.0.0.1:9876", "group")) as producer:
         producer.send(Message("topic", b"body"))
 
-Methods do what those of the wrapped object do, and wait. They may be called from any number of threads, but not from
-the client's own: that of a handler that is a coroutine function. A forked child has no part in them.
+Each client wraps an asyncio client and runs it on an event loop in its own thread. A method has the same effect as the
+wrapped client's method, and blocks until it is done.
+
+Methods are thread-safe. However, the thread of the event loop must not call them, and a coroutine handler runs in that
+thread. After a fork, the child process must create new clients.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ S = TypeVar("S", bound="type[_Sync]")
 
 
 def _documented_by(asynchronous: type) -> Callable[[S], S]:
-    """Gives methods that do what those of the asynchronous class do, and wait, their words."""
+    """Returns a decorator that copies missing docstrings of public members from the asyncio class."""
 
     def document(synchronous: S) -> S:
         for name, member in vars(synchronous).items():
@@ -52,30 +56,35 @@ def _documented_by(asynchronous: type) -> Callable[[S], S]:
 
 
 class _Sync:
-    """An asynchronous client on a loop in a thread.
+    """Runs an asyncio client on an event loop in its own thread.
 
-    The thread dies when a handler, a hook or a listener in it raises SystemExit or KeyboardInterrupt. The client is
-    closed then; calls under way, and the next one, raise ThreadDied.
+    If a handler, a hook or a listener in the thread raises SystemExit or KeyboardInterrupt, the thread ends and the
+    client is closed. Pending calls and the next one raise ThreadDied.
 
-    A call that Ctrl-C interrupts is cancelled, also a start, which is undone. A close goes on for as long as it has,
-    or until it is interrupted again.
+    Ctrl-C cancels the interrupted call. If this call is `start`, the client is closed again. If it is `close`, the
+    close continues until it is done or its timeout ends. A second Ctrl-C ends this wait.
     """
 
     def __init__(self, client: Producer | GroupConsumer) -> None:
         self._client = client
         self._thread: LoopThread | None = None
-        #: The process that has the thread.
+        #: Id of the process that started the thread.
         self._started_in = 0
-        #: Some call has raised ThreadDied.
+        #: True after a call has raised ThreadDied.
         self._death_is_told = False
-        #: Held while work is given to the thread, so that none comes after its end.
+        #: Guards the submission of work, so that no work is submitted after the thread has ended.
         self._lock = threading.Lock()
-        #: Held by who ends the thread, for as long as a close may take. An interrupted end goes on with the next call.
+        #: Guards the end of the thread, which can take as long as a close. The next call continues an interrupted end.
         self._ending = threading.Lock()
         self._is_ending = False
 
     def start(self) -> None:
-        """Starts the thread and the client."""
+        """Starts the thread and the client.
+
+        Raises:
+            ClientError: The client is already started.
+            GantryError: The wrapped client could not start. The thread is ended.
+        """
         with self._lock:
             if self._thread is not None:
                 raise ClientError("this client is already started")
@@ -90,9 +99,13 @@ class _Sync:
             raise
 
     def close(self) -> None:
-        """Closes the client and ends the thread; once more does no harm. Calls of other threads end: ClientClosed.
+        """Closes the client and ends its thread. Further calls have no effect.
 
-        Raises ThreadDied if the thread died, and no other call has told it.
+        Pending calls of other threads raise ClientClosed. In a forked child process, `close` has no effect.
+
+        Raises:
+            ThreadDied: The thread ended with an exception, and no earlier call has raised this error.
+            ClientError: A coroutine handler called this method.
         """
         self._refuse_own_thread()
         if self._thread is None or self._was_forked:
@@ -118,6 +131,10 @@ class _Sync:
         self.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs `work` in the event loop, blocks until it ends, and returns its result.
+
+        Raises the error of `work`. Raises ClientClosed if the client is closed, and ThreadDied if its thread has ended.
+        """
         try:
             future = self._submit(work)
         except GantryError as e:
@@ -136,6 +153,7 @@ class _Sync:
             raise
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Submits `work` to the event loop. Raises ClientError, ClientClosed or ThreadDied."""
         self._refuse_own_thread()
         if self._was_forked:
             raise ClientClosed("this client was started before a fork: make a new one in the child")
@@ -146,14 +164,16 @@ class _Sync:
 
     @property
     def _was_forked(self) -> bool:
-        """A child has its parent's memory, and none of its threads."""
+        """True in a forked child process, which has the parent's memory but not its threads."""
         return self._thread is not None and self._started_in != os.getpid()
 
     def _refuse_own_thread(self) -> None:
+        """Raises ClientError in the thread of the event loop, where a blocking call would be a deadlock."""
         if self._thread is not None and self._thread.is_current:
             raise ClientError("the client's own thread would wait for itself: make the handler a plain function")
 
     def _stop_thread(self) -> None:
+        """Closes the client if it is still open, and ends the thread."""
         with self._ending:
             with self._lock:
                 self._is_ending = True
@@ -161,8 +181,8 @@ class _Sync:
             if thread is None:
                 return
             if thread.is_alive and thread.error is None:
-                # Whoever waited for a start or a close was interrupted: the connections are the loop's.
-                with suppress(GantryError, CancelledError):  # It is in the log; the thread is ending already.
+                # After an interrupted start or close, connections are still open. Only the event loop can close them.
+                with suppress(GantryError, CancelledError):  # The error is logged, and the thread ends in any case.
                     thread.submit(self._client.close(0.0)).result()
             thread.stop()
             self._thread = None
@@ -170,7 +190,11 @@ class _Sync:
 
 @_documented_by(Producer)
 class SyncProducer(_Sync):
-    """A `producer` to be called without `await`: `SyncProducer(Producer(...))`."""
+    """A blocking producer: `SyncProducer(Producer(...))`.
+
+    Args:
+        producer: The asyncio producer to wrap. It must not be started.
+    """
 
     def __init__(self, producer: Producer) -> None:
         super().__init__(producer)
@@ -204,9 +228,12 @@ class SyncProducer(_Sync):
 
 @_documented_by(TransactionProducer)
 class SyncTransactionProducer(SyncProducer):
-    """A `TransactionProducer`, `producer`, to be called without `await`.
+    """A blocking transaction producer: `SyncTransactionProducer(TransactionProducer(...))`.
 
-    Its listener's methods should be plain functions.
+    The methods of its listener should be plain functions, not coroutine functions.
+
+    Args:
+        producer: The asyncio producer to wrap. It must not be started.
     """
 
     def __init__(self, producer: TransactionProducer) -> None:
@@ -221,7 +248,7 @@ class SyncTransactionProducer(SyncProducer):
 
 @_documented_by(GroupConsumer)
 class _SyncConsumer(_Sync):
-    """Subscriptions, which may change while the consumer runs."""
+    """A blocking consumer. Its subscriptions can change while it runs."""
 
     def __init__(self, consumer: GroupConsumer) -> None:
         super().__init__(consumer)
@@ -234,7 +261,7 @@ class _SyncConsumer(_Sync):
         self._in_loop(lambda: self._group_consumer.unsubscribe(topic))
 
     def _in_loop(self, change: Callable[[], T]) -> T:
-        """Between `start` and `close` nothing but the loop's thread touches a consumer."""
+        """Returns the result of `change`, which runs in the event loop's thread while the consumer is started."""
 
         async def work() -> T:
             return change()
@@ -244,9 +271,10 @@ class _SyncConsumer(_Sync):
 
 @_documented_by(PullingConsumer)
 class _SyncPullingConsumer(_SyncConsumer):
-    """A consumer that has queues.
+    """A blocking consumer with assigned queues.
 
-    Its `on_assigned` and `on_revoked` are called in threads, if they are plain functions: they may call this consumer.
+    If its callbacks `on_assigned` and `on_revoked` are plain functions, they run in other threads and can therefore
+    call this consumer.
     """
 
     def __init__(self, consumer: PullingConsumer) -> None:
@@ -269,7 +297,13 @@ class _SyncPullingConsumer(_SyncConsumer):
 
 
 class SyncPushConsumer(_SyncPullingConsumer):
-    """A `PushConsumer`, `consumer`, that works between `start` and `close`; its handler should be a plain function."""
+    """A blocking push consumer: `SyncPushConsumer(PushConsumer(...))`.
+
+    It calls the handler from `start` to `close`. The handler should be a plain function, not a coroutine function.
+
+    Args:
+        consumer: The asyncio consumer to wrap. It must not be started.
+    """
 
     def __init__(self, consumer: PushConsumer) -> None:
         super().__init__(consumer)
@@ -277,7 +311,11 @@ class SyncPushConsumer(_SyncPullingConsumer):
 
 @_documented_by(SimpleConsumer)
 class SyncSimpleConsumer(_SyncConsumer):
-    """A `SimpleConsumer`, `consumer`, to be called without `await`."""
+    """A blocking simple consumer: `SyncSimpleConsumer(SimpleConsumer(...))`.
+
+    Args:
+        consumer: The asyncio consumer to wrap. It must not be started.
+    """
 
     def __init__(self, consumer: SimpleConsumer) -> None:
         super().__init__(consumer)
@@ -297,7 +335,18 @@ class SyncSimpleConsumer(_SyncConsumer):
 
 @_documented_by(LitePullConsumer)
 class SyncLitePullConsumer(_SyncPullingConsumer):
-    """A `LitePullConsumer`, `consumer`, to be called without `await`: `for message in consumer`."""
+    """A blocking pull consumer: `SyncLitePullConsumer(LitePullConsumer(...))`.
+
+    Example:
+        consumer = SyncLitePullConsumer(LitePullConsumer("127.0.0.1:9876", "group"))
+        consumer.subscribe("topic")
+        with consumer:
+            for message in consumer:
+                ...
+
+    Args:
+        consumer: The asyncio consumer to wrap. It must not be started.
+    """
 
     def __init__(self, consumer: LitePullConsumer) -> None:
         super().__init__(consumer)
@@ -307,6 +356,7 @@ class SyncLitePullConsumer(_SyncPullingConsumer):
         return self._wait(self._consumer.poll(timeout_ms, max_messages))
 
     def __iter__(self) -> Iterator[MessageExt]:
+        """Yields messages until the client is closed. Blocks while there are none."""
         while self._thread is not None:
             try:
                 messages = self.poll(max_messages=1)

@@ -1,4 +1,4 @@
-"""Signatures, against Apache's example and a computation of our own."""
+"""Tests of request signatures, against Apache's example and an independent computation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_values_in_the_order_of_their_names_then_the_body() -> None:
 
 
 def test_apaches_example() -> None:
-    # AclSignerTest.
+    # The values are those of Apache's AclSignerTest.
     assert SIGNER.sign({"a": "Rocket", "b": "MQ"}, b"", 479) == "IUc8rrO/0gDch8CjObLQsW2rsiA="
 
 
@@ -71,7 +71,7 @@ def test_the_hook_signs_again_what_is_sent_again() -> None:
         hook.before_request("127.0.0.1:1", request)
         assert request.ext_fields[ACCESS_KEY] == "rocketmq2"
         assert request.ext_fields[SECURITY_TOKEN] == "token"
-        # Java's signature covers all values but its own.
+        # Java's signature covers all values except the signature itself.
         values = [value for name, value in sorted(request.ext_fields.items()) if name != SIGNATURE]
         assert request.ext_fields[SIGNATURE] == hmac_sha1("".join(values).encode() + b"x")
         assert SIGNER.is_request_signed(request)
@@ -103,7 +103,7 @@ def test_a_bound_signature_covers_code_names_values_and_body() -> None:
         assert not SIGNER.is_request_signed(signed(code, body, **kept | changes))
     renamed = {("B" if name == "b" else name): value for name, value in kept.items()}
     assert not SIGNER.is_request_signed(signed(**renamed))
-    # The frame's own number isn't covered: a proxy gives it another one.
+    # The signature does not cover `opaque`, because a proxy replaces it.
     request.opaque += 1
     assert SIGNER.is_request_signed(request)
 

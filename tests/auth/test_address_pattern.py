@@ -1,4 +1,4 @@
-"""Addresses as plain_acl.yml writes them."""
+"""Tests of the address patterns in plain_acl.yml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""plain_acl.yml: what it says, what a request needs of it, and its changes."""
+"""Tests of plain_acl.yml: its contents, the permissions that each request needs, and reloads after a change."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_signatures(access: PlainAccess) -> None:
         (RequestCode.PULL_MESSAGE, {"topic": "topicC", "consumerGroup": "groupA"}, b"", "group:groupA"),
         (RequestCode.LITE_PULL_MESSAGE, {"topic": "topicA", "consumerGroup": "groupC"}, b"", "topic:topicA"),
         (RequestCode.POP_MESSAGE, {"topic": "topicA", "consumerGroup": "groupC"}, b"", "topic:topicA"),
-        # Who sends to a retry topic must be of that group, not of the one that it names.
+        # A send to a retry topic needs the permission for that topic's group. The group in the request does not count.
         (RequestCode.SEND_MESSAGE_V2, {"a": "groupC", "b": "%RETRY%groupA"}, b"", "group:groupA"),
         (RequestCode.SEND_MESSAGE_V2, {"a": "groupA", "b": "%RETRY%groupC"}, b"", None),
         (RequestCode.SEND_REPLY_MESSAGE_V2, {"a": "p", "b": "c_REPLY_TOPIC"}, b"", None),
@@ -197,8 +197,8 @@ def test_what_requests_need(
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("accounts: [", "line 1: no YAML"),
-        ("accounts:\n  - accessKey: rocketmq\n    secretKey: hushhush\n   bad: x\n", "line 4: no YAML"),
+        ("accounts: [", "line 1: invalid YAML"),
+        ("accounts:\n  - accessKey: rocketmq\n    secretKey: hushhush\n   bad: x\n", "line 4: invalid YAML"),
         ("accounts: 5", "accounts"),
         ("- a", "object"),
         ("accounts:\n  - accessKey: rocketmq\n", "secretKey"),
@@ -207,7 +207,7 @@ def test_what_requests_need(
         ("globalWhiteRemoteAddresses:\n  - 10.10.300.*\n", "10.10.300.*"),
         ("accounts:\n  - accessKey: rocketmq\n    secretKey: hushhush\n    topicPerms: [a]\n", "topicPerms: 'a'"),
         ("accounts:\n  - accessKey: rocketmq\n    secretKey: hushhush\n    whiteRemoteAddress: x\n", "whiteRemote"),
-        ("\x00", "no YAML"),
+        ("\x00", "invalid YAML"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_by_name_without_its_secrets(text: str, named: str) -> None:
@@ -221,7 +221,7 @@ def test_a_file_that_is_wrong_is_refused_by_name_without_its_secrets(text: str, 
 def test_changes_are_seen_and_broken_ones_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "plain_acl.yml"
     files = PlainAclFiles(path)
-    with pytest.raises(ConfigError, match=r"plain_acl.yml, which is not there"):
+    with pytest.raises(ConfigError, match=r"plain_acl.yml, which does not exist"):
         files.load()
     path.write_bytes(TEXT)
     assert set(files.load().accounts) == {"RocketMQ", "rocketmq2"}
@@ -235,14 +235,14 @@ def test_changes_are_seen_and_broken_ones_ignored(tmp_path: Path, caplog: pytest
 
     path.write_text("accounts: [")
     assert files.changed() is None
-    assert "the accounts stay as they were" in caplog.text
+    assert "the accounts are not reloaded" in caplog.text
     caplog.clear()
     assert files.changed() is None
     assert caplog.text == ""
 
     os.replace(path, tmp_path / "away.yml")
     assert files.changed() is None
-    assert "the accounts stay as they were" in caplog.text
+    assert "the accounts are not reloaded" in caplog.text
 
 
 def test_files_of_the_directory_acl_count_too(tmp_path: Path) -> None:

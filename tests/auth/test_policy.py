@@ -1,4 +1,4 @@
-"""Which entry decides."""
+"""Tests that the correct policy entry decides a request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_resources_as_text(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "Topic", "Topic:", "Queue:a", "Topic a", ":a"])
 def test_what_is_no_resource(text: str) -> None:
-    with pytest.raises(ValueError, match="are known"):
+    with pytest.raises(ValueError, match="expected"):
         Resource.parse(text)
 
 
@@ -78,7 +78,7 @@ def test_only_entries_about_the_action_and_the_address_count() -> None:
     assert decided_by(rules, "a", SUB, "192.168.1.5") == "Topic:* Allow"
     assert decided_by(rules, "a", SUB, "192.168.1.6") is None
     assert decided_by(rules, "a", SUB, "fd00::1") == "Topic:* Allow"
-    # One of several is enough.
+    # The caller needs permission for only one of the actions.
     assert decided_by(rules, "a", (Action.GET, Action.PUB)) == "Topic:a Allow"
 
 
@@ -115,7 +115,7 @@ def test_all_topics_are_allowed_where_none_is_denied(entries: list[PolicyEntryIn
     for order in (entries, entries[::-1]):
         found = acl(*order).decisive(ALL_TOPICS, (Action.GET, Action.LIST), HOST)
         assert (found is not None and found.decision is Decision.ALLOW) == allowed
-    # As a default for all topics, with one denied by its own entry.
+    # The default entry allows all topics, and one topic is denied by its own entry.
     rules = acl(entry("Topic:a", "Get", "Deny"), default=[entry("Topic:*", "Get")])
     found = rules.decisive(ALL_TOPICS, (Action.GET,), HOST)
     assert found is not None

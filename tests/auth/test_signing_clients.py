@@ -1,4 +1,4 @@
-"""Producers and consumers that sign, with no more permissions than they need."""
+"""Tests of producers and consumers that sign their requests and have only the permissions that they need."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def _produce_and_consume(name_server: str) -> None:
     done = asyncio.Event()
 
     async def handle(message: MessageExt) -> None:
-        # One goes back to the broker, and comes again from the retry topic.
+        # The handler rejects one message. The broker redelivers it from the retry topic.
         if message.body == b"3" and not again.is_set():
             again.set()
             raise ValueError("not yet")

@@ -1,4 +1,4 @@
-"""The table of users and what they may do, and requests that are checked by it."""
+"""Tests of the table of users and policies, and of the request checks that use it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.record import Record, decode_record, encode_host, encode_record
 
 HOST = "127.0.0.1"
-#: What stands in the log of the broker that is asked.
+#: Records in the commit log of the broker under test.
 RECORDS = [
     ("RMQ_SYS_TRANS_HALF_TOPIC", {"REAL_TOPIC": "T"}),
     ("U", {"REAL_TOPIC": "x"}),
@@ -61,7 +61,7 @@ def allow(table: UserTable, resource: str, actions: str, *, decision: str = "All
     table.put_acl(None, acl_of("User:alice", [resource], actions.split(","), source_ips, decision))
 
 
-#: Each is accepted once on a connection.
+#: A connection accepts each `opaque` only once.
 _opaque = itertools.count()
 
 
@@ -82,7 +82,7 @@ def refusal(access: UserAccess, command: RemotingCommand, host: str = HOST) -> s
     return None
 
 
-# -- the table --------------------------------------------------------------------------------------------------
+# -- table ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("more", [0, 98, 99, 250])
@@ -175,7 +175,7 @@ def test_white_lists_and_both_ways_at_once_are_checked() -> None:
         AuthConfig(acl_enable=True, authentication_enabled=True)
 
 
-# -- who a user is ----------------------------------------------------------------------------------------------
+# -- authentication ---------------------------------------------------------------------------------------------
 
 
 def test_authentication(table: UserTable) -> None:
@@ -190,7 +190,7 @@ def test_authentication(table: UserTable) -> None:
     assert refusal(access, request(RequestCode.GET_MAX_OFFSET)) == "User:alice is disabled."
 
 
-# -- what it may do ---------------------------------------------------------------------------------------------
+# -- permissions ------------------------------------------------------------------------------------------------
 
 
 def test_authorization_follows_changes_at_once(table: UserTable) -> None:
@@ -356,7 +356,7 @@ def test_what_names_nothing_takes_some_right(table: UserTable) -> None:
     assert "It needs Any" in str(refusal(access, leave))
     allow(table, "Topic:V", "Pub")
     assert refusal(access, leave) is None
-    # Its handler finds no record there.
+    # This offset has no record, so the request needs no permission.
     assert refusal(access, nowhere) is None
 
 
@@ -368,7 +368,7 @@ def test_a_code_without_a_rule_is_for_super_users(table: UserTable) -> None:
 
 
 def test_who_may_send(table: UserTable) -> None:
-    """Asked of a connection, about the user who signed last on it."""
+    """`may_send` and `is_super` apply to the user of the connection's last signed request."""
     access = UserAccess(BOTH, BROKER, table)
     caller = Caller(HOST)
     assert not access.may_send(caller, "orders")

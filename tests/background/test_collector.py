@@ -1,4 +1,4 @@
-"""The collector of cycles in a server's process, told of collections as Python tells of them."""
+"""Tests of `Collector`, which freezes objects after the full collections of Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def measure(phase, info):
 
 gc.callbacks.append(measure)
 if sys.argv[1] == "collector":
-    Collector(room=10_000_000).start()
+    Collector(added_objects=10_000_000).start()
 kept = [[number] for number in range(1_500_000)]
 print(max(pauses))
 """
@@ -42,11 +42,11 @@ class Cycle:
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    # Pytest's own objects are many: they aren't to be counted.
+    # Freezes pytest's own objects, so that the collector does not count them.
     gc.collect()
     gc.freeze()
     already = gc.get_freeze_count()
-    collector = Collector(room=already + 10_000)
+    collector = Collector(added_objects=already + 10_000)
     collector.start()
     yield collector
     collector.stop()
@@ -81,7 +81,7 @@ def test_a_cycle_that_was_frozen_is_found_when_there_are_many(collector: Collect
     gc.collect()
     assert found() is not None
     kept: list[list[int]] = []
-    # Of which there is room for 10,000, whatever was frozen before.
+    # A complete collection runs when more than 10,000 further objects (`room`) are frozen.
     while found() is not None:
         kept += [[number] for number in range(5_000)]
         gc.collect()

@@ -1,4 +1,4 @@
-"""Failed jobs as servers tell of them and the doctor reads it."""
+"""Tests that the doctor reads the failed jobs that servers report."""
 
 from __future__ import annotations
 

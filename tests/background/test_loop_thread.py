@@ -1,4 +1,4 @@
-"""An event loop in a thread: work is given to it, its death is told to all who wait."""
+"""Tests of an event loop in a thread. Work is submitted to it. If it dies, every waiting caller gets an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 from concurrent.futures import CancelledError, Future
 
 import pytest
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.errors import ThreadDied
@@ -117,7 +117,7 @@ def test_what_fails_while_it_dies_is_logged(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_what_comes_while_it_stops_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    """Its task was made and never began: "Task was destroyed but it is pending!"."""
+    """The task never starts. Unless it is cancelled, asyncio logs "Task was destroyed but it is pending!"."""
 
     async def work() -> None:
         await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""Repeating jobs: they survive what their work raises, run again, and say how they fare."""
+"""Tests of repeating jobs. They continue after an error, run again, and report their state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import inf
 
 import pytest
 import uvloop
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.repeating import LEAST_AFTER_ERROR_S, Repeating
@@ -18,7 +18,7 @@ from gantrymq.background.report import LOG_INTERVAL_S, JobReport
 
 
 class Counted:
-    """Work that counts its runs; `fail_on` says which of them raise."""
+    """Counts its runs. `fail_on` selects the runs that raise an error."""
 
     def __init__(self, fail_on: Callable[[int], bool] = lambda _: False, pause_s: float | None = None) -> None:
         self.runs = 0
@@ -59,7 +59,7 @@ async def test_runs_until_it_is_stopped(is_async: bool) -> None:
 
 
 async def test_goes_on_after_a_cancelled_error_of_plain_work() -> None:
-    """As from a future that was cancelled, asked for its result."""
+    """Work raises this error if it reads the result of a cancelled future."""
     counted = Counted()
 
     def work() -> None:
@@ -85,7 +85,7 @@ async def test_goes_on_after_each_error(is_async: bool, caplog: pytest.LogCaptur
     await job.stop()
     assert (job.report.runs, job.report.failures, job.report.failing_since) == (4, 3, None)
     assert job.report.last_error == "OSError: [Errno 5] error 3"
-    # The first failure and the recovery; not the second and the third.
+    # The first failure and the recovery are logged, the second and third failure are not.
     assert [record.levelname for record in caplog.records if record.levelno >= logging.ERROR] == ["ERROR"]
 
 
@@ -228,7 +228,7 @@ async def test_starts_again_while_a_run_is_still_ending(swallows: bool) -> None:
     await asyncio.wait_for(begun.wait(), 5)
     await job.stop()
     assert (runs, most, job.report.failures) == (4, 1, 0)
-    # Stopped it stays.
+    # A second `cancel` changes nothing: the job stays stopped.
     job.cancel()
     await asyncio.sleep(0.01)
     assert runs == 4
@@ -272,7 +272,7 @@ async def test_work_that_wakes_itself_and_fails_has_its_pause(is_async: bool) ->
     job.start(0.0)
     await until(lambda: runs == 3)
     assert time.monotonic() - began >= 2 * LEAST_AFTER_ERROR_S
-    # Who asks for it between two runs need not wait.
+    # Between two runs, `wake` starts the next run at once.
     job.wake()
     await until(lambda: runs == 4)
     assert time.monotonic() - began < 20.0
@@ -293,7 +293,7 @@ async def test_stops_from_within() -> None:
 
 
 async def test_a_job_that_is_wanted_no_more_fails_no_more() -> None:
-    """A slave's job that could not reach its master, when the slave has become master itself."""
+    """A slave's job that cannot reach its master is cancelled when the slave becomes master. It then has no failure."""
 
     def fail() -> None:
         raise OSError(5, "as scripted")
@@ -337,7 +337,7 @@ async def test_jobs_know_who_fails() -> None:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_wakes_on_uvloop(is_async: bool) -> None:
-    """Its handles and its clock differ."""
+    """The handles and the clock of uvloop differ from those of asyncio."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(test_wakes_at_once(is_async))
         runner.run(test_work_may_wake_itself())

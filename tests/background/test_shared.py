@@ -1,4 +1,4 @@
-"""Several wait for one task: each gets an exception of its own, none ends it for the others."""
+"""Tests of a task with several waiters: each gets its own exception, and none cancels the task for the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of one owner: errors are logged, all end with it."""
+"""Tests of a group of tasks with one owner. Errors are logged, and all tasks end with the owner."""
 
 from __future__ import annotations
 

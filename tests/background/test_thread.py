@@ -1,4 +1,4 @@
-"""Supervised threads: their death is told."""
+"""Tests that a supervised thread reports its death."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_death_is_told(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_death_is_told_before_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """A log may take its time; meanwhile somebody would count on the thread."""
+    """A log call can block. Until the owner is notified, it would rely on a dead thread."""
     logged: list[str] = []
 
     def work() -> None:

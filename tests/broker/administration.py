@@ -1,4 +1,4 @@
-"""Clients and groups for the tests of administration."""
+"""Clients and groups for the administration tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def queue(topic: str, queue_id: int) -> MessageQueue:
 
 
 async def beat(peer: Peer, client_id: str, group: str = "consumers", topic: str = "orders") -> None:
-    """A heartbeat of a client that produces, too."""
+    """Sends a heartbeat of a client that both consumes and produces."""
     data = HeartbeatData(
         client_id,
         [ProducerData("producers")],

@@ -1,4 +1,4 @@
-"""A store without a broker around it, and what may go wrong with it."""
+"""A message store without a broker, and helpers that damage it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.appender import Appender
-from gantrymq.broker.long_polling import LongPolling
+from gantrymq.broker.append.appender import Appender
+from gantrymq.broker.pull.long_polling import LongPolling
 from gantrymq.errors import StoreFull
 from gantrymq.protocol.record import Record, decode_records, encode_host
 from gantrymq.store.config import StoreConfig
@@ -16,17 +16,20 @@ from gantrymq.store.message_store import MessageStore
 from gantrymq.store.refusal import Refusal
 
 HOST = encode_host("127.0.0.1", 10911)
-#: Bytes of a record before its body.
+#: Size of a record before its body, in bytes.
 _BEFORE_BODY = 88
 
 
 def nobody_waits() -> LongPolling:
-    """To be made in a running loop."""
+    """Returns a long-polling service without pending pulls.
+
+    The caller needs a running event loop.
+    """
     return LongPolling(lambda pull, expired: None, Jobs())
 
 
 def open_store(root: Path, polling: LongPolling, **options: object) -> Appender:
-    """The store in `root`."""
+    """Opens the store in `root` and returns its appender."""
     config = StoreConfig(
         root,
         mapped_file_size_commit_log=4 * 1024 * 1024,
@@ -40,7 +43,7 @@ def open_store(root: Path, polling: LongPolling, **options: object) -> Appender:
 
 @contextmanager
 def full_disk(store: MessageStore) -> Iterator[None]:
-    """The store refuses messages, as when the disk is too full."""
+    """Makes the store refuse messages, as if the disk were full."""
     store._log.refuse("test", Refusal("the disk is too full", StoreFull))
     try:
         yield
@@ -49,7 +52,7 @@ def full_disk(store: MessageStore) -> Iterator[None]:
 
 
 def damage(store: MessageStore, physical_offset: int, at: int = _BEFORE_BODY) -> None:
-    """Changes a byte of a record, the first one of its body."""
+    """Flips one byte of a record; by default the first byte of its body."""
     size = store.config.mapped_file_size_commit_log
     path = store.config.commit_log_directory / f"{physical_offset // size * size:020d}"
     with path.open("r+b") as file:
@@ -60,7 +63,7 @@ def damage(store: MessageStore, physical_offset: int, at: int = _BEFORE_BODY) ->
 
 
 def records(store: MessageStore, topic: str, queue_id: int = 0) -> list[Record]:
-    """All that stands in a queue."""
+    """Returns all records of a queue."""
     queue = store.find_queue(topic, queue_id)
     found: list[Record] = []
     while queue is not None and len(found) < queue.max_offset:

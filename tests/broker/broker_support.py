@@ -1,4 +1,7 @@
-"""A small broker, and a peer that speaks the protocol itself, so that the client's habits hide nothing."""
+"""Small broker, NameServer and client for the broker tests.
+
+`Peer` sends raw protocol requests. It does not use the client library, so the library cannot hide a fault.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from gantrymq.store.json_config import JsonConfigFile
 
 
 class Peer:
-    """Requests to one broker over one connection."""
+    """Sends requests to one broker over one connection."""
 
     def __init__(self, connection: Connection, serialize_type: SerializeType = SerializeType.JSON) -> None:
         self.connection = connection
@@ -110,7 +113,7 @@ class Peer:
 
 
 def config(directory: Path, *, message_delay_level: str = "1s 5s", **changed: object) -> BrokerConfig:
-    """A small broker in `directory`."""
+    """Returns the configuration of a small broker that stores its files in `directory`."""
     store = StoreConfig(
         store_path_root_dir=directory,
         mapped_file_size_commit_log=4 * 1024 * 1024,
@@ -127,7 +130,10 @@ def config(directory: Path, *, message_delay_level: str = "1s 5s", **changed: ob
 
 
 class Disk:
-    """Writes of tables, each with its thread; they wait while `may_go_on` isn't set, and fail with `error`."""
+    """Replaces the write of configuration files, and records each file and its thread.
+
+    A write blocks while `may_go_on` is not set. If `error` is set, the write raises it.
+    """
 
     def __init__(self, write: Callable[[JsonConfigFile], None]) -> None:
         self.written: list[tuple[str, threading.Thread]] = []
@@ -145,7 +151,10 @@ class Disk:
 
 
 async def longest_step(work: Callable[[], bool]) -> float:
-    """The longest turn of the loop until `work` says that it is done, s, as a `StepTimer` tells it."""
+    """Returns the longest event-loop iteration, in seconds, until `work` returns true.
+
+    `StepTimer` measures the iterations. Garbage collection is kept out of the measurement.
+    """
     gc.collect()
     gc.freeze()
     timer = StepTimer()
@@ -160,7 +169,10 @@ async def longest_step(work: Callable[[], bool]) -> float:
 
 
 def name_server(directory: Path, **options: Any) -> NameServer:
-    """One at a free port, not started; `options` are fields of its configuration."""
+    """Returns a NameServer on a free port that is not started.
+
+    `options` are fields of its configuration.
+    """
     root = directory / "namesrv"
     return NameServer(
         NamesrvConfig(

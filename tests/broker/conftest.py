@@ -1,4 +1,4 @@
-"""One broker on a free port, and a peer in either header encoding."""
+"""Fixtures: one broker on a free port, and a peer in either header encoding."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from broker_support import Disk, Peer, config
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.send import Sending
-from gantrymq.broker.send_batch import BatchSending
+from gantrymq.broker.send.batches import BatchSends
+from gantrymq.broker.send.processor import SendProcessor
 from gantrymq.protocol.command import SerializeType
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.json_config import JsonConfigFile
@@ -46,10 +46,13 @@ async def peer(request: pytest.FixtureRequest, broker: Broker, remoting: Remotin
 
 @pytest.fixture
 def by_python(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The opaque numbers of the sends that Python has handled; those of code 310 with a batch are in it twice."""
+    """Returns the opaque numbers of the sends that Python code handled.
+
+    A batch with code 310 is in the list twice.
+    """
     handled: list[int] = []
 
-    def count(sending: type[Sending] | type[BatchSending]) -> None:
+    def count(sending: type[SendProcessor] | type[BatchSends]) -> None:
         send = sending.send
 
         def counted(self, connection, request):  # type: ignore[no-untyped-def]
@@ -58,6 +61,6 @@ def by_python(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         monkeypatch.setattr(sending, "send", counted)
 
-    count(Sending)
-    count(BatchSending)
+    count(SendProcessor)
+    count(BatchSends)
     return handled

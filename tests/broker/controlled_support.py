@@ -1,7 +1,11 @@
-"""A NameServer, a controller with a SQLite file, and brokers of one name in controller mode, in this event loop."""
+"""Brokers in controller mode, which share one broker name, in this event loop.
+
+A NameServer and a controller with a SQLite file run with them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -9,18 +13,25 @@ from typing import Any, Self
 
 from broker_support import Peer, config, name_server
 from ports import free_port
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
 from gantrymq.controller.config import ControllerConfig
 from gantrymq.controller.server import Controller
+from gantrymq.errors import RequestTimeout
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.replication.config import ReplicationConfig
 
 
-class Controlled:
-    """To be entered; `options` are fields of every broker's configuration, `controller_options` of the controller's."""
+class ControlledBrokers:
+    """Async context manager that runs a NameServer, a controller and `count` brokers.
+
+    `options` are fields of each broker's configuration. `controller_options` are fields of the controller's.
+    """
 
     def __init__(self, directory: Path, count: int = 3, *, min_in_sync: int = 2, **options: Any) -> None:
         self.directory = directory
@@ -29,7 +40,7 @@ class Controlled:
             "all_ack_in_sync_state_set": True,
             "min_in_sync_replicas": min_in_sync,
             "slave_timeout": 10_000,
-            # Tests hold slaves for a while that are to be waited for.
+            # Tests pause slaves for a while, and these slaves must stay in sync.
             "ha_max_time_slave_not_catchup": 15_000,
             "ha_send_heartbeat_interval": 100,
         }
@@ -56,7 +67,7 @@ class Controlled:
         self._stack.push_async_callback(self._stop_all)
         for number in range(1, self.count + 1):
             await self.start(number)
-            # Ids are given in this order.
+            # One broker at a time, so that broker ids are assigned in this order.
             await until(lambda: self.in_sync() == set(self.brokers))
         return self
 
@@ -78,7 +89,7 @@ class Controlled:
         await self.controller.start()
 
     def controller_addresses(self) -> list[str]:
-        """Those that brokers ask."""
+        """Returns the controller addresses that the brokers use."""
         return [self.controller.address]
 
     async def _stop_controller(self) -> None:
@@ -112,7 +123,7 @@ class Controlled:
         ]
 
     async def master(self, *, other_than: int = 0) -> int:
-        """The one master that there is, once it is there."""
+        """Waits until there is exactly one master, and returns its broker id."""
 
         def one() -> int | None:
             masters = [number for number in self.masters() if number != other_than]
@@ -121,28 +132,61 @@ class Controlled:
         return await until(one)
 
     def in_sync(self) -> set[int]:
-        """As the controller has it."""
+        """Returns the in-sync set in the controller's tables."""
         known = self.controller.replicas.get("broker-a")
         return set(known.sync_state_set) if known is not None else set()
 
     async def all_in_sync(self) -> None:
-        """All that run, and the master knows it."""
+        """Waits until all running brokers are in sync, for the controller and for the master."""
 
         def same() -> bool:
             masters = self.masters()
             if len(masters) != 1 or self.in_sync() != set(self.brokers):
                 return False
-            controlled = self.brokers[masters[0]].controlled
-            assert controlled is not None
-            in_sync = controlled._in_sync.in_sync
+            replicas_manager = self.brokers[masters[0]].replicas_manager
+            assert replicas_manager is not None
+            in_sync = replicas_manager._in_sync.in_sync
             return in_sync is not None and in_sync.members == set(self.brokers)
 
         await until(same)
 
     async def caught_up(self) -> None:
-        """Every broker that runs has all that the master has."""
+        """Waits until every running broker has the whole log of the master."""
         end = self.brokers[await self.master()].store.max_physical_offset
         await until(lambda: {broker.store.max_physical_offset for broker in self.brokers.values()} == {end})
 
     async def peer(self, number: int) -> Peer:
         return Peer(await self.remoting.connection(f"127.0.0.1:{self.brokers[number].port}"))
+
+
+class Link:
+    """Cuts the link of a broker to its controllers.
+
+    Until `mend` is called, every request times out.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        assert broker.replicas_manager is not None
+        self._is_whole = asyncio.Event()
+        remoting = broker.replicas_manager._remoting
+        invoke = remoting.invoke
+
+        async def through(address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
+            try:
+                await asyncio.wait_for(self._is_whole.wait(), timeout_ms / 1000)
+            except TimeoutError:
+                raise RequestTimeout("the link is cut", address) from None
+            return await invoke(address, request, timeout_ms)
+
+        remoting.invoke = through  # type: ignore[method-assign]
+
+    def mend(self) -> None:
+        self._is_whole.set()
+
+
+async def elect(replicas: ControlledBrokers, number: int) -> None:
+    header = ElectMasterRequestHeader(
+        cluster_name="DefaultCluster", broker_name="broker-a", broker_id=number, designate_elect=True
+    )
+    request = RemotingCommand.request(RequestCode.CONTROLLER_ELECT_MASTER, header)
+    await replicas.remoting.call(replicas.controller.address, request)

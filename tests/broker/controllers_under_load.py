@@ -1,4 +1,7 @@
-"""Sends to brokers in controller mode while something happens to their controllers: nothing acknowledged is lost."""
+"""Sends to brokers in controller mode while their controllers fail.
+
+No acknowledged message may be lost.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from controlled_support import Controlled
+from controlled_support import ControlledBrokers
 
 from gantrymq.broker.broker import Broker
 from gantrymq.cli.main import run
@@ -16,15 +19,15 @@ from gantrymq.errors import GantryError
 from gantrymq.protocol.message import Message
 
 
-class ControlledByProcesses(Controlled):
-    """Controllers that can't be looked into."""
+class ControlledByProcesses(ControlledBrokers):
+    """Brokers whose controllers run in other processes."""
 
     def in_sync(self) -> set[int]:
-        """As the master has it."""
+        """Returns the in-sync set in the master's memory; the controller's is not accessible."""
         for number in self.masters():
-            controlled = self.brokers[number].controlled
-            assert controlled is not None
-            if (in_sync := controlled._in_sync.in_sync) is not None:
+            replicas_manager = self.brokers[number].replicas_manager
+            assert replicas_manager is not None
+            if (in_sync := replicas_manager._in_sync.in_sync) is not None:
                 return set(in_sync.members)
         return set()
 
@@ -34,8 +37,11 @@ def bodies(broker: Broker) -> list[bytes]:
 
 
 @asynccontextmanager
-async def under_load(replicas: Controlled) -> AsyncIterator[list[bytes]]:
-    """The bodies of what was acknowledged so far; in the end all brokers are in sync, and each has all of it."""
+async def under_load(replicas: ControlledBrokers) -> AsyncIterator[list[bytes]]:
+    """Sends continuously, and yields the list of acknowledged bodies.
+
+    At the end it waits until all brokers are in sync and each one has every acknowledged message.
+    """
     acknowledged: list[bytes] = []
     is_over = False
 
@@ -47,13 +53,13 @@ async def under_load(replicas: Controlled) -> AsyncIterator[list[bytes]]:
             try:
                 sent = await producer.send(Message("orders", body))
             except GantryError:
-                # Nobody is master while no controller says so.
+                # There is no master until a controller elects one.
                 continue
             if sent.status is SendStatus.SEND_OK:
                 acknowledged.append(body)
 
     async def watch() -> None:
-        """Never do two take messages."""
+        """Checks all the time that at most one broker accepts messages."""
         while not is_over:
             assert len(replicas.masters()) < 2
             await asyncio.sleep(0.001)
@@ -72,7 +78,7 @@ async def under_load(replicas: Controlled) -> AsyncIterator[list[bytes]]:
         assert not set(acknowledged) - set(bodies(broker))
 
 
-async def hand_over(replicas: Controlled, number: int) -> int:
-    """By the command; its exit code."""
+async def hand_over(replicas: ControlledBrokers, number: int) -> int:
+    """Elects the broker with `admin electMaster` and returns the exit code."""
     command = ["admin", "electMaster", "-a", replicas.controller.address, "-b", str(number)]
     return await asyncio.to_thread(run, [*command, "-bn", "broker-a", "-c", "DefaultCluster"])

@@ -1,4 +1,4 @@
-"""Batches of half messages, and the ends of their ranges, as a Spark writer makes them."""
+"""Sends batches of half messages and ends their ranges, as the Spark writer does."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def prepare_many(
     of_batch: dict[str, str] = GROUP,
     **more: object,
 ) -> HalfRange:
-    """Where the half messages of one batch are."""
+    """Sends one batch of half messages and returns its range."""
     answer = await send_halves(producer, topic, bodies, properties, of_batch, **more)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     fields = answer.ext_fields
@@ -60,7 +60,7 @@ async def end_many(
     topics: str = "orders",
     group: str = "producers",
 ) -> RemotingCommand:
-    """One request; its answer may say that some are left."""
+    """Ends ranges with one request. The response can say that some half messages are left."""
     header = EndHalfMessagesRequestHeader(producer_group=group, topics=topics, commit_or_rollback=verdict)
     return await producer.ask(RequestCode.END_HALF_MESSAGES, header, encode_half_ranges(ranges))
 
@@ -68,7 +68,7 @@ async def end_many(
 async def end_all(
     producer: Producer, ranges: Sequence[HalfRange], verdict: int = TRANSACTION_COMMIT, *, topics: str = "orders"
 ) -> None:
-    """Until none are left."""
+    """Repeats the request until no half messages are left."""
     left = 1
     while left:
         answer = await end_many(producer, ranges, verdict, topics=topics)

@@ -1,4 +1,7 @@
-"""Brokers that differ in one thing: whether native code may store what is plain. And sends as clients write them."""
+"""Brokers with and without the native fast path for sends, and send frames of several clients.
+
+The tests compare the results of both kinds of broker.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ import pytest
 from broker_support import config
 from transports import Keeping
 
-from gantrymq.broker import broker as broker_module
-from gantrymq.broker import send
+from gantrymq.broker import context as context_module
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.send import processor as send
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.command import RemotingCommand
@@ -24,27 +27,30 @@ from gantrymq.protocol.record import encode_host
 from gantrymq.protocol.sys_flag import COMPRESSED
 from gantrymq.remoting import long_requests
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.connection_limits import ConnectionLimits
 from gantrymq.remoting.turns import TURN_S, Turns
 from gantrymq.store import message_writer, record_batch
 
-#: What all of these brokers say of themselves, whatever port they have.
+#: Port in the records of all these brokers, so that their logs are equal.
 PORT = 10911
 NOW_S = 1_700_000_000.5
 TOPICS = ("orders", "trades")
 
 
 class Client:
-    """One connection, whose reads are given to the broker as they are."""
+    """A connection whose input is passed to the broker directly."""
 
     def __init__(self, broker: Broker, host: str = "127.0.0.1") -> None:
         self._turns = Turns()
         self._transport = Keeping(host)
         server = broker._server
-        self.connection = Connection(server._handlers, is_server=True, turns=self._turns, first_look=server.first_look)
+        self.connection = Connection(
+            server._handlers, is_server=True, limits=ConnectionLimits(self._turns), first_look=server.first_look
+        )
         self.connection.connection_made(self._transport)
 
     def read(self, data: bytes) -> bytes:
-        """Has the broker handle a read; what it answers."""
+        """Passes one read to the broker and returns its responses."""
         self._transport.data, self._transport.calls = b"", 0
         self.connection.data_received(data)
         while self.connection.is_behind or self._turns.used > TURN_S:
@@ -56,17 +62,17 @@ class Client:
 
     @property
     def written(self) -> int:
-        """How often something was written to it since the last look or read."""
+        """Number of writes to the client after the last `read` or `taken`."""
         return self._transport.calls
 
     def taken(self) -> list[RemotingCommand]:
-        """What was answered since then."""
+        """Returns the responses written after the last `read` or `taken`."""
         data, self._transport.data, self._transport.calls = self._transport.data, b"", 0
         return list(FrameReader().feed(data))
 
 
 class Keys:
-    """Unique keys that are the same each time."""
+    """Unique keys that are the same in each run."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -85,13 +91,16 @@ async def running(
     of_store: dict[str, object] | None = None,
     **changed: object,
 ) -> AsyncIterator[Broker]:
-    """A broker with two topics of four queues, whose clock stands still, and whose turns of the loop have no end."""
-    monkeypatch.setattr(broker_module, "encode_host", lambda ip, port: encode_host(ip, PORT))
+    """Runs a broker with two topics of four queues.
+
+    Its clock is stopped, and time slices are so long that they never end.
+    """
+    monkeypatch.setattr(context_module, "encode_host", lambda ip, port: encode_host(ip, PORT))
     monkeypatch.setattr(message_writer, "time", lambda: NOW_S)
     monkeypatch.setattr(record_batch, "time", lambda: NOW_S)
     monkeypatch.setattr(long_requests, "TURN_S", 3600.0)
     settings = config(directory, **changed)
-    # Queues stay dirty, however long a test takes.
+    # Queues must stay dirty, however long a test takes.
     settings.store.flush_interval_consume_queue_ms = 24 * 3600 * 1000
     for name, value in (of_store or {}).items():
         setattr(settings.store, name, value)
@@ -99,14 +108,14 @@ async def running(
         if not natively:
             patch.setattr(send, "native", None)
         broker = Broker(settings)
-    sending = broker._sending
+    sending = broker.features.sending
     sending._unique_keys = sending._batches._half_batches._unique_keys = Keys()  # type: ignore[assignment]
     await broker.start()
     try:
         for topic in TOPICS:
             broker.topics.put(TopicConfig(topic, 4, 4))
         await broker.topics.written()
-        # Who sends here doesn't come again when a file is being made.
+        # These clients do not retry when the store is preallocating a file.
         with broker.store.waiting():
             yield broker
     finally:
@@ -114,14 +123,14 @@ async def running(
 
 
 def known(broker: Broker) -> int:
-    """How many headers native code was told the meaning of."""
-    plain = broker._sending._plain
+    """Returns the number of request headers that native code has cached."""
+    plain = broker.features.sending._plain
     assert plain is not None
     return plain.known
 
 
 def stored(broker: Broker, *more: str) -> dict[str, object]:
-    """All that a broker has of messages; queues of these topics, `more` among them."""
+    """Returns the whole log and the queues of `TOPICS` and of the topics in `more`."""
     store = broker.store
     log = store.log_slice(0, store.max_physical_offset) or b""
     queues = {
@@ -154,7 +163,7 @@ _LONG_NAMES = {
     "l": "maxReconsumeTimes",
     "m": "batch",
 }
-#: As a HashMap of Java has them.
+#: Field order of a Java HashMap.
 _LONG_ORDER = "ehfjmkcdalbgi"
 
 WAYS = ("binary", "java", "java V1", "go")
@@ -171,7 +180,10 @@ def frame(
     left_out: Sequence[str] = (),
     **fields: object,
 ) -> bytes:
-    """A send as that client writes it, with V1 always of code 10; `fields` by their one-letter names."""
+    """Returns a send request as the client `way` encodes it.
+
+    V1 requests always have code 10. The names in `fields` are the one-letter names of V2.
+    """
     values = {
         "a": "producers",
         "b": "orders",
@@ -223,9 +235,9 @@ PROPERTIES = [
 ]
 
 
-#: Of a batch as Java's clients write it.
+#: Properties of a batch as Java clients write them.
 OF_BATCH = properties_of("WAIT\x01true", "UNIQ_KEY\x017F000002")
-#: Of the messages in it.
+#: Properties of the messages in a batch.
 IN_BATCH = [
     b"",
     PLAIN.encode(),
@@ -241,12 +253,15 @@ IN_BATCH = [
 def batch_frame(
     way: str, opaque: int, messages: Sequence[tuple[int, bytes, bytes]], properties: str = OF_BATCH, **fields: object
 ) -> bytes:
-    """A batch of (flag, body, properties) as that client writes it."""
+    """Returns a batch of (flag, body, properties) as the client `way` encodes it."""
     return frame(way, opaque, encode_batch(messages), properties, **{"code": 320, "m": "true"} | fields)  # type: ignore[arg-type]
 
 
 def any_batch(draw: random.Random, opaque: int) -> bytes:
-    """Mostly a plain one; they have few headers, which are soon known."""
+    """Returns a random batch, mostly a plain one.
+
+    There are few different headers, so native code soon has them in its cache.
+    """
     fields: dict[str, object] = {"code": 310 if draw.random() < 0.1 else 320, "m": "true", "e": draw.randrange(2)}
     properties = "" if draw.random() < 0.1 else OF_BATCH
     in_batch = IN_BATCH if draw.random() < 0.05 else IN_BATCH[:-1]
@@ -275,7 +290,7 @@ def any_batch(draw: random.Random, opaque: int) -> bytes:
 
 
 def any_send(draw: random.Random, opaque: int) -> bytes:
-    """Mostly a plain one; one in four is a batch."""
+    """Returns a random send, mostly a plain one. One in four is a batch."""
     if draw.random() < 0.25:
         return any_batch(draw, opaque)
     fields: dict[str, object] = {"b": draw.choice(TOPICS), "e": draw.randrange(4)}

@@ -1,4 +1,4 @@
-"""A consumer that pops, request by request."""
+"""A pop consumer that sends each request separately."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def now_ms() -> int:
 
 
 class Popped(NamedTuple):
-    """A message and the handle that a client makes of the answer, or finds in the message."""
+    """A message and its receipt handle, from the response or from the message."""
 
     message: MessageExt
     handle: ReceiptHandle
@@ -34,7 +34,7 @@ class Popped(NamedTuple):
 
 
 def popped(response: RemotingCommand, broker_name: str = "broker-a") -> list[Popped]:
-    """The messages of a pop's answer."""
+    """Returns the messages of a pop response with their receipt handles."""
     fields = response.ext_fields
     starts = parse_offset_info(fields.get("startOffsetInfo"))
     found = []
@@ -59,7 +59,10 @@ def popped(response: RemotingCommand, broker_name: str = "broker-a") -> list[Pop
 
 
 class PopPeer(Peer):
-    """A member of a group that pops; JSON only, since the codes don't fit the other encoding."""
+    """A pop consumer of a group.
+
+    It uses JSON headers only, because the request codes of pop do not fit into a binary header.
+    """
 
     async def pop(
         self,

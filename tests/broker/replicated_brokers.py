@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from broker_support import Peer, config, name_server
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
@@ -17,7 +17,10 @@ from gantrymq.replication.config import ReplicationConfig
 
 
 class Replicas:
-    """`master` and `slaves`, to be entered; what they are told beside that is in `start`'s arguments."""
+    """Async context manager that runs a master and its slaves.
+
+    `replication`, `options`, `store_options` and `namesrv_options` are read in `start`.
+    """
 
     def __init__(self, directory: Path, slaves: int = 1, *, role: BrokerRole = BrokerRole.SYNC_MASTER) -> None:
         self.directory = directory
@@ -48,7 +51,7 @@ class Replicas:
         await self._stack.aclose()
 
     async def _stop_all(self) -> None:
-        # A master that waits for slaves is stopped before them.
+        # The master stops first: its pending requests can depend on slaves.
         for broker_id in sorted(self.brokers):
             await self.stop(broker_id)
 
@@ -80,13 +83,13 @@ class Replicas:
         return self.brokers[1]
 
     def statuses(self) -> list[int]:
-        """What each slave has acknowledged."""
-        return [slave.slave_ack_offset for slave in self.master.replicating.status().connections]
+        """Returns the acknowledged offset of each slave."""
+        return [slave.slave_ack_offset for slave in self.master.replication.status().connections]
 
     async def peer(self, broker_id: int = 0) -> Peer:
         return Peer(await self.remoting.connection(f"127.0.0.1:{self.brokers[broker_id].port}"))
 
     async def caught_up(self) -> None:
-        """Every slave has all that the master has."""
+        """Waits until every slave has the whole log of the master."""
         end = self.master.store.max_physical_offset
         await until(lambda: [b.store.max_physical_offset for b in self.brokers.values()] == [end] * len(self.brokers))

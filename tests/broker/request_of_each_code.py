@@ -1,4 +1,7 @@
-"""A request for each code that a broker answers, with all its fields, about one topic and one group."""
+"""A valid request with all fields for each request code of the broker.
+
+All requests concern one topic and one group.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,11 @@ from gantrymq.protocol.half_ranges import HalfRange, encode_half_ranges
 
 
 class Places(NamedTuple):
-    """Where messages of the topic stand: (physical offset, offset message id) of one that was sent, of a half message
-    of the producer group `producers`, and of one that nobody is asked about any more."""
+    """Positions of messages of the topic, as (physical offset, offset message id).
+
+    There is a normal message, a half message of the producer group `producers`, and a half message in
+    `TRANS_CHECK_MAX_TIME_TOPIC`.
+    """
 
     message: tuple[int, str]
     half: tuple[int, str]
@@ -29,7 +35,10 @@ class Asked(NamedTuple):
 
 
 def every_request(topic: str, group: str, places: Places) -> dict[int, Asked]:
-    """By code. Nothing is wrong with any of them but what their sender may do."""
+    """Returns the requests by code.
+
+    Each one is valid, so only missing permissions can cause a refusal.
+    """
     code = RequestCode
     both = {"topic": topic, "consumerGroup": group}
     queue = {"topic": topic, "queueId": "0"}

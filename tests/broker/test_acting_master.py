@@ -1,4 +1,7 @@
-"""A slave that stands in for its master: what it delivers, where that goes, and what the master takes over."""
+"""A slave as acting master.
+
+The tests cover what it delivers, where it sends messages, and the state that the master takes over from it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from administration import create_group
 from broker_support import Peer, config
 from pop_support import PopPeer
 from replicated_brokers import Replicas
-from waiting import until
+from wait_until import until
 
+from gantrymq.broker.append.pending_responses import PendingResponses
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.flush_waits import FlushWaits
-from gantrymq.broker.replication.metadata_sync import MetadataSync
+from gantrymq.broker.slave.metadata_sync import MetadataSync
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -42,7 +45,7 @@ ACTING = {
 
 
 class WithAnother(Replicas):
-    """Beside a master and its slaves, all with acting masters, the master of another name."""
+    """A master and its slaves with acting master enabled, and a master of another broker name."""
 
     async def __aenter__(self) -> WithAnother:
         self.options |= ACTING
@@ -61,15 +64,15 @@ class WithAnother(Replicas):
             broker.topics.put(TopicConfig(name, 1, 1))
 
     async def deliver_nothing(self) -> None:
-        """The master's time is up before it delivers anything."""
-        await self.master._schedule.stop()
-        self.master._timer._delivering.cancel()
+        """Stops the delivery of delayed and popped messages on the master."""
+        await self.master.features.schedule.stop()
+        self.master.features.timer._delivering.cancel()
         await self.master.pops.become_slave()
 
     async def copied(self) -> None:
-        """The slave has the log and the tables."""
+        """Waits until the slave has the log and the tables of the master."""
         await self.caught_up()
-        part = next(part for part in self.slave._parts if isinstance(part, MetadataSync))
+        part = next(part for part in self.slave.features.all if isinstance(part, MetadataSync))
         await part._copy()
         await part._copy_timer()
 
@@ -130,17 +133,19 @@ async def test_nothing_comes_twice_when_the_master_is_back(brokers: WithAnother)
     await brokers.copied()
     await brokers.stop(0)
     await until(lambda: len(brokers.messages(brokers.other)) == 2)
-    # What is in delivery when the master comes back may come twice.
+    # Messages that are being delivered when the master returns can be delivered twice.
     slave = brokers.slave
-    await until(lambda: not slave._timer._delivery.is_delivering and slave._schedule.offsets().get(1) == 1)
-    slave_offsets = brokers.slave._schedule.offsets()
+    await until(
+        lambda: not slave.features.timer._delivery.is_delivering and slave.features.schedule.offsets().get(1) == 1
+    )
+    slave_offsets = brokers.slave.features.schedule.offsets()
     brokers.slave.offsets.commit("readers", "orders", 0, 5)
     master = await brokers.start(0)
-    # What the slave would deliver from here on would come twice.
+    # From here on, a delivery by the slave would be a duplicate.
     assert not brokers.slave.acting.is_acting
-    assert master._schedule.offsets() == slave_offsets
+    assert master.features.schedule.offsets() == slave_offsets
     assert master.offsets.query("readers", "orders", 0) == 5
-    await until(lambda: brokers.slave.replicating.hears_master)
+    await until(lambda: brokers.slave.replication.receives_from_master)
     assert not brokers.slave.acting.is_acting
     peer = await brokers.peer()
     assert (await peer.send("orders", b"later", properties={"TIMER_DELAY_MS": "1000"})).code == ResponseCode.SUCCESS
@@ -150,8 +155,11 @@ async def test_nothing_comes_twice_when_the_master_is_back(brokers: WithAnother)
 
 
 async def test_a_slave_whose_clock_is_ahead_has_delivered_what_it_says(brokers: WithAnother) -> None:
-    """Else all timed messages of the past week would come again."""
-    timer = brokers.master._timer
+    """The master accepts a timer checkpoint of an acting master, even if the slave's clock is ahead.
+
+    Otherwise the master delivers all timer messages of the past week again.
+    """
+    timer = brokers.master.features.timer
     done = TimerCheckpoint(now_ms() + 3_000, 0, 7, now_ms(), 1)
     timer._delivering.cancel()
     await timer.take_over(done.encode())
@@ -160,24 +168,27 @@ async def test_a_slave_whose_clock_is_ahead_has_delivered_what_it_says(brokers: 
 
 
 async def test_a_master_that_comes_back_is_followed_before_its_tables_are_copied(brokers: WithAnother) -> None:
-    """Java's asks how far the slave has got once that follows it: this isn't to be what the master had before."""
+    """When the slave follows its returned master, it keeps its own newer offsets.
+
+    A Java master requests these offsets after the slave follows it. They must not be the master's older ones.
+    """
     master, slave = brokers.master, brokers.slave
     assert (await (await brokers.peer()).send("orders", b"x")).code == ResponseCode.SUCCESS
     await brokers.copied()
     await brokers.stop(0)
-    await until(lambda: slave.acting.is_acting and not slave.replicating.has_master)
+    await until(lambda: slave.acting.is_acting and not slave.replication.has_master)
     slave.offsets.commit("readers", "orders", 0, 5)
-    # It isn't registered.
+    # This master does not register with a NameServer.
     settings = replace(master.config, namesrv_addr=[], enable_slave_acting_master=False)
     back = Broker(settings)
     await back.start()
     try:
         back.offsets.commit("readers", "orders", 0, 1)
-        header = ExchangeHaInfoRequestHeader(master_ha_address=back.replicating.ha_address, master_address=back.address)
+        header = ExchangeHaInfoRequestHeader(master_ha_address=back.replication.ha_address, master_address=back.address)
         peer = await brokers.peer(1)
         assert (await peer.ask(RequestCode.EXCHANGE_BROKER_HA_INFO, header)).code == ResponseCode.SUCCESS
-        await until(lambda: slave.replicating.is_following and not slave.acting.is_acting)
-        copying = next(part for part in slave._parts if isinstance(part, MetadataSync))
+        await until(lambda: slave.replication.is_following and not slave.acting.is_acting)
+        copying = next(part for part in slave.features.all if isinstance(part, MetadataSync))
         await copying._copy()
         assert slave.offsets.query("readers", "orders", 0) == 5
     finally:
@@ -189,7 +200,7 @@ async def test_the_slave_is_shown_as_master_and_takes_no_messages(brokers: WithA
     slave = brokers.slave
     await brokers.stop(0)
     await until(lambda: slave.acting.is_acting)
-    await until(lambda: not slave.replicating.has_master)
+    await until(lambda: not slave.replication.has_master)
     route = await brokers.route("orders")
     name = slave.config.broker_name
     own = next(broker for broker in route.broker_datas if broker.broker_name == name)
@@ -200,10 +211,13 @@ async def test_the_slave_is_shown_as_master_and_takes_no_messages(brokers: WithA
 
 
 async def test_who_hears_of_its_master_does_not_stand_in(brokers: WithAnother) -> None:
-    """A NameServer that was started anew may know the slave before the master."""
+    """A slave does not become acting master while it is connected to its master.
+
+    After a restart, a NameServer can have a route of the slave but not yet of the master.
+    """
     acting = brokers.slave.acting
     address = brokers.name_server.address
-    # The NameServer loses the master, which lives.
+    # The NameServer removes the master, although it is running.
     header = {
         "brokerName": brokers.master.config.broker_name,
         "brokerAddr": brokers.master.address,
@@ -213,7 +227,7 @@ async def test_who_hears_of_its_master_does_not_stand_in(brokers: WithAnother) -
     peer = Peer(await brokers.remoting.connection(address))
     assert (await peer.ask(RequestCode.UNREGISTER_BROKER, fields=header)).code == ResponseCode.SUCCESS
     await until(lambda: acting._members.keys() == {1})
-    assert brokers.slave.replicating.hears_master
+    assert brokers.slave.replication.receives_from_master
     assert not acting.is_acting
 
 
@@ -238,15 +252,18 @@ async def test_a_broker_that_takes_nothing_keeps_no_message_waiting(brokers: Wit
         await until(lambda: _has_queues(brokers, 6))
         await brokers.stop(0)
         await until(lambda: {message.body for message in brokers.messages(brokers.other)} == bodies)
-        # Another was asked at once, and the level had no pause.
+        # The slave tried another broker at once, and the delay level was not paused.
         assert refused
-        assert not brokers.slave._schedule._deliveries[1].report.failures
+        assert not brokers.slave.features.schedule._deliveries[1].report.failures
     finally:
         await third.stop()
 
 
 async def test_many_of_a_delay_level_are_on_their_way_at_once(brokers: WithAnother) -> None:
-    """The round trip to another broker isn't that of each: here none is answered before ten have come."""
+    """Deliveries to another broker overlap.
+
+    The other broker answers none of them before ten have arrived.
+    """
     came: list[RemotingCommand] = []
     enough = asyncio.Event()
     store = brokers.other._handlers[RequestCode.SEND_MESSAGE_V2]
@@ -267,12 +284,12 @@ async def test_many_of_a_delay_level_are_on_their_way_at_once(brokers: WithAnoth
     brokers.other._handlers[RequestCode.SEND_MESSAGE_V2] = keep
     await brokers.stop(0)
     await until(lambda: len(came) >= 10)
-    assert brokers.slave._schedule.offsets().get(1, 0) == 0
+    assert brokers.slave.features.schedule.offsets().get(1, 0) == 0
     enough.set()
-    await until(lambda: brokers.slave._schedule.offsets().get(1) == 50)
+    await until(lambda: brokers.slave.features.schedule.offsets().get(1) == 50)
     queue = brokers.other.store.queue("orders", 0)
     assert queue.max_offset == 50
-    assert brokers.slave._escaping.escaped == 50
+    assert brokers.slave.features.escape_bridge.escaped == 50
 
 
 async def _has_queues(brokers: WithAnother, count: int) -> bool:
@@ -280,15 +297,18 @@ async def _has_queues(brokers: WithAnother, count: int) -> bool:
 
 
 async def test_a_master_that_hangs_is_stood_in_for(brokers: WithAnother) -> None:
-    """Its machine takes connections, and nothing comes by them."""
+    """A slave stays acting master although its master hangs.
+
+    The master's machine accepts connections but sends no data.
+    """
     slave = brokers.slave
     connected: list[asyncio.StreamWriter] = []
     async with await asyncio.start_server(lambda _, writer: connected.append(writer), "127.0.0.1", 0) as server:
         await brokers.stop(0)
         await until(lambda: slave.acting.is_acting)
         host, port = server.sockets[0].getsockname()
-        slave.replicating._slave.set_master(f"{host}:{port}")  # type: ignore[union-attr]
-        await until(lambda: connected and slave.replicating.is_connected)
+        slave.replication._slave.set_master(f"{host}:{port}")  # type: ignore[union-attr]
+        await until(lambda: connected and slave.replication.is_connected)
         rounds = slave.acting._asking.report.runs
         await until(lambda: slave.acting._asking.report.runs > rounds + 1)
         assert slave.acting.is_acting
@@ -305,28 +325,31 @@ async def test_a_master_that_is_heard_ends_it_though_no_name_server_answers(brok
     back = Broker(replace(master.config, namesrv_addr=[], enable_slave_acting_master=False))
     await back.start()
     try:
-        slave.replicating._slave.set_master(back.replicating.ha_address)  # type: ignore[union-attr]
+        slave.replication._slave.set_master(back.replication.ha_address)  # type: ignore[union-attr]
         await until(lambda: not slave.acting.is_acting)
     finally:
         await back.stop()
 
 
 async def test_what_fails_half_way_is_ended_as_a_whole(brokers: WithAnother, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full when a slave begins to stand in, and a master that is back before there is room."""
+    """A takeover that fails halfway is undone completely.
+
+    The disk is full when the slave takes over, and the master is back before space is free.
+    """
 
     async def fail() -> None:
         raise OSError(28, "No space left on device")
 
     slave = brokers.slave
-    monkeypatch.setattr(slave._schedule, "stand_in", fail)
+    monkeypatch.setattr(slave.features.schedule, "stand_in", fail)
     await brokers.copied()
     await brokers.stop(0)
     await until(lambda: slave.acting._asking.report.failures > 1)
-    assert slave.appender.elsewhere is not None
+    assert slave.appender.escapes
     await brokers.start(0)
-    await until(lambda: slave.appender.elsewhere is None)
+    await until(lambda: not slave.appender.escapes)
     assert not slave.acting.is_acting
-    assert not slave._transactions._checking._started
+    assert not slave.features.transactions._checking._started
 
 
 async def test_the_lowest_of_several_stands_in(tmp_path: Path) -> None:
@@ -347,7 +370,7 @@ async def test_popped_messages_come_back_elsewhere(brokers: WithAnother) -> None
     await peer.send("orders", b"popped")
     popped = await peer.pop("orders", invisible_ms=6_000)
     assert popped.code == ResponseCode.SUCCESS
-    # Its note is in the log, and not in memory alone.
+    # The checkpoint of the pop must be in the log, and not in memory only.
     brokers.master.pops.buffer.expire(1 << 62)
     await brokers.copied()
     assert brokers.messages(brokers.slave, "rmq_sys_wheel_timer")
@@ -358,13 +381,13 @@ async def test_popped_messages_come_back_elsewhere(brokers: WithAnother) -> None
 async def test_sends_are_refused_when_too_few_replicas_are_there(tmp_path: Path) -> None:
     async with WithAnother(tmp_path, 1) as brokers:
         brokers.master.config.replication.in_sync_replicas = 2
-        brokers.master._config_changed()
-        flush_waits = next(part for part in brokers.master._parts if isinstance(part, FlushWaits))
-        await until(lambda: not flush_waits.lacks_replicas)
+        brokers.master.context.events.config_changed.publish()
+        pending_responses = next(part for part in brokers.master.features.all if isinstance(part, PendingResponses))
+        await until(lambda: not pending_responses.lacks_replicas)
         peer = await brokers.peer()
         assert (await peer.send("orders", b"both")).code == ResponseCode.SUCCESS
         await brokers.stop(1)
-        await until(lambda: flush_waits.lacks_replicas)
+        await until(lambda: pending_responses.lacks_replicas)
         refused = await peer.send("orders", b"one")
         assert refused.code == ResponseCode.SYSTEM_ERROR
         assert "in-sync replicas not enough" in (refused.remark or "")

@@ -1,4 +1,4 @@
-"""A broker with access control, either way."""
+"""Access control of the broker, with a plain ACL file and with users and policies."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_plain_acl(
 
 
 class JavaHook:
-    """Signs as Java's clients and older ones of ours do."""
+    """Signs requests as Java clients and older GantryMQ clients do."""
 
     def before_request(self, address: str, request: RemotingCommand) -> None:
         fields = request.ext_fields
@@ -217,11 +217,11 @@ async def test_plain_acl_needs_a_file(start: StartBroker, tmp_path: Path) -> Non
 
 async def test_without_access_control_handlers_are_called_at_once(start: StartBroker) -> None:
     broker = await start(AuthConfig())
-    assert broker._handlers[RequestCode.SEND_MESSAGE_V2].__self__ is broker._sending
+    assert broker._handlers[RequestCode.SEND_MESSAGE_V2].__self__ is broker.features.sending
 
 
 async def test_ways_round_a_policy(start: StartBroker, connect: Callable[..., Awaitable[Peer]]) -> None:
-    """Requests that name what the user may use, and mean something else."""
+    """Requests that name a permitted resource but act on another one are refused."""
     broker = await start(USERS)
     address = f"127.0.0.1:{broker.port}"
     for topic in ("orders", "secret", "%RETRY%poppers_orders"):
@@ -269,7 +269,7 @@ async def test_what_came_back_is_acknowledged_with_the_rights_to_pop_it(
         ):
             request = RemotingCommand.request(RequestCode.ACK_MESSAGE, fields={**fields, "topic": topic})
             assert (await alice.connection.invoke(request)).code == code, topic
-        # Of such a name may be the retry topic of a group poppers_orders: it is popped from by way of its topic.
+        # The same name can be the retry topic of a group `poppers_orders`. A pop reads it through its topic.
         pull = {"maxMsgNums": "1", "invisibleTime": "1000", "pollTime": "0", "bornTime": "0", "initMode": "0"}
         request = RemotingCommand.request(
             RequestCode.POP_MESSAGE, fields={**fields, **pull, "topic": "%RETRY%poppers_orders"}
@@ -278,7 +278,7 @@ async def test_what_came_back_is_acknowledged_with_the_rights_to_pop_it(
 
 
 class Right(NamedTuple):
-    """A user who may do something, and how it is called."""
+    """A user with one permission: the resource and the actions on it."""
 
     user: str
     resource: str
@@ -303,7 +303,10 @@ def place_of(sent: RemotingCommand) -> str:
 async def test_who_may_send_to_the_topic_ends_its_transactions(
     start: StartBroker, connect: Callable[..., Awaitable[Peer]], claimed: dict[str, str]
 ) -> None:
-    """Whatever the end says of it: Apache's older clients leave the topic out, and those asked name the question's."""
+    """Only users who may send to the topic can end its transactions, whatever topic the end request names.
+
+    Older Apache clients omit the topic. Clients that answer a transaction check name the topic of that check.
+    """
     broker = await start(USERS)
     await add_users(
         f"127.0.0.1:{broker.port}", Right("alice", "Topic:orders", "Pub"), Right("mallory", "Topic:mine", "Pub")
@@ -368,7 +371,7 @@ async def test_a_message_is_given_back_by_who_may_read_it(
     for offset in (place, half):
         denied = await mallory.ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields=back | {"offset": offset})
         assert denied.code == ResponseCode.NO_PERMISSION
-    # It waits for its transaction: nobody can have got it.
+    # The transaction is still open, so no consumer can have received this message.
     back = {"group": "readers", "delayLevel": "1"}
     denied = await alice.ask(RequestCode.CONSUMER_SEND_MSG_BACK, fields=back | {"offset": half})
     assert "Topic:RMQ_SYS_TRANS_HALF_TOPIC" in str(denied.remark)
@@ -396,7 +399,10 @@ QUICK = {"transaction_time_out": 50, "transaction_check_interval": 20, "transact
 async def test_only_who_may_send_to_the_topic_is_asked_about_a_transaction(
     tmp_path: Path, stack: AsyncExitStack
 ) -> None:
-    """A half message is secret as yet, and the question has it in it; anybody can say that he is of the group."""
+    """Transaction checks go only to users who may send to the topic, because a check contains the half message.
+
+    Any client can claim to be a member of the producer group.
+    """
     broker = Broker(config(tmp_path / "store", auth=USERS, **QUICK))
     await broker.start()
     stack.push_async_callback(broker.stop)
@@ -412,7 +418,7 @@ async def test_only_who_may_send_to_the_topic_is_asked_about_a_transaction(
         await producers["alice"].prepare("orders", b"secret")
         assert (await producers["alice"].question())[1].body == b"secret"
     assert producers["mallory"].questions.empty()
-    # Those of his own topic he gets, of the same group.
+    # He receives the checks of his own topic, in the same group.
     half = await producers["mallory"].prepare("mine", b"his own")
     assert (await producers["mallory"].question())[1].body == b"his own"
     assert half.queue_offset > 0
@@ -422,7 +428,10 @@ async def test_only_who_may_send_to_the_topic_is_asked_about_a_transaction(
 async def test_replies_are_for_the_user_who_has_the_client_id(
     start: StartBroker, connect: Callable[..., Awaitable[Peer]], stack: AsyncExitStack
 ) -> None:
-    """Clients of a group see each other's ids, and what is replied to a request is for who asked."""
+    """A reply goes to the user who sent the request.
+
+    The client ids of a group are visible to all its members, so an id is no proof.
+    """
     broker = await start(USERS)
     address = f"127.0.0.1:{broker.port}"
     await add_users(address, Right("alice", "Topic:orders", "Pub"), Right("mallory", "Topic:mine", "Pub"))
@@ -452,7 +461,7 @@ async def test_replies_are_for_the_user_who_has_the_client_id(
     await join("mallory")
     await reply()
     assert pushed == ["alice"]
-    # She may have a new connection, while the old one isn't known to be gone.
+    # She can have a new connection before the broker detects that the old one is closed.
     await join("alice")
     await first.close()
     await reply()
@@ -482,7 +491,10 @@ async def test_passwords_are_shown_to_super_users(start: StartBroker, connect: C
 
 
 async def test_users_are_copied_by_super_users(start: StartBroker, tmp_path: Path, stack: AsyncExitStack) -> None:
-    """As mqadmin's copyUser does: with what one broker shows of a user, it is made or changed on the other."""
+    """Copies users as `mqadmin copyUser` does.
+
+    It reads a user from one broker and creates or updates the user on the other one.
+    """
     source = f"127.0.0.1:{(await start(USERS)).port}"
     other = Broker(config(tmp_path / "other", auth=USERS))
     await other.start()
@@ -503,7 +515,7 @@ async def test_users_are_copied_by_super_users(start: StartBroker, tmp_path: Pat
         await copy(root)
         assert [user.username for user in await root.users(target)] == ["alice", "auditor", "inner", "root"]
     async with AdminClient(hooks=[AclHook("alice", "alices12")]) as alice:
-        # She is known there by her password, and may do nothing yet.
+        # Her password is valid on the other broker, but she has no permission there yet.
         with pytest.raises(BrokerError, match="User:alice has no permission"):
             await alice.users(target)
 

@@ -1,4 +1,7 @@
-"""Requests that make no sense, for every code that the broker serves: each is answered, nobody else is disturbed."""
+"""Invalid requests for every request code of the broker.
+
+The broker answers each one and serves other clients meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import re
 
 import pytest
 from broker_support import Peer
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.errors import RequestTimeout
@@ -17,7 +20,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.client import RemotingClient
 
 _MISSING = re.compile(r"(\w+): Object missing required field `(\w+)`")
-#: What a number, a name, a time or a place must survive.
+#: Values that each number, name, timestamp or offset must survive.
 ABSURD = [
     "",
     "-1",
@@ -33,14 +36,14 @@ ABSURD = [
     "a\x01b\x02c",
     "..//%\u2603",
 ]
-#: A producer that doesn't know what became of its transaction: Java doesn't answer either.
+#: An end request of a producer that has no result yet. Java does not answer it either.
 UNANSWERED = (RequestCode.END_TRANSACTION, "commitOrRollback", "0")
 BODIES = [b"", b"\x00" * 40, b"{}", b"[]", b'{"a":', b"null", b"\xff" * 9, b'{"topicConfigList":[{}]}', b"1" * 3000]
 
 
 async def answer(peer: Peer, code: int, fields: dict[str, str], body: bytes = b"") -> RemotingCommand:
     if code >= 1 << 15:
-        # Doesn't fit a binary header.
+        # The code does not fit into a binary header.
         peer = Peer(peer.connection)
     try:
         return await peer.ask(code, body=body, fields=fields, timeout_ms=20_000)
@@ -49,7 +52,7 @@ async def answer(peer: Peer, code: int, fields: dict[str, str], body: bytes = b"
 
 
 async def required_fields(peer: Peer, code: int) -> dict[str, str]:
-    """The header's required fields, each found by its being named as missing."""
+    """Finds the required fields of a header from the errors about missing fields."""
     fields: dict[str, str] = {}
     while True:
         response = await answer(peer, code, fields)

@@ -1,4 +1,4 @@
-"""A broker's life, its registration, and what it answers to what it doesn't know."""
+"""Start and stop of a broker, its registration, and its responses to unknown requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from broker_support import Peer, config
 from ports import free_port
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
@@ -167,7 +167,7 @@ async def test_a_table_that_could_not_be_written_is_written_later(broker: Broker
     directory = tmp_path / "store" / "config"
     directory.write_bytes(b"no directory")
     with pytest.raises(StoreError):
-        broker.saving.save()
+        broker.persistence.save()
     directory.unlink()
-    broker.saving.save()
+    broker.persistence.save()
     assert b"orders@consumers" in (directory / "consumerOffset.json").read_bytes()

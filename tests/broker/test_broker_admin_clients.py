@@ -1,4 +1,4 @@
-"""Who is connected, what clients are asked through the broker, and what it says of their filters."""
+"""Admin requests for connected clients, for requests that the broker relays to them, and for their filters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from broker_support import Peer
 
 from gantrymq.broker.admin import client_relay
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.budget import Budget
+from gantrymq.limits import Limit
 from gantrymq.protocol.bodies.connection import (
     CheckClientRequestBody,
     ConsumerConnection,
@@ -21,7 +21,7 @@ from gantrymq.protocol.bodies.connection import (
 )
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
 from gantrymq.protocol.bodies.offset import ConsumerStatusBody
-from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.codes import PROTOCOL_VERSION, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers.group import (
@@ -34,12 +34,13 @@ from gantrymq.protocol.headers.offset import GetConsumerStatusRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.quota import Quota
 
 
 async def client(
     broker: Broker, client_id: str, handlers: dict[int, Callable[[Connection, RemotingCommand], object]]
 ) -> RemotingClient:
-    """A client of the group consumers that answers the broker's questions."""
+    """Connects a member of group `consumers` that answers requests of the broker."""
     remoting = RemotingClient(handlers)  # type: ignore[arg-type]
     await beat(Peer(await remoting.connection(f"127.0.0.1:{broker.port}")), client_id)
     return remoting
@@ -50,7 +51,9 @@ async def test_connections(peer: Peer) -> None:
     await beat(peer, "one")
     response = await peer.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, GroupRequestHeader(consumer_group="consumers"))
     consumers = decode_json(response.body, ConsumerConnection)
-    assert [(c.client_id, c.language, c.version) for c in consumers.connection_set] == [("one", "PYTHON", 479)]
+    assert [(c.client_id, c.language, c.version) for c in consumers.connection_set] == [
+        ("one", "PYTHON", PROTOCOL_VERSION)
+    ]
     assert consumers.connection_set[0].client_addr.startswith("127.0.0.1:")
     assert consumers.subscription_table["orders"].tags_set == ["a", "b"]
     assert consumers.message_model == "CLUSTERING"
@@ -116,9 +119,10 @@ async def test_client_that_refuses_or_leaves_or_sleeps(
     assert response.code == ResponseCode.CONSUME_MSG_TIMEOUT
     assert "one" in (response.remark or "")
 
-    [relay] = [part for part in broker._parts if isinstance(part, client_relay.ClientRelay)]
-    # A quarter is one connection's part.
-    monkeypatch.setattr(relay, "_budget", Budget("questions", 8, 1000))
+    [relay] = [part for part in broker.features.all if isinstance(part, client_relay.ClientRelay)]
+    # One connection gets a quarter of the limit.
+    limit = Limit("requests", ("broker",), items=8, size=1000, items_of_one=2, size_of_one=250, reason="a test")
+    monkeypatch.setattr(relay, "_quota", Quota(limit))
     monkeypatch.setattr(client_relay, "CLIENT_TIMEOUT_MS", 1000)
     answers = await asyncio.gather(*(peer.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, header) for _ in range(5)))
     assert (
@@ -178,7 +182,7 @@ async def test_status_of_the_clients(peer: Peer, broker: Broker) -> None:
         await client(broker, name, {RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: status(offset)})
         for name, offset in (("one", 1), ("two", 2))
     ]
-    # One that can't answer is left out.
+    # Clients that cannot answer are left out.
     clients.append(await client(broker, "three", {}))
     one, two = {queue("orders", 0): 1}, {queue("orders", 0): 2}
     assert await ask(None) == {"one": one, "two": two}

@@ -1,7 +1,8 @@
-"""The broker's figures and its configuration, from outside."""
+"""Admin requests for the broker's statistics and configuration."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import Field, fields
 from functools import partial
@@ -11,12 +12,12 @@ from typing import get_type_hints
 import pytest
 from administration import send
 from broker_support import Peer, config
-from waiting import until
+from wait_until import until
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.send import Sending
+from gantrymq.broker.send.processor import SendProcessor
 from gantrymq.config import from_properties, load_properties, parse_properties, property_key
 from gantrymq.errors import ConfigError
 from gantrymq.namesrv.config import NamesrvConfig
@@ -34,6 +35,19 @@ from gantrymq.protocol.steps import finish
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.config import StoreConfig
 
+#: Values of Java's thread pools and of its TransientStorePool, as of an idle Java broker.
+CONSTANT_FIGURES = {
+    "dispatchMaxBuffer": "0",
+    "remainTransientStoreBufferNumbs": "2147483647",
+    "EndTransactionQueueSize": "0",
+    "EndTransactionThreadPoolQueueCapacity": "100000",
+    "ackThreadPoolQueueCapacity": "100000",
+    "litePullThreadPoolQueueCapacity": "100000",
+    "pullThreadPoolQueueCapacity": "100000",
+    "queryThreadPoolQueueCapacity": "20000",
+    "sendThreadPoolQueueCapacity": "10000",
+    "putMessageFailedTimes": "0",
+}
 CLUSTER_INFO = partial(RemotingCommand.request, RequestCode.GET_BROKER_CLUSTER_INFO)
 
 
@@ -63,44 +77,52 @@ async def test_figures(peer: Peer, broker: Broker) -> None:
 
     async def all_counted() -> dict[str, str] | None:
         now = await figures(peer)
-        return now if now["msgPutTotalTodayNow"] == "6" else None
+        return now if now["putMessageTimesTotal"] == "6" else None
 
     now = await until(all_counted)
     assert float(now["putTps"].split(" ")[0]) > 0
     assert int(now["commitLogMaxOffset"]) == int(now["putMessageSizeTotal"]) == broker.store.max_physical_offset
     assert float(now["putMessageAverageSize"]) == broker.store.max_physical_offset / 6
     assert int(now["earliestMessageTimeStamp"]) > int(now["bootTimestamp"]) - 1
-    assert now["msgPutTotalTodayMorning"] == "0"
+    # The delayed message is in a system topic.
+    assert (now["msgPutTotalTodayMorning"], now["msgPutTotalTodayNow"]) == ("0", "5")
+    assert {name: now[name] for name in CONSTANT_FIGURES} == CONSTANT_FIGURES
+    for name in ("putLatency99", "putLatency999"):
+        assert re.fullmatch(r"[0-9]+\.[0-9]{2}", now[name])
+    assert now["putMessageDistributeTime"].startswith("[<=0ms]:")
+    for name in ("getMissTps", "getFoundTps", "getTotalTps", "getTransferredTps"):
+        assert len([float(rate) for rate in now[name].split()]) == 3
     assert now["remainHowManyDataToFlush"].endswith("B")
+
+
+async def counter(peer: Peer, name: str, key: str) -> BrokerStatsData | None:
+    header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
+    response = await peer.ask(RequestCode.VIEW_BROKER_STATS_DATA, header)
+    if response.code == ResponseCode.SYSTEM_ERROR:
+        assert f"<{name}> <{key}> not exist" in (response.remark or "")
+        return None
+    return decode_json(response.body, BrokerStatsData)
 
 
 async def test_counters(peer: Peer) -> None:
     await send(peer, 1)
     await peer.pull("orders", 0)
 
-    async def counter(name: str, key: str) -> BrokerStatsData | None:
-        header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
-        response = await peer.ask(RequestCode.VIEW_BROKER_STATS_DATA, header)
-        if response.code == ResponseCode.SYSTEM_ERROR:
-            assert f"<{name}> <{key}> not exist" in (response.remark or "")
-            return None
-        return decode_json(response.body, BrokerStatsData)
-
     async def got_at_least(count: int) -> BrokerStatsData | None:
-        data = await counter("GROUP_GET_NUMS", "orders@consumers")
+        data = await counter(peer, "GROUP_GET_NUMS", "orders@consumers")
         return data if data is not None and data.stats_minute.sum >= count else None
 
     await until(lambda: got_at_least(0))
     await send(peer, 3)
     await peer.pull("orders", 1)
     got = await until(lambda: got_at_least(4))
-    put = await counter("TOPIC_PUT_NUMS", "orders")
+    put = await counter(peer, "TOPIC_PUT_NUMS", "orders")
     assert put is not None
     assert (put.stats_minute.sum, put.stats_hour.sum, put.stats_day.sum) == (4, 4, 4)
     assert put.stats_minute.tps > 0
     assert got.stats_minute.sum == 4
-    assert await counter("TOPIC_PUT_NUMS", "none") is None
-    assert await counter("NO_SUCH_STATS", "orders") is None
+    assert await counter(peer, "TOPIC_PUT_NUMS", "none") is None
+    assert await counter(peer, "NO_SUCH_STATS", "orders") is None
 
 
 async def test_configuration_is_shown_and_changed(peer: Peer, broker: Broker) -> None:
@@ -143,11 +165,11 @@ async def test_topics_may_be_created_where_they_could_not_at_the_start(
 
 
 async def test_changes_take_effect_at_once(peer: Peer, broker: Broker) -> None:
-    """Those that Java applies while it runs, and some more."""
+    """Properties that Java applies at run time, and some more."""
     store = broker.store
     assert store._threads is not None
     log_flusher, queue_flusher = store._threads.log_flusher, store._threads.queue_flusher
-    [sending] = [part for part in broker._parts if isinstance(part, Sending)]
+    [sending] = [part for part in broker.features.all if isinstance(part, SendProcessor)]
     index_before = store.keys.index_last_update
     text = """
         regionId=moon
@@ -182,9 +204,8 @@ async def test_changes_take_effect_at_once(peer: Peer, broker: Broker) -> None:
     batch = encode_batch([(0, bytes(1001), b"")])
     assert (await peer.send("orders", batch, code=RequestCode.SEND_BATCH_MESSAGE)).code == ResponseCode.MESSAGE_ILLEGAL
     assert sending._appender.max_message_size == 1000
-    assert broker.saving._period_s == 60.0
+    assert broker.persistence._period_s == 60.0
     assert (log_flusher.interval_s, queue_flusher.interval_s) == (0.111, 0.222)
-    assert (queue_flusher.least_pages, queue_flusher.thorough_interval_s) == (3, 0.444)
     assert store.in_memory_bytes == 0
     assert (broker.pops.buffer._stay_ms, broker.pops.buffer._leave_before_ms) == (1234, 2345)
     assert broker.pops.buffer._max_size == 3456
@@ -192,7 +213,7 @@ async def test_changes_take_effect_at_once(peer: Peer, broker: Broker) -> None:
         assert (waiting._line_limit, waiting._limit) == (0, 7)
     assert store.keys.build_index(1.0)
     assert store.keys.index_last_update == index_before
-    # Switched on again, it makes up for what it missed.
+    # After the index is on again, it adds the messages that it missed.
     assert (await update(peer, "messageIndexEnable=true")).code == ResponseCode.SUCCESS
     await until(lambda: store.keys.build_index(1.0))
     assert store.keys.index_last_update > index_before
@@ -206,14 +227,14 @@ async def test_an_index_that_was_off_at_the_start(tmp_path: Path, remoting: Remo
     peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
     await peer.send("orders", b"x", properties={"KEYS": "k"})
     assert (await update(peer, "messageIndexEnable=true")).code == ResponseCode.SUCCESS
-    # Its first file is made by another thread.
+    # A background thread creates the first index file.
     await until(lambda: broker.store.keys.build_index(1.0))
     assert finish(broker.store.keys.find_by_key("orders", "k", 0, 1 << 62, 10)) == [0]
     await broker.stop()
 
 
 async def test_other_name_servers(tmp_path: Path, remoting: RemotingClient) -> None:
-    """The broker leaves the old ones and goes to the new ones."""
+    """The broker unregisters from the old NameServers and registers with the new ones."""
     servers = [
         NameServer(NamesrvConfig(listen_port=0, bind_address="127.0.0.1", kv_config_path=tmp_path / f"{number}.json"))
         for number in range(3)
@@ -257,11 +278,11 @@ def numbers() -> Iterator[tuple[type, Field[int]]]:
 
 @pytest.mark.parametrize(("cls", "each"), [pytest.param(*pair, id=property_key(pair[1])) for pair in numbers()])
 def test_every_number_has_bounds(cls: type, each: Field[int], tmp_path: Path) -> None:
-    """At the start and later; the error names key, value and bounds."""
+    """Bounds are checked at startup and for updates. The error names the key, the value and the bounds."""
     key = property_key(each)
     minimum, maximum = each.metadata["minimum"], each.metadata["maximum"]
     assert minimum <= each.default <= maximum  # type: ignore[operator]
-    for value in (minimum - 1, maximum + 1, -(2**40), 2**40):
+    for value in (minimum - 1, maximum + 1, min(-(2**40), minimum - 1), max(2**40, maximum + 1)):
         with pytest.raises(ConfigError, match=f"x: {key}={value}: must be at least {minimum} and at most {maximum}"):
             from_properties(cls, {key: str(value), "storePathRootDir": "/"}, source="x")
         if cls in (BrokerConfig, StoreConfig):
@@ -274,6 +295,8 @@ def test_every_number_has_bounds(cls: type, each: Field[int], tmp_path: Path) ->
 def test_an_address_that_is_none(address: str) -> None:
     with pytest.raises(ConfigError, match=f"^brokerIP1={address[:200]}: must be an IP address or a host name$"):
         BrokerConfig(broker_ip1=address)
+    with pytest.raises(ConfigError, match=f"^brokerIP2={address[:200]}: must be an IP address or a host name$"):
+        BrokerConfig(broker_ip2=address)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.11", "::1", "fe80::1%eth0"])
@@ -282,7 +305,7 @@ def test_addresses(address: str) -> None:
 
 
 async def test_an_address_may_be_a_name(tmp_path: Path, remoting: RemotingClient) -> None:
-    """Clients are told the name, records have its address."""
+    """Clients receive the host name; records contain its IP address."""
     broker = Broker(config(tmp_path / "store", broker_ip1="localhost"))
     await broker.start()
     assert broker.address == f"localhost:{broker.port}"

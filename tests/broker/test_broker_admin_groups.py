@@ -1,4 +1,4 @@
-"""Consumer groups made, changed, shown and deleted from outside."""
+"""Admin requests that create, change, show and delete consumer groups."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gantrymq.protocol.headers.group import (
 )
 from gantrymq.protocol.headers.topic import TopicRequestHeader
 
-#: As mqadmin updateSubGroup writes it.
+#: A group as `mqadmin updateSubGroup` writes it.
 JAVA_GROUP = (
     b'{"attributes":{},"brokerId":0,"consumeBroadcastEnable":false,"consumeEnable":true,'
     b'"consumeFromMinEnable":false,"consumeMessageOrderly":false,"consumeTimeoutMinute":15,"groupName":"javas",'
@@ -178,3 +178,15 @@ async def test_who_consumes_what(peer: Peer) -> None:
     assert found is not None
     assert found.sub_string == "a || b"
     assert (await subscription("offline")).subscription_data is None
+
+
+async def test_groups_of_tools_and_brokers_are_always_created(peer: Peer, broker: Broker) -> None:
+    await send(peer, 1)
+    text = b"autoCreateSubscriptionGroup=false"
+    assert (await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=text)).code == ResponseCode.SUCCESS
+    for group in ("TOOLS_CONSUMER", "CID_ONSAPI_PULL", "CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_TEST"):
+        assert (await peer.pull("orders", group=group)).code == ResponseCode.SUCCESS, group
+    assert (await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"enableCreateSysGroup=false")).code == 0
+    for group in ("other", "CID_RMQ_SYS_OTHER"):
+        assert (await peer.pull("orders", group=group)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, group
+    assert (await peer.pull("orders", group="FILTERSRV_CONSUMER")).code == ResponseCode.SUCCESS

@@ -1,4 +1,4 @@
-"""Messages by their place in the log and by their keys."""
+"""Admin requests for messages by log offset and by key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import pytest
 from broker_support import Peer
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.admin import messages
 from gantrymq.broker.broker import Broker
@@ -49,7 +49,11 @@ async def query(peer: Peer, key: str, *, unique: bool = False, **changed: object
 
 async def test_messages_are_found_by_their_keys(peer: Peer) -> None:
     for i in range(4):
-        await peer.send("orders", b"body %d" % i, properties={"KEYS": f"even{i % 2} all", "UNIQ_KEY": f"unique{i}"})
+        await peer.send(
+            "orders",
+            b"body %d" % i,
+            properties={"KEYS": f"even{i % 2} all", "UNIQ_KEY": f"unique{i}", "TAGS": f"third{i % 3}"},
+        )
 
     async def bodies(key: str, **changed: object) -> list[bytes]:
         response = await query(peer, key, **changed)  # type: ignore[arg-type]
@@ -60,6 +64,12 @@ async def test_messages_are_found_by_their_keys(peer: Peer) -> None:
     assert await bodies("all", max_num=3) == [b"body 1", b"body 2", b"body 3"]
     assert await bodies("unique1", unique=True) == [b"body 1"]
     assert await bodies("all", unique=True) == []
+    assert await bodies("even0", index_type="K") == [b"body 0", b"body 2"]
+    assert await bodies("third0", index_type="T") == [b"body 0", b"body 3"]
+    assert await bodies("third0", index_type="T", max_num=1) == [b"body 3"]
+    assert await bodies("third0") == await bodies("even0", index_type="T") == []
+    assert await bodies("unique2", index_type="U") == [b"body 2"]
+    assert await bodies("unique2", index_type="T", unique=True) == [b"body 2"]
     assert await bodies("none") == []
     assert await bodies("all", topic="others") == []
     assert await bodies("all", end_timestamp=1) == []
@@ -70,8 +80,19 @@ async def test_messages_are_found_by_their_keys(peer: Peer) -> None:
     assert int((await query(peer, "all")).ext_fields["indexLastUpdateTimestamp"]) > 0
 
 
+async def test_an_unknown_index_type_is_refused(peer: Peer) -> None:
+    response = await query(peer, "key", index_type="X")
+    assert (response.code, response.remark) == (
+        ResponseCode.INVALID_PARAMETER,
+        "indexType 'X': must be K, T or U",
+    )
+
+
 async def test_keys_find_messages_of_a_topic_that_is_deleted(peer: Peer) -> None:
-    """The index knows where records begin; a place that is named is looked up in the message's queue."""
+    """The index stores the log offsets of records, so it also finds messages of a deleted topic.
+
+    A request for an offset also checks the queue of the message, so it fails.
+    """
     sent = await peer.send("orders", b"old", properties={"KEYS": "k"})
     assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, fields={"topic": "orders"})).code == 0
     await peer.send("orders", b"new", properties={"KEYS": "k"})
@@ -83,7 +104,10 @@ async def test_keys_find_messages_of_a_topic_that_is_deleted(peer: Peer) -> None
 
 
 async def test_searches_take_turns(broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks for little is done before those who look for much, and no more than some search at once."""
+    """A short search completes before long ones.
+
+    The number of concurrent searches is limited.
+    """
     monkeypatch.setattr(key_lookup, "_STEP_S", 0.0)
     monkeypatch.setattr(messages, "_MAX_SEARCHES", 10)
     for n in range(64):
@@ -107,7 +131,7 @@ async def test_searches_take_turns(broker: Broker, peer: Peer, monkeypatch: pyte
 async def test_many_searches_at_once_hold_up_nobody(
     broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A turn of the loop has one step of one of them, and not one of each."""
+    """One event-loop iteration runs one step of one search, not one step of each search."""
     turn = 0
     steps: Counter[int] = Counter()
 
@@ -129,7 +153,7 @@ async def test_many_searches_at_once_hold_up_nobody(
     counting.cancel()
     assert {answer.code for answer in answers} == {ResponseCode.QUERY_NOT_FOUND}
     assert steps.total() == 150
-    # What is counted as one turn may be the end of one and the beginning of the next.
+    # One counted iteration can contain the end of one iteration and the start of the next.
     assert max(steps.values()) <= 2
 
 

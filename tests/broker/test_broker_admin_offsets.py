@@ -1,4 +1,4 @@
-"""Groups' offsets shown, set and copied from outside."""
+"""Admin requests that show, set and clone the offsets of groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from administration import beat, commit, create_group, queue, send
 from broker_support import Peer, config
 from step_timer import loop_steps
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import MAX_QUEUE_NUMS
@@ -84,7 +84,7 @@ async def test_consume_stats(peer: Peer) -> None:
     assert (await stats(topic_list="orders;none;orders")).total_diff == 1
     assert (await stats(topic="none")).offset_table == {}
     assert (await stats(consumer_group="strangers")).offset_table == {}
-    # A group that is online and has left the topic is not behind in it.
+    # An online group has no lag in a topic after it unsubscribed.
     await beat(peer, "one", topic="others")
     assert (await stats()).offset_table == {}
     assert (await stats(topic_list="orders")).total_diff == 1
@@ -135,7 +135,7 @@ async def test_reset_of_a_group_that_is_offline(peer: Peer, broker: Broker) -> N
     assert await ask() == {0: 0, 1: 0, 2: 0, 3: 0}
     assert await ask(timestamp=-1) == {0: 3, 1: 0, 2: 0, 3: 0}
     assert await ask(queue_id=0, offset=1) == {0: 1}
-    # Without force a time moves nothing forward.
+    # Without `force`, a reset by timestamp never moves an offset forward.
     assert await ask(timestamp=LATER, is_force=False) == {0: 1, 1: 0, 2: 0, 3: 0}
     assert await ask(timestamp=LATER) == {0: 3, 1: 0, 2: 0, 3: 0}
     assert await ask(is_force=False) == {0: 0, 1: 0, 2: 0, 3: 0}
@@ -212,7 +212,7 @@ async def test_offsets_are_cloned(peer: Peer, broker: Broker) -> None:
     assert await clone("nothing", source="strangers") == 0
     assert broker.offsets.topics_of("nothing") == set()
     assert await clone("b@d") == ResponseCode.INVALID_PARAMETER
-    # Of a group that is online only what it still subscribes to.
+    # From an online group, only the topics that it still subscribes to are cloned.
     await beat(peer, "one", topic="others")
     assert await clone("late") == 0
     assert broker.offsets.topics_of("late") == {"others"}
@@ -253,5 +253,5 @@ async def test_65536_queues_are_reset_in_short_steps(peer: Peer, broker: Broker,
             assert len(ResetOffsetBody.decode(response.body).offset_table) == MAX_QUEUE_NUMS
     assert response.code == ResponseCode.SUCCESS, response.remark
     assert broker.offsets.queues("consumers", "orders") == dict.fromkeys(range(MAX_QUEUE_NUMS), 0)
-    # In one step it takes 1.5 s.
+    # In one step, the reset takes 1.5 s.
     assert timer.longest < 0.25

@@ -1,4 +1,4 @@
-"""What has expired is deleted on demand."""
+"""Admin requests that delete expired files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from administration import send
 from broker_support import Peer, config
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -16,7 +16,7 @@ from gantrymq.remoting.client import RemotingClient
 async def test_log_and_then_queues_that_expired_go(tmp_path: Path, remoting: RemotingClient) -> None:
     settings = config(tmp_path / "store")
     settings.store.file_reserved_time = 0
-    # Neither the hour nor the disk deletes anything by itself in this test.
+    # In this test, neither the hour nor the disk usage may start a deletion.
     settings.store.disk_max_used_space_ratio = settings.store.disk_space_clean_forcibly_ratio = 101
     settings.store.disk_space_warning_level_ratio = 101
     broker = Broker(settings)
@@ -25,7 +25,7 @@ async def test_log_and_then_queues_that_expired_go(tmp_path: Path, remoting: Rem
     await send(peer, 1, topic="old")
     for _ in range(4):
         assert (await peer.send("new", bytes(2_000_000))).code == 0
-    # Only what is on the disk is deleted.
+    # Only flushed files are deleted.
     await until(lambda: broker.store.flushed_offset >= broker.store.max_physical_offset)
     assert broker.store.min_physical_offset == 0
     assert (await peer.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)).code == ResponseCode.SUCCESS

@@ -1,8 +1,9 @@
-"""Topics made in lists, shown, measured and cleaned up from outside."""
+"""Admin requests that create topics in lists, show them, measure them and clean up."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import msgspec
@@ -123,7 +124,7 @@ async def test_system_topics(peer: Peer) -> None:
 
 
 async def test_system_topics_that_are_not_there_are_listed_too(peer: Peer) -> None:
-    """As Java's broker 5.5 does: `TopicValidator.SYSTEM_TOPIC_SET`, and what it adds at the start."""
+    """The list of Java's broker 5.5: `TopicValidator.SYSTEM_TOPIC_SET` and the topics added at startup."""
     response = await peer.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     assert decode_json(response.body, TopicList).topic_list == sorted(
         [
@@ -150,7 +151,7 @@ async def test_system_topics_that_are_not_there_are_listed_too(peer: Peer) -> No
 async def test_long_lists_are_made_bit_by_bit(
     peer: Peer, broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Topics and groups; others are served meanwhile."""
+    """Lists of topics and groups are created in steps. Other clients are served in between."""
     monkeypatch.setattr(long_requests, "TURN_S", 0.0001)
     await peer.send("orders", b"x")
     other = Peer(await remoting.connection(f"localhost:{broker.port}"))
@@ -255,3 +256,37 @@ async def test_units_of_no_queue(peer: Peer, topic: str, queue_id: int) -> None:
     response = await peer.ask(RequestCode.QUERY_CONSUME_QUEUE, header)
     assert response.code == ResponseCode.SYSTEM_ERROR
     assert f"{queue_id}@{topic}" in (response.remark or "")
+
+
+async def test_a_long_list_of_topics_has_few_log_lines(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gantrymq.broker.admin.topics")
+    assert await make(peer, *({"topicName": f"listed-{n}"} for n in range(50))) == 0
+    lines = [message.partition(" ")[2] for message in caplog.messages]
+    assert [line.partition(":")[0] for line in lines[:-1]] == [f"creates topic listed-{n}" for n in range(20)]
+    assert lines[-1] == "creates or changes 30 more topics"
+
+
+async def test_new_changed_and_deleted_topics_are_logged(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gantrymq.broker.admin.topics")
+
+    async def change(queue_nums: int) -> list[str]:
+        caplog.clear()
+        header = CreateTopicRequestHeader(
+            topic="logged",
+            default_topic="TBW102",
+            read_queue_nums=queue_nums,
+            write_queue_nums=0,
+            perm=6,
+            topic_filter_type="SINGLE_TAG",
+        )
+        assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == 0
+        return [message.partition(" ")[2] for message in caplog.messages]
+
+    [created] = await change(2)
+    assert created.startswith("creates topic logged: readQueueNums=2 writeQueueNums=0 perm=6 ")
+    [changed] = await change(3)
+    assert changed.startswith("changes topic logged from readQueueNums=2 writeQueueNums=0 ")
+    assert " to readQueueNums=3 writeQueueNums=0 " in changed
+    assert await change(3) == []
+    await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic="logged"))
+    assert [message.partition(" ")[2] for message in caplog.messages] == ["deletes topic logged"]

@@ -1,4 +1,4 @@
-"""What Prometheus is told: names and labels of RocketMQ 5, values that follow what happens."""
+"""Prometheus metrics: names and labels as in RocketMQ 5, and values that follow the traffic."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from broker_support import Peer, config
 from pop_support import PopPeer, popped
 from ports import free_port
 from transaction_support import Producer
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.bodies.heartbeat import CONSUME_POP, ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.protocol.sys_flag import TRANSACTION_ROLLBACK
 from gantrymq.remoting.client import RemotingClient
 
 NODE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
+#: Labels of the snapshot of the timer wheel, in seconds.
+BOUNDS = ("5", "60", "300", "900", "3600", "14400", "28800", "86400")
 STORAGE = NODE | {"storage_type": "local", "storage_medium": "disk"}
 
 
@@ -42,7 +45,7 @@ async def peer(broker: Broker, remoting: RemotingClient) -> PopPeer:
 
 
 class Scrape:
-    """One answer, its samples as {(name, labels): value}."""
+    """The parsed samples of one scrape, as {(name, labels): value}."""
 
     def __init__(self, text: str) -> None:
         self.types: dict[str, str] = {}
@@ -60,7 +63,7 @@ class Scrape:
                 self.samples[match[1], labels] = float(match[3])
 
     def value(self, name: str, base: dict[str, str] = NODE, **labels: str) -> float:
-        """The sample with exactly these labels."""
+        """Returns the sample with exactly these labels."""
         return self.samples[f"rocketmq_{name}", frozenset((base | labels).items())]
 
 
@@ -84,7 +87,7 @@ def of_group(group: str = "consumers", topic: str = "orders", is_retry: str = "f
 
 
 async def test_disks(peer: PopPeer, broker: Broker) -> None:
-    """As the runtime info says it of the log's partition and of the others'."""
+    """The disk usage of the log's partition and of the other files."""
     figures = await scrape(broker)
     for files in ("commitLog", "consumeQueue"):
         told = figures.samples["gantry_disk_used_ratio", frozenset((NODE | {"files": files}).items())]
@@ -126,7 +129,7 @@ async def test_lag_of_a_group_that_pulls(peer: PopPeer, broker: Broker) -> None:
     assert figures.value("consumer_lag_messages", **group) == figures.value("consumer_ready_messages", **group) == 4
     assert figures.value("consumer_inflight_messages", **group) == 0
     async with asyncio.timeout(5):
-        for name in ("consumer_lag_latency", "consumer_queueing_latency"):
+        for name in ("consumer_lag_latency_milliseconds", "consumer_queueing_latency_milliseconds"):
             while not 1 <= (await scrape(broker)).value(name, **group) < 10_000:
                 pass
 
@@ -140,7 +143,11 @@ async def test_lag_of_a_group_that_pulls(peer: PopPeer, broker: Broker) -> None:
     await commit(peer, 4)
     figures = await scrape(broker)
     assert [figures.value(f"consumer_{name}_messages", **group) for name in names] == [0, 0, 0]
-    assert figures.value("consumer_lag_latency", **group) == figures.value("consumer_queueing_latency", **group) == 0
+    assert (
+        figures.value("consumer_lag_latency_milliseconds", **group)
+        == figures.value("consumer_queueing_latency_milliseconds", **group)
+        == 0
+    )
 
 
 async def test_messages_that_a_filter_keeps_back_are_not_ready(peer: PopPeer, broker: Broker) -> None:
@@ -163,7 +170,7 @@ async def test_a_pop_is_in_flight_until_it_is_acknowledged(peer: PopPeer, broker
     assert [figures.value(f"consumer_{name}_messages", **group) for name in names] == [3, 2, 1]
     assert figures.value("messages_out_total", **group) == 2
     assert figures.value("pop_checkpoint_buffer_size") == figures.value("pop_offset_buffer_size") == 1
-    assert figures.value("pop_revive_lag", queue_id="0") == 0
+    assert figures.value("pop_revive_lag_milliseconds", queue_id="0") == 0
     retry = of_group("poppers", is_retry="true")
     assert figures.value("consumer_lag_messages", **retry) == 0
 
@@ -176,7 +183,7 @@ async def test_a_pop_is_in_flight_until_it_is_acknowledged(peer: PopPeer, broker
 
 async def test_connections(peer: PopPeer, broker: Broker) -> None:
     await join(peer, "consumers")
-    client = {"language": "python", "version": "v5_3_3", "protocol_type": "remoting"}
+    client = {"language": "python", "version": "v5_5_0", "protocol_type": "remoting"}
     figures = await scrape(broker)
     assert figures.value("producer_connections", **client) == 1
     labels = client | {"consumer_group": "consumers", "consume_mode": "push", "is_system": "false"}
@@ -212,12 +219,102 @@ async def test_timer_messages(peer: PopPeer, broker: Broker) -> None:
 
     async def enqueued() -> Scrape | None:
         figures = await scrape(broker)
-        return figures if figures.value("timer_enqueue_total", STORAGE) >= 2 else None
+        return figures if figures.value("timer_dequeue_lag", STORAGE) >= 2 else None
 
     figures = await until(enqueued)
     assert figures.value("timing_messages", STORAGE, topic="orders") == 2
-    assert figures.value("timer_enqueue_lag", STORAGE) == figures.value("timer_dequeue_latency", STORAGE) == 0
-    assert figures.value("timer_dequeue_total", STORAGE) == 0
+    assert figures.value("timer_enqueue_total", STORAGE, topic="orders") == 2
+    assert figures.value("timer_enqueue_lag", STORAGE) == 0
+    assert figures.value("timer_enqueue_latency_milliseconds", STORAGE) == 0
+    assert figures.value("timer_dequeue_latency_milliseconds", STORAGE) == 0
+
+    async def counted() -> dict[str, float] | None:
+        figures = await scrape(broker)
+        waiting = {bound: figures.value("timer_message_snapshot", STORAGE, timer_bound_s=bound) for bound in BOUNDS}
+        return waiting if any(waiting.values()) else None
+
+    waiting = await until(counted)
+    assert waiting.pop("3600") + waiting.pop("14400") == 2
+    assert not any(waiting.values())
+
+
+async def test_delivered_timer_messages(peer: PopPeer, broker: Broker) -> None:
+    await peer.send("orders", b"soon", properties={"TIMER_DELAY_MS": "1000"})
+    await peer.send("orders", b"later", properties={"TIMER_DELAY_SEC": "40"})
+    await until(lambda: broker.store.queue("orders", 0).max_offset)
+    figures = await scrape(broker)
+    assert figures.value("timer_enqueue_total", STORAGE, topic="orders") == 2
+    assert figures.value("timer_dequeue_total", STORAGE, topic="orders") == 1
+    assert figures.value("timer_dequeue_lag", STORAGE) == 1
+
+    async def is_counted() -> bool:
+        return (await scrape(broker)).value("timer_message_snapshot", STORAGE, timer_bound_s="60") == 1
+
+    await until(is_counted)
+
+
+async def test_the_revive_log(peer: PopPeer, broker: Broker) -> None:
+    """A pop that expires is written to the revive log, read from it and redelivered."""
+    await send(peer, 2)
+    [acknowledged] = await peer.messages("orders", count=1, invisible_ms=1000)
+    await peer.ack(acknowledged)
+    assert len(await peer.messages("orders", count=1, invisible_ms=1000)) == 1
+    record = {"consumer_group": "poppers", "topic": "orders"}
+    written = await scrape(broker)
+    put = {kind: record | {"revive_message_type": kind, "put_status": "PUT_OK"} for kind in ("CK", "ACK")}
+    assert written.value("pop_revive_in_message_total", **put["CK"]) == 2
+    assert written.value("pop_revive_in_message_total", **put["ACK"]) == 1
+
+    async def redelivered() -> Scrape | None:
+        figures = await scrape(broker)
+        key = "rocketmq_pop_revive_retry_messages_total", frozenset((NODE | record | {"put_status": "PUT_OK"}).items())
+        return figures if key in figures.samples else None
+
+    figures = await until(redelivered)
+    assert figures.value("pop_revive_retry_messages_total", **record, put_status="PUT_OK") == 1
+    read = [
+        (dict(labels)["revive_message_type"], count)
+        for (name, labels), count in figures.samples.items()
+        if name == "rocketmq_pop_revive_out_message_total"
+    ]
+    assert sum(count for kind, count in read if kind == "CK") == 2
+    assert sum(count for kind, count in read if kind == "ACK") == 1
+    assert figures.value("pop_revive_latency_milliseconds", queue_id="0") == 0
+
+
+async def test_counters_of_deleted_topics_are_removed(peer: PopPeer, broker: Broker) -> None:
+    for topic in ("orders", "trades"):
+        await send(peer, 1, topic=topic)
+        await peer.send(topic, b"later", properties={"TIMER_DELAY_SEC": "3600"})
+        [message] = await peer.messages(topic, count=1, invisible_ms=1000)
+        await peer.ack(message)
+    producer = await Producer().connect(broker.port)
+    for topic in ("orders", "trades"):
+        await producer.end(await producer.prepare(topic, b"x"))
+        await producer.end(await producer.prepare(topic, b"x"), TRANSACTION_ROLLBACK)
+    await producer.client.close()
+    names = {
+        "rocketmq_timer_enqueue_total",
+        "rocketmq_commit_messages_total",
+        "rocketmq_rollback_messages_total",
+        "rocketmq_pop_revive_in_message_total",
+    }
+
+    async def counted(topic: str) -> set[str]:
+        samples = (await scrape(broker)).samples
+        return {name for name, labels in samples if name in names and ("topic", topic) in labels}
+
+    async def all_counted() -> bool:
+        return await counted("orders") == await counted("trades") == names
+
+    await until(all_counted)
+    enqueued = dict(broker.features.timer.totals())["enqueue"]
+    response = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic="orders"))
+    assert response.code == 0
+    assert await counted("orders") == set()
+    assert await counted("trades") == names
+    # The rates of all topics together are computed from this total.
+    assert dict(broker.features.timer.totals())["enqueue"] >= enqueued
 
 
 async def test_damage_is_counted(peer: PopPeer, broker: Broker) -> None:
@@ -227,7 +324,7 @@ async def test_damage_is_counted(peer: PopPeer, broker: Broker) -> None:
         unit = broker.store.queue(topic, 0).unit(0)
         assert unit is not None
         damage(broker.store, unit[0])
-    await until(lambda: broker._schedule.skipped and broker._timer.skipped)
+    await until(lambda: broker.features.schedule.skipped and broker.features.timer.skipped)
     figures = await scrape(broker)
     for name, count in {"delay levels": 1, "timer": 1, "pop": 0, "transactions": 0}.items():
         assert figures.samples["gantry_skipped_messages_total", frozenset((NODE | {"by": name}).items())] == count
@@ -235,15 +332,22 @@ async def test_damage_is_counted(peer: PopPeer, broker: Broker) -> None:
 
 async def test_store_and_broker(peer: PopPeer, broker: Broker) -> None:
     figures = await scrape(broker)
-    assert figures.value("storage_message_reserve_time", STORAGE) == 0
+    assert figures.value("storage_message_reserve_time_milliseconds", STORAGE) == 0
     began = time.monotonic()
     await send(peer, 1)
     await peer.send("%DLQ%consumers", b"dead")
     figures = await scrape(broker)
-    assert figures.value("storage_size", STORAGE) == broker.store.max_physical_offset > 0
+    log_bytes = figures.samples["gantry_commit_log_bytes", frozenset(NODE.items())]
+    assert log_bytes == broker.store.max_physical_offset > 0
+    # The partition also has other files.
+    assert figures.value("storage_size_bytes", STORAGE) > log_bytes
     assert 0 <= figures.value("storage_flush_behind_bytes", STORAGE) <= broker.store.max_physical_offset
     assert 0 <= figures.value("storage_dispatch_behind_bytes", STORAGE) <= broker.store.max_physical_offset
-    assert 0 <= figures.value("storage_message_reserve_time", STORAGE) <= (time.monotonic() - began) * 1000 + 2
+    assert (
+        0
+        <= figures.value("storage_message_reserve_time_milliseconds", STORAGE)
+        <= (time.monotonic() - began) * 1000 + 2
+    )
     assert figures.value("broker_permission") == 6
     assert figures.value("topic_number") == len(broker.topics.table.topic_config_table)
     assert figures.value("consumer_group_number") >= 0

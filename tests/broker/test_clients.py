@@ -1,4 +1,4 @@
-"""Heartbeats, members and their changes, consumer offsets."""
+"""Heartbeats, group members and their changes, and consumer offsets."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 from administration import create_group
 from broker_support import Peer, config
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.clients import Clients
-from gantrymq.broker.consumer_offsets import ConsumerOffsets, OffsetTable
-from gantrymq.broker.saving import Saving
+from gantrymq.broker.consumers.heartbeats import Heartbeats
+from gantrymq.broker.tables.consumer_offsets import ConsumerOffsets, OffsetTable
+from gantrymq.broker.tables.persistence import TablePersistence
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -81,7 +81,7 @@ async def test_members_come_and_go_and_all_are_told(peer: Peer, broker: Broker) 
 async def test_who_does_not_listen_is_not_told_thousands_of_times(
     peer: Peer, broker: Broker, remoting: RemotingClient
 ) -> None:
-    """What changes in the same tenth of a second is told once."""
+    """The broker sends one notification for all changes within 0.1 s."""
     told: list[str] = []
 
     def notified(connection: Connection, request: RemotingCommand) -> None:
@@ -132,7 +132,7 @@ async def test_unit_mode_becomes_the_flag_of_a_new_retry_topic(peer: Peer, broke
 
 
 async def test_silent_clients_are_dropped(broker: Broker, peer: Peer) -> None:
-    [clients] = [part for part in broker._parts if isinstance(part, Clients)]
+    [clients] = [part for part in broker.features.all if isinstance(part, Heartbeats)]
     await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("one"))
     clients._expire()
     assert await members(peer) == ["one"]
@@ -154,6 +154,44 @@ async def test_heartbeat_as_java_writes_it(peer: Peer) -> None:
     assert await members(peer, "javas") == ["127.0.0.1@1"]
 
 
+async def test_heartbeat_of_version_2(peer: Peer, broker: Broker) -> None:
+    subscription = [SubscriptionData.parse("orders", "a || b")]
+
+    async def beat(sender: Peer, client_id: str, *, without_sub: bool, fingerprint: int = 77) -> str:
+        groups = [ConsumerData("consumers", subscription_data_set=[] if without_sub else subscription)]
+        data = HeartbeatData(client_id, [], groups, fingerprint, without_sub)
+        response = await sender.ask(RequestCode.HEART_BEAT, body=encode_json(data))
+        assert response.code == ResponseCode.SUCCESS
+        assert response.ext_fields["IS_SUPPORT_HEART_BEAT_V2"] == "true"
+        return response.ext_fields["IS_SUB_CHANGE"]
+
+    def subscribed() -> list[str]:
+        found = broker.members.subscription("consumers", "orders")
+        return [] if found is None else found.tags_set
+
+    assert await beat(peer, "one", without_sub=False, fingerprint=0) == "true"
+    assert await beat(peer, "one", without_sub=False) == "false"
+    assert await beat(peer, "one", without_sub=True) == "false"
+    assert subscribed() == ["a", "b"]
+    # A client that the broker does not have: a member at once, with the group's subscriptions until it sends its own.
+    other = RemotingClient()
+    second = Peer(await other.connection(f"127.0.0.1:{broker.port}"))
+    assert await beat(second, "two", without_sub=True) == "true"
+    assert sorted(await members(peer)) == ["one", "two"]
+    assert subscribed() == ["a", "b"]
+    assert await beat(second, "two", without_sub=False) == "false"
+    await other.close()
+
+
+async def test_heartbeat_of_version_2_after_a_restart_of_the_broker(peer: Peer, broker: Broker) -> None:
+    data = HeartbeatData("one", [], [ConsumerData("consumers")], 77, True)
+    response = await peer.ask(RequestCode.HEART_BEAT, body=encode_json(data))
+    assert response.ext_fields["IS_SUB_CHANGE"] == "true"
+    assert await members(peer) == ["one"]
+    await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("one"))
+    assert broker.members.subscription("consumers", "orders") is not None
+
+
 async def test_broken_heartbeat_is_refused(peer: Peer) -> None:
     response = await peer.ask(RequestCode.HEART_BEAT, body=b'{"clientID":')
     assert response.code == ResponseCode.SYSTEM_ERROR
@@ -172,7 +210,7 @@ async def test_offsets(peer: Peer, broker: Broker) -> None:
 
     assert await query() == (ResponseCode.SUCCESS, "0")
     assert await query(set_zero=False) == (ResponseCode.QUERY_NOT_FOUND, None)
-    # As in Java, an empty queue has no message that is still in memory.
+    # As in Java: an empty queue has no message that is still in memory.
     assert await query(1) == (ResponseCode.QUERY_NOT_FOUND, None)
     header = UpdateConsumerOffsetRequestHeader(consumer_group="consumers", topic="orders", queue_id=0, commit_offset=1)
     answer = await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
@@ -210,7 +248,7 @@ async def test_offsets_survive_a_restart(tmp_path, remoting: RemotingClient) -> 
 
 
 async def test_a_negative_offset_in_the_file_means_never_consumed(tmp_path: Path, remoting: RemotingClient) -> None:
-    """A Java broker's consumerOffset.json has -1 for queues that a group has not consumed."""
+    """The `consumerOffset.json` of a Java broker has -1 for queues that a group has not consumed."""
     path = tmp_path / "store/config/consumerOffset.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"offsetTable":{"orders@consumers":{0:-1,1:-7,2:3}}}')
@@ -249,8 +287,11 @@ async def test_a_negative_offset_in_the_file_means_never_consumed(tmp_path: Path
 
 
 def test_negative_offsets_of_another_broker_are_left_out(tmp_path: Path) -> None:
-    """A slave copies its master's table, and a master takes that of a slave that stood in for it."""
-    offsets = ConsumerOffsets(tmp_path / "consumerOffset.json", saving=Saving(config(tmp_path), Jobs()))
+    """Negative offsets are dropped when a table is copied from another broker.
+
+    A slave copies its master's table, and a returning master copies the table of the acting master.
+    """
+    offsets = ConsumerOffsets(tmp_path / "consumerOffset.json", persistence=TablePersistence(config(tmp_path), Jobs()))
     other = OffsetTable({"orders@consumers": {0: -1, 1: 5}})
     for take in (offsets.copy, offsets.advance):
         take(other)

@@ -1,12 +1,12 @@
-"""What heartbeats, pulls and sends may have a broker keep."""
+"""Limits on the memory that heartbeats, pulls and sends can use."""
 
 from __future__ import annotations
 
 import pytest
 from broker_support import Peer
 
-from gantrymq.broker import subscription_groups, topics
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.tables import subscription_groups, topics
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.fastjson import encode_json

@@ -1,4 +1,7 @@
-"""Three brokers of one name with a controller: elections, what is promised, and what becomes of a former master."""
+"""Three brokers of one name with a controller.
+
+The tests cover elections, acknowledged messages, and former masters.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer
-from controlled_support import Controlled
-from held_slaves import hold_slave, release_slave
-from waiting import until
+from controlled_support import ControlledBrokers
+from paused_slaves import pause_slave, resume_slave
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.client.broker_api import SendStatus
@@ -29,7 +32,7 @@ from gantrymq.system.clock import monotonic, now_ms
 
 
 def bodies(broker: Broker) -> list[bytes]:
-    """Of all messages of the topic, in the order of the log."""
+    """Returns the bodies of all messages of the topic, in log order."""
     return [record.body for record in broker.store.records_with(b"", 0) if record.topic == b"orders"]
 
 
@@ -40,8 +43,8 @@ async def send_some(peer: Peer, name: str, count: int = 20) -> list[bytes]:
     return sent
 
 
-async def elect(replicas: Controlled, number: int) -> None:
-    """As an administrator does."""
+async def elect(replicas: ControlledBrokers, number: int) -> None:
+    """Elects a master as an administrator does."""
     header = ElectMasterRequestHeader(
         cluster_name="DefaultCluster", broker_name="broker-a", broker_id=number, designate_elect=True
     )
@@ -49,15 +52,15 @@ async def elect(replicas: Controlled, number: int) -> None:
     await replicas.remoting.call(replicas.controller.address, request)
 
 
-def hold_slaves(replicas: Controlled, master: int) -> None:
-    """No slave takes anything more from the master that there is."""
+def hold_slaves(replicas: ControlledBrokers, master: int) -> None:
+    """Pauses all slaves: they store nothing more from the current master."""
     for number, broker in replicas.brokers.items():
         if number != master:
-            hold_slave(broker)
+            pause_slave(broker)
 
 
 async def test_one_is_elected_and_the_others_follow(tmp_path: Path) -> None:
-    async with Controlled(tmp_path) as replicas:
+    async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         assert await replicas.master() == 1
         await send_some(await replicas.peer(1), "first")
@@ -76,7 +79,7 @@ async def test_one_is_elected_and_the_others_follow(tmp_path: Path) -> None:
 
 
 async def test_another_is_elected_when_the_master_stops(tmp_path: Path) -> None:
-    async with Controlled(tmp_path) as replicas:
+    async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         sent = await send_some(await replicas.peer(1), "before")
         await replicas.stop(1)
@@ -91,7 +94,7 @@ async def test_another_is_elected_when_the_master_stops(tmp_path: Path) -> None:
 
 
 async def test_what_nobody_acknowledged_is_cut_off_a_former_master(tmp_path: Path) -> None:
-    async with Controlled(tmp_path) as replicas:
+    async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
         sent = await send_some(peer, "before")
@@ -100,7 +103,7 @@ async def test_what_nobody_acknowledged_is_cut_off_a_former_master(tmp_path: Pat
         lost = [asyncio.ensure_future(peer.send("orders", b"lost %d" % number)) for number in range(20)]
         await until(lambda: len(bodies(replicas.brokers[1])) == 40)
         await elect(replicas, 2)
-        # They are told to send it again, before slaveTimeout.
+        # These producers get a retryable error before `slaveTimeout` ends.
         answers = await asyncio.wait_for(asyncio.gather(*lost), 5)
         assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}
         await replicas.all_in_sync()
@@ -108,7 +111,7 @@ async def test_what_nobody_acknowledged_is_cut_off_a_former_master(tmp_path: Pat
         sent += await send_some(await replicas.peer(2), "after")
         await replicas.caught_up()
         assert [bodies(broker) for broker in replicas.brokers.values()] == [sent] * 3
-        # Who was master says since when which master wrote.
+        # The former master reports its epochs, and the start offset of each one.
         answer = await (await replicas.peer(1)).ask(RequestCode.GET_BROKER_EPOCH_CACHE)
         cache = decode_json(answer.body, EpochEntryCache)
         assert cache.broker_id == 1
@@ -116,8 +119,11 @@ async def test_what_nobody_acknowledged_is_cut_off_a_former_master(tmp_path: Pat
 
 
 async def test_nobody_reads_what_not_all_have(tmp_path: Path) -> None:
-    """Its queue offset may become another message's, which its reader would skip."""
-    async with Controlled(tmp_path) as replicas:
+    """Consumers get only messages that all in-sync replicas have.
+
+    Otherwise the queue offset can be given to another message, and a consumer would skip that one.
+    """
+    async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
         sent = await send_some(peer, "before", 3)
@@ -130,13 +136,13 @@ async def test_nobody_reads_what_not_all_have(tmp_path: Path) -> None:
         waiting = asyncio.ensure_future(peer.pull("orders", 3, suspend_ms=20_000))
         await until(lambda: len(replicas.brokers[1].polling) == 1)
         for number in (2, 3):
-            release_slave(replicas.brokers[number])
+            resume_slave(replicas.brokers[number])
         assert (await lost).code == ResponseCode.SUCCESS
         assert [message.body for message in decode_messages((await waiting).body)] == [b"lost"]
 
 
 async def test_a_former_master_takes_nothing_and_becomes_master_again(tmp_path: Path) -> None:
-    async with Controlled(tmp_path) as replicas:
+    async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         sent = []
         for number in (2, 1, 3, 1):
@@ -156,8 +162,11 @@ async def test_a_former_master_takes_nothing_and_becomes_master_again(tmp_path: 
 
 
 async def test_slaves_show_what_all_have_and_know_its_topic(tmp_path: Path) -> None:
-    """Without waiting for a sign of life: the master may be gone in a moment."""
-    replicas = Controlled(tmp_path)
+    """Slaves deliver confirmed messages without waiting for the next heartbeat.
+
+    The master can fail at any moment.
+    """
+    replicas = ControlledBrokers(tmp_path)
     replicas.replication["ha_send_heartbeat_interval"] = 60_000
     replicas.replication["ha_housekeeping_interval"] = 120_000
     async with replicas:
@@ -170,16 +179,16 @@ async def test_slaves_show_what_all_have_and_know_its_topic(tmp_path: Path) -> N
 
 
 async def test_too_few_in_sync(tmp_path: Path) -> None:
-    async with Controlled(tmp_path) as replicas:
+    async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
         await send_some(peer, "first")
         await replicas.stop(2)
         await replicas.stop(3)
         await until(lambda: replicas.in_sync() == {1})
-        controlled = replicas.brokers[1].controlled
-        assert controlled is not None
-        in_sync = controlled._in_sync.in_sync
+        replicas_manager = replicas.brokers[1].replicas_manager
+        assert replicas_manager is not None
+        in_sync = replicas_manager._in_sync.in_sync
         assert in_sync is not None
         await until(lambda: in_sync.members == {1})
         answer = await peer.send("orders", b"refused")
@@ -192,13 +201,16 @@ async def test_too_few_in_sync(tmp_path: Path) -> None:
 
 
 async def test_a_master_without_a_controller_goes_on_while_its_slaves_confirm(tmp_path: Path) -> None:
-    """Nobody else can have been elected: only a replica in sync can, and it leaves its master then."""
-    async with Controlled(tmp_path, 2, controller_heart_beat_timeout_mills=1_500) as replicas:
+    """A master continues without a controller while all in-sync replicas follow it.
+
+    Only an in-sync replica can be elected, and it disconnects from its master then. So there is no other master.
+    """
+    async with ControlledBrokers(tmp_path, 2, controller_heart_beat_timeout_mills=1_500) as replicas:
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
         await replicas.controller.stop()
         stopped = monotonic()
-        # Twice as long as the lease.
+        # Twice the length of the lease.
         while monotonic() < stopped + 3.0:
             await send_some(peer, "without a controller")
         await replicas.stop(2)
@@ -212,7 +224,7 @@ async def test_a_master_without_a_controller_goes_on_while_its_slaves_confirm(tm
 
 
 async def test_a_master_that_waits_for_no_slave_stops_without_a_controller(tmp_path: Path) -> None:
-    replicas = Controlled(tmp_path, 2, min_in_sync=1, controller_heart_beat_timeout_mills=1_500)
+    replicas = ControlledBrokers(tmp_path, 2, min_in_sync=1, controller_heart_beat_timeout_mills=1_500)
     replicas.replication["all_ack_in_sync_state_set"] = False
     async with replicas:
         await replicas.all_in_sync()
@@ -229,14 +241,17 @@ async def test_a_master_that_waits_for_no_slave_stops_without_a_controller(tmp_p
 
 
 async def test_a_master_that_ended_unnoticed_leaves_it_to_another(tmp_path: Path) -> None:
-    """A power failure may have taken the end of its log."""
-    async with Controlled(tmp_path) as replicas:
+    """A master that restarts after a power failure does not become master again.
+
+    The power failure can have truncated the end of its log.
+    """
+    async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         sent = await send_some(await replicas.peer(1), "before")
-        # As if its machine had lost power: nothing closes its connection with the controller.
-        controlled = replicas.brokers[1].controlled
-        assert controlled is not None
-        kept, controlled._remoting = controlled._remoting, RemotingClient()
+        # Simulates a power failure: the connection to the controller stays open.
+        replicas_manager = replicas.brokers[1].replicas_manager
+        assert replicas_manager is not None
+        kept, replicas_manager._remoting = replicas_manager._remoting, RemotingClient()
         await replicas.stop(1)
         await replicas.start(1)
         await replicas.all_in_sync()
@@ -249,7 +264,7 @@ async def test_a_master_that_ended_unnoticed_leaves_it_to_another(tmp_path: Path
 
 
 async def test_a_broker_that_is_alone_is_master_again(tmp_path: Path) -> None:
-    async with Controlled(tmp_path, 1, min_in_sync=1) as replicas:
+    async with ControlledBrokers(tmp_path, 1, min_in_sync=1) as replicas:
         for number in range(3):
             assert await replicas.master() == 1
             await replicas.all_in_sync()
@@ -262,7 +277,7 @@ async def test_a_broker_that_is_alone_is_master_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "handed_over"])
 async def test_nothing_acknowledged_is_lost_while_masters_change(tmp_path: Path, is_stopped: bool) -> None:
-    async with Controlled(tmp_path) as replicas:
+    async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         acknowledged: list[bytes] = []
         is_over = False
@@ -301,7 +316,7 @@ async def test_nothing_acknowledged_is_lost_while_masters_change(tmp_path: Path,
         for broker in replicas.brokers.values():
             stored = bodies(broker)
             assert not set(acknowledged) - set(stored)
-            # In each queue in the order in which they were acknowledged.
+            # Per queue, in the order of the acknowledgements.
             for name in range(8):
                 prefix = b"%d-" % name
                 numbers = [int(body.partition(b"-")[2]) for body in stored if body.startswith(prefix)]
@@ -309,7 +324,7 @@ async def test_nothing_acknowledged_is_lost_while_masters_change(tmp_path: Path,
 
 
 async def test_a_hand_over_costs_a_producer_no_send(tmp_path: Path) -> None:
-    async with Controlled(tmp_path) as replicas, Producer(replicas.name_server.address, "producers") as producer:
+    async with ControlledBrokers(tmp_path) as replicas, Producer(replicas.name_server.address, "producers") as producer:
         await replicas.all_in_sync()
         await send_some(await replicas.peer(1), "topic", 1)
         is_over = False
@@ -333,13 +348,13 @@ async def test_a_hand_over_costs_a_producer_no_send(tmp_path: Path) -> None:
 
 
 async def test_nothing_counts_what_is_not_shown(tmp_path: Path) -> None:
-    async with Controlled(tmp_path) as replicas:
+    async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         number = await replicas.master()
         peer = await replicas.peer(number)
         for body in (b"shown", b"too"):
             assert (await peer.send("orders", body)).code == ResponseCode.SUCCESS
-        # A member may be the next to be cut off: what it lacks isn't shown.
+        # A member can be cut off next, so consumers do not get messages that it lacks.
         hold_slaves(replicas, number)
         sending = asyncio.ensure_future(peer.send("orders", b"unshown"))
         store = replicas.brokers[number].store
@@ -357,7 +372,7 @@ async def test_nothing_counts_what_is_not_shown(tmp_path: Path) -> None:
 
 
 async def test_a_master_whose_disk_is_full_hands_over(tmp_path: Path) -> None:
-    async with Controlled(tmp_path) as replicas:
+    async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         number = await replicas.master()
         async with Producer(replicas.name_server.address, "producers") as producer:
@@ -369,12 +384,12 @@ async def test_a_master_whose_disk_is_full_hands_over(tmp_path: Path) -> None:
             await until(lambda: replicas.masters() == [other])
             sent = await producer.send(Message("orders", b"after"))
             assert sent.status is SendStatus.SEND_OK
-        # The others have room, and none gives it back.
+        # The other brokers have free disk space, so none of them hands over again.
         assert replicas.masters() == [other]
 
 
 async def test_a_master_whose_fsync_fails_hands_over(tmp_path: Path) -> None:
-    async with Controlled(tmp_path) as replicas:
+    async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         number = await replicas.master()
         replicas.brokers[number].store._log.failure = Refusal("fdatasync failed", SyncFailed)
@@ -382,6 +397,6 @@ async def test_a_master_whose_fsync_fails_hands_over(tmp_path: Path) -> None:
         await until(lambda: replicas.masters() == [other])
         async with Producer(replicas.name_server.address, "producers") as producer:
             assert (await producer.send(Message("orders", b"after"))).status is SendStatus.SEND_OK
-        # Nobody is told that all is on the disk.
+        # The broker must not report that all data is on disk.
         with pytest.raises(SyncFailed):
             await replicas.stop(number)

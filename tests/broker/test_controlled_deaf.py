@@ -1,4 +1,7 @@
-"""A controller that lives and never answers one kind of request: nothing hangs, nothing unsafe is acknowledged."""
+"""A controller that never answers one kind of request.
+
+Nothing may hang, and nothing unsafe may be acknowledged.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,27 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer
-from controlled_support import Controlled
-from waiting import until
+from controlled_support import ControlledBrokers
+from wait_until import until
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import ONEWAY_FLAG, RemotingCommand
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply
 
-#: A broker waits for an answer of its controller so long, and asks again at once or with its next look, s.
+#: Longest time until a broker repeats an unanswered request to its controller, in seconds.
 _FOUND_S = 15.0
 
 
 class Deaf:
-    """The controller of `replicas` takes requests of one code, and no more is heard of them while it is `on`.
+    """Makes the controller of `replicas` ignore requests of one code while `on` is true.
 
-    `does_it`: it does what it is asked for, and the answer is lost.
+    If `does_it` is true, the controller executes the request but its response is lost.
     """
 
-    def __init__(self, replicas: Controlled, code: int, *, does_it: bool = False) -> None:
+    def __init__(self, replicas: ControlledBrokers, code: int, *, does_it: bool = False) -> None:
         self.on = False
-        #: How many it has taken.
+        #: Number of ignored requests.
         self.taken = 0
         handlers = replicas.controller._server._handlers
         answer = handlers[code]
@@ -37,7 +40,7 @@ class Deaf:
                 return answer(connection, request)
             self.taken += 1
             if does_it:
-                # Its answer goes to nobody.
+                # The response is not sent.
                 request.flag |= ONEWAY_FLAG
                 answer(connection, request)
             return None
@@ -46,14 +49,14 @@ class Deaf:
 
 
 async def sent_until_safe(peer: Peer, body: bytes) -> int:
-    """How often it had to be sent until it was acknowledged."""
+    """Sends a message until it is acknowledged, and returns the number of attempts."""
     times = 1
     while (await peer.send("orders", body)).code != ResponseCode.SUCCESS:
         times += 1
     return times
 
 
-def bodies(replicas: Controlled, number: int) -> set[bytes]:
+def bodies(replicas: ControlledBrokers, number: int) -> set[bytes]:
     store = replicas.brokers[number].store
     queue = store.queue("orders", 0)
     return {store.read_record(unit[0]).body for at in range(queue.max_offset) if (unit := queue.unit(at))}
@@ -77,8 +80,8 @@ CASES = [(code, False) for code in (*QUESTIONS, *CHANGES, RequestCode.CONTROLLER
 async def test_one_kind_of_request_is_never_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, code: RequestCode, does_it: bool
 ) -> None:
-    """A slave goes and comes back meanwhile, and a new one comes."""
-    async with Controlled(tmp_path, 2, min_in_sync=1) as replicas:
+    """Meanwhile a slave stops and restarts, and a new slave joins."""
+    async with ControlledBrokers(tmp_path, 2, min_in_sync=1) as replicas:
         replicas.replication["slave_timeout"] = 500
         for broker in replicas.brokers.values():
             broker.config.replication.slave_timeout = 500
@@ -89,13 +92,13 @@ async def test_one_kind_of_request_is_never_answered(
         deaf.on = True
         await replicas.stop(2)
         if code == RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET and not does_it:
-            # The controller believes that the slave has all, so it is waited for.
+            # For the controller, the slave is still in sync, so the master waits for it.
             assert (await peer.send("orders", b"alone")).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
         else:
             await asyncio.wait_for(sent_until_safe(peer, b"alone"), _FOUND_S)
         await replicas.start(2)
         await replicas.start(3)
-        # Whatever they wait for, the master serves.
+        # The master serves, whatever the slaves are waiting for.
         assert await asyncio.wait_for(sent_until_safe(peer, b"beside"), _FOUND_S)
         await until(lambda: replicas.controller.address in caplog.text)
         await until(lambda: deaf.taken > 1)
@@ -104,7 +107,7 @@ async def test_one_kind_of_request_is_never_answered(
         async with asyncio.timeout(_FOUND_S):
             await replicas.all_in_sync()
         assert await sent_until_safe(peer, b"after") == 1
-        # Slaves show a message when they hear that all have it.
+        # Slaves deliver a message after the master confirms that all replicas have it.
         everything = {b"before", b"alone", b"beside", b"after"}
         await until(lambda: all(bodies(replicas, number) == everything for number in (1, 2, 3)))
         await until(lambda: not any(broker.jobs.failing() for broker in replicas.brokers.values()))
@@ -113,16 +116,17 @@ async def test_one_kind_of_request_is_never_answered(
 @pytest.mark.slow
 @pytest.mark.parametrize("does_it", [False, True])
 async def test_an_election_is_never_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture, does_it: bool) -> None:
-    """A master comes back that ended without its controller's notice: another is to be master in its place.
+    """A master restarts, and the controller did not detect that it was gone: another broker becomes master.
 
-    It isn't master itself as long as it doesn't know that no other can be: its log may lack what was acknowledged.
+    The restarted broker does not become master while another one can be elected. Its log can lack acknowledged
+    messages.
     """
-    async with Controlled(tmp_path) as replicas:
+    async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         assert await sent_until_safe(await replicas.peer(1), b"before") == 1
-        controlled = replicas.brokers[1].controlled
-        assert controlled is not None
-        kept, controlled._remoting = controlled._remoting, RemotingClient()
+        replicas_manager = replicas.brokers[1].replicas_manager
+        assert replicas_manager is not None
+        kept, replicas_manager._remoting = replicas_manager._remoting, RemotingClient()
         deaf = Deaf(replicas, RequestCode.CONTROLLER_ELECT_MASTER, does_it=does_it)
         deaf.on = True
         await replicas.stop(1)

@@ -1,4 +1,7 @@
-"""A controller that stands still in a hand-over, or dies: before it is asked, when it has decided, when all is done."""
+"""A controller that hangs or dies while a master hands over.
+
+It does so before the request, after the decision, or after the hand-over.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,21 @@ from pathlib import Path
 
 import pytest
 from controllers_under_load import ControlledByProcesses, hand_over, under_load
-from waiting import until
+from wait_until import until
 
 from gantrymq.testing.processes import ServerProcess
 
 #: The lease is nine tenths of it.
 HEARTBEAT_TIMEOUT_MS = 3_000
-#: AdminClient's time-out for one request, and for the machine as long again.
+#: Twice AdminClient's default request timeout (5 s), to allow for a slow machine. In seconds.
 COMMAND_S = 10
 
 
 class Hanging(ControlledByProcesses):
-    """Its controller is a process, which tells nobody of a new master: brokers ask each two seconds."""
+    """Brokers whose controller runs in another process and sends no notification of a new master.
+
+    The brokers poll it every 2 s.
+    """
 
     def __init__(self, directory: Path) -> None:
         super().__init__(
@@ -73,7 +79,7 @@ async def test_it_hangs(
             if step == "told":
                 await until(lambda: replicas.masters() == [2])
             replicas.send_signal(signal.SIGSTOP)
-        # The lease ends, and the master goes on: all in-sync replicas confirm that it is the only one.
+        # The lease expires, and the master continues: all in-sync replicas confirm that it is the only master.
         lease_ends = time.monotonic() + HEARTBEAT_TIMEOUT_MS / 1000
         await until(lambda: time.monotonic() > lease_ends)
         so_far = len(acknowledged)

@@ -1,4 +1,7 @@
-"""The leading one of two controllers with etcd stands still in a hand-over, and the other goes on from where it was."""
+"""Two controllers share etcd, and the leader hangs while a master hands over.
+
+The other controller continues from the same state.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from controllers_under_load import ControlledByProcesses, hand_over, under_load
-from waiting import until
+from wait_until import until
 
 from gantrymq.controller.etcd_store import LEASE_S
 from gantrymq.protocol.codes import RequestCode
@@ -26,12 +29,15 @@ from etcd_support import etcd, needs_etcd
 
 pytestmark = needs_etcd
 
-#: The other leads when the lease in etcd has ended, and it has asked again.
+#: The other controller leads after the lease in etcd expires and its next attempt succeeds.
 HEARTBEAT_TIMEOUT_MS = 3_000
 
 
 class TwoControllers(ControlledByProcesses):
-    """Processes, which tell nobody of a new master: brokers ask each two seconds."""
+    """Two controller processes that send no notification of a new master.
+
+    Brokers poll them every 2 s.
+    """
 
     def __init__(self, directory: Path) -> None:
         super().__init__(
@@ -69,7 +75,7 @@ class TwoControllers(ControlledByProcesses):
         return answer.read_header(GetMetaDataResponseHeader).is_leader
 
     def controller_addresses(self) -> list[str]:
-        # The leading one first: it costs a time-out when it stands still.
+        # The leader comes first: if it hangs, each request to it costs a timeout.
         return sorted((process.address for process in self.processes), key=lambda a: a != self.controller.address)
 
     async def _stop_controller(self) -> None:
@@ -92,13 +98,13 @@ async def test_the_leading_one_hangs(tmp_path: Path, step: str, master: int) -> 
                 await until(lambda: replicas.masters() == [2])
         os.kill(first.pid, signal.SIGSTOP)
         if step == "before":
-            # It takes as long as the other needs to lead.
+            # The command takes as long as the other controller needs to become leader.
             assert await hand_over(replicas, 2) != 0
         await until(lambda: replicas.leads(other), LEASE_S + 10)
         await until(lambda: replicas.masters() == [master])
         so_far = len(acknowledged)
         await until(lambda: len(acknowledged) > so_far + 50)
-        # It has a request that it takes only now, and believes that it leads.
+        # The first controller resumes with a request in its buffer, and still acts as leader.
         os.kill(first.pid, signal.SIGCONT)
         so_far = len(acknowledged)
         await until(lambda: len(acknowledged) > so_far + 200)

@@ -1,4 +1,7 @@
-"""What a broker in controller mode makes of what it is told: roles, who is in sync, the lease, the files of its id."""
+"""The state of a broker in controller mode.
+
+The tests cover the role, the in-sync set, the lease, and the files of the broker id.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.broker.controlled.identity import Applied, Identity
-from gantrymq.broker.controlled.in_sync import InSync
-from gantrymq.broker.controlled.lease import Lease
-from gantrymq.broker.controlled.roles import Role, Roles, Told
+from gantrymq.broker.controller.identity import Applied, Identity
+from gantrymq.broker.controller.lease import Lease
+from gantrymq.broker.controller.roles import Role, Roles, Told
+from gantrymq.broker.replication.sync_state_set import SyncStateSet
 from gantrymq.errors import ConfigError, StoreError
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.replication.slaves import Slave
@@ -25,11 +28,11 @@ def told(epoch: int, master: int | None = None, address: str | None = None) -> T
 @pytest.mark.parametrize(
     ("before", "now", "role"),
     [
-        # The first word.
+        # The first notification.
         ([], told(1, ME), Role(1, ME, HERE)),
         ([], told(1, OTHER), Role(1, OTHER, THERE)),
         ([], told(1), Role(1)),
-        # The same once more.
+        # The same notification again.
         ([told(1, ME)], told(1, ME), None),
         ([told(1, OTHER)], told(1, OTHER), None),
         # A later epoch.
@@ -38,19 +41,19 @@ def told(epoch: int, master: int | None = None, address: str | None = None) -> T
         ([told(1, ME)], told(2, ME), Role(2, ME, HERE)),
         ([told(1, ME)], told(2), Role(2)),
         ([told(2)], told(3, ME), Role(3, ME, HERE)),
-        # Of an epoch without a master one is told later on.
+        # An epoch can begin without a master and get one later.
         ([told(2)], told(2, ME), Role(2, ME, HERE)),
-        # An earlier one: a deposed controller, or a message that was late.
+        # An earlier epoch: from a deposed controller, or a delayed message.
         ([told(2, OTHER)], told(1, ME), None),
         ([told(2)], told(1, ME), None),
-        # A controller that just doesn't know whether the master lives.
+        # A controller that does not have the state of the master at the moment.
         ([told(2, ME)], told(2), None),
-        # It has moved.
+        # The master has a new address.
         ([told(2, OTHER)], told(2, OTHER, "127.0.0.1:9"), Role(2, OTHER, "127.0.0.1:9")),
-        # Two masters of one epoch.
+        # Two masters in one epoch.
         ([told(2, ME)], told(2, OTHER), None),
         ([told(2, OTHER)], told(2, ME), None),
-        # A master without an address is none.
+        # A master without an address is ignored.
         ([], Told(1, OTHER, None), Role(1)),
         ([], Told(1, OTHER, ""), Role(1)),
     ],
@@ -75,7 +78,7 @@ def test_a_controller_older_than_the_log_is_not_believed() -> None:
     assert roles.role == Role(5, ME, HERE)
 
 
-# -- who is in sync ---------------------------------------------------------------------------------------------
+# -- the in-sync set --------------------------------------------------------------------------------------------
 
 
 def slave(broker_id: int, acknowledged: int, caught_up_at: float = 100.0, *, is_learner: bool = False) -> Slave:
@@ -89,16 +92,16 @@ def slave(broker_id: int, acknowledged: int, caught_up_at: float = 100.0, *, is_
         ({ME}, [slave(OTHER, 10)], 1000),
         ({ME, OTHER}, [slave(OTHER, 700)], 700),
         ({ME, OTHER, THIRD}, [slave(OTHER, 700), slave(THIRD, 600)], 600),
-        # One that isn't connected holds all up.
+        # A disconnected member blocks the confirm offset.
         ({ME, OTHER, THIRD}, [slave(OTHER, 700)], 0),
         ({ME, OTHER}, [], 0),
         ({ME, OTHER}, [slave(THIRD, 700)], 0),
-        # A learner is nobody to wait for, whatever the set says.
+        # A learner does not count as an in-sync replica, even if the set contains it.
         ({ME, OTHER}, [slave(OTHER, 700, is_learner=True)], 0),
     ],
 )
 def test_what_is_confirmed(members: set[int], slaves: list[Slave], confirmed: int) -> None:
-    in_sync = InSync(ME, members, 1, 0)
+    in_sync = SyncStateSet(ME, members, 1, 0)
     assert in_sync.confirmed(slaves, 1000) == confirmed
 
 
@@ -114,22 +117,22 @@ def caught_up(broker_id: int, at: float) -> Slave:
         ({ME}, [], True),
         ({ME, OTHER}, [caught_up(OTHER, 96)], True),
         ({ME, OTHER}, [caught_up(OTHER, 93)], False),
-        # It left, perhaps because it was elected.
+        # The member left, perhaps because it was elected.
         ({ME, OTHER}, [], False),
         ({ME, OTHER, THIRD}, [caught_up(OTHER, 99)], False),
         ({ME, OTHER}, [caught_up(THIRD, 99)], False),
     ],
 )
 def test_replicas_in_sync_confirm_their_master(members: set[int], slaves: list[Slave], confirms: bool) -> None:
-    assert InSync(ME, members, 1, 0).none_has_left(slaves, 100.0, 6.0) == confirms
+    assert SyncStateSet(ME, members, 1, 0).none_has_left(slaves, 100.0, 6.0) == confirms
 
 
 def test_a_set_that_the_controller_has_not_named_confirms_nobody() -> None:
-    assert not InSync(ME, (), 0, 0).none_has_left([], 100.0, 6.0)
+    assert not SyncStateSet(ME, (), 0, 0).none_has_left([], 100.0, 6.0)
 
 
 def test_a_replica_that_is_being_taken_out_counts_until_the_controller_has_answered() -> None:
-    in_sync = InSync(ME, {ME, OTHER}, 1, 0)
+    in_sync = SyncStateSet(ME, {ME, OTHER}, 1, 0)
     in_sync.ask(frozenset({ME}))
     assert not in_sync.none_has_left([], 100.0, 6.0)
     in_sync.told({ME}, 2)
@@ -137,7 +140,7 @@ def test_a_replica_that_is_being_taken_out_counts_until_the_controller_has_answe
 
 
 def test_what_is_confirmed_never_goes_back() -> None:
-    in_sync = InSync(ME, {ME}, 1, 0)
+    in_sync = SyncStateSet(ME, {ME}, 1, 0)
     assert in_sync.confirmed([], 1000) == 1000
     in_sync.told({ME, OTHER}, 2)
     assert in_sync.confirmed([slave(OTHER, 900)], 1200) == 1000
@@ -150,36 +153,36 @@ def test_what_is_confirmed_never_goes_back() -> None:
     [
         ({ME}, [], None),
         ({ME, OTHER}, [slave(OTHER, 500)], None),
-        # Who isn't connected, or isn't in time, is out.
+        # Members that are disconnected or too slow are removed.
         ({ME, OTHER}, [], {ME}),
         ({ME, OTHER, THIRD}, [slave(OTHER, 500)], {ME, OTHER}),
-        # Who has all that is confirmed is in, if that is of this epoch.
+        # A slave joins when it has the log up to the confirm offset, if that offset is in this epoch.
         ({ME}, [slave(OTHER, 1000)], {ME, OTHER}),
         ({ME}, [slave(OTHER, 999)], None),
         ({ME}, [slave(OTHER, 1000), slave(THIRD, 1000)], {ME, OTHER, THIRD}),
     ],
 )
 def test_who_is_to_be_in_sync(members: set[int], slaves: list[Slave], wanted: set[int] | None) -> None:
-    in_sync = InSync(ME, members, 1, 400)
+    in_sync = SyncStateSet(ME, members, 1, 400)
     in_sync.confirmed(slaves, 1000)
     assert in_sync.wanted(slaves) == wanted
 
 
 def test_nobody_is_in_sync_before_the_epoch_begins() -> None:
-    """What is confirmed of an earlier master isn't enough: the end of its log may be another one."""
-    in_sync = InSync(ME, {ME, THIRD}, 1, 400)
+    """The confirm offset of an earlier master is not enough: its log can have a different end."""
+    in_sync = SyncStateSet(ME, {ME, THIRD}, 1, 400)
     assert in_sync.confirmed([slave(OTHER, 300)], 400) == 0
     assert in_sync.wanted([slave(OTHER, 399), slave(THIRD, 0)]) is None
     assert in_sync.wanted([slave(OTHER, 400), slave(THIRD, 0)]) == {ME, OTHER, THIRD}
 
 
 def test_both_sets_count_while_the_answer_is_not_known() -> None:
-    in_sync = InSync(ME, {ME}, 1, 0)
+    in_sync = SyncStateSet(ME, {ME}, 1, 0)
     slaves = [slave(OTHER, 700)]
     in_sync.ask(frozenset({ME, OTHER}))
     assert in_sync.count == 2
     assert in_sync.confirmed(slaves, 1000) == 700
-    # No answer came: the same is asked for again, and what was asked for before still counts.
+    # The request had no response. It is repeated, and members of the earlier request still count.
     assert in_sync.wanted([]) == {ME}
     in_sync.ask(frozenset({ME}))
     assert in_sync.confirmed([], 1000) == 700
@@ -193,10 +196,10 @@ def test_both_sets_count_while_the_answer_is_not_known() -> None:
     [
         (ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, True),
         (ResponseCode.CONTROLLER_INVALID_REPLICAS, True),
-        # The set is the one that there is: it may have been taken before, and the answer was lost.
+        # The set is unchanged. An earlier request can have succeeded although its response was lost.
         (ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, False),
         (ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH, False),
-        # Another is master; it may be the one that was to be added.
+        # There is another master. It can be the broker that was about to join.
         (ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH, False),
         (ResponseCode.CONTROLLER_INVALID_MASTER, False),
         (ResponseCode.CONTROLLER_NOT_LEADER, False),
@@ -204,7 +207,7 @@ def test_both_sets_count_while_the_answer_is_not_known() -> None:
     ],
 )
 def test_what_a_refusal_tells(code: int, is_known: bool) -> None:
-    in_sync = InSync(ME, {ME}, 1, 0)
+    in_sync = SyncStateSet(ME, {ME}, 1, 0)
     wanted = frozenset({ME, OTHER})
     in_sync.ask(wanted)
     in_sync.refused(wanted, code)
@@ -212,7 +215,7 @@ def test_what_a_refusal_tells(code: int, is_known: bool) -> None:
 
 
 def test_who_is_taken_out_counts_until_the_controller_says_so() -> None:
-    in_sync = InSync(ME, {ME, OTHER}, 1, 0)
+    in_sync = SyncStateSet(ME, {ME, OTHER}, 1, 0)
     in_sync.ask(frozenset({ME}))
     assert in_sync.confirmed([], 1000) == 0
     assert in_sync.told({ME}, 2)
@@ -220,7 +223,7 @@ def test_who_is_taken_out_counts_until_the_controller_says_so() -> None:
 
 
 def test_an_older_set_is_no_news() -> None:
-    in_sync = InSync(ME, {ME, OTHER}, 5, 0)
+    in_sync = SyncStateSet(ME, {ME, OTHER}, 5, 0)
     assert not in_sync.told({ME}, 5)
     assert not in_sync.told({ME}, 4)
     assert in_sync.members == {ME, OTHER}
@@ -241,7 +244,7 @@ def test_a_lease_is_over_before_its_controller_thinks_so() -> None:
     lease.answered(100.0, 10.0)
     assert not lease.is_over(108.9)
     assert lease.is_over(109.1)
-    # One that doesn't lead says nothing, an answer that was late takes nothing back.
+    # A controller that does not lead cannot extend the lease, and a late response cannot shorten it.
     lease.answered(105.0, 10.0)
     lease.answered(106.0, 0.0)
     lease.answered(101.0, 10.0)
@@ -254,7 +257,7 @@ def test_who_was_granted_none_yet_has_none() -> None:
     assert lease.is_over(100.0)
 
 
-# -- the files of the id ----------------------------------------------------------------------------------------
+# -- the files of the broker id ---------------------------------------------------------------------------------
 
 
 def identity(directory: Path, cluster: str = "DefaultCluster", name: str = "broker-a") -> Identity:
@@ -267,7 +270,7 @@ def test_an_id_is_applied_for_until_it_is_given(tmp_path: Path) -> None:
     first = identity(tmp_path)
     assert (first.broker_id, first.applied) == (None, None)
     first.apply_for(7, "127.0.0.1:10911;1700000000000")
-    # As Java writes it.
+    # The file format of Java.
     assert (tmp_path / "brokerIdentity-temp").read_text() == "DefaultCluster#broker-a#7#127.0.0.1:10911;1700000000000"
     again = identity(tmp_path)
     assert again.applied == Applied(7, "127.0.0.1:10911;1700000000000")

@@ -1,4 +1,7 @@
-"""Controller mode where every link is TLS with certificates on both sides, and brokers check signatures."""
+"""Controller mode with mutual TLS on every link.
+
+Brokers also check signatures.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from certificates import Pair
-from controlled_support import Controlled
-from waiting import until
+from controlled_support import ControlledBrokers
+from wait_until import until
 
 from gantrymq.auth.config import AuthConfig
-from gantrymq.broker.replication.credentials import inner_client_hooks
+from gantrymq.broker.credentials import inner_client_hooks
 from gantrymq.errors import RemotingError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -25,7 +28,7 @@ AUTH = AuthConfig(
 )
 
 
-def with_tls(directory: Path, certificate: Pair) -> Controlled:
+def with_tls(directory: Path, certificate: Pair) -> ControlledBrokers:
     cert, key = certificate
     server = {
         "tls_server_mode": TlsMode.ENFORCING,
@@ -41,7 +44,7 @@ def with_tls(directory: Path, certificate: Pair) -> Controlled:
         "tls_client_trust_cert_path": cert,
         "tls_client_auth_server": True,
     }
-    replicas = Controlled(directory, 2, auth=AUTH, **server, **client)
+    replicas = ControlledBrokers(directory, 2, auth=AUTH, **server, **client)
     replicas.namesrv_options = server
     replicas.controller_options = server
     replicas.replication["ha_tls_enable"] = True
@@ -53,7 +56,7 @@ def with_tls(directory: Path, certificate: Pair) -> Controlled:
 async def test_a_master_is_followed_and_handed_over(tmp_path: Path, certificate: Pair) -> None:
     async with with_tls(tmp_path, certificate) as replicas:
         await replicas.all_in_sync()
-        # Acknowledged when both have it.
+        # The message is acknowledged when both brokers have it.
         assert (await (await replicas.peer(1)).send("orders", b"first")).code == ResponseCode.SUCCESS
         header = ElectMasterRequestHeader(broker_name="broker-a", broker_id=2, designate_elect=True)
         elect = RemotingCommand.request(RequestCode.CONTROLLER_ELECT_MASTER, header)
@@ -74,11 +77,11 @@ async def test_strangers_are_let_in_nowhere(tmp_path: Path, certificate: Pair) -
         without_certificate = TlsConfig(tls_enable=True, tls_client_trust_cert_path=cert, tls_client_auth_server=True)
         for context in (None, client_context(without_certificate)):
             stranger = RemotingClient(ssl_context=context)
-            for address in (replicas.controller.address, master.replicating.ha_address, f"127.0.0.1:{master.port}"):
+            for address in (replicas.controller.address, master.replication.ha_address, f"127.0.0.1:{master.port}"):
                 with pytest.raises(RemotingError):
                     await stranger.invoke(address, request, 2000)
             await stranger.close()
-        # Who has a certificate and no signature takes nothing from brokers.
+        # Clients with a certificate but without a signature get no data from brokers.
         unsigned = RemotingClient(ssl_context=client_context(replicas.brokers[2].config))
         tables = RemotingCommand.request(RequestCode.GET_ALL_CONSUMER_OFFSET)
         answer = await unsigned.invoke(f"127.0.0.1:{master.port}", tables)

@@ -1,4 +1,7 @@
-"""A broker whose configuration files are damaged: it starts where they can be rebuilt, and says so where not."""
+"""A broker with damaged configuration files.
+
+It starts if they can be rebuilt, and otherwise reports the damaged file.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 import pytest
 from broker_support import Peer, config
 from pop_support import PopPeer
-from waiting import until
+from wait_until import until
 from writer_support import Writer, numbered
 
 from gantrymq.broker.broker import Broker
@@ -33,7 +36,7 @@ CANNOT = (
 
 
 async def use_everything(directory: Path, remoting: RemotingClient) -> None:
-    """Has every file under config/ written."""
+    """Uses all features, so that every file under `config/` is written."""
     broker = Broker(config(directory))
     broker.config.auth.init_authentication_user = '{"username":"root","password":"secret"}'
     broker.config.auth.authentication_enabled = False
@@ -51,7 +54,7 @@ async def use_everything(directory: Path, remoting: RemotingClient) -> None:
     mode = RequestMode("orders", "poppers", MODE_POP)
     answer = await peer.ask(RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_json(mode))
     assert answer.code == ResponseCode.SUCCESS
-    await until(lambda: broker._schedule.offsets())
+    await until(lambda: broker.features.schedule.offsets())
     await until(lambda: (directory / "config" / "timercheck").exists())
     await broker.stop()
 
@@ -75,7 +78,7 @@ async def test_what_can_be_rebuilt_keeps_no_broker_from_starting(
         try:
             peer = Peer(await remoting.connection(broker.address))
             assert (await peer.send("orders", b"more")).code == ResponseCode.SUCCESS
-            assert broker._timer.waiting() == {"orders": 1}
+            assert broker.features.timer.waiting() == {"orders": 1}
         finally:
             await broker.stop()
         assert (name in caplog.text) == is_damaged

@@ -1,4 +1,7 @@
-"""A topic that is deleted and created again has nothing of the old one: delayed messages, offsets, queues."""
+"""A topic that is deleted and created again.
+
+It gets no delayed messages, offsets or queues of the old topic.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ import pytest
 from administration import commit, create_group
 from broker_support import Peer, config
 from replicated_brokers import Replicas
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
-from gantrymq.broker.consumer_offsets import ConsumerOffsets, OffsetTable
-from gantrymq.broker.discards import MAX_DELETED_TOPICS, Discards
-from gantrymq.broker.saving import Saving
+from gantrymq.broker.tables.consumer_offsets import ConsumerOffsets, OffsetTable
+from gantrymq.broker.tables.discards import MAX_DELETED_TOPICS, Discards
+from gantrymq.broker.tables.persistence import TablePersistence
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.offset import ResetOffsetRequestHeader
@@ -53,7 +56,7 @@ async def create(broker: Broker) -> None:
 
 
 def delay(kind: str) -> dict[str, str]:
-    """Two seconds, or a little more."""
+    """Returns the properties for a delay of about 2 s."""
     return {"DELAY": "1"} if kind == "level" else {"TIMER_DELIVER_MS": str(time.time_ns() // 1_000_000 + 2000)}
 
 
@@ -88,7 +91,7 @@ async def test_a_held_pull_of_a_deleted_topic_is_answered(peer: Peer, broker: Br
     await delete(peer)
     async with asyncio.timeout(5):
         response = await waiting
-    # The answer is of the old topic.
+    # The response belongs to the old topic.
     assert (response.code, response.ext_fields.get(TOPIC_BEGIN_FIELD)) == (ResponseCode.PULL_RETRY_IMMEDIATELY, None)
     assert (await peer.pull(TOPIC, 1)).code == ResponseCode.TOPIC_NOT_EXIST
 
@@ -107,7 +110,10 @@ async def test_pulls_say_that_a_topic_was_created_again(peer: Peer, broker: Brok
 
 
 async def test_an_offset_beyond_the_end_of_a_new_topic_is_of_the_old_one(peer: Peer, broker: Broker) -> None:
-    """So Apache's clients, which do not know `TOPIC_BEGIN_FIELD`, go on at the beginning, too."""
+    """An offset beyond the end of a new topic comes from the old one, and the consumer restarts at the beginning.
+
+    So this also works for Apache clients, which do not support `TOPIC_BEGIN_FIELD`.
+    """
     for expected in ("1", "0"):
         await create(broker)
         await peer.send(TOPIC, b"x")
@@ -142,19 +148,19 @@ async def test_a_slave_copies_deletions_and_resets(tmp_path: Path) -> None:
 # -- the tables -----------------------------------------------------------------------------------------------------
 
 
-def offsets_in(directory: Path) -> tuple[ConsumerOffsets, Saving]:
-    saving = Saving(config(directory), Jobs())
-    offsets = ConsumerOffsets(directory / "consumerOffset.json", saving=saving)
+def offsets_in(directory: Path) -> tuple[ConsumerOffsets, TablePersistence]:
+    persistence = TablePersistence(config(directory), Jobs())
+    offsets = ConsumerOffsets(directory / "consumerOffset.json", persistence=persistence)
     offsets.load()
-    return offsets, saving
+    return offsets, persistence
 
 
 def test_deletions_and_resets_are_kept_in_the_file(tmp_path: Path) -> None:
-    offsets, saving = offsets_in(tmp_path)
+    offsets, persistence = offsets_in(tmp_path)
     offsets.reset("g", "t", 0, 7, log_end=500)
     offsets.commit("g", "gone", 0, 3)
     offsets.topics_deleted({"gone"}, log_begin=0, log_end=600)
-    saving.save()
+    persistence.save()
     offsets, _ = offsets_in(tmp_path)
     assert (offsets.query("g", "t", 0), offsets.query("g", "gone", 0)) == (7, None)
     assert [offsets.is_old_pop("g", "t", 0, at) for at in (-1, 499, 500)] == [False, True, False]
@@ -165,10 +171,10 @@ def test_deletions_and_resets_are_kept_in_the_file(tmp_path: Path) -> None:
 
 def test_a_java_brokers_file_has_neither(tmp_path: Path) -> None:
     (tmp_path / "consumerOffset.json").write_text('{"offsetTable":{"t@g":{0:5}}}')
-    offsets, saving = offsets_in(tmp_path)
+    offsets, persistence = offsets_in(tmp_path)
     assert offsets.topic_begin("t") == 0
     offsets.commit("g", "t", 0, 6)
-    saving.save()
+    persistence.save()
     saved = msgspec.json.decode((tmp_path / "consumerOffset.json").read_bytes())
     assert (saved["offsetTable"], saved["gantryDiscards"]) == ({"t@g": {"0": 6}}, {})
 
@@ -182,14 +188,14 @@ def test_a_log_that_lost_its_end_discards_no_new_record() -> None:
 
 
 def test_a_slave_takes_its_masters_deletions(tmp_path: Path) -> None:
-    """Offsets that the master does not have stay, unless they are of a topic that was deleted there."""
+    """Offsets that the master lacks stay, unless their topic was deleted on the master."""
     offsets, _ = offsets_in(tmp_path)
     for topic in ("kept", "gone", "again"):
         offsets.commit("g", topic, 0, 5)
     master = OffsetTable({"again@g": {0: 1}}, discards=Discards({"gone": 100, "again": 100}))
     offsets.copy(master)
     assert [offsets.query("g", topic, 0) for topic in ("kept", "gone", "again")] == [5, None, 1]
-    # What was committed since stays at the next copy.
+    # Offsets that are committed after the deletion survive the next copy.
     offsets.commit("g", "gone", 0, 2)
     offsets.copy(master)
     assert offsets.query("g", "gone", 0) == 2
@@ -208,7 +214,7 @@ def test_deletions_before_the_begin_of_the_log_are_forgotten() -> None:
     discards = Discards()
     for number in range(5):
         discards.delete([f"t{number}"], 0, number * 100 + 100)
-    # Deleted again: what was between is discarded, too.
+    # The topic is deleted again: messages between the two deletions are discarded, too.
     discards.delete(["t0"], 200, 600)
     assert discards.deleted_topics == {"t2": 300, "t3": 400, "t4": 500, "t0": 600}
 
@@ -223,12 +229,12 @@ def test_the_number_of_deletions_is_limited() -> None:
 
 
 def test_many_deletions_and_resets_are_encoded_in_pieces(tmp_path: Path) -> None:
-    offsets, saving = offsets_in(tmp_path)
+    offsets, persistence = offsets_in(tmp_path)
     offsets.topics_deleted({f"t{number}" for number in range(5000)}, log_begin=0, log_end=600)
     for number in range(5000):
         offsets.reset("g", f"u{number}", 0, 7, log_end=500)
     assert max(map(len, offsets.in_pieces())) < 100_000
-    saving.save()
+    persistence.save()
     offsets, _ = offsets_in(tmp_path)
     assert offsets.is_of_deleted("t4999", 599)
     assert offsets.is_old_pop("g", "u4999", 0, 499)

@@ -1,4 +1,4 @@
-"""Every request that a broker answers, by those who may do nothing, and by those who may do one thing."""
+"""Every request of the broker, sent by users without permissions and by users with a single permission."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gantrymq.auth.plain_acl import parse_plain_acl
 from gantrymq.auth.user_access import UserAccess
 from gantrymq.auth.user_table import UserTable
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.pop.message_request_mode import MessageRequestModes
-from gantrymq.broker.queue_locks import QueueLocking
+from gantrymq.broker.consumers.locks import LockRequests
+from gantrymq.broker.tables.request_modes import MessageRequestModes
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.errors import HeaderError, RequestRefused
@@ -48,7 +48,7 @@ CODE = RequestCode
 
 
 class Scene:
-    """A broker with access control, and requests about its topic `orders` and its group `readers`."""
+    """A broker with access control, and requests for its topic `orders` and its group `readers`."""
 
     def __init__(self, broker: Broker, remoting: dict[str, RemotingClient], places: Places) -> None:
         self.broker = broker
@@ -59,10 +59,10 @@ class Scene:
         return Peer(await self._remoting[account].connection(f"127.0.0.1:{self.broker.port}"))
 
     def state(self) -> tuple[object, ...]:
-        """All that a request might change."""
+        """Returns all state that a request could change."""
         broker = self.broker
-        locking = next(part for part in broker._parts if isinstance(part, QueueLocking))
-        modes = next(part for part in broker._parts if isinstance(part, MessageRequestModes))
+        locking = next(part for part in broker.features.all if isinstance(part, LockRequests))
+        modes = next(part for part in broker.features.all if isinstance(part, MessageRequestModes))
         return (
             encode_json(broker.topics.table),
             encode_json(broker.groups.table),
@@ -110,10 +110,10 @@ async def prepared(broker: Broker, administrator: Peer) -> Places:
     await broker.topics.written()
     with broker.store.waiting():
         record = broker.store.read_record(half_place[0])
-        broker._transactions._check._discard(record, decode_properties(record.properties))
+        broker.features.transactions._check._discard(record, decode_properties(record.properties))
     unit = broker.store.queue("TRANS_CHECK_MAX_TIME_TOPIC", 0).unit(0)
     assert unit is not None
-    discarded = unit[0], encode_offset_message_id(broker._transactions._appender.store_host, unit[0])
+    discarded = unit[0], encode_offset_message_id(broker.features.transactions._appender.store_host, unit[0])
     return Places(place_of(sent), half_place, int(half.ext_fields["queueOffset"]), discarded)
 
 
@@ -139,7 +139,7 @@ async def test_every_code_has_a_rule_and_a_request(guarded: Scene) -> None:
 
 
 def mutilated(asked: Asked) -> Iterator[Asked]:
-    """With each field missing, blank, or another one's; without a body."""
+    """Yields variants of a request: each field missing, blank or of another resource, and without a body."""
     for name in asked.fields:
         yield asked._replace(fields={each: value for each, value in asked.fields.items() if each != name})
         yield asked._replace(fields=asked.fields | {name: " "})
@@ -169,7 +169,7 @@ async def test_who_may_nothing_is_refused_everything(guarded: Scene) -> None:
 
 
 async def test_who_may_other_things_is_refused_these(guarded: Scene) -> None:
-    """Also where the request says that it is about what he may."""
+    """A request is refused even if it claims to concern a resource that the user may use."""
     stranger = await guarded.peer("stranger")
     before = guarded.state()
     by_place = (CODE.VIEW_MESSAGE_BY_ID, CODE.END_TRANSACTION, CODE.RESUME_CHECK_HALF_MESSAGE)
@@ -188,7 +188,7 @@ async def test_who_may_other_things_is_refused_these(guarded: Scene) -> None:
     assert guarded.state() == before
 
 
-# -- one right at a time ----------------------------------------------------------------------------------------
+# -- one permission at a time -----------------------------------------------------------------------------------
 
 SENDS = {
     CODE.SEND_MESSAGE,
@@ -318,7 +318,7 @@ BY_RIGHT: list[tuple[list[str], set[RequestCode]]] = [
     (["Topic:* Get"], GETS_TOPIC | {CODE.GET_ALL_TOPIC_CONFIG}),
     (["Topic:* Get", "Topic:hidden Get Deny"], GETS_TOPIC),
     (["Group:* List"], {CODE.GET_ALL_SUBSCRIPTIONGROUP_CONFIG}),
-    # What takes one right on each.
+    # Requests that need one permission on each of the two.
     ([f"{TOPIC} Sub", f"{GROUP} Sub"], READS_MESSAGES | IN_GROUP | CONSUMES),
     ([f"{TOPIC} Get", f"{GROUP} Get"], GETS_TOPIC | GETS_GROUP | LOOKS_AT_BOTH | OFFSETS_AND_QUEUES),
     ([f"{TOPIC} Update", f"{GROUP} Update"], {CODE.RESUME_CHECK_HALF_MESSAGE} | UPDATES_BOTH),
@@ -330,7 +330,7 @@ BY_RIGHT: list[tuple[list[str], set[RequestCode]]] = [
 
 
 def allowed(access: Access, requests: dict[int, Asked]) -> set[RequestCode]:
-    """The codes of those requests of alice12 that are let through."""
+    """Returns the codes of the requests that user `alice12` may send."""
     codes = set()
     for code, asked in requests.items():
         request = RemotingCommand.request(code, fields=dict(asked.fields), body=asked.body)
@@ -390,7 +390,10 @@ async def test_each_permission_of_plain_acl_is_for_what_it_is_for(tmp_path: Path
 
 
 async def test_a_field_that_is_missing_takes_more(tmp_path: Path) -> None:
-    """It stands for all topics or groups, unless a place says what the request is about, or less is done without it."""
+    """A missing field means all topics or groups, so the request needs more permissions.
+
+    Exceptions: the request names a message position, or it does less without the field.
+    """
     by_place = {
         CODE.VIEW_MESSAGE_BY_ID,
         CODE.END_TRANSACTION,

@@ -1,27 +1,27 @@
-"""The order in which those go on who wait for room."""
+"""The order in which the wait queue for preallocated files is served."""
 
 from __future__ import annotations
 
 import random
 from typing import Any, cast
 
-from gantrymq.broker.fair_line import FairLine
-from gantrymq.broker.held_requests import Held
+from gantrymq.broker.append.fair_queue import FairQueue
+from gantrymq.broker.append.pending_requests import PendingRequest
 
 
-def held(number: int, connection: str, size: int) -> Held:
+def held(number: int, connection: str, size: int) -> PendingRequest:
     nothing = cast(Any, None)
-    return Held(number, cast(Any, connection), nothing, nothing, size, 0.0)
+    return PendingRequest(number, cast(Any, connection), nothing, nothing, size, 0.0)
 
 
-def line_of(*all_held: tuple[str, int]) -> FairLine:
-    line = FairLine()
+def line_of(*all_held: tuple[str, int]) -> FairQueue:
+    line = FairQueue()
     for number, (connection, size) in enumerate(all_held):
         line.add(held(number, connection, size))
     return line
 
 
-def taken(line: FairLine) -> list[int]:
+def taken(line: FairQueue) -> list[int]:
     return [line.take().number for _ in range(len(line))]
 
 
@@ -49,7 +49,7 @@ def test_those_who_come_back_stay_in_their_order() -> None:
 
 def test_each_connections_stay_in_their_order() -> None:
     draw = random.Random(7)
-    line, waiting, served = FairLine(), 0, []
+    line, waiting, served = FairQueue(), 0, []
     for number in range(2000):
         line.add(held(number, draw.choice("abcdefgh"), draw.choice((1, 10, 4_000_000))))
         waiting += 1

@@ -1,4 +1,7 @@
-"""A slave that leaves for a master of a newer epoch: the former one takes nothing until a controller knows better."""
+"""A slave leaves its master for one with a newer epoch.
+
+The former master accepts no messages until a controller confirms its role.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from controlled_support import Controlled
-from held_slaves import hold_slave
-from waiting import until
+from controlled_support import ControlledBrokers, Link, elect
+from paused_slaves import pause_slave
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.controlled.fence import Fence
-from gantrymq.errors import RequestTimeout
-from gantrymq.protocol.codes import RequestCode, ResponseCode
-from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
+from gantrymq.broker.controller.lease import Fence
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.private_fields import TIMEOUT_FIELD
 from gantrymq.replication.autoswitch_frames import Hello, encode_hello, encode_leaving
 
@@ -45,7 +45,7 @@ def test_one_that_was_disproved_gives_the_master_some_time() -> None:
     fence.newer_epoch(8, 10.3)
     fence.newer_epoch(9, 10.4)
     assert not fence.is_closed(11.1)
-    # What was asked for in that time says nothing of what comes after it.
+    # The controller was queried before the fence closed, so its response does not open it.
     fence.is_master(10.9, 11.1)
     assert fence.is_closed(11.21)
     assert fence.epoch == 9
@@ -62,53 +62,23 @@ def test_one_that_leaves_while_a_controller_is_asked_counts_afterwards() -> None
     assert not fence.is_closed(1e9)
 
 
-class Link:
-    """Of one broker with its controllers. While it is cut, no request gets an answer."""
-
-    def __init__(self, broker: Broker) -> None:
-        assert broker.controlled is not None
-        self._is_whole = asyncio.Event()
-        remoting = broker.controlled._remoting
-        invoke = remoting.invoke
-
-        async def through(address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
-            try:
-                await asyncio.wait_for(self._is_whole.wait(), timeout_ms / 1000)
-            except TimeoutError:
-                raise RequestTimeout("the link is cut", address) from None
-            return await invoke(address, request, timeout_ms)
-
-        remoting.invoke = through  # type: ignore[method-assign]
-
-    def mend(self) -> None:
-        self._is_whole.set()
-
-
-async def elect(replicas: Controlled, number: int) -> None:
-    header = ElectMasterRequestHeader(
-        cluster_name="DefaultCluster", broker_name="broker-a", broker_id=number, designate_elect=True
-    )
-    request = RemotingCommand.request(RequestCode.CONTROLLER_ELECT_MASTER, header)
-    await replicas.remoting.call(replicas.controller.address, request)
-
-
 def leaves(broker: Broker) -> bool:
     return "says a slave" in (broker.appender.refusal or "")
 
 
 async def test_a_master_that_is_cut_off_learns_of_the_next_from_its_slaves(tmp_path: Path) -> None:
-    # Its lease is far longer than this takes.
-    async with Controlled(tmp_path, controller_heart_beat_timeout_mills=60_000) as replicas:
+    # The lease is far longer than this test.
+    async with ControlledBrokers(tmp_path, controller_heart_beat_timeout_mills=60_000) as replicas:
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
         assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
-        hold_slave(replicas.brokers[3])
+        pause_slave(replicas.brokers[3])
         link = Link(replicas.brokers[1])
         waiting = asyncio.ensure_future(peer.send("orders", b"waits", fields={TIMEOUT_FIELD: "60000"}))
         await until(lambda: replicas.brokers[1].store.queue("orders", 0).max_offset == 2)
         began = time.monotonic()
         await elect(replicas, 2)
-        # `masters` are those that take messages.
+        # `masters` returns the brokers that accept messages.
         await until(lambda: replicas.masters() == [2])
         answers = [await waiting, await peer.send("orders", b"refused")]
         assert time.monotonic() - began < 2
@@ -125,17 +95,20 @@ async def test_a_master_that_is_cut_off_learns_of_the_next_from_its_slaves(tmp_p
 
 @pytest.mark.parametrize("is_cut", [False, True])
 async def test_a_forged_word_deposes_nobody(tmp_path: Path, is_cut: bool) -> None:
-    """Anybody can connect to the port for slaves."""
-    async with Controlled(tmp_path, 2, controller_heart_beat_timeout_mills=60_000) as replicas:
+    """A forged notice of a newer epoch does not depose the master.
+
+    Any client can connect to the HA port.
+    """
+    async with ControlledBrokers(tmp_path, 2, controller_heart_beat_timeout_mills=60_000) as replicas:
         await replicas.all_in_sync()
         peer, master = await replicas.peer(1), replicas.brokers[1]
         assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
         link = Link(master) if is_cut else None
-        host, _, port = master.replicating.ha_address.rpartition(":")
+        host, _, port = master.replication.ha_address.rpartition(":")
         for _ in range(3):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(encode_hello(Hello(9)) + encode_leaving(1 << 40))
-            # The end comes behind the master's epochs.
+            # The connection ends after the epochs of the master.
             await asyncio.wait_for(reader.read(), 5)
             writer.close()
         if link is not None:
@@ -143,11 +116,11 @@ async def test_a_forged_word_deposes_nobody(tmp_path: Path, is_cut: bool) -> Non
             assert (await peer.send("orders", b"refused")).code == ResponseCode.SERVICE_NOT_AVAILABLE
             link.mend()
         await until(lambda: replicas.masters() == [1])
-        # Those that came while it wasn't believed count later on, for the moment of a question.
+        # Notices that arrived while the fence was closed can close it again, until the controller confirms once more.
         await asyncio.sleep(1.5)
         await until(lambda: replicas.masters() == [1])
         assert (await peer.send("orders", b"second")).code == ResponseCode.SUCCESS
-        # An older epoch is no news.
+        # A notice with an older epoch is ignored.
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(encode_hello(Hello(9)) + encode_leaving(1))
         await asyncio.wait_for(reader.read(), 5)

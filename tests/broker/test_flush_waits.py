@@ -1,4 +1,4 @@
-"""SYNC_FLUSH and a disk that is slow: FLUSH_DISK_TIMEOUT, once, in order."""
+"""`SYNC_FLUSH` with a slow disk: `FLUSH_DISK_TIMEOUT` is returned once per message, in order."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer, config
-from waiting import until
+from wait_until import until
 
+from gantrymq.broker.append.pending_responses import PendingResponses
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
@@ -23,7 +23,10 @@ TIMEOUT_MS = 1000
 
 
 class SlowDisk:
-    """fdatasync that waits while `works` isn't set; else it takes no time, as this machine's may take a second."""
+    """Replaces fdatasync: it blocks while `works` is not set.
+
+    Otherwise it returns at once. A real fdatasync can take a second on a busy machine.
+    """
 
     def __init__(self) -> None:
         self.works = threading.Event()
@@ -89,7 +92,7 @@ async def test_what_waits_keeps_no_messages(broker: Broker, peer: Peer, disk: Sl
     disk.works.clear()
     sends = [asyncio.ensure_future(peer.send("orders", bytes(100_000))) for _ in range(3)]
     await until(lambda: broker.store.queue("orders", 0).max_offset == 4)
-    waits = [part for part in broker._parts if isinstance(part, FlushWaits)]
+    waits = [part for part in broker.features.all if isinstance(part, PendingResponses)]
     waiting = list(waits[0]._waiting.all())
     assert [each.request.body + each.request.raw_ext for each in waiting] == [b""] * 3  # type: ignore[attr-defined]
     disk.works.set()
@@ -98,7 +101,7 @@ async def test_what_waits_keeps_no_messages(broker: Broker, peer: Peer, disk: Sl
 
 async def test_a_disk_far_behind_makes_the_broker_busy(broker: Broker, peer: Peer, disk: SlowDisk) -> None:
     assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
-    broker._sending._flush_waits._capacity = 3
+    broker.features.sending._pending_responses._capacity = 3
     disk.works.clear()
     answers = await asyncio.gather(*(peer.send("orders", b"%d" % n) for n in range(5)))
     codes = sorted(answer.code for answer in answers)
@@ -109,7 +112,7 @@ async def test_a_disk_far_behind_makes_the_broker_busy(broker: Broker, peer: Pee
 
 
 async def test_a_message_that_is_given_back_waits_too(peer: Peer, disk: SlowDisk) -> None:
-    """Its consumer forgets it when it is told so."""
+    """A send-back also waits for the disk, because the consumer drops the message after the acknowledgement."""
     sent = await peer.send("orders", b"hard")
     (message,) = decode_messages((await peer.pull("orders")).body)
     header = ConsumerSendMsgBackRequestHeader(offset=message.commit_log_offset, group="consumers", delay_level=-1)
@@ -117,7 +120,7 @@ async def test_a_message_that_is_given_back_waits_too(peer: Peer, disk: SlowDisk
     assert (sent.code, given_back.code) == (ResponseCode.SUCCESS, ResponseCode.SUCCESS)
     disk.works.clear()
     again = asyncio.ensure_future(peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header))
-    # What comes later and doesn't wait is answered first.
+    # A later message that needs no flush is acknowledged first.
     await peer.send("orders", b"careless", properties={"WAIT": "false"})
     assert not again.done()
     disk.works.set()

@@ -1,4 +1,7 @@
-"""A body may hold the bytes of a record: whoever names its place in the log gets nothing by it."""
+"""Message bodies that contain the bytes of a record.
+
+A client that names their position in the log gains nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,17 @@ from gantrymq.protocol.message_id import decode_offset_message_id, encode_offset
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.record import encode_host, encode_record
 
-#: A record begins so many bytes before its body.
+#: Size of a record before its body, in bytes.
 TO_BODY = 88
 HOST = encode_host("127.0.0.1", 1)
 REAL = {"REAL_TOPIC": "secret", "REAL_QID": "0", "PGROUP": "producers"}
 
 
 async def forge(peer: Peer, topic: str, properties: dict[str, str], queue_offset: int = 0) -> int:
-    """Sends what looks like a record of `topic`; returns where that begins. Ids of messages tell where the log ends."""
+    """Sends a message whose body looks like a record of `topic`, and returns the log offset of that record.
+
+    The offset is computed from two message ids, because these contain log offsets.
+    """
     places = [place_of(await peer.send("orders", b"where are we?")) for _ in range(2)]
     at = places[1] + (places[1] - places[0]) + TO_BODY
     record = encode_record(
@@ -39,7 +45,7 @@ def place_of(sent: RemotingCommand) -> int:
 
 async def test_is_not_shown(peer: Peer, broker: Broker) -> None:
     at = await forge(peer, "secret", {})
-    # It is what it says, but for its queue.
+    # Everything in this record is valid, except that no queue refers to it.
     assert broker.store.read_record(at).body == b"forged"
     answer = await peer.ask(RequestCode.VIEW_MESSAGE_BY_ID, fields={"offset": str(at)})
     assert (answer.code, answer.body) == (ResponseCode.SYSTEM_ERROR, b"")
@@ -64,7 +70,7 @@ async def test_is_not_committed(peer: Peer, broker: Broker, there_are_halves: bo
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "Find prepared transaction message failed" in str(answer.remark)
     assert broker.store.find_queue("secret", 0) is None
-    assert not broker._transactions._ops
+    assert not broker.features.transactions._ops
 
 
 async def test_is_not_given_back(peer: Peer, broker: Broker) -> None:
@@ -96,7 +102,10 @@ async def test_is_not_consumed(peer: Peer, broker: Broker) -> None:
 
 
 async def test_a_message_in_no_queue_is_not_shown(peer: Peer) -> None:
-    """Sent as prepared, without being one of a transaction: no consumer gets it either."""
+    """A message that is in no queue is not returned.
+
+    It has the flag of a half message but no transaction, so no consumer receives it either.
+    """
     place = place_of(await peer.send("orders", b"x", sys_flag=4))
     answer = await peer.ask(RequestCode.VIEW_MESSAGE_BY_ID, fields={"offset": str(place)})
     assert answer.code == ResponseCode.SYSTEM_ERROR

@@ -1,4 +1,7 @@
-"""The store refuses messages for a while, whatever the broker is doing: nothing is lost, nothing comes twice."""
+"""The store refuses messages for a while, during each operation of the broker.
+
+Nothing may be lost or delivered twice.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from bare_store import bodies, full_disk
 from broker_support import config
 from pop_support import PopPeer, now_ms
 from transaction_support import Producer
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.report import JobReport
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.timer import timer
+from gantrymq.broker.delay import timer
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.sys_flag import TRANSACTION_ROLLBACK
@@ -26,7 +29,7 @@ from gantrymq.remoting.client import RemotingClient
 
 TOPIC, GROUP = "orders", "poppers"
 BACK = "%RETRY%poppers_orders"
-#: Whatever is popped goes to the log at once, so that its acknowledgement does, too.
+#: Each checkpoint goes to the log at once, so its acknowledgement does, too.
 NO_BUFFER: dict[str, Any] = {"pop_ck_stay_buffer_time": 0}
 SHORT_BUFFER: dict[str, Any] = {"pop_ck_stay_buffer_time": 1600, "pop_ck_stay_buffer_time_out": 2000}
 MINUTE_MS = 60_000
@@ -50,7 +53,7 @@ def job(broker: Broker, name: str) -> JobReport:
 
 
 async def read_revive_log(broker: Broker, records: int) -> None:
-    """So many records have been in the revive log, and all is done that they brought about."""
+    """Waits until the revive log has at least `records` records and the broker has processed all of them."""
     queues = [broker.store.queue("rmq_sys_REVIVE_LOG_DefaultCluster", queue_id) for queue_id in range(8)]
 
     def is_done() -> bool:
@@ -91,7 +94,7 @@ async def test_nothing_is_handed_out_that_cannot_be_noted(tmp_path: Path, remoti
         for queue_id in range(4):
             await peer.send(TOPIC, b"%d" % queue_id, queue_id=queue_id)
         with full_disk(broker.store):
-            # There is room in memory for one queue's messages.
+            # The memory has space for the messages of one queue.
             (one,) = await peer.messages(TOPIC)
             assert (await peer.pop(TOPIC)).code == REFUSED
         others = await peer.messages(TOPIC)
@@ -149,14 +152,14 @@ async def test_delayed_messages_come_once_there_is_room(tmp_path: Path, remoting
         for n in range(3):
             await peer.send(TOPIC, b"level %d" % n, properties={"DELAY": "1"})
             await peer.send(TOPIC, b"timer %d" % n, properties={"TIMER_DELIVER_MS": str(now_ms() + 1500)}, queue_id=1)
-        await until(lambda: broker._timer.waiting() == {TOPIC: 3})
+        await until(lambda: broker.features.timer.waiting() == {TOPIC: 3})
         with full_disk(broker.store):
             await until(lambda: job(broker, "deliver delay level 1").failing_since is not None)
-            await until(lambda: broker._timer.behind().overdue_ms > 500)
+            await until(lambda: broker.features.timer.behind().overdue_ms > 500)
             assert (await peer.send(TOPIC, b"refused", queue_id=2)).code == REFUSED
-        broker._schedule._deliveries[1].wake()
-        await until(lambda: broker._timer.waiting() == {TOPIC: 0})
-        await until(lambda: broker._schedule.offsets().get(1) == 3)
+        broker.features.schedule._deliveries[1].wake()
+        await until(lambda: broker.features.timer.waiting() == {TOPIC: 0})
+        await until(lambda: broker.features.schedule.offsets().get(1) == 3)
         assert bodies(broker.store, TOPIC, 0) == [b"level %d" % n for n in range(3)]
         assert bodies(broker.store, TOPIC, 1) == [b"timer %d" % n for n in range(3)]
         assert bodies(broker.store, TOPIC, 2) == []
@@ -190,7 +193,7 @@ async def test_transactions_end_once_there_is_room(tmp_path: Path) -> None:
 
 @pytest.fixture
 def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Sets the timer's clock on by a minute, for good."""
+    """Returns a function that moves the timer's clock forward by one minute, for the rest of the test."""
     monkeypatch.setattr(timer, "_LONGEST_SLEEP_S", 0.05)
     return lambda: monkeypatch.setattr(timer, "now_ms", lambda: now_ms() + MINUTE_MS)
 
@@ -199,7 +202,7 @@ async def test_a_slot_is_finished_when_the_broker_stops(
     tmp_path: Path, remoting: RemotingClient, set_clock: Callable[[], None]
 ) -> None:
     async with started(tmp_path, remoting) as (broker, peer):
-        # Those that wait for a new topic, or for its file, may be stored behind others.
+        # A message that is waiting for a new topic or its file can be stored after later ones.
         await peer.send("other", b"", properties={"TIMER_DELAY_MS": str(10 * MINUTE_MS)})
         await peer.send(TOPIC, b"0")
         due = str(now_ms() + MINUTE_MS)
@@ -209,7 +212,7 @@ async def test_a_slot_is_finished_when_the_broker_stops(
         set_clock()
         await until(lambda: broker.store.queue(TOPIC, 0).max_offset > 1)
     async with started(tmp_path, remoting) as (broker, peer):
-        await until(lambda: broker._timer.behind().waiting == 1)
+        await until(lambda: broker.features.timer.behind().waiting == 1)
         assert bodies(broker.store, TOPIC) == [b"%d" % n for n in range(400)]
 
 
@@ -220,11 +223,13 @@ async def test_a_slot_that_cannot_be_finished_is_no_reason_not_to_stop(
         due = str(now_ms() + MINUTE_MS)
         for n in range(3):
             await peer.send(TOPIC, b"%d" % n, properties={"TIMER_DELIVER_MS": due})
-        await until(lambda: broker._timer.waiting() == {TOPIC: 3})
+        await until(lambda: broker.features.timer.waiting() == {TOPIC: 3})
         with full_disk(broker.store):
             set_clock()
-            await until(lambda: broker._timer.behind().overdue_ms > 0 and broker._timer._delivery.is_delivering)
+            await until(
+                lambda: broker.features.timer.behind().overdue_ms > 0 and broker.features.timer._delivery.is_delivering
+            )
             await broker.stop()
     async with started(tmp_path, remoting) as (broker, peer):
-        await until(lambda: broker._timer.waiting() == {TOPIC: 0})
+        await until(lambda: broker.features.timer.waiting() == {TOPIC: 0})
         assert bodies(broker.store, TOPIC) == [b"0", b"1", b"2"]

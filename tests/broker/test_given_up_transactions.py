@@ -1,4 +1,4 @@
-"""How many of the half messages that are given up a broker keeps in memory."""
+"""The half messages in `TRANS_CHECK_MAX_TIME_TOPIC`: a broker limits how many of them it keeps in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from bare_store import nobody_waits, open_store
 from broker_support import config
 
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.append.appender import Appender
 from gantrymq.broker.transaction.given_up import MAX_OPEN, GivenUp
 from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC
 
@@ -25,7 +25,7 @@ async def test_their_number_is_limited(appender: Appender, tmp_path: Path) -> No
     given_up = GivenUp(config(tmp_path), appender)
     for number in range(MAX_OPEN):
         given_up.add(number, number)
-    # One that has ended is known to have.
+    # A transaction that has ended does not count as forgotten.
     given_up.end(5)
     for number in range(MAX_OPEN, MAX_OPEN + 3):
         given_up.add(number, number)

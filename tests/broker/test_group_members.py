@@ -1,4 +1,7 @@
-"""The tables of who is connected, without connections: a member is any object."""
+"""The tables of connected group members.
+
+The tests use plain objects instead of connections.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gantrymq.broker.consumer_groups import MAX_GROUPS_OF_ONE, GroupMembers
-from gantrymq.broker.kept_bytes import MEMBER_BYTES, KeptBytes, size_of
+from gantrymq.broker.tables.group_members import MAX_GROUPS_OF_ONE, GroupMembers
+from gantrymq.broker.tables.kept_bytes import MEMBER_BYTES, KeptBytes, size_of
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 
 
 class Member:
-    """A connection that counts how often it is looked at as a key."""
+    """A connection that counts how often it is hashed."""
 
     looked_at = 0
 
@@ -52,6 +55,22 @@ def test_who_leaves_is_not_looked_for_in_the_groups_of_others() -> None:
     assert members.drop(leaving) == set()
 
 
+def test_missing_subscriptions_are_reported_until_they_arrive() -> None:
+    members: GroupMembers[Member] = GroupMembers()
+    member, other = Member(), Member()
+    beat(members, other, ["a"])
+    client = members.beat("client", member, 0, 0, 0.0)
+    assert members.rejoin(ConsumerData("a"), client) == (True, True)
+    assert members.rejoin(ConsumerData("a"), client) == (False, True)
+    beat(members, member, ["a"])
+    assert members.rejoin(ConsumerData("a"), client) == (False, False)
+
+    members.drop(member)
+    assert members.rejoin(ConsumerData("a"), client)[1]
+    members.drop(member)
+    assert not members.consumers["a"].without_subscriptions
+
+
 def test_silent_members_are_dropped_and_others_are_not_looked_at() -> None:
     members: GroupMembers[Member] = GroupMembers()
     silent = [Member() for _ in range(5)]
@@ -78,7 +97,7 @@ def test_a_group_that_heartbeats_say_no_more_of_is_left() -> None:
 
 
 def test_who_has_left_all_groups_need_not_beat() -> None:
-    """Its connection may be good for other things."""
+    """A member that has left all groups does not expire, because its connection can have other uses."""
     members: GroupMembers[Member] = GroupMembers()
     member = Member()
     beat(members, member, ["a"], ["p"])
@@ -111,7 +130,10 @@ def test_the_index_says_what_the_groups_do(steps: list[tuple[int, str, list[str]
 
 
 def test_a_connection_has_its_newest_id() -> None:
-    """As a channel in Java has one; whoever made up a new one each time would never be forgotten."""
+    """A connection has only its newest client id, like a channel in Java.
+
+    Otherwise a client with a new id in each heartbeat would leave entries that never expire.
+    """
     members: GroupMembers[Member] = GroupMembers()
     member, other = Member(), Member()
     for n in range(5):
@@ -218,13 +240,16 @@ def in_force(members: GroupMembers[Member]) -> str:
 
 
 def test_the_subscription_of_a_new_connection_counts_whatever_its_version() -> None:
-    """Its host's clock may be behind those of the other members."""
+    """The subscription of a new connection applies even if its version is lower.
+
+    The version is a timestamp, and the clock of the new host can be slow.
+    """
     members: GroupMembers[Member] = GroupMembers()
     old, new = Member(), Member()
     subscribe(members, old, "a", 100)
     subscribe(members, new, "b", 50)
     assert in_force(members) == "b"
-    # Both repeat what they said: the last change stays, and pulls with either version are taken.
+    # Both members repeat their subscriptions. The last change wins, and pulls with either version are accepted.
     for _ in range(2):
         subscribe(members, old, "a", 100)
         subscribe(members, new, "b", 50)
@@ -233,7 +258,7 @@ def test_the_subscription_of_a_new_connection_counts_whatever_its_version() -> N
         assert (found.sub_string, found.sub_version) == ("b", 100)
     subscribe(members, new, "c", 60)
     assert in_force(members) == "c"
-    # An old heartbeat of the same connection.
+    # A delayed heartbeat of the same connection.
     subscribe(members, new, "b", 50)
     assert in_force(members) == "c"
 

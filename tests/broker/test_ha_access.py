@@ -1,4 +1,4 @@
-"""Access control of the port for slaves, of whole brokers."""
+"""Access control of the HA port, tested with whole brokers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from broker_support import config
 from certificates import Pair
 from replicated_brokers import Replicas
-from waiting import until
+from wait_until import until
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.auth.user_table import UserTable
@@ -46,12 +46,12 @@ async def test_a_slave_that_signs_has_what_is_acknowledged(tmp_path: Path) -> No
 
 
 async def test_a_forged_slave_makes_no_send_succeed(tmp_path: Path) -> None:
-    """It reports all offsets that the log will ever have, and reads nothing."""
+    """A forged slave cannot make a send succeed. It acknowledges all future log offsets and reads nothing."""
     replicas = guarded(tmp_path, 0)
     replicas.replication = {"in_sync_replicas": 2, "slave_timeout": 500}
     async with replicas:
         peer = await replicas.peer()
-        host, _, port = replicas.master.replicating.ha_address.rpartition(":")
+        host, _, port = replicas.master.replication.ha_address.rpartition(":")
         got = b""
         for forged in (
             encode_opening(1) + encode_report(1, 1, checked=True),
@@ -67,7 +67,7 @@ async def test_a_forged_slave_makes_no_send_succeed(tmp_path: Path) -> None:
                     got += await reader.read(1 << 16)
             writer.close()
         assert b"a secret" not in got
-        assert not replicas.master.replicating.slaves()
+        assert not replicas.master.replication.slaves()
 
 
 async def test_an_unsigned_slave_is_allowed_and_refused_while_the_brokers_run(tmp_path: Path) -> None:
@@ -75,12 +75,12 @@ async def test_an_unsigned_slave_is_allowed_and_refused_while_the_brokers_run(tm
     replicas.replication["ha_allow_unsigned"] = True
     async with replicas:
         master, slave = replicas.master, replicas.slave
-        [before] = master.replicating.slaves()
+        [before] = master.replication.slaves()
         for broker in (slave, master):
             broker.config.replication.ha_allow_unsigned = False
-            broker.replicating.config_changed()
-        # Left once, as it hasn't signed, and back with a signature.
-        await until(lambda: master.replicating.slaves() and before not in master.replicating.slaves())
+            broker.context.events.config_changed.publish()
+        # The slave is disconnected once because it did not sign. It then reconnects with a signature.
+        await until(lambda: master.replication.slaves() and before not in master.replication.slaves())
 
 
 @pytest.mark.parametrize(("allowed", "is_let_in"), [("10.0.0.*", False), ("10.0.0.*;127.0.0.1", True)])
@@ -88,14 +88,14 @@ async def test_only_allowed_addresses_connect(tmp_path: Path, allowed: str, is_l
     broker = Broker(config(tmp_path / "store", replication=ReplicationConfig(ha_allowed_addresses=allowed.split(";"))))
     await broker.start()
     try:
-        host, _, port = broker.replicating.ha_address.rpartition(":")
+        host, _, port = broker.replication.ha_address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         if is_let_in:
             writer.write(encode_opening(1) + encode_report(0, 1, checked=True))
-            await until(lambda: len(broker.replicating.slaves()) == 1)
+            await until(lambda: len(broker.replication.slaves()) == 1)
         else:
             assert await reader.read() == b""
-            assert not broker.replicating.slaves()
+            assert not broker.replication.slaves()
         writer.close()
     finally:
         await broker.stop()

@@ -1,4 +1,7 @@
-"""One of three replicas is stopped with SIGSTOP: producers go on, and the slave comes back later."""
+"""One of three replicas is stopped with SIGSTOP.
+
+Producers continue, and the slave later joins again.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,17 @@ from pathlib import Path
 
 import pytest
 from controllers_under_load import ControlledByProcesses
-from waiting import until
+from wait_until import until
 
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.testing.processes import ServerProcess
 
-#: At most so long no send may be acknowledged that has the default timeout.
+#: Longest time without an acknowledged send, in seconds, for producers with the default timeout.
 MOST_STOPPED_S = 4.0
 
 
 class WithProcess(ControlledByProcesses):
-    """The third broker is a process. All times are defaults."""
+    """The third broker is a separate process. All timeouts have their defaults."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, 2)
@@ -78,7 +81,7 @@ async def test_producers_with_defaults_go_on(tmp_path: Path) -> None:
         os.kill(third.pid, signal.SIGCONT)
         await until(lambda: replicas.in_sync() == {1, 2, 3}, 30)
         is_over = True
-        # None of them raises, as no send was answered too late.
+        # No producer raises, because no send exceeded its timeout.
         await asyncio.gather(*producing)
         pauses = [after - before for before, after in pairwise(acknowledged)]
         assert max(pauses) < MOST_STOPPED_S

@@ -1,11 +1,14 @@
-"""The key index of a broker: built soon after messages came, and an idle broker isn't woken for it."""
+"""The key index of a broker.
+
+It is updated soon after messages arrive. It does not wake up an idle broker.
+"""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.index_builder import IndexBuilder
@@ -29,10 +32,10 @@ async def test_an_idle_broker_looks_once_a_second(tmp_path: Path) -> None:
 
     put()
     await until(lambda: report.runs and not store.keys.index_behind_bytes)
-    # One look more finds that nothing comes.
+    # One more run finds that there are no new messages.
     looks = report.runs
     await until(lambda: report.runs > looks)
-    # Two more, since this may have heard of the one before a moment late.
+    # Wait for two more runs, because this loop can detect the previous run late.
     looks, began = report.runs, time.monotonic()
     await until(lambda: report.runs > looks + 1)
     assert time.monotonic() - began > 1.0

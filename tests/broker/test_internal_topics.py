@@ -1,4 +1,7 @@
-"""Topics that only the broker writes: no request gets a client's message into one."""
+"""Topics that only the broker writes to.
+
+No request can put a client's message into one.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ async def test_no_request_writes_to_it(broker: Broker, peer: Peer, topic: str) -
     soon = str(now_ms() + 1000)
     delays: list[dict[str, str]] = [{}, {"DELAY": "1"}, {"TIMER_DELIVER_MS": soon}]
     answers = [await peer.send(topic, b"x", properties=properties) for properties in delays]
-    # A message that says it has waited already is not sent on; it stays forbidden.
+    # A message whose properties say that its delay has passed is not delivered either.
     answers.append(await peer.send(topic, b"x", properties={"TIMER_DELIVER_MS": soon, "TIMER_OUT_MS": soon}))
     answers.append(await peer.send(topic, encode_batch([(0, b"x", b"")]), code=RequestCode.SEND_BATCH_MESSAGE))
     answers.append(
@@ -67,7 +70,7 @@ async def test_what_the_broker_noted_about_pops_is_not_recalled(tmp_path: Path, 
 
 @pytest.mark.parametrize("topic", INTERNAL)
 async def test_a_forged_half_message_is_not_committed_to_it(broker: Broker, peer: Peer, topic: str) -> None:
-    """An older broker may have let one in."""
+    """A forged half message for an internal topic is not committed. An older broker can have stored one."""
     with broker.store.waiting():
         half = broker.store.append(
             broker.store.queue(TRANSACTION_HALF_TOPIC, 0),

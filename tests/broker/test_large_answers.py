@@ -1,4 +1,7 @@
-"""Answers about all that a large broker has keep the loop from nobody."""
+"""Responses that list everything in a large broker.
+
+They do not block the event loop for other clients.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ async def large(broker: Broker, remoting: RemotingClient) -> Peer:
 
 
 async def ask(peer: Peer, code: int, fields: dict[str, str] | None = None) -> tuple[RemotingCommand, float]:
-    """The answer, and the longest turn of the loop until it comes, s."""
+    """Returns the response, and the longest event-loop iteration until it arrives, in seconds."""
     answer = asyncio.ensure_future(peer.ask(code, fields=fields, timeout_ms=20_000))
     longest = await longest_step(answer.done)
     assert (await answer).code == ResponseCode.SUCCESS
@@ -111,12 +114,15 @@ async def test_a_topic_with_as_many_queues_as_there_may_be(
     await asyncio.gather(broker.topics.written(), broker.groups.written(), broker.offsets.written())
     answer, longest = await ask(peer, code, fields)
     assert answer.body.count(b'"queueId":') == MOST_QUEUES
-    # 13 to 36 ms as a rule, and 64 when it was encoded at once.
+    # Usually 13 to 36 ms, and 64 ms if the response is encoded in one step.
     assert longest < 0.05
 
 
 async def test_queues_that_have_expired(broker: Broker, remoting: RemotingClient) -> None:
-    """They are looked at step by step, and deleted; who sends to one meanwhile begins anew."""
+    """Expired queues are deleted in steps.
+
+    A send to one of them meanwhile starts again at offset 0.
+    """
     peer = Peer(await remoting.connection(broker.address))
     count = 300
     broker.topics.put(TopicConfig("wide", count, count))
@@ -124,7 +130,7 @@ async def test_queues_that_have_expired(broker: Broker, remoting: RemotingClient
     with broker.store.waiting():
         for queue_id in range(count):
             await peer.send("wide", b"x", queue_id=queue_id)
-    # As if the files that had them were gone.
+    # Simulates that their log files are deleted.
     broker.store._log._files.min_offset = broker.store.max_physical_offset
     _, longest = await ask(peer, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     assert longest < 0.02

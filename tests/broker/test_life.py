@@ -1,4 +1,7 @@
-"""The broker's life: parts start in order, stop whatever one of them raises, and their jobs survive every error."""
+"""Start and stop of a broker.
+
+Its parts start in order. All of them stop even if one raises. Background tasks survive every error.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from pathlib import Path
 import pytest
 from broker_support import Peer, config
 from ports import free_port
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.repeating import AFTER_ERROR_S, Pause, Repeating, Work
 from gantrymq.broker import broker as broker_module
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.part import Part, handler_table
+from gantrymq.broker.feature import Feature, handler_table
 from gantrymq.errors import ConfigError, GantryError, StoreError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -25,7 +28,7 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.store.config import SYNC_FLUSH
 
 
-class Answering(Part):
+class Answering(Feature):
     def handlers(self) -> Mapping[int, RequestHandler]:
         return {RequestCode.PULL_MESSAGE: self.answer}
 
@@ -34,12 +37,12 @@ class Answering(Part):
 
 
 def test_a_code_that_two_parts_answer() -> None:
-    with pytest.raises(ValueError, match=r"Answering: another part answers .*11.* already"):
+    with pytest.raises(ValueError, match=r"Answering: another feature handles .*11.* already"):
         handler_table([Answering(), Answering()])
 
 
-class Raising(Part):
-    """Raises where it is told to."""
+class Raising(Feature):
+    """A part that raises in the steps named in `where`."""
 
     def __init__(self, *where: str) -> None:
         self._where = where
@@ -60,8 +63,8 @@ class Raising(Part):
             raise RuntimeError(f"it can't {where}")
 
 
-def parts_of(broker: Broker) -> list[Part]:
-    return broker._parts
+def parts_of(broker: Broker) -> list[Feature]:
+    return broker.features.all
 
 
 @pytest.mark.parametrize("where", ["load", "start"])
@@ -146,7 +149,7 @@ async def test_sends_that_wait_for_the_disk_are_answered_when_it_stops(
 
 
 class FailingJobs(Jobs):
-    """Jobs whose work raises for as long as `error` says so."""
+    """Background tasks that raise `error` while it is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +186,7 @@ async def test_every_job_survives_an_error(
         assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
         jobs.error = error
         for job in jobs.jobs:
-            # One that nothing has been there for yet, as that for writers with ids.
+            # Start tasks that had nothing to do yet, such as the one for writers with ids.
             job.start()
             job.wake()
         await until(lambda: all(job.report.failures >= 2 for job in jobs.jobs))
@@ -218,7 +221,10 @@ async def test_the_runtime_info_says_which_job_fails(tmp_path: Path, remoting: R
 async def test_one_long_poll_that_raises_drops_no_other(
     broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a group that was deleted meanwhile makes it raise, or a disk that can't be read."""
+    """If one pending pull raises, the others are still answered.
+
+    A pull can raise because its group was deleted meanwhile, or because the disk cannot be read.
+    """
     await peer.send("orders", b"x", queue_id=0)
     pulls = [asyncio.create_task(peer.pull("orders", offset=1, suspend_ms=60_000)) for _ in range(3)]
     await until(lambda: len(broker.polling) == 3)

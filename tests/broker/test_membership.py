@@ -1,4 +1,7 @@
-"""Which slaves are in time for the sync-state set, and how long those that were late stay out."""
+"""Membership of slaves in the sync-state set: slaves that fall behind leave it.
+
+The tests also cover the time until such a slave can join again.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from math import inf
 
 import pytest
 
-from gantrymq.broker.controlled.membership import Membership
+from gantrymq.broker.controller.membership import Membership
 from gantrymq.replication.slaves import Slave
 
 ME, OTHER, THIRD = 1, 2, 3
@@ -18,7 +21,10 @@ def slave(broker_id: int, caught_up_at: float, *, is_learner: bool = False) -> S
 
 
 class Looks:
-    """Those of a master at one slave, OTHER, which is a member while it is in time."""
+    """A master's checks of one slave, `OTHER`.
+
+    The slave is a member while it keeps up.
+    """
 
     def __init__(self, *, is_short: bool = False) -> None:
         self.membership = Membership()
@@ -26,7 +32,7 @@ class Looks:
         self.is_short = is_short
 
     def look(self, now: float, lag_s: float) -> bool:
-        """Whether it is a member after a look at which it lags so much."""
+        """Returns true if the slave is a member after a check that finds a lag of `lag_s` seconds."""
         found = self.membership.in_time(
             [slave(OTHER, now - lag_s)], self.members, now, LATE_S, is_short=self.is_short and len(self.members) < 2
         )
@@ -34,13 +40,13 @@ class Looks:
         return OTHER in self.members
 
     def leave(self, now: float) -> float:
-        """It is late until it leaves; the time after that."""
+        """Lets the slave lag until it is removed, and returns the time of the removal."""
         assert self.look(now, LATE_S)
         assert not self.look(now + 0.125, LATE_S + 0.125)
         return now + 0.125
 
     def away_s(self, now: float) -> float:
-        """How long it is away that has caught up, s."""
+        """Returns the time until a slave that has caught up is a member again, in seconds."""
         for eighths in range(1000):
             if self.look(now + eighths / 8, 0.0):
                 return eighths / 8
@@ -61,7 +67,7 @@ def test_a_master_that_stood_still_takes_nobody_out() -> None:
     looks = Looks()
     assert looks.look(10.0, 0.0)
     assert looks.look(100.0, 90.0)
-    # What has come meanwhile is read now.
+    # The slave reads the data that arrived meanwhile.
     assert looks.look(100.1, 0.0)
     assert looks.look(200.0, 100.0)
 
@@ -99,7 +105,7 @@ def test_one_departure_counts_once_however_often_the_controller_is_asked() -> No
     looks = Looks()
     now = looks.leave(10.0)
     for step in range(20):
-        # The controller hasn't taken it out.
+        # The controller has not removed the slave yet.
         looks.members = {ME, OTHER}
         assert not looks.look(now + step, LATE_S + step)
     assert looks.away_s(now + 20) == pytest.approx(1.0, abs=0.13)

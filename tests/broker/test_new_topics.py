@@ -1,4 +1,7 @@
-"""No message is acknowledged in a topic that isn't on the disk as it is now: nobody would find it after a crash."""
+"""Messages to a topic whose current configuration is not on disk yet.
+
+They are not acknowledged, because after a crash no consumer would find them.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,15 @@ from typing import Any
 import pytest
 from broker_support import Disk, Peer, config, longest_step
 from transaction_support import Producer
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker import new_topics, room_waits
+from gantrymq.broker.append import new_topics
+from gantrymq.broker.append import preallocation_waits as preallocation_waits
+from gantrymq.broker.append.new_topics import NewTopics
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.new_topics import NewTopics
-from gantrymq.broker.saving import Saving
-from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.tables.persistence import TablePersistence
+from gantrymq.broker.tables.topics import BrokerTopics
 from gantrymq.errors import StoreError
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -56,7 +60,10 @@ async def test_a_topic_that_could_not_be_written_takes_no_message(disk: Disk, br
 
 @pytest.mark.parametrize("what", ["written", "reply"])
 async def test_an_error_takes_nobody_along(what: str) -> None:
-    """Whatever raises once: who waits is answered in a later round, and then nobody stands in line."""
+    """After a single error, pending requests are answered in a later round.
+
+    The wait queue is empty afterwards.
+    """
     errors = [RuntimeError("once")]
     answered: list[object] = []
 
@@ -71,7 +78,7 @@ async def test_an_error_takes_nobody_along(what: str) -> None:
 
     jobs = Jobs()
     waiting = NewTopics(SimpleNamespace(written=written), jobs)  # type: ignore[arg-type]
-    connection: Any = SimpleNamespace(reply=reply, address="peer")
+    connection: Any = SimpleNamespace(reply=reply, address="peer", attributes={})
     requests = [RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, body=b"x") for _ in range(4)]
     await waiting.start()
     for request in requests[:3]:
@@ -79,7 +86,7 @@ async def test_an_error_takes_nobody_along(what: str) -> None:
     await until(lambda: not errors)
     await until(lambda: jobs.failing())
     waiting.hold(connection, requests[3], lambda connection, request: RemotingCommand.response(), "orders")
-    # The one whose answer couldn't be given has had his turn.
+    # The request whose response raised is dropped.
     expected = requests if what == "written" else requests[1:]
     await until(lambda: answered == expected)
     assert not waiting.has_line("orders")
@@ -131,7 +138,7 @@ async def test_a_half_message_that_is_given_up_waits_for_its_topic(disk: Disk, t
     await broker.start()
     try:
         await producer.connect(broker.port)
-        # Its topic is there; that of half messages which are given up is made when there is one.
+        # This send creates `orders`. `TRANS_CHECK_MAX_TIME_TOPIC` is created when it is needed.
         await producer.send("orders", b"x")
         disk.error = StoreError("no room")
         await producer.prepare("orders", b"x")
@@ -151,17 +158,17 @@ async def test_a_half_message_that_is_given_up_waits_for_its_topic(disk: Disk, t
 
 async def test_a_topic_knows_until_its_last_change_is_written(disk: Disk, tmp_path: Path) -> None:
     settings = config(tmp_path)
-    saving = Saving(settings, Jobs())
-    topics = BrokerTopics(settings, tmp_path / "topics.json", lambda names: None, saving=saving)
+    persistence = TablePersistence(settings, Jobs())
+    topics = BrokerTopics(settings, tmp_path / "topics.json", lambda names: None, persistence=persistence)
     topics.load()
-    await saving.start()
+    await persistence.start()
     assert topics.is_written("TBW102")
     topics.put(TopicConfig("a"))
     await topics.written()
     disk.may_go_on.clear()
     topics.put(TopicConfig("a"), TopicConfig("b"))
     first = topics.written()
-    await until(lambda: not saving._files[0].is_urgent)
+    await until(lambda: not persistence._files[0].is_urgent)
     topics.put(TopicConfig("b", 1, 1))
     assert [topics.is_written(name) for name in "abc"] == [False, False, True]
     disk.may_go_on.set()
@@ -170,7 +177,7 @@ async def test_a_topic_knows_until_its_last_change_is_written(disk: Disk, tmp_pa
     await topics.written()
     assert [topics.is_written(name) for name in "abc"] == [True, True, True]
     assert not topics._unwritten
-    await saving.stop()
+    await persistence.stop()
 
 
 async def test_nobody_waits_for_the_topics_of_others(disk: Disk, broker: Broker, peer: Peer) -> None:
@@ -178,8 +185,8 @@ async def test_nobody_waits_for_the_topics_of_others(disk: Disk, broker: Broker,
     disk.may_go_on.clear()
     others = asyncio.ensure_future(peer.send("orders", b"x"))
     await until(lambda: broker.topics.get("orders"))
-    # As after queues were deleted: all topics are looked at anew.
-    broker._sending.topics_changed()
+    # All topics are checked again, as after a deletion of queues.
+    broker.context.events.topics_changed.publish(())
     async with asyncio.timeout(10):
         assert (await peer.send("known", b"y")).code == ResponseCode.SUCCESS
     assert not others.done()
@@ -190,7 +197,10 @@ async def test_nobody_waits_for_the_topics_of_others(disk: Disk, broker: Broker,
 async def test_first_sends_of_a_connection_keep_their_order(
     disk: Disk, broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those too that come while the ones before them go on in many turns."""
+    """The first sends to a topic are stored in order.
+
+    Some of them arrive while earlier ones are being processed in several event-loop iterations.
+    """
     monkeypatch.setattr(new_topics, "TURN_S", 0.0)
     disk.may_go_on.clear()
     bodies = [b"%d" % number for number in range(30)]
@@ -209,9 +219,12 @@ async def test_first_sends_of_a_connection_keep_their_order(
 async def test_thousands_of_first_sends_go_on_in_many_turns(
     broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One write for all that come together, and no turn of the loop has to answer all of them."""
-    # Each queue has a file, and on a busy disk sends are refused that wait for it for too long.
-    monkeypatch.setattr(room_waits, "WAIT_S", 60.0)
+    """One write covers all topics that arrive together.
+
+    Their responses are spread over several event-loop iterations.
+    """
+    # Each queue needs a file. On a busy disk, sends that wait too long for it are refused.
+    monkeypatch.setattr(preallocation_waits, "WAIT_S", 60.0)
     peer = Peer(await remoting.connection(broker.address))
     await peer.send("first", b"x")
     sends = [asyncio.ensure_future(peer.send(f"topic-{n}", b"x")) for n in range(1000)]

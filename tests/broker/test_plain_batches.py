@@ -1,4 +1,7 @@
-"""Batches that native code stores are stored and answered as Python does it; and only those it was told of."""
+"""Batches that native code stores.
+
+They are stored and answered as by Python. Native code stores only batches with a cached header.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ from plain_sends_support import (
     running,
     stored,
 )
-from waiting import until
+from wait_until import until
 
+from gantrymq.broker.append.pending_responses import PendingResponses
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
-from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.kernels import native
 from gantrymq.protocol.batch import MAX_BATCH_MESSAGES, encode_batch
 from gantrymq.protocol.codes import ResponseCode
@@ -45,7 +48,7 @@ def batches(*opaques: int, way: str = "java", properties: str = OF_BATCH) -> byt
 
 
 async def told(broker: Broker) -> Client:
-    """A client the header of whose batches is known."""
+    """Returns a client whose batch header native code has cached."""
     client = Client(broker)
     for opaque in (1, 2):
         client.read(batches(opaque))
@@ -74,7 +77,7 @@ async def test_python_handles_the_first_one_only(
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_both_ways_are_the_same(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where files of log and queues come to their ends, too."""
+    """The data also crosses the ends of log and queue files."""
     draw = random.Random(seed)
     settings: dict[str, Any] = {"auto_create_topic_enable": False}
     settings["of_store"] = {"mapped_file_size_commit_log": 1024 * 1024}
@@ -83,7 +86,7 @@ async def test_both_ways_are_the_same(seed: int, tmp_path: Path, monkeypatch: py
         running(tmp_path / "native", monkeypatch, **settings) as other,
     ):
         by_native, by_other = Client(other), Client(one)
-        plain = other._sending._plain
+        plain = other.features.sending._plain
         assert plain is not None
         append, numbers = plain._append, []
 
@@ -121,7 +124,10 @@ async def test_both_ways_are_the_same(seed: int, tmp_path: Path, monkeypatch: py
 async def test_what_is_odd_ends_the_call(
     body: bytes, by_python: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However far it is good; nothing is stored of it but by Python."""
+    """Native code stops at the odd batch.
+
+    Python alone stores that batch, however much of it is valid.
+    """
     seen: list[Any] = []
     for natively in (False, True):
         async with running(
@@ -156,7 +162,10 @@ async def test_properties_that_ask_for_something(
 async def test_headers_of_which_nothing_is_told(
     fields: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of rows, which say after which of their writer they come, among them."""
+    """Native code does not cache these headers.
+
+    One of them belongs to batches of idempotent writers, which contain the preceding write id.
+    """
     async with running(tmp_path, monkeypatch) as broker:
         client = Client(broker)
         rows = [(0, b"x", b"GANTRY_ID\x01w-0-0-%d\x02GANTRY_SEQ\x01%016d\x02" % (row, row)) for row in range(3)]
@@ -199,11 +208,11 @@ _SLAVES = ReplicationConfig(in_sync_replicas=2, slave_timeout=30)
 async def test_answers_wait(
     changed: dict[str, Any], by_python: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For slaves, that are late, or the disk; unless the batch says that it doesn't wait."""
+    """Responses wait for slow slaves or for the disk, unless the batch has `WAIT=false`."""
     seen: list[Any] = []
     for natively in (False, True):
         async with running(tmp_path / str(natively), monkeypatch, natively=natively, **changed) as broker:
-            waits = next(part for part in broker._parts if isinstance(part, FlushWaits))
+            waits = next(part for part in broker.features.all if isinstance(part, PendingResponses))
             client = Client(broker)
             by_python.clear()
             answers = []
@@ -220,14 +229,14 @@ async def test_answers_wait(
 
 
 class Queue:
-    """Has room for units in so many bytes."""
+    """A consume queue with `room` free bytes."""
 
     def __init__(self, room: int) -> None:
         self.mapping, self.position, self.limit, self.max_offset = bytearray(room), 40, room, 5
 
 
 class Log:
-    """Has room for records in so many bytes."""
+    """A commit log with `room` free bytes."""
 
     def __init__(self, room: int) -> None:
         self.position, self.limit, self.store_timestamp = 4196, 4196 + room, 0

@@ -1,4 +1,7 @@
-"""Sends that native code stores are stored and answered as Python does it; and only those it was told of."""
+"""Sends that native code stores.
+
+They are stored and answered as by Python. Native code stores only sends with a cached header.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 import pytest
 from plain_sends_support import TOPICS, WAYS, Client, any_send, batch_frame, frame, known, running, stored
-from waiting import until
+from wait_until import until
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.broker import Broker
@@ -26,9 +29,9 @@ pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't th
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_both_ways_are_the_same(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers, log and queues, whatever is sent and however it is read."""
+    """Responses, log and queues are equal, whatever is sent and however the reads are split."""
     draw = random.Random(seed)
-    # What is delayed doesn't come back meanwhile.
+    # Long delays, so that no delayed message is delivered during the test.
     settings: dict[str, Any] = {"auto_create_topic_enable": False, "message_delay_level": "1h 2h"}
     async with (
         running(tmp_path / "python", monkeypatch, natively=False, **settings) as one,
@@ -47,7 +50,7 @@ async def test_both_ways_are_the_same(seed: int, tmp_path: Path, monkeypatch: py
                 if piece:
                     assert by_native.read(piece) == by_python.read(piece)
         assert stored(other) == stored(one)
-        # Nothing has flushed them meanwhile.
+        # No flush has happened meanwhile.
         assert {
             broker.store.queue(topic, n).dirty for broker in (one, other) for topic in TOPICS for n in range(4)
         } == {True}
@@ -61,7 +64,7 @@ async def test_python_handles_the_first_one_only(
 ) -> None:
     async with running(tmp_path, monkeypatch) as broker:
         client = Client(broker)
-        # The peer's address is found out with its first message, what its header means is told with the second.
+        # The first send resolves the peer's address. The second one adds the header to the native cache.
         for opaque in (1, 2):
             assert client.answers(frame(way, opaque))
         assert (by_python, known(broker)) == ([1, 2], 1)
@@ -77,7 +80,7 @@ async def test_python_handles_the_first_one_only(
 
 
 async def told(broker: Broker, **fields: object) -> Client:
-    """A client whose header is known."""
+    """Returns a client whose header native code has cached."""
     client = Client(broker)
     for opaque in (1, 2):
         assert client.answers(frame("java", opaque, **fields))  # type: ignore[arg-type]
@@ -100,16 +103,16 @@ async def have_fewer_queues(broker: Broker) -> None:
 
 async def change_config(broker: Broker) -> None:
     broker.config.region_id = "elsewhere"
-    broker._config_changed()
+    broker.context.events.config_changed.publish()
 
 
 async def take_smaller_ones(broker: Broker) -> None:
     broker.config.store.max_message_size = 1024
-    broker._config_changed()
+    broker.context.events.config_changed.publish()
 
 
 async def become_slave(broker: Broker) -> None:
-    await broker._roles.become_slave()
+    await broker.features.role_changes.become_slave()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +123,7 @@ async def become_slave(broker: Broker) -> None:
 async def test_what_changes_is_looked_at_anew(
     change: Callable[[Broker], Awaitable[None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And then both ways answer the same."""
+    """A change clears the native cache, and both kinds of broker return the same responses."""
     answers = []
     for natively in (False, True):
         async with running(
@@ -144,7 +147,7 @@ async def refuse_in_log(broker: Broker) -> None:
 
 
 async def refuse_in_appender(broker: Broker) -> None:
-    broker.appender.refusal = "another broker is master"
+    broker.appender.refuse("another broker is master")
 
 
 async def close_store(broker: Broker) -> None:
@@ -172,9 +175,9 @@ async def test_what_is_not_shown_yet_is_kept_for_later(
 ) -> None:
     async with running(tmp_path, monkeypatch) as broker:
         client = await told(broker)
-        broker.appender.unshown = {}
+        broker.appender.needs_confirmation(True)
         client.read(frame("java", 3))
-        assert (by_python, [queue.queue_id for queue in broker.appender.unshown]) == ([1, 2], [0])
+        assert (by_python, [queue.queue_id for queue in broker.appender.unconfirmed or ()]) == ([1, 2], [0])
 
 
 async def test_a_queue_that_was_unmapped_is_mapped_again(
@@ -243,7 +246,7 @@ async def test_with_access_control_every_request_is_looked_at(tmp_path: Path, mo
 
 
 async def test_who_has_many_headers_makes_others_be_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are, some are kept."""
+    """A full cache is cleared, so that new headers fit in."""
     async with running(tmp_path, monkeypatch) as broker:
         client = await told(broker)
         for number in range(3, 4100):
@@ -277,7 +280,10 @@ async def test_a_closed_connection_stores_nothing_more(tmp_path: Path, monkeypat
 async def test_a_role_counts_from_the_moment_on_that_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker's parts become slaves one after the other, and requests come meanwhile."""
+    """After the broker becomes a slave, native code stores no message.
+
+    The parts of the broker change their role one after the other, and requests arrive meanwhile.
+    """
     async with running(tmp_path, monkeypatch) as broker:
         client = await told(broker)
         codes = []
@@ -285,12 +291,12 @@ async def test_a_role_counts_from_the_moment_on_that_it_changes(
         async def send() -> None:
             codes.extend(answer.code for answer in client.answers(frame("java", 3)))
 
-        monkeypatch.setattr(broker._registration, "become_slave", send)
-        await broker._roles.become_slave()
+        monkeypatch.setattr(broker.features.registration, "become_slave", send)
+        await broker.features.role_changes.become_slave()
         await send()
         assert codes == [ResponseCode.SYSTEM_BUSY] * 2
         assert broker.store.queue("orders", 0).max_offset == 2
-        await broker._roles.become_master()
+        await broker.features.role_changes.become_master()
         for opaque in (4, 5):
             assert client.answers(frame("java", opaque))[0].code == ResponseCode.SUCCESS
         assert known(broker) == 1
@@ -323,10 +329,13 @@ async def test_a_disk_that_fails_is_told_each_sender(tmp_path: Path, monkeypatch
 async def test_with_a_fault_of_native_code_python_does_all(
     position: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An overflow within it, or what it can't be given."""
+    """If native code fails, Python handles the whole read.
+
+    Examples are an overflow in native code, and a value that it cannot accept.
+    """
     async with running(tmp_path, monkeypatch) as broker:
         client = await told(broker)
-        plain, queue = broker._sending._plain, broker.store.queue("orders", 0)
+        plain, queue = broker.features.sending._plain, broker.store.queue("orders", 0)
         assert plain is not None
         append, before = plain._append, queue.max_offset
 
@@ -340,6 +349,6 @@ async def test_with_a_fault_of_native_code_python_does_all(
         assert queue.max_offset == before + 2
         plain._append = append
         client.read(frame("java", 9))
-        broker._config_changed()
+        broker.context.events.config_changed.publish()
         client.read(frame("java", 10) + frame("java", 11))
         assert (queue.max_offset, known(broker)) == (before + 5, 1)

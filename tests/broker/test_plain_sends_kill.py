@@ -1,6 +1,6 @@
-"""SIGKILL while native code stores whole reads: what was answered is there, and log and queues agree.
+"""SIGKILL while native code stores whole reads.
 
-And each batch is there, or nothing of it.
+All acknowledged messages are stored, and log and queues are consistent. A batch is stored completely or not at all.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_what_was_answered_survives(tmp_path: Path) -> None:
     here = Path(__file__).parent
     with nursery(WRITER, here, here.parent) as writers:
         for number in range(ROUNDS):
-            # Soon, at the first answer, some time later.
+            # The process is killed at the start, after the first response, or some time later.
             count = (0, 1, draw.randrange(300))[number % 3]
             lines = writers.run_and_kill(tmp_path / f"fifo{number}", count, tmp_path / "store", draw.randrange(1 << 32))
             total += len(lines)
@@ -119,7 +119,10 @@ def check(root: Path, answered: list[tuple[int, ...]]) -> None:
 
 
 def check_batches(store: MessageStore, queue_id: int) -> None:
-    """Those at the end of a queue are whole: a batch has less than 100 messages."""
+    """Checks that the batches at the end of a queue are complete.
+
+    A batch has less than 100 messages.
+    """
     queue = store.queue("orders", queue_id)
     follows = None
     for queue_offset in range(max(queue.max_offset - 300, 0), queue.max_offset):

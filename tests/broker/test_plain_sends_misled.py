@@ -1,4 +1,7 @@
-"""Nobody can make native code believe that the header of others means what one of his own does."""
+"""Attempts to mislead the header cache of native code.
+
+No client can give another client's header a wrong meaning.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from gantrymq.protocol.codes import ResponseCode
 pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
 
 BORN = 1_700_000_000_555
-#: As long as `PLAIN`, and without a property.
+#: As long as `PLAIN`, but without any property.
 NONE = "A" * len(PLAIN)
 
 
 def with_code(data: bytes, code: int) -> bytes:
-    """A frame's header with another code of as many digits."""
+    """Replaces the request code in a frame's header. The new code must have the same number of digits."""
     assert data.count(b'"code":310,') + data.count(b"\x01\x36\x00", 8, 11) == 1
     return data.replace(b'"code":310,', b'"code":%d,' % code).replace(
         b"\x01\x36\x00", code.to_bytes(2, "big") + b"\0", 1
@@ -36,7 +39,7 @@ def sent_by(way: str, topic: str, body: bytes = b"body") -> bytes:
 async def test_a_refused_header_is_not_that_of_the_next_send(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A topic that isn't there, then one that is, with the same number, born time and properties."""
+    """Sends to a missing topic, and then to an existing one, with the same number, born timestamp and properties."""
     async with running(tmp_path, monkeypatch, auto_create_topic_enable=False) as broker:
         client = Client(broker)
         client.read(frame(way, 1, b="trades"))
@@ -77,7 +80,7 @@ async def test_an_answer_is_no_send(way: str, tmp_path: Path, monkeypatch: pytes
 
 
 def in_binary(fields: dict[str, str], opaque: int) -> bytes:
-    """A header with long names, one of whose values has fields with short names in it."""
+    """Returns a header with long field names. One of its values contains encoded fields with short names."""
 
     def field(name: str, value: str) -> bytes:
         return pack(">H", len(name)) + name.encode() + pack(">i", len(value)) + value.encode()

@@ -1,4 +1,7 @@
-"""Plain sends whose answers wait for the disk or for slaves: those of one read wait together."""
+"""Plain sends whose responses wait for the disk or for slaves.
+
+The sends of one read wait together.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from typing import Any
 
 import pytest
 from plain_sends_support import WAYS, Client, any_send, frame, known, properties_of, running, stored
-from waiting import until
+from wait_until import until
 
+from gantrymq.broker.append.pending_responses import PendingResponses
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
-from gantrymq.broker.flush_waits import FlushWaits
 from gantrymq.errors import RefusalReason, StoreError
 from gantrymq.kernels import native
 from gantrymq.protocol.codes import ResponseCode
@@ -27,31 +30,31 @@ pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't th
 SUCCESS = ResponseCode.SUCCESS
 
 
-def waits_of(broker: Broker) -> FlushWaits:
-    return next(part for part in broker._parts if isinstance(part, FlushWaits))
+def waits_of(broker: Broker) -> PendingResponses:
+    return next(part for part in broker.features.all if isinstance(part, PendingResponses))
 
 
 def for_slaves(timeout_ms: int = 5_000) -> dict[str, Any]:
-    """What a broker is told that waits for one slave."""
+    """Returns broker options that make each response wait for one slave."""
     replication = ReplicationConfig(in_sync_replicas=2, slave_timeout=timeout_ms)
     return {"broker_role": BrokerRole.SYNC_MASTER, "replication": replication}
 
 
 class Slave:
-    """What a broker takes for its slave."""
+    """Simulates the slave of a broker."""
 
     def __init__(self, broker: Broker) -> None:
-        self._waits = waits_of(broker)
+        self._events = broker.context.events
         self._has = 0
-        self._waits._reached = lambda count: self._has
+        broker.replication.replicated = lambda count: self._has  # type: ignore[method-assign]
 
     def has(self, end: int) -> None:
         self._has = end
-        self._waits.acknowledged()
+        self._events.replica_acknowledged.publish()
 
 
 async def told(broker: Broker, slave: Slave, way: str = "java") -> Client:
-    """A client whose header is known."""
+    """Returns a client whose header native code has cached."""
     client = Client(broker)
     for opaque in (1, 2):
         client.read(frame(way, opaque))
@@ -67,7 +70,7 @@ def frames(*opaques: int, way: str = "java", **fields: object) -> bytes:
 
 
 def said(client: Client) -> list[tuple[int, int]]:
-    """The answers since the last look: whose, and what."""
+    """Returns (opaque number, code) of the responses since the last call."""
     return [(answer.opaque, answer.code) for answer in client.taken()]
 
 
@@ -98,7 +101,7 @@ async def test_what_is_acknowledged_together_is_written_together(
         client = await told(broker, slave)
         for opaque in (3, 4, 5):
             client.read(frames(opaque))
-        # The last one has come another way, as has its answer.
+        # Python handles the last send, and its response.
         client.read(frames(6, properties=properties_of("UNIQ_KEY\x017F", "WAIT\x01True")))
         slave.has(broker.store.max_physical_offset)
         await until(lambda: client.written)
@@ -166,7 +169,7 @@ async def test_who_says_anything_else_than_true_is_left_to_python(
         client.read(frames(3, properties=properties_of("UNIQ_KEY\x017F", "WAIT\x01" + value)))
         assert by_python == [1, 2, 3]
         assert bool(client.written) == (value not in ("", "TRUE"))
-        # As Java's clients have it, with and without the end that clients of V1 leave out.
+        # The properties as Java clients write them, with and without the final separator that V1 clients omit.
         client.read(frames(4, properties=properties_of("WAIT\x01true", "UNIQ_KEY\x017F")))
         client.read(frames(5, properties=properties_of("UNIQ_KEY\x017F", "WAIT\x01true")[:-1]))
         assert by_python == [1, 2, 3]
@@ -238,7 +241,7 @@ async def test_answers_that_were_gathered_go_before_the_close(tmp_path: Path, mo
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_both_ways_are_the_same(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `test_plain_sends`: what is said to each, log and queues."""
+    """Compares responses, log and queues, like `test_plain_sends`."""
     draw = random.Random(seed)
     settings: dict[str, Any] = {"auto_create_topic_enable": False, "message_delay_level": "1h 2h"} | for_slaves()
     async with (
@@ -264,7 +267,7 @@ async def test_both_ways_are_the_same(seed: int, tmp_path: Path, monkeypatch: py
 
 
 async def within(broker: Broker, client: Client) -> float:
-    """How long it takes until all is answered, s."""
+    """Returns the time until all requests are answered, in seconds."""
     began = time.monotonic()
     await until(lambda: waits_of(broker)._idle.is_set() and client.written)
     return time.monotonic() - began
@@ -274,7 +277,10 @@ async def within(broker: Broker, client: Client) -> float:
 async def test_each_waits_as_its_client_does(
     way: str, by_python: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two producers of one connection: the one's sends are answered in time, and the other's wait on."""
+    """Two producers share a connection.
+
+    The sends with the short timeout are answered in time, and the others continue to wait.
+    """
     async with running(tmp_path, monkeypatch, **for_slaves(timeout_ms=60_000)) as broker:
         slave = Slave(broker)
         client = await told(broker, slave, way)
@@ -311,7 +317,7 @@ async def test_many_different_timeouts_are_left_to_python(
         await until(lambda: client.written)
         assert sorted(said(client)) == [(opaque, SUCCESS) for opaque in opaques]
         assert len(by_python) == 2 + len(opaques)
-        # Those without a timeout of their own are known still.
+        # The header without a timeout is still cached.
         client.read(frames(100))
         client.read(frames(101))
         assert 101 not in by_python
@@ -319,7 +325,7 @@ async def test_many_different_timeouts_are_left_to_python(
 
 @pytest.mark.parametrize("value", ["0", "-5", "abc", "1e3", "\u0663\u0660\u0660", "", "9" * 5_000])
 async def test_timeouts_that_are_none(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default counts, and never more than slaveTimeout."""
+    """For an invalid timeout, the default applies. The wait is never longer than `slaveTimeout`."""
     async with running(tmp_path, monkeypatch, **for_slaves(timeout_ms=100)) as broker:
         client = Client(broker)
         client.read(frames(1, 2, way="binary", **{TIMEOUT_FIELD: value}))

@@ -1,4 +1,7 @@
-"""Popping over real connections: no message twice, waiting, acknowledging, coming back."""
+"""Pop over real connections.
+
+The tests cover exclusive delivery, long polling, acknowledgements and redelivery.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pathlib import Path
 import pytest
 from broker_support import config
 from pop_support import Popped, PopPeer, now_ms
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
@@ -32,7 +35,9 @@ from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.message_store import MessageStore
 
 TOPIC, GROUP = "orders", "poppers"
-#: What isn't acknowledged comes back within so many seconds: two more than the grace, and the ticks of timer and log.
+#: Longest time until an unacknowledged message is redelivered, in seconds.
+#:
+#: It includes the grace period, two seconds, and the ticks of timer and log.
 BACK_S = 12.0
 
 
@@ -65,7 +70,7 @@ def records_in(store: MessageStore, topic: str) -> int:
     return sum(store.queue(topic, queue_id).max_offset for queue_id in store.topics().get(topic, []))
 
 
-# -- popping ----------------------------------------------------------------------------------------------------------
+# -- pop --------------------------------------------------------------------------------------------------------------
 
 
 async def test_each_message_is_handed_out_once(peer: PopPeer, other: PopPeer) -> None:
@@ -100,7 +105,7 @@ async def test_tags_and_sql_choose(peer: PopPeer) -> None:
     assert bodies(chosen) == [b"0", b"2", b"3", b"5", b"6", b"8"]
     by_sql: list[Popped] = []
     while len(by_sql) < 2:
-        # On a busy machine the time for which one pop looks at properties is over after some.
+        # On a busy machine, one pop can exceed its time for filtering by properties.
         by_sql += await peer.messages(TOPIC, group="by_sql", exp="n > 6", exp_type="SQL92")
     assert bodies(by_sql) == [b"7", b"8"]
     assert await peer.messages(TOPIC, group="no_match", exp="x", exp_type="TAG") == []
@@ -150,7 +155,7 @@ def bodies_in(body: bytes) -> list[bytes]:
     return [message.body for message in decode_messages(body)]
 
 
-# -- waiting ----------------------------------------------------------------------------------------------------------
+# -- long polling -----------------------------------------------------------------------------------------------------
 
 
 async def test_a_waiting_pop_gets_what_comes(peer: PopPeer, other: PopPeer, broker: Broker) -> None:
@@ -194,7 +199,7 @@ async def test_too_many_who_wait_are_refused(tmp_path: Path) -> None:
         first = asyncio.create_task(one.pop(TOPIC, poll_ms=15_000))
         await until(lambda: len(crowded.pops.waiting) == 1)
         assert (await one.pop(TOPIC, poll_ms=15_000)).code == ResponseCode.POLLING_FULL
-        # A broker that stops answers who waits.
+        # A broker that stops answers its pending requests.
         stopping = asyncio.create_task(crowded.stop())
         async with asyncio.timeout(10):
             assert (await first).code == ResponseCode.POLLING_TIMEOUT
@@ -204,7 +209,10 @@ async def test_too_many_who_wait_are_refused(tmp_path: Path) -> None:
 
 
 async def test_a_waiting_pop_that_fails_is_answered(peer: PopPeer, broker: Broker) -> None:
-    """The timer takes no more checkpoints: what was to be handed out stays in its queue."""
+    """A pending pop that fails gets an error.
+
+    The timer accepts no more checkpoints, so the messages stay in the queue.
+    """
     waiting = asyncio.create_task(peer.pop(TOPIC, invisible_ms=2500, poll_ms=15_000))
     await until(lambda: len(broker.pops.waiting) == 1)
     broker.config.store.timer_max_delay_sec = 0
@@ -224,7 +232,7 @@ async def test_a_client_that_leaves_waits_no_more(peer: PopPeer, other: PopPeer,
     await until(lambda: len(broker.pops.waiting) == 1)
     await peer.send(TOPIC, b"for who stays")
     assert (await stays).code == ResponseCode.SUCCESS
-    # Nothing is kept of a connection without a request that waits.
+    # The broker keeps no entry for a connection without a pending request.
     assert not broker.pops.waiting._by_connection
     with pytest.raises(Exception, match="closed"):
         await task
@@ -247,7 +255,7 @@ async def test_notification_tells_of_messages(peer: PopPeer, other: PopPeer, bro
     assert (await peer.ask(RequestCode.NOTIFICATION, header)).ext_fields["hasMsg"] == "false"
 
 
-# -- acknowledging ----------------------------------------------------------------------------------------------------
+# -- acknowledgements -------------------------------------------------------------------------------------------------
 
 
 async def test_what_is_acknowledged_in_time_costs_no_record(peer: PopPeer, broker: Broker) -> None:
@@ -328,11 +336,11 @@ async def test_a_reset_of_the_group_wins(peer: PopPeer, broker: Broker) -> None:
     assert bodies(await peer.messages(TOPIC, queue_id=0)) == [b"3"]
 
 
-# -- coming back ------------------------------------------------------------------------------------------------------
+# -- redelivery -------------------------------------------------------------------------------------------------------
 
 
 async def pop_again(peer: PopPeer, count: int, **options: object) -> list[Popped]:
-    """Pops until so many messages came."""
+    """Pops until `count` messages are received."""
     taken: list[Popped] = []
     async with asyncio.timeout(BACK_S):
         while len(taken) < count:
@@ -385,7 +393,10 @@ async def test_after_the_last_attempt_it_is_a_dead_letter(peer: PopPeer, broker:
 
 
 async def test_what_is_handed_out_survives_a_restart(tmp_path: Path) -> None:
-    """Checkpoints are in the log, nothing is handed out twice; what comes back does so where the new broker says."""
+    """Messages in flight stay in flight after a restart, because their checkpoints are in the log.
+
+    A redelivered message goes to the retry topic that the new broker's configuration names.
+    """
     client = RemotingClient()
     broker = Broker(config(tmp_path / "store"))
     await broker.start()
@@ -417,7 +428,7 @@ async def test_what_is_handed_out_survives_a_restart(tmp_path: Path) -> None:
 
 
 async def test_a_stopping_broker_hands_out_nothing(peer: PopPeer, broker: Broker) -> None:
-    """What it would hand out now it would forget."""
+    """A broker that is stopping delivers no messages to pops, because it would lose their state."""
     await send(peer, 4)
     (one,) = await peer.messages(TOPIC, count=1, queue_id=0, order=True)
     await broker.pops.stop()
@@ -428,7 +439,10 @@ async def test_a_stopping_broker_hands_out_nothing(peer: PopPeer, broker: Broker
 
 
 async def test_a_batch_of_more_messages_than_a_pop_has(peer: PopPeer, broker: Broker) -> None:
-    """A bit map of a million messages would hold the loop for seconds."""
+    """An acknowledgement for more messages than a pop can return is refused.
+
+    Decoding a bit map for a million messages would block the event loop for seconds.
+    """
     await send(peer, 4)
     ack = {"c": GROUP, "t": TOPIC, "r": "0", "so": 0, "q": 0, "rq": 0, "pt": 1, "it": 60_000}
     body = json.dumps({"acks": [{**ack, "b": base64.b64encode(b"\xff" * 131_072).decode()}]}).encode()
@@ -480,7 +494,10 @@ async def test_nonsense_in_the_revive_log_stops_nothing(
 
 
 async def test_a_revive_log_that_lost_its_end_is_read_on(tmp_path: Path) -> None:
-    """consumerOffset.json is on the disk before the log: after a power failure it may be ahead."""
+    """The revive log is processed further after it lost its end.
+
+    `consumerOffset.json` is flushed before the log, so it can be ahead after a power failure.
+    """
     broker = Broker(config(tmp_path / "store"))
     await broker.start()
     for queue_id in range(8):

@@ -1,4 +1,4 @@
-"""Who pops which queues: QUERY_ASSIGNMENT and SET_MESSAGE_REQUEST_MODE."""
+"""The assignment of queues to pop consumers: QUERY_ASSIGNMENT and SET_MESSAGE_REQUEST_MODE."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from broker_support import Peer, config
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.pop.query_assignment import allocate
+from gantrymq.broker.consumers.query_assignment import allocate
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
@@ -40,7 +40,7 @@ def test_clients_share_with_their_neighbours() -> None:
     assert allocate("c0", clients, QUEUES, mode(MODE_POP, 1), "AVG") == QUEUES[:4]
     assert allocate("c3", clients, QUEUES, mode(MODE_POP, 2), "AVG") == [*QUEUES[6:], *QUEUES[:4]]
     assert allocate("c1", clients, QUEUES, mode(MODE_POP, 1), "AVG_BY_CIRCLE") == [*QUEUES[1::4], *QUEUES[2::4]]
-    # More clients than queues: each has one.
+    # There are more clients than queues: each client gets one queue.
     many = [f"c{i:02}" for i in range(12)]
     assert allocate("c09", many, QUEUES, mode(MODE_POP, 1), "AVG") == [QUEUES[1]]
 
@@ -54,7 +54,7 @@ def test_who_pulls_has_queues_of_its_own() -> None:
 
 @pytest.fixture
 async def brokers(tmp_path: Path) -> AsyncIterator[list[Broker]]:
-    """Two brokers with the topic, at one NameServer."""
+    """Two brokers with the topic, registered with one NameServer."""
     server = NameServer(NamesrvConfig(listen_port=0, bind_address="127.0.0.1", kv_config_path=tmp_path / "kv.json"))
     await server.start()
     brokers = []
@@ -64,7 +64,7 @@ async def brokers(tmp_path: Path) -> AsyncIterator[list[Broker]]:
         broker = Broker(settings)
         await broker.start()
         broker.topics.put(TopicConfig(TOPIC, 2, 2))
-        await broker._registration._tell(broker._registration._servers[server.address], None)
+        await broker.features.registration._tell(broker.features.registration._servers[server.address], None)
         brokers.append(broker)
     yield brokers
     for broker in brokers:

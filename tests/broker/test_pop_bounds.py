@@ -1,4 +1,7 @@
-"""Requests about pops with fields that are huge, negative or nonsense: a clear answer, and nothing is held for them."""
+"""Pop requests with huge, negative or invalid fields.
+
+The broker returns a clear error and keeps no state for them.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ import pytest
 from bare_store import damage
 from broker_support import config, longest_step
 from pop_support import PopPeer, now_ms, popped
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.pop.waiting import LineKey, Waiter
+from gantrymq.broker.pop.long_polling import LineKey, Waiter
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -28,7 +31,7 @@ TOPIC, GROUP = "orders", "poppers"
 INT, LONG = 2**31 - 1, 2**63 - 1
 HANDLE = f"0 {1_700_000_000_000} 60000 0 0 broker-a 0 0"
 
-#: The fields of a good request of each code. An empty one has nothing to say.
+#: The fields of a valid request for each code. An empty one has no fields to vary.
 GOOD: dict[int, dict[str, Any]] = {
     RequestCode.POP_MESSAGE: {
         "consumerGroup": GROUP,
@@ -247,7 +250,7 @@ async def test_of_a_batch_of_acknowledgements_all_is_taken_that_can_be(peer: Pop
 
 
 async def test_ten_thousand_acknowledgements_do_not_hold_up_others(peer: PopPeer, broker: Broker) -> None:
-    # Ready before: it takes longer than any step of the broker's.
+    # Encoded in advance, because encoding takes longer than any step of the broker.
     body = acks_body([batch_ack(0, 0, 1, 2, pt=now_ms() + n) for n in range(10_000)])
     sending = asyncio.create_task(peer.ask(RequestCode.BATCH_ACK_MESSAGE, body=body, timeout_ms=60_000))
     assert await longest_step(sending.done) < 0.05
@@ -256,7 +259,10 @@ async def test_ten_thousand_acknowledgements_do_not_hold_up_others(peer: PopPeer
 
 @pytest.mark.parametrize("is_retry", [False, True])
 async def test_a_damaged_record_is_passed_over(peer: PopPeer, broker: Broker, is_retry: bool) -> None:
-    """Records side by side are taken in one go; here the sizes of two in the midst of them are wrong."""
+    """Damaged records are skipped.
+
+    The broker reads adjacent records together. Here two of them have a wrong size.
+    """
     topic = "%RETRY%poppers_orders" if is_retry else TOPIC
     broker.topics.put(TopicConfig(topic, 4, 4))
     queue = broker.store.queue(topic, 2)
@@ -278,7 +284,7 @@ async def test_a_damaged_record_is_passed_over(peer: PopPeer, broker: Broker, is
 
 
 class Waits:
-    """Pops without a network: so many that wait, and what became of them."""
+    """Pending pops without a network, and their results."""
 
     def __init__(self, broker: Broker) -> None:
         self.waiting = broker.pops.waiting
@@ -290,7 +296,7 @@ class Waits:
         self, line: LineKey, queues: tuple[ConsumeQueue, ...], seconds: float, answers: Callable[[], bool]
     ) -> bool:
         def attempt(expired: bool) -> bool:
-            # As long as a pop takes that looks at some queues.
+            # As long as a pop that checks several queues takes.
             end = time.thread_time() + 0.0001
             while time.thread_time() < end:
                 pass

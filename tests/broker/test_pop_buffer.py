@@ -1,4 +1,4 @@
-"""The checkpoints in memory, as plain tables."""
+"""The checkpoints in memory, tested as plain tables."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.pop.buffer import PopBuffer
-from gantrymq.broker.saving import Saving
+from gantrymq.broker.tables.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.tables.persistence import TablePersistence
 from gantrymq.errors import StoreBusy, StoreFull
 from gantrymq.protocol.bodies.pop import Checkpoint, PopKey
 
@@ -34,7 +34,7 @@ def checkpoint(start: int, count: int = 1, *, pop_time: int = 0, invisible_time:
 
 
 class Stored:
-    """What went to the log; `full` makes it refuse."""
+    """The checkpoints written to the log. If `full` is set, the log refuses them."""
 
     def __init__(self) -> None:
         self.checkpoints: list[Checkpoint] = []
@@ -47,8 +47,8 @@ class Stored:
 
 
 def buffer(max_size: int = 100) -> tuple[PopBuffer, Stored, ConsumerOffsets]:
-    saving = Saving(config(Path("unused")), Jobs())
-    stored, offsets = Stored(), ConsumerOffsets(Path("unused"), saving=saving)
+    persistence = TablePersistence(config(Path("unused")), Jobs())
+    stored, offsets = Stored(), ConsumerOffsets(Path("unused"), persistence=persistence)
     offsets.commit("g", "t", 0, 0)
     return PopBuffer(offsets, stored, stay_ms=10_000, leave_before_ms=3_000, max_size=max_size), stored, offsets
 
@@ -182,13 +182,13 @@ def test_what_is_passed_over_takes_one_place() -> None:
 
 def test_all_stays_until_it_comes_back_where_no_log_can_be_written() -> None:
     pops, stored, offsets = buffer(max_size=3)
-    pops.keeps_all = True
+    pops.keep_all(True)
     pops.add(checkpoint(0, 2, invisible_time=500), 0, 2, 0)
     pops.add(checkpoint(2, invisible_time=20_000), 0, 3, 0)
     assert not pops.expire(499)
     assert (stored.checkpoints, offsets.query("g", "t", 0)) == ([], 0)
     assert pops.ack(checkpoint(0, 2).key, [0])
-    # One that can't be brought back now is tried again, with what was acknowledged meanwhile.
+    # If a redelivery fails, it is tried again, with the acknowledgements that arrived meanwhile.
     stored.full = True
     with pytest.raises(StoreFull):
         pops.expire(500)
@@ -207,7 +207,7 @@ def test_all_stays_until_it_comes_back_where_no_log_can_be_written() -> None:
 
 def test_a_message_that_is_to_come_back_at_another_time_holds_the_offset() -> None:
     pops, stored, offsets = buffer()
-    pops.keeps_all = True
+    pops.keep_all(True)
     pops.add(checkpoint(0), 0, 1, 0)
     pops.add(checkpoint(1, 2), 0, 3, 0)
     later = checkpoint(2, pop_time=100, invisible_time=90_000)

@@ -1,4 +1,7 @@
-"""After a crash every message that wasn't acknowledged is handed out again, from the queue or by the revive log."""
+"""After a crash, every message without an acknowledgement is redelivered.
+
+It comes from its queue or from the revive log.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ SENT = {b"%03d" % i for i in range(60)}
 
 
 async def test_nothing_is_lost(tmp_path: Path) -> None:
-    """The files as they are at three moments, each taken over by a new broker, as if the first had been killed."""
+    """Copies the files at three moments and starts a new broker on each copy.
+
+    This simulates a SIGKILL of the first broker.
+    """
     client = RemotingClient()
     broker = Broker(config(tmp_path / "store"))
     await broker.start()
@@ -30,13 +36,13 @@ async def test_nothing_is_lost(tmp_path: Path) -> None:
         for i, body in enumerate(sorted(SENT)):
             await peer.send(TOPIC, body, queue_id=i % 2)
         for turn, invisible_ms in enumerate((1_500, 60_000, 5_000)):
-            # With 1.5 s the checkpoint goes to the log at once, and the group's offset moves over it.
+            # With 1.5 s, the checkpoint goes to the log at once, and the group's offset advances past it.
             taken = await peer.messages(TOPIC, count=10, invisible_ms=invisible_ms)
             assert len(taken) == 10
             for one in taken[turn::2]:
                 await peer.ack(one)
                 acked.add(one.body)
-            broker.saving.save()
+            broker.persistence.save()
             crash = tmp_path / f"crash{turn}"
             shutil.copytree(broker.config.store.store_path_root_dir, crash)
             crashes.append((crash, set(acked)))
@@ -47,7 +53,7 @@ async def test_nothing_is_lost(tmp_path: Path) -> None:
 
 
 async def hand_out(directory: Path, expected: set[bytes], client: RemotingClient) -> None:
-    """Until a broker on this store has handed out all that is expected."""
+    """Pops from a broker on this store until all expected messages are received."""
     broker = Broker(config(directory))
     await broker.start()
     found: set[bytes] = set()

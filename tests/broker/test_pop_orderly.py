@@ -1,4 +1,7 @@
-"""Pops in order, over a connection and in the plain table; consumerOrderInfo.json as Java writes and reads it."""
+"""Pop in order, over a connection and in the plain table.
+
+The tests also cover `consumerOrderInfo.json`, in the format of Java.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ from pathlib import Path
 import pytest
 from broker_support import config
 from pop_support import Popped, PopPeer, now_ms, popped
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.pop.orderly import OrderlyPops, Outcome
-from gantrymq.broker.saving import Saving
+from gantrymq.broker.tables.persistence import TablePersistence
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.pop import NotificationRequestHeader
@@ -23,7 +26,7 @@ from gantrymq.system import clock
 
 TOPIC, GROUP = "orders", "poppers"
 
-#: What Apache's QueueLevelConsumerManager wrote for offsets 3, 4 and 7, two of which had been out before.
+#: The file that Apache's `QueueLevelConsumerManager` wrote for offsets 3, 4 and 7. Two of them were popped before.
 JAVA_FILE = (
     b'{"orderInfoCount":1,"orderedConsumptionLevel":"QUEUE","table":{"t@g":{1:{"cm":0,"i":60000,"l":1795257441907,'
     b'"o":[3,1,4],"oc":{3:1,4:1},"ot":{4:99},"popTime":1800}}}}'
@@ -71,7 +74,7 @@ async def test_what_is_not_acknowledged_comes_again_in_order(peer: PopPeer, brok
     again = popped(answer)
     assert [one.body for one in again] == [b"1", b"2", b"3"]
     assert answer.ext_fields["orderCountInfo"] == "0 qo0%1 1;0 qo0%2 1;0 0 0"
-    # The first batch's handles are of no use any more.
+    # The receipt handles of the first batch are now invalid.
     assert (await peer.ack(first[1])).code == ResponseCode.SUCCESS
     assert broker.offsets.query(GROUP, TOPIC, 0) == 1
 
@@ -99,7 +102,7 @@ async def test_a_changed_time_is_known_to_who_waits(
         answer = asyncio.create_task(peer.pop(TOPIC, order=True, count=1, queue_id=queue_id, poll_ms=15_000))
     waiting = broker.pops.waiting_notifications if is_notification else broker.pops.waiting
     await until(lambda: len(waiting))
-    # Later, and then sooner than it was.
+    # The invisible duration first gets longer, and then shorter than it was.
     for invisible_ms in (120_000, 200):
         assert (await peer.change(first, invisible_ms)).code == ResponseCode.SUCCESS
     async with asyncio.timeout(8):
@@ -128,7 +131,10 @@ async def test_who_waits_since_a_restart_is_answered_when_the_queue_is_free(
 async def test_a_clock_that_was_set_back_costs_no_more_than_that(
     peer: PopPeer, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or that is a millisecond behind the loop's."""
+    """A clock that is set back delays a pop only by that time.
+
+    The same holds for a clock that is a millisecond behind that of the event loop.
+    """
     await pop(peer, count=1, invisible_ms=300)
     waiting = asyncio.create_task(pop(peer, count=1, poll_ms=15_000))
     await until(lambda: len(broker.pops.waiting))
@@ -143,12 +149,15 @@ async def test_a_clock_that_was_set_back_costs_no_more_than_that(
 async def test_a_millisecond_that_begins_during_a_try(
     peer: PopPeer, queue_id: int, is_notification: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The queue was still blocked for the try, and no more for who was to say when to try again: that was never."""
+    """The queue is still blocked during the attempt, but not when the time of the next attempt is computed.
+
+    Without a special case, there would be no next attempt.
+    """
     await pop(peer, count=1, invisible_ms=300)
     real, loop, looked = clock.now_ms, asyncio.get_running_loop(), 0.0
 
     def ticking() -> int:
-        """Five milliseconds later when it is looked at again in the same turn of the loop."""
+        """Returns a time 5 ms later if it is called again in the same event-loop iteration."""
         nonlocal looked
         is_second, looked = looked == loop.time(), loop.time()
         return real() + 5 * is_second
@@ -195,24 +204,24 @@ async def test_an_acknowledgement_of_another_message_is_refused(peer: PopPeer) -
     assert (await peer.ack(wrong)).code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def table(path: Path, gone: str = "") -> tuple[OrderlyPops, Saving]:
-    saving = Saving(config(path.parent), Jobs())
-    pops = OrderlyPops(path, lambda topic, group, queue_id: topic != gone, saving=saving)
+def table(path: Path, gone: str = "") -> tuple[OrderlyPops, TablePersistence]:
+    persistence = TablePersistence(config(path.parent), Jobs())
+    pops = OrderlyPops(path, lambda topic, group, queue_id: topic != gone, persistence=persistence)
     pops.load()
-    return pops, saving
+    return pops, persistence
 
 
 def test_javas_file_is_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "now_ms", lambda: 1795257441907)
     path = tmp_path / "consumerOrderInfo.json"
     path.write_bytes(JAVA_FILE)
-    pops, saving = table(path)
+    pops, persistence = table(path)
     assert pops.is_blocked("t", "g", 1, None, 0, 61_799)
     assert not pops.is_blocked("t", "g", 1, None, 0, 61_800)
     assert pops.ack("t", "g", 1, 4, 1800) == 3
     assert pops.ack("t", "g", 1, 5, 1800) is Outcome.ILLEGAL
     assert pops.ack("t", "g", 1, 3, 1799) is Outcome.TOO_LATE
-    saving.save()
+    persistence.save()
     assert json.loads(path.read_bytes())["table"]["t@g"]["1"]["cm"] == 2
     assert table(path)[0].ack("t", "g", 1, 3, 1800) == 7
 
@@ -220,9 +229,9 @@ def test_javas_file_is_read_and_written(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_is_gone_or_old_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "now_ms", lambda: 1000)
     path = tmp_path / "consumerOrderInfo.json"
-    pops, saving = table(path, "gone")
+    pops, persistence = table(path, "gone")
     for topic in ("kept", "gone"):
         pops.popped(topic, "g", 0, 0, [0], None, 1000, 1000, 0)
     pops.popped("old", "g", 0, 0, [0], None, 1000, -(10**9), 0)
-    saving.save()
+    persistence.save()
     assert list(json.loads(path.read_bytes())["table"]) == ["kept@g"]

@@ -1,4 +1,7 @@
-"""A group that pops, and whose offset is reset or whose topic is deleted: what it had popped is discarded."""
+"""A pop group whose offset is reset or whose topic is deleted.
+
+The broker discards the messages in flight.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 from broker_support import config
 from pop_support import PopPeer, popped
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -22,9 +25,9 @@ from gantrymq.remoting.client import RemotingClient
 
 TOPIC, GROUP = "orders", "poppers"
 RETRY = pop_retry_topic(TOPIC, GROUP)
-#: A checkpoint that comes back so soon is written to the revive log at once, ms.
+#: With such a short invisible duration, a checkpoint goes to the revive log at once. In milliseconds.
 SOON_MS = 1000
-#: So much later it is read there, s.
+#: Longest time until that checkpoint is processed, in seconds.
 BACK_S = 15.0
 
 
@@ -78,7 +81,7 @@ async def test_a_reset_to_the_committed_offset_has_all_come_again(
     await reset(peer)
     again = await peer.messages(TOPIC, queue_id=0, order=order)
     assert [one.body for one in again] == bodies
-    # Late acknowledgements of the pop before the reset.
+    # Late acknowledgements for the pop before the reset.
     for one in first:
         await peer.ack(one)
     assert broker.offsets.query(GROUP, TOPIC, 0) == 0
@@ -194,7 +197,10 @@ async def test_pops_of_a_deleted_topic_are_discarded(peer: PopPeer, broker: Brok
 
 
 async def test_checkpoints_of_a_deleted_topic_bring_nothing_back(peer: PopPeer, broker: Broker) -> None:
-    """At their offsets the new topic has other messages, which were acknowledged."""
+    """Checkpoints of the deleted topic cause no redelivery in the new topic.
+
+    At the same offsets, the new topic has other messages, which are acknowledged.
+    """
     await send(peer, b"old")
     assert await pop(peer, invisible_ms=SOON_MS) == [b"old"]
     await delete(peer, broker)

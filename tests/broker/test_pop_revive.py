@@ -1,4 +1,7 @@
-"""What the revive log says, as a plain table; and how it is worked off: in small steps, past damage and full disks."""
+"""The revive log, as a plain table and with a store.
+
+It is processed in small steps, despite damaged records and full disks.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import gc
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from bare_store import HOST, bodies, damage, full_disk, nobody_waits, open_store, records
@@ -14,24 +19,27 @@ from hypothesis import strategies as st
 from step_timer import StepTimer
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.broker.append.new_topics import NewTopics
+from gantrymq.broker.append.preallocation_waits import PreallocationWaits
+from gantrymq.broker.append.request_waits import RequestWaits
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.long_polling import LongPolling
-from gantrymq.broker.new_topics import NewTopics
-from gantrymq.broker.pop.revive import REVIVE_GROUP, PopRevive
+from gantrymq.broker.delay.levels import DelayLevels
+from gantrymq.broker.pop.revive import PopRevive
 from gantrymq.broker.pop.revive_log import ReviveLog
 from gantrymq.broker.pop.revive_queue import LIMIT, ReviveQueue
-from gantrymq.broker.retry import RetryTopics
-from gantrymq.broker.room_waits import RoomWaits
-from gantrymq.broker.saving import Saving
-from gantrymq.broker.schedule import Schedule
-from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.pull.long_polling import LongPolling
+from gantrymq.broker.send.retry_topics import RetryTopics
+from gantrymq.broker.tables import BrokerStats
+from gantrymq.broker.tables.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.tables.persistence import TablePersistence
+from gantrymq.broker.tables.subscription_groups import SubscriptionGroupTable
+from gantrymq.broker.tables.topics import BrokerTopics
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.pop import Ack, Checkpoint, PopKey
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, encode_properties
+from gantrymq.protocol.topic_name import REVIVE_GROUP
 from gantrymq.system.clock import now_ms
 
 RETRY = "%RETRY%g_t"
@@ -111,7 +119,7 @@ def test_a_checkpoint_that_claims_to_be_of_the_future_keeps_none_behind_it_waiti
         queue.done(due)
 
 
-#: When the next thing happens, what, and to which of the pops.
+#: Steps of (delay until the pop, whether it is acknowledged, index of the acknowledged message).
 STEPS = st.lists(st.tuples(st.integers(0, 1500), st.booleans(), st.integers(0, 5)), max_size=60)
 
 
@@ -119,7 +127,11 @@ STEPS = st.lists(st.tuples(st.integers(0, 1500), st.booleans(), st.integers(0, 5
 def test_what_comes_back_is_the_same_however_many_fit_into_memory(
     steps: list[tuple[int, bool, int]], limit: int
 ) -> None:
-    """The log is in order of time: a checkpoint a second before its time, its acknowledgements at that time."""
+    """The redelivered messages do not depend on the number of checkpoints that fit into memory.
+
+    The log is sorted by time: a checkpoint comes one second before its revive time, and its acknowledgements at that
+    time.
+    """
     at = 0
     log: list[tuple[int, Checkpoint | Ack]] = []
     for number, (later, is_acked, place) in enumerate(steps):
@@ -153,7 +165,7 @@ def test_what_comes_back_is_the_same_however_many_fit_into_memory(
     assert read(limit) == read(10**6)
 
 
-# -- over a store ---------------------------------------------------------------------------------------------------
+# -- with a store ---------------------------------------------------------------------------------------------------
 
 
 class World:
@@ -163,49 +175,46 @@ class World:
         self.appender = open_store(root / "store", polling, **options)
         self.store = self.appender.store
         config = BrokerConfig(broker_name="b", store=self.store.config)
-        self.saving = saving = Saving(config, Jobs())
-        self.topics = BrokerTopics(config, root / "topics.json", lambda names: None, saving=saving)
+        self.persistence = persistence = TablePersistence(config, Jobs())
+        self.topics = BrokerTopics(config, root / "topics.json", lambda names: None, persistence=persistence)
         self.topics.put(TopicConfig("t", 1, 1))
-        self.groups = SubscriptionGroupTable(root / "groups.json", auto_create=True, saving=saving)
+        self.groups = SubscriptionGroupTable(config, root / "groups.json", persistence=persistence)
         self.groups.get("g")
-        self.offsets = ConsumerOffsets(root / "offsets.json", saving=saving)
-        schedule = Schedule(root / "delays.json", [1000], self.appender, Jobs(), saving=saving)
-        retry = RetryTopics(
-            self.appender,
-            self.topics,
-            self.groups,
-            schedule,
-            # Nobody gives a message back here.
-            None,  # type: ignore[arg-type]
-            NewTopics(self.topics, Jobs()),
-            RoomWaits(self.store, Jobs()),
+        self.offsets = ConsumerOffsets(root / "offsets.json", persistence=persistence)
+        schedule = DelayLevels(root / "delays.json", [1000], self.appender, Jobs(), persistence=persistence)
+        context: Any = SimpleNamespace(
+            config=config, topics=self.topics, groups=self.groups, offsets=self.offsets, stats=BrokerStats()
         )
+        # No client sends a message back in these tests.
+        pending_responses: Any = None
+        waits = RequestWaits(PreallocationWaits(self.store, Jobs()), NewTopics(self.topics, Jobs()), pending_responses)
+        retry = RetryTopics(context, appender=self.appender, schedule=schedule, waits=waits)
         self.log = ReviveLog(self.appender, "c", 2, lambda queue, properties, code: (queue, properties, code))
-        self.revive = PopRevive(self.log, self.appender, self.topics, self.groups, self.offsets, retry, config)
+        self.revive = PopRevive(context, revive_log=self.log, appender=self.appender, retry=retry)
 
     def send(self, body: bytes, properties: bytes = b"") -> int:
-        """A message of the topic; its physical offset."""
+        """Stores a message of the topic and returns its physical offset."""
         queue = self.store.queue("t", 0)
         return self.appender.append(queue, 0, 0, 0, HOST, 0, body, properties, 0).physical_offset
 
     def put(self, body: bytes, tag: str, queue_id: int = 0) -> int:
-        """Nonsense in the revive log."""
+        """Stores an invalid record in the revive log."""
         queue = self.store.queue(self.log.topic, queue_id)
         properties = encode_properties({"TAGS": tag})
         return self.appender.append(queue, 0, 0, 0, HOST, 0, body, properties, 0).physical_offset
 
     def wait(self) -> None:
-        """The log has brought nothing for long enough."""
+        """Simulates that the log has been idle for long enough."""
         for queue in self.revive._queues:
             queue._read_ms -= 3000
 
     def make_retry_topic(self) -> None:
-        """On the disk already; else a turn has to wait for that."""
+        """Creates the retry topic on disk in advance, so that no time slice waits for it."""
         self.topics.create_if_absent(RETRY, 1)
-        self.saving.save()
+        self.persistence.save()
 
     def work(self) -> None:
-        """All that is to do."""
+        """Processes the revive log until nothing is left."""
         for _ in range(2):
             self._turns()
             self.wait()
@@ -215,8 +224,8 @@ class World:
         for _ in range(2):
             while self.revive.turn():
                 pass
-            # A topic that a message comes back to.
-            self.saving.save()
+            # Messages can be redelivered to a new topic, which must be saved first.
+            self.persistence.save()
 
     def committed(self, queue_id: int = 0) -> int | None:
         return self.offsets.query(REVIVE_GROUP, self.log.topic, queue_id)
@@ -260,7 +269,7 @@ def test_bad_records_are_skipped_counted_and_named(world: World, caplog: pytest.
     world.log.put_checkpoint(old(3, 3), 0)
     damage(world.store, bad[0])
     damage(world.store, places[1])
-    # Its size, in the midst of a row of good ones.
+    # The size field of a record between valid ones.
     damage(world.store, places[4], 3)
     world.work()
     assert bodies(world.store, RETRY) == [b"0", b"2", b"3", b"5"]
@@ -274,7 +283,10 @@ def test_bad_records_are_skipped_counted_and_named(world: World, caplog: pytest.
 
 @pytest.mark.parametrize("topic", [RETRY, "%DLQ%g"])
 def test_nothing_comes_back_to_a_topic_that_is_not_on_the_disk(world: World, topic: str) -> None:
-    """It would be out of reach after a crash, and the checkpoint done with."""
+    """Messages are redelivered only to a topic whose configuration is on disk.
+
+    Otherwise a message would be unreachable after a crash although its checkpoint is complete.
+    """
     group = world.groups.get("g")
     assert group is not None
     group.retry_max_times = 16 if topic == RETRY else 0
@@ -307,7 +319,7 @@ def test_a_full_disk_loses_and_repeats_nothing(world: World) -> None:
             with pytest.raises(RequestRefused):
                 world.revive.turn()
     assert (bodies(world.store, RETRY), world.committed()) == ([], None)
-    # It is full again in the midst of a checkpoint.
+    # The store is full again in the middle of a checkpoint.
     world.revive._step(0)
     with full_disk(world.store), pytest.raises(RequestRefused):
         world.revive.turn()
@@ -330,7 +342,7 @@ def test_what_was_accepted_comes_back_however_long_its_properties_are(
         properties += b"a\x01%b\x02" % (b"y" * (most - tail - len(properties) - 3))
         queue = world.store.queue("t", 0)
         world.appender.append(queue, 0, 0, 0, HOST, attempts, b"long", properties, 0)
-    # What isn't UTF-8 gets three times as long.
+    # Bytes that are not valid UTF-8 become three times as long.
     world.send(b"no text", b"pad\x01" + b"\xff" * (MAX_PROPERTIES_LENGTH - 30) + b"\x02")
     world.revive.start()
     world.log.put_checkpoint(old(0, 5), 0)
@@ -357,7 +369,10 @@ def test_a_topic_that_is_gone_is_named_once(world: World, caplog: pytest.LogCapt
 @pytest.mark.slow
 @pytest.mark.parametrize("is_mixed", [True, False], ids=["mixed", "acknowledgements last"])
 def test_a_backlog_takes_small_steps_and_little_memory(world: World, is_mixed: bool) -> None:
-    """200,000 records of the same second, after a standstill; one pop in a thousand comes back."""
+    """A large backlog is processed in small steps and with little memory.
+
+    It has 200,000 records of the same second. One pop in a thousand is redelivered.
+    """
     half = 100_000
     queue = world.store.queue(world.log.topic, 0)
     for n in range(100):
@@ -385,7 +400,7 @@ def test_a_backlog_takes_small_steps_and_little_memory(world: World, is_mixed: b
     world.make_retry_topic()
     world.revive.start()
     timer, waiting, more = StepTimer(), 0, True
-    # What other tests have left isn't to be collected at our expense.
+    # Keep garbage of other tests out of the measurement.
     gc.collect()
     gc.freeze()
     try:

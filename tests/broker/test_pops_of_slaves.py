@@ -1,4 +1,4 @@
-"""Pops at a slave that stands in for its master, and at a broker that is a slave from now on."""
+"""Pops from an acting master, and from a broker that has just become a slave."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from administration import create_group
-from controlled_support import Controlled
+from controlled_support import ControlledBrokers
 from pop_support import Popped, PopPeer
 from test_acting_master import WithAnother
-from waiting import until
+from wait_until import until
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
@@ -33,7 +33,7 @@ async def popper(brokers: WithAnother, broker_id: int = 0) -> PopPeer:
 
 
 async def without_master(brokers: WithAnother, *bodies: bytes) -> PopPeer:
-    """Who pops at the slave, which has these messages."""
+    """Stores the messages, stops the master, and returns a pop client of the acting master."""
     peer = await popper(brokers)
     await create_group(peer, "poppers")
     for body in bodies:
@@ -49,7 +49,7 @@ async def stands_in(brokers: WithAnother) -> None:
 
 
 def came_back(brokers: WithAnother) -> list[bytes]:
-    """What other brokers have in the group's retry topic."""
+    """Returns the messages of the group's retry topic on other brokers."""
     return [message.body for message in brokers.messages(brokers.other, RETRY)]
 
 
@@ -62,7 +62,7 @@ async def test_what_is_not_acknowledged_comes_back_elsewhere(brokers: WithAnothe
     first, left = await peer.messages("orders", count=2, invisible_ms=3_000)
     assert (first.body, left.body) == (b"acked", b"left")
     assert (await peer.ack(first)).code == ResponseCode.SUCCESS
-    # Nothing of it is on a disk: who stands in next begins with these.
+    # The acknowledgement is in memory only: the next acting master starts with these messages.
     assert offset(brokers) == 0
     await until(lambda: came_back(brokers) == [b"left"])
     await until(lambda: offset(brokers) == 2)
@@ -113,7 +113,7 @@ async def test_a_master_that_is_back_hands_out_what_was_not_acknowledged(brokers
     held = asyncio.ensure_future(peer.pop("orders", poll_ms=15_000))
     await until(lambda: len(brokers.slave.pops.waiting) == 1)
     await brokers.start(0)
-    # Nobody waits at the slave for what the master hands out.
+    # A pop at the slave does not wait for messages that the master delivers.
     assert (await held).code == ResponseCode.POLLING_TIMEOUT
     assert not len(brokers.slave.pops.buffer)
     assert (await peer.ack(left)).code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -127,7 +127,7 @@ async def test_what_the_master_handed_out_is_acknowledged_at_the_slave(brokers: 
     for body in (b"acked", b"changed"):
         await peer.send("orders", body)
     acked, changed = [(await peer.messages("orders", count=1, invisible_ms=8_000))[0] for _ in range(2)]
-    # Their notes are in the log, and not in memory alone.
+    # The checkpoints must be in the log, and not in memory only.
     brokers.master.pops.buffer.expire(1 << 62)
     await brokers.copied()
     await brokers.stop(0)
@@ -143,7 +143,7 @@ async def test_what_the_master_handed_out_is_acknowledged_at_the_slave(brokers: 
 
 
 async def test_who_waits_at_a_master_is_answered_when_another_is(tmp_path: Path) -> None:
-    async with Controlled(tmp_path, 2) as replicas:
+    async with ControlledBrokers(tmp_path, 2) as replicas:
         await replicas.all_in_sync()
         peer = PopPeer(await replicas.remoting.connection(f"127.0.0.1:{replicas.brokers[1].port}"))
         await create_group(peer, "poppers")
@@ -155,6 +155,6 @@ async def test_who_waits_at_a_master_is_answered_when_another_is(tmp_path: Path)
         header = ElectMasterRequestHeader(broker_name="broker-a", broker_id=2, designate_elect=True)
         controller = PopPeer(await replicas.remoting.connection(replicas.controller.address))
         assert (await controller.ask(RequestCode.CONTROLLER_ELECT_MASTER, header)).code == ResponseCode.SUCCESS
-        # Else it would be handed the new master's messages, and could acknowledge none.
+        # Otherwise the client would receive messages of the new master that it cannot acknowledge here.
         async with asyncio.timeout(15):
             assert (await held).code == ResponseCode.POLLING_TIMEOUT

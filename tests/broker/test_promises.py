@@ -1,14 +1,14 @@
-"""How many replicas a message needs, and who waits for them: pure tables."""
+"""The number of replicas that a message needs, and the requests that wait for them. Plain tables only."""
 
 from __future__ import annotations
 
 import pytest
 
-from gantrymq.broker.late_answers import answer_within_ms
-from gantrymq.broker.replication.following import Following
-from gantrymq.broker.replication.promises import ALL_IN_SYNC_STATE_SET, Mode, replicas_needed
+from gantrymq.broker.append.late_responses import answer_within_ms
+from gantrymq.broker.append.slave_waits import SlaveWaits
+from gantrymq.broker.replication.master_address import MasterAddress
+from gantrymq.broker.replication.required_replicas import ALL_IN_SYNC_STATE_SET, Mode, replicas_needed
 from gantrymq.broker.replication.slave_reads import SlaveReads
-from gantrymq.broker.replication.slave_waits import SlaveWaits
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.replication.config import ReplicationConfig
@@ -18,7 +18,7 @@ from gantrymq.store.get_result import GetResult, GetStatus
 @pytest.mark.parametrize(
     ("mode", "keys", "in_sync", "alive", "needed"),
     [
-        # Nobody asks how many are there.
+        # The number of live replicas does not matter.
         (Mode.PLAIN, {}, 1, 1, 1),
         (Mode.PLAIN, {"in_sync_replicas": 3}, 1, 1, 3),
         (Mode.PLAIN, {"in_sync_replicas": 3, "min_in_sync_replicas": 2}, 1, 1, 3),
@@ -59,7 +59,7 @@ def test_what_a_send_needs(mode: Mode, keys: dict[str, int], in_sync: int, alive
 
 
 class Replicas:
-    """What each of them has."""
+    """The acknowledged offset of each replica."""
 
     def __init__(self) -> None:
         self.has: list[int] = []
@@ -136,11 +136,11 @@ def test_each_waits_for_its_own_time() -> None:
 
 
 def test_who_is_followed() -> None:
-    following = Following("host:1", "")
+    following = MasterAddress("host:1", "")
     assert (following.address, following.ha_address) == (None, None)
     following.told("n1", "host:2", "host:3")
     assert (following.address, following.ha_address) == ("host:2", "host:3")
-    # One NameServer is late to hear of another master: the first stays until nobody knows it.
+    # A NameServer can report a new master late. The first one stays until no NameServer reports it.
     following.told("n2", "host:4", "host:5")
     assert following.address == "host:2"
     following.told("n1", "host:4", "host:5")
@@ -152,13 +152,13 @@ def test_who_is_followed() -> None:
 
 
 def test_nobody_follows_himself() -> None:
-    following = Following("host:1", "")
+    following = MasterAddress("host:1", "")
     following.told("n1", "host:1", "host:2")
     assert following.address is None
 
 
 def test_a_fixed_address_for_the_log() -> None:
-    following = Following("host:1", "other:9")
+    following = MasterAddress("host:1", "other:9")
     assert following.ha_address == "other:9"
     following.told("n1", "host:2", "host:3")
     assert (following.address, following.ha_address) == ("host:2", "other:9")

@@ -1,4 +1,4 @@
-"""Pulling, long polling, and the codes that go with each state of a queue."""
+"""Pulls, long polling, and the response code for each state of a queue."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 from broker_support import Peer
-from waiting import until
+from wait_until import until
 
-from gantrymq.broker import pull
 from gantrymq.broker.broker import Broker
+from gantrymq.broker.pull import processor as pull
 from gantrymq.errors import ConnectionLost
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -45,7 +45,7 @@ async def test_count_and_byte_limits(peer: Peer) -> None:
 
 
 async def test_bulk_readers_say_so(peer: Peer, broker: Broker) -> None:
-    """Java's limits are for all others, whatever they ask for."""
+    """The limits for bulk reads apply only to pulls that request them. All other pulls get Java's limits."""
     for i in range(50):
         await peer.send("orders", b"%d" % i)
     assert len(bodies((await peer.pull("orders", max_msg_nums=50)).body)) == 32
@@ -90,7 +90,7 @@ async def test_long_poll_is_answered_by_an_arrival(peer: Peer, broker: Broker) -
 
 
 async def test_a_pull_that_waits_keeps_nothing_of_its_request(peer: Peer, broker: Broker) -> None:
-    """But its header."""
+    """A pending pull keeps only the header of its request."""
     await peer.send("orders", b"x")
     waiting = asyncio.ensure_future(peer.pull("orders", 1, suspend_ms=10_000))
     await until(lambda: len(broker.polling) == 1)
@@ -143,7 +143,7 @@ async def test_lost_connection_takes_its_own_pulls_only(peer: Peer, broker: Brok
     await until(lambda: len(broker.polling) == 1)
     await peer.send("orders", b"second")
     assert bodies((await waiting).body) == [b"second"]
-    # Nothing is kept of a connection without a pull.
+    # The broker keeps no entry for a connection without a pending pull.
     assert not broker.polling._by_connection
 
 
@@ -196,7 +196,7 @@ async def test_many_long_polls_of_a_peer_that_does_not_read(peer: Peer, broker: 
         async with asyncio.timeout(10):
             while len(answers) < pulls:
                 answers += frames.feed(await reader.read(1 << 20))
-        # The first fill the write buffer, the others are asked to come again for the same.
+        # The first responses fill the write buffer. The other pulls must be repeated at the same offset.
         found = [answer for answer in answers if answer.code == ResponseCode.SUCCESS]
         assert 0 < len(found) < 15
         assert {len(answer.body) > len(large) for answer in found} == {True}
@@ -209,14 +209,14 @@ async def test_many_long_polls_of_a_peer_that_does_not_read(peer: Peer, broker: 
 
 
 async def test_waiting_pulls_are_bounded(peer: Peer, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pull, "MAX_HELD_OF_ONE", 3)
+    monkeypatch.setattr(pull, "WAITING_PULLS_OF_ONE", 3)
     await peer.send("orders", b"x")
     waiting = [asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000)) for _ in range(3)]
     await until(lambda: len(broker.polling) == 3)
     assert broker.polling.count_of(next(iter(broker._server.connections))) == 3
     refused = await peer.pull("orders", 1, suspend_ms=15_000)
     assert (refused.code, "3 pulls wait" in (refused.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
-    # Who doesn't wait is served.
+    # Pulls that do not wait are still served.
     assert (await peer.pull("orders", 1)).code == ResponseCode.PULL_NOT_FOUND
     await peer.send("orders", b"y")
     assert {response.code for response in await asyncio.gather(*waiting)} == {ResponseCode.SUCCESS}
@@ -226,7 +226,7 @@ async def test_waiting_pulls_are_bounded(peer: Peer, broker: Broker, monkeypatch
 async def test_an_arrival_has_many_pulls_answered_bit_by_bit(
     peer: Peer, broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others are served between."""
+    """A new message is delivered to many pending pulls in steps. Other clients are served in between."""
     monkeypatch.setattr(long_requests, "TURN_S", 0.0001)
     await peer.send("orders", b"x")
     waiting = [asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000)) for _ in range(500)]

@@ -1,11 +1,11 @@
-"""Locks of queues: the table, and the requests."""
+"""Locks of queues: the table and the requests."""
 
 from __future__ import annotations
 
 from broker_support import Peer
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.queue_locks import LOCK_LIFE_S, QueueLocks
+from gantrymq.broker.consumers.locks import LOCK_LIFE_S, QueueLocks
 from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
 from gantrymq.protocol.bodies.queue_map import QueueObject
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -75,7 +75,7 @@ async def test_requests(peer: Peer, broker: Broker) -> None:
     assert await ask(lock, "three", 0, 2) == [2]
     await ask(unlock, "one", 0)
     assert await ask(lock, "three", 0) == [0]
-    # What this broker doesn't have isn't locked, nor kept.
+    # Queues that this broker does not have are neither locked nor stored.
     assert await ask(lock, "one", -1, 4, 2**31 - 1) == []
     assert await ask(lock, "one", 0, topic="none") == []
     await ask(unlock, "one", 0, topic="none")

@@ -1,4 +1,4 @@
-"""What a broker tells a NameServer, and what it learns from it."""
+"""The registration of a broker with a NameServer, and the data that the NameServer returns."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from broker_support import config, longest_step
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.registration_parts import body_of, parts_of
+from gantrymq.broker.registration import body_of, parts_of
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.bodies.route import KVTable
 from gantrymq.protocol.bodies.topic_config import (
@@ -29,11 +29,16 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers.namesrv import RegisterBrokerRequestHeader
 from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 
 
 class RecordingNameServer:
-    """Keeps the topic tables that it is told; refuses registrations while `refuses`, and those with one topic."""
+    """Stores the topic tables that it receives.
+
+    While `refuses` is true, it refuses registrations. It also refuses each one that contains `refused_topic`. While
+    `disconnects` is true, it closes the connection after each response to a registration.
+    """
 
     def __init__(self) -> None:
         self.registered: list[TopicConfigTable] = []
@@ -41,12 +46,13 @@ class RecordingNameServer:
         self.refuses = False
         self.refused = 0
         self.refused_topic = ""
+        self.disconnects = False
         self._server = RemotingServer(
             {
                 RequestCode.REGISTER_BROKER: self._register,
                 RequestCode.UNREGISTER_BROKER: lambda connection, request: RemotingCommand.response(),
             },
-            host="127.0.0.1",
+            ListenOptions("127.0.0.1"),
         )
 
     async def start(self) -> str:
@@ -55,6 +61,10 @@ class RecordingNameServer:
 
     async def stop(self) -> None:
         await self._server.stop()
+
+    def lose_connections(self) -> None:
+        for connection in list(self._server.connections):
+            connection.abort()
 
     def _register(self, connection: Connection, request: RemotingCommand) -> Reply:
         if self.refuses:
@@ -65,10 +75,15 @@ class RecordingNameServer:
         if self.refused_topic in body.topic_config_serialize_wrapper.topic_config_table:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{self.refused_topic} is no topic")
         self.registered.append(body.topic_config_serialize_wrapper)
-        return RemotingCommand.response(body=encode_json(KVTable(self.order_topics)))
+        response = RemotingCommand.response(body=encode_json(KVTable(self.order_topics)))
+        if not self.disconnects:
+            return response
+        connection.reply(request, response)
+        connection.close()
+        return None
 
     async def told(self, count: int) -> TopicConfigTable:
-        """The table of the registration with this number, once it has come."""
+        """Waits for registration number `count` and returns its table."""
         await until(lambda: len(self.registered) >= count)
         return self.registered[count - 1]
 
@@ -115,6 +130,67 @@ async def test_a_deleted_topic_makes_a_full_registration(name_server: RecordingN
     await name_server.told(2)
     registered.topics.remove("orders")
     assert "TBW102" in (await name_server.told(3)).topic_config_table
+
+
+async def test_a_lost_connection_makes_a_full_registration(
+    name_server: RecordingNameServer, registered: Broker
+) -> None:
+    """After a lost connection, the broker registers again at once, because the NameServer has removed it.
+
+    The next periodic registration can be up to 30 s away.
+    """
+    await name_server.told(1)
+    for count in (2, 3):
+        name_server.lose_connections()
+        await until(lambda: len(name_server.registered) == count, 5)  # noqa: B023
+        assert "TBW102" in name_server.registered[-1].topic_config_table
+
+
+async def test_a_name_server_that_closes_each_connection_is_not_flooded(tmp_path: Path) -> None:
+    connections = 0
+
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        writer.close()
+
+    closing = await asyncio.start_server(close, "127.0.0.1")
+    broker = Broker(config(tmp_path / "store", namesrv_addr=[f"127.0.0.1:{closing.sockets[0].getsockname()[1]}"]))
+    began = asyncio.get_running_loop().time()
+    await broker.start()
+    try:
+        await until(lambda: connections >= 3)
+        # The pauses are 0.5 s and 1 s.
+        assert asyncio.get_running_loop().time() - began > 1.4
+    finally:
+        await broker.stop()
+        closing.close()
+
+
+async def test_a_name_server_that_disconnects_after_each_registration_is_not_flooded(
+    name_server: RecordingNameServer, tmp_path: Path
+) -> None:
+    name_server.disconnects = True
+    loop = asyncio.get_running_loop()
+    broker = Broker(config(tmp_path / "store", namesrv_addr=[await name_server.start()]))
+    await broker.start()
+    try:
+        await name_server.told(1)
+        began = loop.time()
+        await name_server.told(5)
+        # The pauses are 0.1 s, 0.2 s, 0.4 s and 0.8 s.
+        assert loop.time() - began > 1.4
+        # After a connection that lasts until the following registration, the first pause is short again.
+        name_server.disconnects = False
+        await name_server.told(6)
+        broker.topics.create_if_absent("orders", 3)
+        assert list((await name_server.told(7)).topic_config_table) == ["orders"]
+        name_server.lose_connections()
+        lost = loop.time()
+        assert "TBW102" in (await name_server.told(8)).topic_config_table
+        assert loop.time() - lost < 2.5
+    finally:
+        await broker.stop()
 
 
 async def test_order_topics_of_the_name_server_are_marked(name_server: RecordingNameServer, registered: Broker) -> None:
@@ -167,7 +243,7 @@ async def test_a_name_server_that_hangs_keeps_no_broker_from_starting(
 
 
 async def register_times(name_server: RecordingNameServer, broker: Broker, count: int) -> list[TopicConfigTable]:
-    """The next `count` registrations."""
+    """Waits for the next `count` registrations and returns their tables."""
     already = len(name_server.registered)
     await name_server.told(already + count)
     return name_server.registered[already : already + count]
@@ -249,9 +325,9 @@ async def test_a_registration_that_fails_is_a_failing_job(
         name_server.refuses = True
         broker.topics.config_changed()
         await until(broker.jobs.failing)
-        # It isn't to be told any more.
+        # The broker stops registering with it.
         broker.config.namesrv_addr = []
-        broker._registration.config_changed()
+        broker.context.events.config_changed.publish()
         await until(lambda: not broker.jobs.failing())
         assert address not in " ".join(report.name for report in broker.jobs)
     finally:

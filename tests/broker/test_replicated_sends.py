@@ -1,4 +1,4 @@
-"""What a send to a SYNC_MASTER is answered, by kind of send and by what its slaves do."""
+"""The response of a `SYNC_MASTER` to each kind of send, for each state of its slaves."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer, config
-from held_slaves import hold_slave, release_slave
+from paused_slaves import pause_slave, resume_slave
 from replicated_brokers import Replicas
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
@@ -68,13 +68,13 @@ async def test_late_when_a_slave_takes_nothing(replicas: Replicas, kind: str) ->
     peer = await replicas.peer()
     assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
     replicas.master.config.replication.slave_timeout = LATE_MS
-    hold_slave(replicas.slave)
+    pause_slave(replicas.slave)
     answer = await send(peer, kind)
     assert answer.code == LATE
     assert answer.ext_fields["msgId"]
     careless = await peer.send("orders", b"careless", properties={"WAIT": "false"})
     assert careless.code == ResponseCode.SUCCESS
-    release_slave(replicas.slave)
+    resume_slave(replicas.slave)
     replicas.master.config.replication.slave_timeout = 10_000
     assert (await send(peer, kind)).code == ResponseCode.SUCCESS
 
@@ -85,7 +85,7 @@ async def test_without_slaves(tmp_path: Path) -> None:
         peer = await replicas.peer()
         assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
         replicas.master.config.replication.in_sync_replicas = 2
-        replicas.master._config_changed()
+        replicas.master.context.events.config_changed.publish()
         assert [(await send(peer, kind)).code for kind in KINDS] == [LATE] * len(KINDS)
 
 
@@ -93,28 +93,28 @@ async def test_java_s_default_waits_for_no_slave(tmp_path: Path) -> None:
     replicas = Replicas(tmp_path, 1)
     replicas.replication = {}
     async with replicas:
-        hold_slave(replicas.slave)
+        pause_slave(replicas.slave)
         peer = await replicas.peer()
         assert [(await send(peer, kind)).code for kind in KINDS] == [ResponseCode.SUCCESS] * len(KINDS)
 
 
 async def test_an_async_master_waits_for_nobody(tmp_path: Path) -> None:
     async with Replicas(tmp_path, 1, role=BrokerRole.ASYNC_MASTER) as replicas:
-        hold_slave(replicas.slave)
+        pause_slave(replicas.slave)
         peer = await replicas.peer()
         assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
-        assert not replicas.master._sending._is_safe
+        assert not replicas.master.features.sending._is_safe
 
 
 async def test_one_of_two_slaves_is_enough(tmp_path: Path) -> None:
     replicas = Replicas(tmp_path, 2)
     replicas.replication["in_sync_replicas"] = 2
     async with replicas:
-        hold_slave(replicas.brokers[2])
+        pause_slave(replicas.brokers[2])
         peer = await replicas.peer()
         assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
         replicas.master.config.replication.slave_timeout = LATE_MS
-        hold_slave(replicas.brokers[1])
+        pause_slave(replicas.brokers[1])
         assert (await peer.send("orders", b"x")).code == LATE
 
 
@@ -137,11 +137,11 @@ async def test_many_that_wait_are_answered_together_and_once(tmp_path: Path) -> 
     async with Replicas(tmp_path, 1) as replicas:
         peer = await replicas.peer()
         await peer.send("orders", b"first")
-        hold_slave(replicas.slave)
+        pause_slave(replicas.slave)
         sends = [asyncio.ensure_future(peer.send("orders", b"%d" % n)) for n in range(100)]
-        waits = replicas.master._sending._flush_waits
+        waits = replicas.master.features.sending._pending_responses
         await until(lambda: len(waits._slaves) == 100)
-        release_slave(replicas.slave)
+        resume_slave(replicas.slave)
         answers = await asyncio.gather(*sends)
         assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 100
         assert [answer.ext_fields["queueOffset"] for answer in answers] == [str(n + 1) for n in range(100)]
@@ -149,7 +149,7 @@ async def test_many_that_wait_are_answered_together_and_once(tmp_path: Path) -> 
 
 
 class Disk:
-    """fdatasync that waits while `works` isn't set."""
+    """Replaces fdatasync: it blocks while `works` is not set."""
 
     def __init__(self) -> None:
         self.works = threading.Event()
@@ -166,9 +166,9 @@ async def test_disk_and_slaves_both(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     replicas = Replicas(tmp_path, 1)
     try:
         async with replicas:
-            # Only the master's answers wait for the disk.
+            # Only the responses of the master wait for the disk.
             master = replicas.master
-            waits = master._sending._flush_waits
+            waits = master.features.sending._pending_responses
             waits._for_disk = True
             peer = await replicas.peer()
             assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
@@ -176,12 +176,12 @@ async def test_disk_and_slaves_both(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             master.config.store.sync_flush_timeout_ms = LATE_MS
             assert (await peer.send("orders", b"x")).code == ResponseCode.FLUSH_DISK_TIMEOUT
             master.config.replication.slave_timeout = LATE_MS
-            hold_slave(replicas.slave)
-            # Java tells of the slave when both are late.
+            pause_slave(replicas.slave)
+            # If both are late, Java reports the slave.
             assert (await peer.send("orders", b"x")).code == LATE
             disk.works.set()
             assert (await peer.send("orders", b"x")).code == LATE
-            release_slave(replicas.slave)
+            resume_slave(replicas.slave)
             master.config.replication.slave_timeout = 10_000
             assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
             assert not waits._count
@@ -193,8 +193,8 @@ async def test_what_waits_for_slaves_makes_the_broker_busy(tmp_path: Path) -> No
     async with Replicas(tmp_path, 1) as replicas:
         peer = await replicas.peer()
         await peer.send("orders", b"first")
-        hold_slave(replicas.slave)
-        replicas.master._sending._flush_waits._capacity = 3
+        pause_slave(replicas.slave)
+        replicas.master.features.sending._pending_responses._capacity = 3
         replicas.master.config.replication.slave_timeout = LATE_MS
         answers = await asyncio.gather(*(peer.send("orders", b"x") for _ in range(5)))
         assert sorted(answer.code for answer in answers) == sorted([LATE] * 3 + [ResponseCode.SYSTEM_BUSY] * 2)
@@ -204,7 +204,7 @@ async def test_a_transaction_s_end_waits_and_says_nothing_of_it(tmp_path: Path) 
     async with Replicas(tmp_path, 1) as replicas:
         peer = await replicas.peer()
         half = await send(peer, "half")
-        hold_slave(replicas.slave)
+        pause_slave(replicas.slave)
         header = EndTransactionRequestHeader(
             producer_group="producers",
             tran_state_table_offset=int(half.ext_fields["queueOffset"]),
@@ -213,34 +213,40 @@ async def test_a_transaction_s_end_waits_and_says_nothing_of_it(tmp_path: Path) 
             msg_id=half.ext_fields["transactionId"],
         )
         ending = asyncio.ensure_future(peer.ask(RequestCode.END_TRANSACTION, header))
-        await until(lambda: len(replicas.master._sending._flush_waits._slaves) == 1)
+        await until(lambda: len(replicas.master.features.sending._pending_responses._slaves) == 1)
         assert not ending.done()
-        release_slave(replicas.slave)
+        resume_slave(replicas.slave)
         assert (await ending).code == ResponseCode.SUCCESS
 
 
 async def test_a_message_that_is_given_back_waits_too(tmp_path: Path) -> None:
-    """Its consumer forgets it when it is told so; Java's broker waits for nobody."""
+    """A send-back waits for slaves, because the consumer drops the message after the acknowledgement.
+
+    Java's broker does not wait for slaves here.
+    """
     async with Replicas(tmp_path, 1) as replicas:
         peer = await replicas.peer()
         sent = await peer.send("orders", b"x")
         await peer.pull("orders")
-        hold_slave(replicas.slave)
+        pause_slave(replicas.slave)
         header = ConsumerSendMsgBackRequestHeader(
             offset=decode_offset_message_id(sent.ext_fields["msgId"])[1], group="consumers", delay_level=1
         )
         giving_back = asyncio.ensure_future(peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header))
-        await until(lambda: len(replicas.master._sending._flush_waits._slaves) == 1)
-        release_slave(replicas.slave)
+        await until(lambda: len(replicas.master.features.sending._pending_responses._slaves) == 1)
+        resume_slave(replicas.slave)
         assert (await giving_back).code == ResponseCode.SUCCESS
 
 
 async def test_without_a_controller_a_consumer_is_not_told_of_late_slaves(tmp_path: Path) -> None:
-    """There is nothing that it could do for a slave that is gone, but have copy upon copy stored."""
+    """Without a controller, a send-back succeeds although slaves are late.
+
+    The consumer cannot help a slave that is down. Each retry would only store another copy.
+    """
     async with Replicas(tmp_path, 1) as replicas:
         peer = await replicas.peer()
         sent = await peer.send("orders", b"x")
-        hold_slave(replicas.slave)
+        pause_slave(replicas.slave)
         replicas.master.config.replication.slave_timeout = LATE_MS
         header = ConsumerSendMsgBackRequestHeader(
             offset=decode_offset_message_id(sent.ext_fields["msgId"])[1], group="consumers", delay_level=1
@@ -250,18 +256,21 @@ async def test_without_a_controller_a_consumer_is_not_told_of_late_slaves(tmp_pa
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_answers_come_before_the_client_s_timeout(tmp_path: Path, kind: str) -> None:
-    """Without a field of ours before that of Java's clients, 3 s; slaveTimeout is longer than either."""
+    """If the client sends no timeout field of GantryMQ, the limit is the default of Java clients, 3 s.
+
+    `slaveTimeout` is longer than both.
+    """
     async with Replicas(tmp_path, 1) as replicas:
         peer = await replicas.peer()
         assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
-        hold_slave(replicas.slave)
+        pause_slave(replicas.slave)
         began = time.monotonic()
 
         async def answered(**fields: str) -> float:
             assert (await send(peer, kind, fields)).code == LATE
             return time.monotonic() - began
 
-        # The first one waits longest.
+        # The first request waits longest.
         java, ours, hasty = await asyncio.gather(
             answered(), answered(**{TIMEOUT_FIELD: "1500"}), answered(**{TIMEOUT_FIELD: "300"})
         )

@@ -1,4 +1,4 @@
-"""Replies between clients, asked for over sockets."""
+"""Request-reply between clients, over sockets."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 from broker_support import Peer
-from waiting import until
+from wait_until import until
 
-from gantrymq.broker import reply as reply_module
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.budget import Budget
+from gantrymq.broker.send import replies as reply_module
 from gantrymq.errors import RefusalReason
+from gantrymq.limits import Limit
 from gantrymq.protocol.bodies.heartbeat import HeartbeatData, ProducerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -22,6 +22,7 @@ from gantrymq.protocol.private_fields import REASON_FIELD
 from gantrymq.protocol.properties import MESSAGE_REPLY_TO_CLIENT, PUSH_REPLY_TIME, decode_properties
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.quota import Quota
 
 REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
 CODES = pytest.mark.parametrize("code", [RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2])
@@ -166,7 +167,7 @@ async def test_a_topic_deleted_during_the_push_gets_no_message(broker: Broker, p
 
 
 class SleepingAsker(Asker):
-    """It takes replies, and answers none."""
+    """A producer that receives replies but does not respond to the broker."""
 
     def _take(self, connection: Connection, request: RemotingCommand) -> Reply:
         self.pushed.append(request)
@@ -174,17 +175,18 @@ class SleepingAsker(Asker):
 
 
 async def test_replies_that_wait_are_bounded(broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    [replies] = [part for part in broker._parts if isinstance(part, reply_module.Replies)]
-    monkeypatch.setattr(replies, "_budget", Budget("replies", 8, 1000))
+    [replies] = [part for part in broker.features.all if isinstance(part, reply_module.Replies)]
+    limit = Limit("replies", ("broker",), items=8, size=1000, items_of_one=2, size_of_one=250, reason="a test")
+    monkeypatch.setattr(replies, "_quota", Quota(limit))
     asker = SleepingAsker(ResponseCode.SUCCESS)
     await asker.join(broker)
     to_asker = {MESSAGE_REPLY_TO_CLIENT: "asker"}
     waiting = [asyncio.create_task(reply(peer, RequestCode.SEND_REPLY_MESSAGE_V2, to_asker)) for _ in range(2)]
     await until(lambda: len(asker.pushed) == 2)
-    # A quarter is one connection's part.
+    # One connection gets a quarter of the limit.
     answer = await reply(peer, RequestCode.SEND_REPLY_MESSAGE_V2, to_asker)
     assert (answer.code, "2 replies" in (answer.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
-    # Who leaves gives its part back.
+    # When a connection closes, its part of the limit is free again.
     await asker.remoting.close()
     await asyncio.gather(*waiting)
     answer = await reply(peer, RequestCode.SEND_REPLY_MESSAGE_V2, to_asker)

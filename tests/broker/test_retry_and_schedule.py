@@ -1,4 +1,4 @@
-"""Delay levels, send-back, dead letters."""
+"""Delay levels, send-back and dead-letter messages."""
 
 from __future__ import annotations
 

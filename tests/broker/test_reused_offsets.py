@@ -1,4 +1,7 @@
-"""A queue that has lost its end gives its offsets again; who has had what was lost doesn't skip what comes."""
+"""A queue that lost its end reuses the lost offsets.
+
+Consumers that already received the lost messages must not skip the new ones.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from gantrymq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION
 
 @pytest.fixture
 async def recovered(peer: Peer, broker: Broker) -> Broker:
-    """A crash has left one message in a queue, whose group had had three; then two came."""
+    """A queue after a crash, with one message, followed by two new ones.
+
+    Its group had consumed three messages before the crash.
+    """
     for body in (b"0", b"1", b"2"):
         await peer.send("orders", body)
     broker.offsets.commit("consumers", "orders", 0, 1)
@@ -24,20 +30,23 @@ async def recovered(peer: Peer, broker: Broker) -> Broker:
 
 
 async def test_who_is_ahead_goes_back_to_where_the_queue_was_recovered(recovered: Broker, peer: Peer) -> None:
-    # Its own offsets may have come before it asks.
+    # The commit of the group's offset can arrive before its pull.
     recovered.offsets.commit("consumers", "orders", 0, 3)
     answer = await peer.pull("orders", 3)
     assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "1")
     answer = await peer.pull("orders", 1)
     assert [message.body for message in decode_messages(answer.body)] == [b"1", b"2"]
-    # What it has been given it may go on from, and from no more than that.
+    # The consumer can continue from the messages that it received, and not beyond them.
     assert (await peer.pull("orders", 3)).code == ResponseCode.PULL_NOT_FOUND
     await peer.send("orders", b"3")
     assert (await peer.pull("orders", 4)).ext_fields["nextBeginOffset"] == "3"
 
 
 async def test_who_goes_back_begins_with_what_is_not_dealt_with(recovered: Broker, peer: Peer) -> None:
-    """It has pulled up to 3 and handled nothing: what it has pulled before where the queue ended, it drops, too."""
+    """The group pulled up to offset 3 and processed nothing, so it restarts at its committed offset, 0.
+
+    On a reset, the consumer also drops the messages that it pulled below the recovered end.
+    """
     recovered.offsets.commit("consumers", "orders", 0, 0)
     assert (await peer.pull("orders", 3)).ext_fields["nextBeginOffset"] == "0"
 
@@ -45,7 +54,10 @@ async def test_who_goes_back_begins_with_what_is_not_dealt_with(recovered: Broke
 async def test_what_one_has_dealt_with_is_not_hidden_by_a_commit_of_what_was_lost(
     recovered: Broker, peer: Peer
 ) -> None:
-    """One of the group has pulled all there is and dealt with half; another comes that knows the queue from before."""
+    """A member that commits an offset from before the crash does not skip messages for the group.
+
+    Another member pulled all new messages and processed half of them.
+    """
     await peer.pull("orders", 1)
     recovered.offsets.commit("consumers", "orders", 0, 2)
     flags = PULL_COMMIT_OFFSET | PULL_SUBSCRIPTION
@@ -87,8 +99,8 @@ async def test_queues_that_have_lost_nothing_are_as_ever(recovered: Broker, peer
 
 
 async def test_it_ends(recovered: Broker, peer: Peer) -> None:
-    """Who seeks forward later on is not held back."""
-    pulling = recovered._pulling
+    """The special case ends after some time. Then a consumer can seek forward again."""
+    pulling = recovered.features.pulling
     assert pulling._reused is not None
     pulling._reused.until = 0.0
     assert (await peer.pull("orders", 3)).code == ResponseCode.PULL_NOT_FOUND

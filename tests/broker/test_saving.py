@@ -1,4 +1,7 @@
-"""Tables are written beside the loop, many changes at once; who must know waits."""
+"""Tables are written in a background thread, with many changes per write.
+
+Requests that need a table on disk wait for it.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from broker_support import Disk, Peer, config, longest_step
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.saving import Saving, TableFile, in_pieces
-from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.tables.persistence import TableFile, TablePersistence, in_pieces
+from gantrymq.broker.tables.topics import BrokerTopics
 from gantrymq.errors import StoreError
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
@@ -63,7 +66,7 @@ async def test_who_creates_something_is_answered_when_it_is_on_the_disk(
     }[request_of]
     disk.may_go_on.clear()
     answer = asyncio.create_task(ask())
-    # Others are served meanwhile.
+    # Other requests are served meanwhile.
     for _ in range(3):
         assert (await peer.send("others", b"x")).code == ResponseCode.SUCCESS
     assert not answer.done()
@@ -123,11 +126,11 @@ async def test_many_users_cost_few_writes(disk: Disk, broker: Broker, peer: Peer
 
 
 class Table:
-    """One that counts how often it is asked for its content."""
+    """A table that counts how often it is encoded."""
 
-    def __init__(self, saving: Saving, path: Path) -> None:
+    def __init__(self, persistence: TablePersistence, path: Path) -> None:
         self.encoded = 0
-        self.file = saving.file(path, self._encode)
+        self.file = persistence.file(path, self._encode)
 
     def _encode(self) -> list[bytes]:
         self.encoded += 1
@@ -137,9 +140,9 @@ class Table:
 async def test_rounds_and_urgent_changes(tmp_path: Path) -> None:
     settings = config(tmp_path)
     settings.flush_consumer_offset_interval = 300
-    saving = Saving(settings, Jobs())
-    lazy, urgent = (Table(saving, tmp_path / name) for name in ("lazy", "urgent"))
-    await saving.start()
+    persistence = TablePersistence(settings, Jobs())
+    lazy, urgent = (Table(persistence, tmp_path / name) for name in ("lazy", "urgent"))
+    await persistence.start()
     lazy.file.changed()
     for _ in range(1000):
         urgent.file.write_soon()
@@ -147,13 +150,13 @@ async def test_rounds_and_urgent_changes(tmp_path: Path) -> None:
     assert (urgent.encoded, lazy.encoded) == (1, 0)
     await until(lambda: lazy.encoded)
     assert (urgent.encoded, lazy.encoded) == (1, 1)
-    await saving.stop()
+    await persistence.stop()
 
 
 async def test_what_changes_while_it_is_written_is_written_again(disk: Disk, tmp_path: Path) -> None:
-    saving = Saving(config(tmp_path), Jobs())
-    table = Table(saving, tmp_path / "table")
-    await saving.start()
+    persistence = TablePersistence(config(tmp_path), Jobs())
+    table = Table(persistence, tmp_path / "table")
+    await persistence.start()
     disk.may_go_on.clear()
     table.file.changed()
     first = table.file.written()
@@ -164,13 +167,13 @@ async def test_what_changes_while_it_is_written_is_written_again(disk: Disk, tmp
     disk.may_go_on.set()
     await asyncio.gather(first, second)
     assert (table.encoded, (tmp_path / "table").read_bytes()) == (2, b"{2}")
-    await saving.stop()
+    await persistence.stop()
 
 
 async def test_who_begins_to_wait_for_what_is_being_written_costs_no_further_write(disk: Disk, tmp_path: Path) -> None:
-    saving = Saving(config(tmp_path), Jobs())
-    table = Table(saving, tmp_path / "table")
-    await saving.start()
+    persistence = TablePersistence(config(tmp_path), Jobs())
+    table = Table(persistence, tmp_path / "table")
+    await persistence.start()
     await table.file.written()
     assert table.encoded == 0
     disk.may_go_on.clear()
@@ -179,14 +182,14 @@ async def test_who_begins_to_wait_for_what_is_being_written_costs_no_further_wri
     waiting = [table.file.written() for _ in range(3)]
     disk.may_go_on.set()
     await asyncio.gather(*waiting)
-    await saving.stop()
+    await persistence.stop()
     assert (table.encoded, table.file.is_changed) == (1, False)
 
 
 async def test_who_waits_for_what_is_being_written_hears_that_it_fails(disk: Disk, tmp_path: Path) -> None:
-    saving = Saving(config(tmp_path), Jobs())
-    table = Table(saving, tmp_path / "table")
-    await saving.start()
+    persistence = TablePersistence(config(tmp_path), Jobs())
+    table = Table(persistence, tmp_path / "table")
+    await persistence.start()
     disk.error = StoreError("no room")
     disk.may_go_on.clear()
     table.file.write_soon()
@@ -197,7 +200,7 @@ async def test_who_waits_for_what_is_being_written_hears_that_it_fails(disk: Dis
         await waiting
     disk.error = None
     await until(lambda: not table.file.is_changed)
-    await saving.stop()
+    await persistence.stop()
 
 
 class Entries(msgspec.Struct, rename="camel"):
@@ -219,44 +222,44 @@ def test_a_table_in_pieces_is_the_table(count: int) -> None:
 
 async def test_a_large_table_is_encoded_beside_the_loop(tmp_path: Path) -> None:
     settings = config(tmp_path)
-    saving = Saving(settings, Jobs())
-    topics = BrokerTopics(settings, tmp_path / "topics.json", lambda names: None, saving=saving)
+    persistence = TablePersistence(settings, Jobs())
+    topics = BrokerTopics(settings, tmp_path / "topics.json", lambda names: None, persistence=persistence)
     topics.put(*(TopicConfig(f"topic-{n}", 4, 4) for n in range(50_000)))
-    await saving.start()
+    await persistence.start()
     written = topics.written()
     assert await longest_step(written.done) < 0.005
-    await saving.stop()
+    await persistence.stop()
     table = decode_json((tmp_path / "topics.json").read_bytes(), TopicConfigTable)
     assert table == topics.table
-    # No call keeps the interpreter from the loop for longer, either.
+    # No single piece blocks the interpreter for longer, either.
     assert max(map(len, in_pieces(topics.table))) < 512 * 1024
 
 
 async def test_what_is_changed_at_the_end_is_written(disk: Disk, tmp_path: Path) -> None:
-    """The newest content wins, though a thread is still at an older one."""
-    saving = Saving(config(tmp_path), Jobs())
-    table = Table(saving, tmp_path / "table")
-    await saving.start()
+    """The newest content wins, even if a thread is still writing an older one."""
+    persistence = TablePersistence(config(tmp_path), Jobs())
+    table = Table(persistence, tmp_path / "table")
+    await persistence.start()
     disk.may_go_on.clear()
     table.file.write_soon()
     await until(lambda: table.encoded)
-    await saving.stop()
+    await persistence.stop()
     table.file.changed()
     threading.Timer(0.05, disk.may_go_on.set).start()
-    await asyncio.to_thread(saving.save)
+    await asyncio.to_thread(persistence.save)
     assert (tmp_path / "table").read_bytes() == b"{2}"
     assert isinstance(table.file, TableFile)
 
 
 def test_all_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
-    saving = Saving(config(tmp_path), Jobs())
+    persistence = TablePersistence(config(tmp_path), Jobs())
     for name in ("one.json", "two.json", "three.json"):
-        file = saving.file(tmp_path / name, lambda: [b"{}"])
+        file = persistence.file(tmp_path / name, lambda: [b"{}"])
         file.changed()
         if name != "two.json":
-            # Where the new one is written before it replaces the old one.
+            # The new file is written to this path before it replaces the old one, so a directory blocks it.
             (tmp_path / f"{name}.tmp").mkdir()
     with pytest.raises(StoreError, match=r"one\.json.*; .*three\.json") as failed:
-        saving.save()
+        persistence.save()
     assert "two.json" not in str(failed.value)
     assert (tmp_path / "two.json").read_bytes() == b"{}"

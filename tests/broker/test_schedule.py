@@ -1,4 +1,4 @@
-"""Delay levels over a store that is damaged, that is full for a while, or that somebody wrote nonsense into."""
+"""Delay levels with a damaged store, a full store, or invalid records."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from bare_store import HOST, bodies, damage, full_disk, nobody_waits, open_store, records
 from broker_support import config, longest_step
-from waiting import until
+from wait_until import until
 from wrong_clock import WrongClock
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.report import JobReport
-from gantrymq.broker.appender import Appender
-from gantrymq.broker.saving import Saving
-from gantrymq.broker.schedule import Schedule
+from gantrymq.broker.append.appender import Appender
+from gantrymq.broker.delay.levels import DelayLevels
+from gantrymq.broker.tables.persistence import TablePersistence
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.topic_name import DELIVERY_JOURNAL_TOPIC, SCHEDULE_TOPIC
 from gantrymq.system import clock
@@ -25,11 +25,11 @@ DELAY_MS = 20
 
 
 class World:
-    def __init__(self, appender: Appender, schedule: Schedule, jobs: Jobs) -> None:
+    def __init__(self, appender: Appender, schedule: DelayLevels, jobs: Jobs) -> None:
         self.appender, self.store, self.schedule, self.jobs = appender, appender.store, schedule, jobs
 
     def delay(self, body: bytes, topic: str = "orders", **properties: str) -> int:
-        """Stores a message that is to wait; its physical offset."""
+        """Stores a delayed message and returns its physical offset."""
         queue = self.store.queue(topic, 0)
         queue, encoded, code = self.schedule.redirect(queue, encode_properties(properties), 1, clock.now_ms())
         return self.put(encoded, body, code)
@@ -39,7 +39,7 @@ class World:
         return self.appender.append(queue, 0, 0, 0, HOST, 0, body, properties, code).physical_offset
 
     def passed(self) -> int:
-        """How many messages the level is past."""
+        """Returns the number of messages that the level has processed."""
         return self.schedule.offsets().get(1, 0)
 
     @property
@@ -51,8 +51,8 @@ class World:
 async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[World]:
     jobs = Jobs()
     appender = open_store(tmp_path, nobody_waits(), **getattr(request, "param", {}))
-    saving = Saving(config(tmp_path), jobs)
-    schedule = Schedule(tmp_path / "delayOffset.json", [DELAY_MS], appender, jobs, saving=saving)
+    persistence = TablePersistence(config(tmp_path), jobs)
+    schedule = DelayLevels(tmp_path / "delayOffset.json", [DELAY_MS], appender, jobs, persistence=persistence)
     yield World(appender, schedule, jobs)
     await schedule.stop()
     appender.store.close()
@@ -61,7 +61,7 @@ async def world(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator
 async def test_a_damaged_message_is_skipped_and_named(world: World, caplog: pytest.LogCaptureFixture) -> None:
     places = [world.delay(b"%d" % n) for n in range(5)]
     damage(world.store, places[1])
-    # The size of the record, in the midst of a row of good ones.
+    # The size field of a record between valid ones.
     damage(world.store, places[3], 3)
     await world.schedule.become_master()
     await until(lambda: world.passed() == 5)
@@ -99,14 +99,17 @@ async def test_a_full_disk_loses_and_repeats_nothing(world: World) -> None:
 
 
 async def test_all_levels_together_hold_the_loop_for_one_turn(world: World, tmp_path: Path) -> None:
-    """The largest messages that are due at the same time, of each level."""
+    """All levels together use one time slice per event-loop iteration.
+
+    Each level has messages of the largest size that are due at the same time.
+    """
     levels = 18
-    schedule = Schedule(
+    schedule = DelayLevels(
         tmp_path / "levels.json",
         [DELAY_MS] * levels,
         world.appender,
         world.jobs,
-        saving=Saving(config(tmp_path), world.jobs),
+        persistence=TablePersistence(config(tmp_path), world.jobs),
     )
     body = b"x" * 1_500_000
     for level in range(1, levels + 1):
@@ -121,7 +124,10 @@ async def test_all_levels_together_hold_the_loop_for_one_turn(world: World, tmp_
 
 
 async def test_a_queue_that_lost_its_end_goes_on(world: World) -> None:
-    """After a power failure delayOffset.json may be ahead of the queue."""
+    """A level continues after its queue lost messages.
+
+    After a power failure, `delayOffset.json` can be ahead of the queue.
+    """
     world.schedule.offsets()[1] = 7
     await world.schedule.become_master()
     await until(lambda: world.passed() == 0)
@@ -138,18 +144,21 @@ async def test_what_was_accepted_is_delivered_however_long_its_properties_are(wo
     await until(lambda: world.passed() == 1)
     [record] = records(world.store, "orders")
     assert b"x" * room in record.properties
-    # Each record has its own checksum only.
+    # Each record has only its own checksum.
     assert record.properties.count(b"__CRC32#") == world.store.config.enabled_append_prop_crc
 
 
 def level_on_disk(root: Path) -> int | None:
-    """How far the file says the first level is."""
+    """Returns the progress of the first level in the file."""
     table = json.loads((root / "delayOffset.json").read_bytes())["offsetTable"]
     return table.get("1")
 
 
 async def test_a_level_goes_back_with_the_log_on_the_disk_too(world: World, tmp_path: Path) -> None:
-    """A slave loses what its master hasn't got: a crash afterwards mustn't have what comes there next skipped."""
+    """A slave truncates its log to that of its master.
+
+    The offsets on disk must follow, so that a later crash does not skip new messages.
+    """
     places = [world.delay(b"%d" % n) for n in range(3)]
     await world.schedule.become_master()
     await until(lambda: world.passed() == 3)
@@ -167,7 +176,10 @@ async def test_a_level_that_was_ahead_of_the_log_at_a_crash(world: World, tmp_pa
 
 
 async def test_a_clock_that_was_ahead_blocks_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in Java, what is due later than any message that comes now is due at once."""
+    """A message stored with a clock that was ahead does not block later ones.
+
+    As in Java, a message that is due later than any new message could be is delivered at once.
+    """
     wrong = WrongClock(monkeypatch)
     wrong.ahead_s = 3600
     for n in range(3):
@@ -180,7 +192,7 @@ async def test_a_clock_that_was_ahead_blocks_nothing(world: World, monkeypatch: 
 
 
 async def test_a_level_is_not_early_when_the_clock_is_set_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does a message wait longer than it should, since the pause is short."""
+    """After the clock is set back, messages are not early. They are not late either, because the pauses are short."""
     wrong = WrongClock(monkeypatch)
     world.delay(b"0")
     wrong.ahead_s = -0.01
@@ -190,7 +202,10 @@ async def test_a_level_is_not_early_when_the_clock_is_set_back(world: World, mon
 
 
 async def test_what_the_log_has_is_not_delivered_again(world: World, tmp_path: Path) -> None:
-    """The table is as it was before: so it is after a crash, and on a slave that becomes master."""
+    """Messages that the log shows as delivered are not delivered again.
+
+    The table is old, as after a crash, or on a slave that becomes master.
+    """
     await world.schedule.become_master()
     for round_ in range(3):
         for n in range(100):
@@ -208,7 +223,10 @@ async def test_what_the_log_has_is_not_delivered_again(world: World, tmp_path: P
 
 
 async def test_what_was_delivered_where_the_log_is_cut_is_delivered_again(world: World, tmp_path: Path) -> None:
-    """A former master may be master again: its table mustn't be ahead of its log."""
+    """Messages whose delivery was truncated from the log are delivered again.
+
+    A former master can become master again, and its table must not be ahead of its log.
+    """
     world.delay(b"kept")
     await world.schedule.become_master()
     await until(lambda: world.passed() == 1)

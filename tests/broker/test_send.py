@@ -1,4 +1,4 @@
-"""What a broker answers to sends, and what it stores."""
+"""Responses of a broker to sends, and the stored messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from broker_support import Peer, config
 
-from gantrymq.broker import room_waits
+from gantrymq.broker.append import preallocation_waits as preallocation_waits
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -64,7 +64,10 @@ async def test_properties_of_another_broker_are_replaced(peer: Peer, more: dict[
 @pytest.mark.parametrize("serialize_type", SerializeType)
 @pytest.mark.parametrize("unique_id", ["7F0000010000000000000000000000A1", 'a"\\b', "日本"])
 async def test_the_unique_id_is_the_transaction_id(peer: Peer, serialize_type: SerializeType, unique_id: str) -> None:
-    """As in Java's `SendMessageProcessor`, for the first send of a kind and for those that native code stores."""
+    """The response has the unique key as `transactionId`, as in Java's `SendMessageProcessor`.
+
+    This holds for the first sends, which Python handles, and for later ones, which native code handles.
+    """
     peer.serialize_type = serialize_type
     for number in range(20):
         key = f"{unique_id}{number}"
@@ -107,7 +110,7 @@ async def test_batch_is_stored_as_single_messages(peer: Peer) -> None:
     assert [(m.flag, m.body, m.queue_offset, m.msg_id) for m in messages] == [
         (i, b"body-%d" % i, i, f"k{i}") for i in range(3)
     ]
-    # Nothing is added, and what the header says isn't theirs: `MessageExtEncoder.encode`.
+    # Nothing is added to the properties, and those of the header do not apply: `MessageExtEncoder.encode`.
     assert [m.properties for m in messages] == [{"UNIQ_KEY": f"k{i}", "TAGS": "t"} for i in range(3)]
 
 
@@ -134,8 +137,11 @@ async def test_batch_that_is_illegal(
 async def test_others_are_served_while_a_large_batch_is_taken_in(
     peer: Peer, broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its messages are neighbours nevertheless, whoever else sends to the queue."""
-    # A step in each turn of the loop: a fast machine takes in all of it in one turn's time.
+    """Other clients are served while a large batch is stored.
+
+    The messages of the batch are adjacent nevertheless, whatever other clients send to the queue.
+    """
+    # One step in each event-loop iteration: a fast machine could otherwise store the batch in one time slice.
     monkeypatch.setattr(long_requests, "TURN_S", 0.0)
     await peer.send("orders", b"first")
     other = Peer(await remoting.connection(f"localhost:{broker.port}"))
@@ -216,7 +222,7 @@ async def test_missing_header_field_is_named(peer: Peer) -> None:
 
 
 async def test_only_the_property_itself_says_whether_to_wait(tmp_path: Path, remoting: RemotingClient) -> None:
-    """With SYNC_FLUSH the answer comes when the disk has the message, but for WAIT=false."""
+    """With `SYNC_FLUSH`, the response comes when the message is on disk, except with `WAIT=false`."""
     settings = config(tmp_path / "store")
     settings.store.flush_disk_type = "SYNC_FLUSH"
     broker = Broker(settings)
@@ -260,7 +266,7 @@ async def test_a_random_queue_is_one_that_is_written_to(peer: Peer) -> None:
 
 @pytest.mark.parametrize("queue_id", [-1, 0])
 async def test_a_topic_is_not_made_without_queues(peer: Peer, broker: Broker, queue_id: int) -> None:
-    """Java makes one that takes no message."""
+    """A topic without queues is not created. Java creates one that cannot store messages."""
     for queue_nums in (0, -1):
         response = await peer.send("orders", b"x", queue_id=queue_id, default_topic_queue_nums=queue_nums)
         assert response.code == ResponseCode.INVALID_PARAMETER
@@ -329,7 +335,7 @@ async def create_topic(peer: Peer, topic: str, *, read_queue_nums: int, write_qu
 async def test_a_topic_is_on_the_disk_before_its_first_message_is_acknowledged(
     broker: Broker, peer: Peer, tmp_path: Path
 ) -> None:
-    """Else nobody would find the message after the broker was killed."""
+    """The topic is on disk before the acknowledgement. Otherwise the message would be lost if the broker is killed."""
     table = tmp_path / "store" / "config" / "topics.json"
     sends = [peer.send("orders", b"%d" % n, queue_id=0) for n in range(20)]
     sends += [peer.send(f"topic-{n}", b"x", properties={"TRAN_MSG": "true", "PGROUP": "g"}) for n in range(3)]
@@ -360,9 +366,12 @@ async def test_no_message_for_a_new_topic_while_the_table_can_not_be_written(
 async def test_a_burst_for_a_new_topic_waits_in_order(
     broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client of Java's has one connection to a broker, and any number of sends on their way."""
-    # A busy disk takes its time for the first files, and is no matter here.
-    monkeypatch.setattr(room_waits, "WAIT_S", 60.0)
+    """Many sends to a new topic wait in order.
+
+    A Java client has one connection to a broker, with any number of sends in flight.
+    """
+    # A busy disk can be slow to create the first files. That is not the subject of this test.
+    monkeypatch.setattr(preallocation_waits, "WAIT_S", 60.0)
     sends = [peer.send("orders", b"%d" % n) for n in range(3000)]
     batch = peer.send("payments", encode_batch([(0, b"a", b""), (0, b"b", b"")]), code=RequestCode.SEND_BATCH_MESSAGE)
     answers = await asyncio.gather(*sends, batch)

@@ -1,4 +1,7 @@
-"""A broker that is a slave: what it copies, what it answers, and to whom it leaves what only a master does."""
+"""A broker that is a slave.
+
+The tests cover what it copies, its responses, and the tasks that it leaves to the master.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from pathlib import Path
 import pytest
 from administration import commit, create_group
 from broker_support import Peer, config
-from held_slaves import hold_slave, release_slave
+from paused_slaves import pause_slave, resume_slave
 from replicated_brokers import Replicas
 from request_of_each_code import Places, every_request
 from transaction_support import Producer
-from waiting import until
+from wait_until import until
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
-from gantrymq.broker.pop.message_request_mode import MessageRequestModes
-from gantrymq.broker.replication.metadata_sync import MetadataSync
-from gantrymq.broker.replication.metrics import replication_metrics
+from gantrymq.broker.metrics.replication_metrics import replication_metrics
+from gantrymq.broker.slave.metadata_sync import MetadataSync
+from gantrymq.broker.tables.request_modes import MessageRequestModes
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.errors import BodyError, BrokerError, ConfigError
 from gantrymq.protocol.bodies.auth import UserInfo
@@ -43,11 +46,11 @@ async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
 
 
 def tables(replicas: Replicas) -> MetadataSync:
-    return next(part for part in replicas.slave._parts if isinstance(part, MetadataSync))
+    return next(part for part in replicas.slave.features.all if isinstance(part, MetadataSync))
 
 
 async def copy_now(replicas: Replicas) -> None:
-    """What the slave would do within ten seconds, and not while it does."""
+    """Copies the tables at once; a slave does so every 10 s."""
     part = tables(replicas)
     await until(lambda: part._copying._task is None and part._copying_checkpoint._task is None)
     await part._copy()
@@ -116,9 +119,9 @@ async def test_the_tables_are_the_master_s(replicas: Replicas) -> None:
     replicas.master.groups.set_may_read("readers", "secrets", False)
     replicas.master.offsets.commit("readers", "orders", 1, 7)
     assert (await peer.send("orders", b"later", properties={"DELAY": "1"})).code == ResponseCode.SUCCESS
-    await until(lambda: replicas.master._schedule.offsets().get(1) == 1)
+    await until(lambda: replicas.master.features.schedule.offsets().get(1) == 1)
     assert (await peer.send("orders", b"timed", properties={"TIMER_DELAY_SEC": "60"})).code == ResponseCode.SUCCESS
-    await until(lambda: replicas.master._timer.waiting().get("orders") == 1)
+    await until(lambda: replicas.master.features.timer.waiting().get("orders") == 1)
     mode = every_request("orders", "readers", Places((0, ""), (0, ""), 0, (0, "")))[CODE.SET_MESSAGE_REQUEST_MODE]
     assert (await peer.ask(CODE.SET_MESSAGE_REQUEST_MODE, body=mode.body)).code == ResponseCode.SUCCESS
     await copy_now(replicas)
@@ -128,34 +131,37 @@ async def test_the_tables_are_the_master_s(replicas: Replicas) -> None:
     assert not slave.groups.may_read("readers", "secrets")
     assert slave.offsets.query("readers", "orders", 1) == 7
     assert slave.offsets.topics_of("readers") == {"orders"}
-    assert slave._schedule.offsets() == replicas.master._schedule.offsets()
-    assert slave._timer.waiting() == {"orders": 1}
-    modes = next(part for part in slave._parts if isinstance(part, MessageRequestModes))
+    assert slave.features.schedule.offsets() == replicas.master.features.schedule.offsets()
+    assert slave.features.timer.waiting() == {"orders": 1}
+    modes = next(part for part in slave.features.all if isinstance(part, MessageRequestModes))
     assert modes.find("orders", "readers").mode == "POP"
     assert (await (await replicas.peer(1)).ask(CODE.GET_TIMER_CHECK_POINT)).code == ResponseCode.SUCCESS
     assert replicas.master.topics.remove("gone")
     await copy_now(replicas)
     assert slave.topics.get("gone") is None
-    # And they outlive a restart, before any master is asked.
+    # The tables also survive a restart, before the slave connects to a master.
     await replicas.stop(1)
     stored = Broker(config(replicas.directory / "1", broker_id=1, broker_role=BrokerRole.SLAVE))
     await stored.start()
     try:
         assert stored.topics.get("orders") == TopicConfig("orders", 3, 3)
         assert stored.offsets.query("readers", "orders", 1) == 7
-        assert stored._schedule.offsets() == {1: 1}
+        assert stored.features.schedule.offsets() == {1: 1}
     finally:
         await stored.stop()
 
 
 async def test_an_empty_machine_at_the_master_s_address_takes_no_tables_away(replicas: Replicas) -> None:
-    """A controller hasn't made anybody master yet, and who answers there now is new, and a slave."""
+    """A slave does not copy the tables of another slave at its master's address.
+
+    No master has been elected yet, and the broker at that address is new and has empty tables.
+    """
     replicas.master.topics.put(TopicConfig("orders", 3, 3))
     await copy_now(replicas)
     new = Broker(config(replicas.directory / "new", broker_id=1, broker_role=BrokerRole.SLAVE))
     await new.start()
     try:
-        following = replicas.slave.replicating.following
+        following = replicas.slave.replication.following
         following.forget(replicas.name_server.address)
         following.told("", f"127.0.0.1:{new.port}", None)
         await copy_now(replicas)
@@ -174,14 +180,14 @@ async def test_a_new_slave_has_the_tables_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_topic_that_has_messages_is_copied_at_once(replicas: Replicas) -> None:
-    await until(lambda: any(isinstance(p, MetadataSync) and p.copied_from for p in replicas.slave._parts))
+    await until(lambda: any(isinstance(p, MetadataSync) and p.copied_from for p in replicas.slave.features.all))
     assert (await (await replicas.peer()).send("new", b"x")).code == ResponseCode.SUCCESS
     await until(lambda: replicas.slave.topics.get("new") is not None, 5)
 
 
 async def test_a_table_that_can_t_be_read_keeps_no_other(replicas: Replicas) -> None:
     replicas.master.offsets.commit("readers", "orders", 1, 7)
-    replicas.master._schedule.encoded_offsets = lambda: b"rubbish"  # type: ignore[method-assign]
+    replicas.master.features.schedule.encoded_offsets = lambda: b"rubbish"  # type: ignore[method-assign]
     with pytest.raises(BodyError):
         await copy_now(replicas)
     assert replicas.slave.offsets.query("readers", "orders", 1) == 7
@@ -205,11 +211,11 @@ async def test_reading_at_a_slave(replicas: Replicas) -> None:
     await copy_now(replicas)
     pulled = await slave.pull("orders")
     assert [message.body for message in decode_messages(pulled.body)] == [b"0", b"1", b"2"]
-    # Who isn't far behind goes back to the master.
+    # A consumer that does not lag far behind is redirected to the master.
     assert pulled.ext_fields["suggestWhichBrokerId"] == "0"
     nothing = await slave.pull("orders", 3, suspend_ms=5000)
     assert nothing.code == ResponseCode.PULL_RETRY_IMMEDIATELY
-    # Ahead of what the slave has: nobody's offset is corrected here.
+    # The offset is beyond the slave's data. A slave never resets offsets.
     ahead = await slave.pull("orders", 100, suspend_ms=5000)
     assert (ahead.code, ahead.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "100")
 
@@ -241,11 +247,11 @@ async def test_a_slave_serves_while_its_master_is_away(replicas: Replicas) -> No
     await copy_now(replicas)
     slave = await replicas.peer(1)
     await replicas.stop(0)
-    await until(lambda: not replicas.slave.replicating.has_master)
+    await until(lambda: not replicas.slave.replication.has_master)
     pulled = await slave.pull("orders", 1)
     assert [message.body for message in decode_messages(pulled.body)] == [b"1", b"2"]
     assert pulled.ext_fields["suggestWhichBrokerId"] == "1"
-    # A pull is held: the master may be back and have more.
+    # The pull stays pending: the master can return with more messages.
     waiting = asyncio.ensure_future(slave.pull("orders", 3, suspend_ms=20_000))
     await until(lambda: len(replicas.slave.polling) == 1)
     header = UpdateConsumerOffsetRequestHeader(consumer_group="consumers", topic="orders", queue_id=0, commit_offset=3)
@@ -257,7 +263,10 @@ async def test_a_slave_serves_while_its_master_is_away(replicas: Replicas) -> No
 
 
 async def test_a_slave_without_tables_sends_no_group_to_the_beginning(replicas: Replicas) -> None:
-    """A machine that came anew at the place of another: whoever asks it must not take it for one that knows."""
+    """A new slave without tables is busy, so that no group restarts at the beginning.
+
+    Clients must not mistake it for a broker on which the group has no offset.
+    """
     peer = await replicas.peer()
     await peer.send("orders", b"x")
     await commit(peer, 1, group="consumers")
@@ -267,7 +276,7 @@ async def test_a_slave_without_tables_sends_no_group_to_the_beginning(replicas: 
     header = QueryConsumerOffsetRequestHeader(consumer_group="consumers", topic="orders", queue_id=0)
     assert (await slave.ask(CODE.QUERY_CONSUMER_OFFSET, header)).code == ResponseCode.SYSTEM_BUSY
     await replicas.start(0)
-    part = next(part for part in replicas.brokers[2]._parts if isinstance(part, MetadataSync))
+    part = next(part for part in replicas.brokers[2].features.all if isinstance(part, MetadataSync))
     await until(lambda: part.copied_from is not None)
     answer = await slave.ask(CODE.QUERY_CONSUMER_OFFSET, header)
     assert answer.ext_fields["offset"] == "1"
@@ -280,12 +289,19 @@ async def test_a_slave_delivers_nothing(tmp_path: Path) -> None:
         await replicas.caught_up()
         await replicas.stop(0)
         slave = replicas.slave
-        jobs = [slave._schedule._deliveries[1], slave._timer._delivering, slave._transactions._checking]
+        jobs = [
+            slave.features.schedule._deliveries[1],
+            slave.features.timer._delivering,
+            slave.features.transactions._checking,
+        ]
         assert not any(job._started for job in jobs)
 
 
 async def test_a_slave_in_its_master_s_place_delivers_what_is_left(tmp_path: Path) -> None:
-    """Each message once: neither what the old master has delivered comes again, nor is anything forgotten."""
+    """A slave that becomes master delivers the remaining messages.
+
+    Each message is delivered once: no duplicate of the old master's deliveries, and no loss.
+    """
     async with Replicas(tmp_path, 1) as replicas:
         peer = await replicas.peer()
         now_ms = clock.now_ms()
@@ -294,7 +310,7 @@ async def test_a_slave_in_its_master_s_place_delivers_what_is_left(tmp_path: Pat
             assert (await peer.send("orders", body, properties=due)).code == ResponseCode.SUCCESS
         orders = replicas.master.store.queue("orders", 0)
         await until(lambda: orders.max_offset == 1)
-        await until(lambda: replicas.master._timer.waiting() == {"orders": 1})
+        await until(lambda: replicas.master.features.timer.waiting() == {"orders": 1})
         await replicas.caught_up()
         await copy_now(replicas)
         await replicas.stop(0)
@@ -304,7 +320,7 @@ async def test_a_slave_in_its_master_s_place_delivers_what_is_left(tmp_path: Pat
         try:
             queue = promoted.store.queue("orders", 0)
             await until(lambda: queue.max_offset == 2)
-            await until(lambda: promoted._timer.behind().not_taken_in == 0)
+            await until(lambda: promoted.features.timer.behind().not_taken_in == 0)
             pulled = await Peer(await replicas.remoting.connection(f"127.0.0.1:{promoted.port}")).pull("orders")
             assert [message.body for message in decode_messages(pulled.body)] == [b"early", b"late"]
         finally:
@@ -313,19 +329,22 @@ async def test_a_slave_in_its_master_s_place_delivers_what_is_left(tmp_path: Pat
 
 @pytest.mark.parametrize("delay", ["level", "time"])
 async def test_what_was_delivered_at_the_master_alone_is_delivered_again(tmp_path: Path, delay: str) -> None:
-    """A slave's tables may not be ahead of its log: what it lacks would be skipped when it takes the master's place."""
+    """The tables of a slave must not be ahead of its log.
+
+    Otherwise it would skip the missing messages when it becomes master.
+    """
     async with Replicas(tmp_path, 1, role=BrokerRole.ASYNC_MASTER) as replicas:
         peer = await replicas.peer()
         due = {"DELAY": "1"} if delay == "level" else {"TIMER_DELIVER_MS": str(clock.now_ms() + 1_000)}
         assert (await peer.send("orders", b"x", properties=due)).code == ResponseCode.SUCCESS
         await replicas.caught_up()
         await copy_now(replicas)
-        hold_slave(replicas.slave)
+        pause_slave(replicas.slave)
         orders = replicas.master.store.queue("orders", 0)
         await until(lambda: orders.max_offset == 1)
         await commit(peer, 1, group="consumers")
         await copy_now(replicas)
-        # Once more: now an older table is held.
+        # A second copy, while an older table is pending.
         await copy_now(replicas)
         assert replicas.slave.offsets.query("consumers", "orders", 0) is None
         await replicas.stop(1)
@@ -342,23 +361,23 @@ async def test_tables_are_taken_when_the_log_has_come_as_far(tmp_path: Path) -> 
         peer = await replicas.peer()
         await peer.send("orders", b"x")
         await replicas.caught_up()
-        hold_slave(replicas.slave)
+        pause_slave(replicas.slave)
         await peer.send("orders", b"y")
         await commit(peer, 2, group="consumers")
         await copy_now(replicas)
         assert replicas.slave.offsets.query("consumers", "orders", 0) is None
-        release_slave(replicas.slave)
+        resume_slave(replicas.slave)
         await until(lambda: replicas.slave.offsets.query("consumers", "orders", 0) == 2)
 
 
 async def test_a_level_whose_queue_has_lost_its_end(tmp_path: Path) -> None:
-    """What comes at the offsets that were given again isn't skipped."""
+    """New messages at the reused offsets are not skipped."""
     async with Replicas(tmp_path, 0) as replicas:
         master = replicas.master
-        master._schedule.advance_offsets(b'{"offsetTable":{"1":5}}')
-        await master._schedule.become_slave()
-        await master._schedule.become_master()
-        assert master._schedule.offsets()[1] == 0
+        master.features.schedule.advance_offsets(b'{"offsetTable":{"1":5}}')
+        await master.features.schedule.become_slave()
+        await master.features.schedule.become_master()
+        assert master.features.schedule.offsets()[1] == 0
 
 
 async def test_what_both_say_of_replication(replicas: Replicas) -> None:
@@ -369,7 +388,7 @@ async def test_what_both_say_of_replication(replicas: Replicas) -> None:
     assert (status.master, status.master_commit_log_max_offset, status.in_sync_slave_nums) == (True, end, 1)
     assert (status.connections[0].slave_ack_offset, status.connections[0].diff) == (end, 0)
     told = await master.ask(CODE.EXCHANGE_BROKER_HA_INFO)
-    assert told.ext_fields["masterHaAddress"] == replicas.master.replicating.ha_address
+    assert told.ext_fields["masterHaAddress"] == replicas.master.replication.ha_address
     assert told.ext_fields["masterAddress"] == replicas.master.address
     assert (await slave.ask(CODE.EXCHANGE_BROKER_HA_INFO)).ext_fields.get("masterAddress") is None
     header = ResetMasterFlushOffsetHeader(master_flush_offset=77)
@@ -382,7 +401,10 @@ async def test_what_both_say_of_replication(replicas: Replicas) -> None:
 
 
 async def test_a_master_that_tells_of_itself(tmp_path: Path) -> None:
-    """As Java's does when it comes up while a slave stands in for it."""
+    """A slave follows the master that sends it this request.
+
+    Java's master sends it when it starts while a slave is acting master.
+    """
     async with Replicas(tmp_path, 0) as replicas:
         lonely = config(tmp_path / "lonely", broker_id=1, broker_role=BrokerRole.SLAVE, slave_read_enable=True)
         slave = Broker(lonely)
@@ -392,7 +414,7 @@ async def test_a_master_that_tells_of_itself(tmp_path: Path) -> None:
             await (await replicas.peer()).send("orders", b"x")
             peer = Peer(await replicas.remoting.connection(f"127.0.0.1:{slave.port}"))
             header = ExchangeHaInfoRequestHeader(
-                master_ha_address=replicas.master.replicating.ha_address, master_address=replicas.master.address
+                master_ha_address=replicas.master.replication.ha_address, master_address=replicas.master.address
             )
             assert (await peer.ask(CODE.EXCHANGE_BROKER_HA_INFO, header)).code == ResponseCode.SUCCESS
             end = replicas.master.store.max_physical_offset
@@ -404,10 +426,10 @@ async def test_a_master_that_tells_of_itself(tmp_path: Path) -> None:
 
 async def test_a_slave_learns_where_its_master_s_log_begins(tmp_path: Path) -> None:
     async with Replicas(tmp_path, 1) as replicas:
-        part = next(part for part in replicas.slave._parts if isinstance(part, MetadataSync))
-        replicas.slave.replicating._slave._first_offset = None  # type: ignore[union-attr]
+        part = next(part for part in replicas.slave.features.all if isinstance(part, MetadataSync))
+        replicas.slave.replication._slave._first_offset = None  # type: ignore[union-attr]
         await part._learn_log_begin(replicas.master.address)
-        assert replicas.slave.replicating._slave._first_offset == 0  # type: ignore[union-attr]
+        assert replicas.slave.replication._slave._first_offset == 0  # type: ignore[union-attr]
 
 
 async def test_users_are_copied_where_both_check_signatures(tmp_path: Path) -> None:
@@ -444,33 +466,33 @@ async def test_without_credentials_nothing_is_copied_from_a_guarded_master(tmp_p
 
 async def test_how_far_a_slave_is_behind(replicas: Replicas) -> None:
     replicas.master.config.replication.in_sync_replicas = 1
-    replicas.master._config_changed()
+    replicas.master.context.events.config_changed.publish()
     peer = await replicas.peer()
     assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
     await replicas.caught_up()
-    (status,) = replicas.master.replicating.status().connections
-    await until(lambda: replicas.master.replicating.status().connections[0].diff == 0)
-    (status,) = replicas.master.replicating.status().connections
+    (status,) = replicas.master.replication.status().connections
+    await until(lambda: replicas.master.replication.status().connections[0].diff == 0)
+    (status,) = replicas.master.replication.status().connections
     assert (status.broker_id, status.diff, status.behind_millis) == (1, 0, 0)
-    # What the slave has no more is what the record is at which it stands.
-    (slave,) = replicas.master.replicating.slaves()
+    # The lag in time is the age of the record at the slave's position.
+    (slave,) = replicas.master.replication.slaves()
     slave.acknowledged = 0
-    (status,) = replicas.master.replicating.status().connections
+    (status,) = replicas.master.replication.status().connections
     age_ms = clock.now_ms() - replicas.master.store.read_record(0).store_timestamp
     assert status.diff == replicas.master.store.max_physical_offset
     assert 0 <= status.behind_millis <= age_ms
-    # In the midst of a record, where Java's slaves may be.
+    # The position is inside a record, which is possible for Java slaves.
     slave.acknowledged = 1
-    assert replicas.master.replicating.status().connections[0].behind_millis == -1
+    assert replicas.master.replication.status().connections[0].behind_millis == -1
 
 
 async def test_what_prometheus_hears_of_replication(replicas: Replicas) -> None:
     peer = await replicas.peer()
     assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
-    await until(lambda: replicas.master.replicating.status().connections[0].diff == 0)
+    await until(lambda: replicas.master.replication.status().connections[0].diff == 0)
 
     def told(broker: Broker) -> dict[str, list[float]]:
-        metrics = replication_metrics(broker.config, broker.replicating, broker.acting.is_acting, {})
+        metrics = replication_metrics(broker.config, broker.replication, broker.acting.is_acting, {})
         return {metric.name: [value for _, value in metric.samples] for metric in metrics}
 
     master, slave = told(replicas.master), told(replicas.slave)
@@ -484,13 +506,13 @@ async def test_what_prometheus_hears_of_replication(replicas: Replicas) -> None:
 
 async def test_a_master_that_stops_waits_for_its_slaves(tmp_path: Path) -> None:
     replicas = Replicas(tmp_path, 1, role=BrokerRole.ASYNC_MASTER)
-    # 200 KiB at this rate take two thirds of a second.
+    # At this rate, 200 KiB take two thirds of a second.
     replicas.replication |= {"ha_flow_control_enable": True, "max_ha_transfer_byte_in_second": 300 * 1024}
     async with replicas:
         peer = await replicas.peer()
         sends = [peer.send("orders", bytes(10 * 1024)) for _ in range(20)]
         assert {answer.code for answer in await asyncio.gather(*sends)} == {ResponseCode.SUCCESS}
-        # That it has ended is written as the broker stops.
+        # The end of the transaction is written while the broker stops.
         producer = await Producer().connect(replicas.master.port)
         await producer.end(await producer.prepare("orders", b"half"))
         store = replicas.master.store
@@ -504,7 +526,17 @@ async def test_a_master_that_stops_waits_for_its_slaves(tmp_path: Path) -> None:
 async def test_a_master_that_stops_waits_for_nobody_who_does_not_go_on(tmp_path: Path) -> None:
     async with Replicas(tmp_path, 1, role=BrokerRole.ASYNC_MASTER) as replicas:
         peer = await replicas.peer()
-        hold_slave(replicas.slave)
+        pause_slave(replicas.slave)
         assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
         async with asyncio.timeout(10):
             await replicas.stop(0)
+
+
+async def test_slaves_connect_to_broker_ip2(tmp_path: Path) -> None:
+    replicas = Replicas(tmp_path)
+    replicas.options = {"broker_ip2": "localhost"}
+    async with replicas:
+        assert replicas.master.address.startswith("127.0.0.1:")
+        await (await replicas.peer()).send("orders", b"x")
+        await replicas.caught_up()
+        assert str(replicas.slave.replication.following.ha_address).startswith("localhost:")

@@ -1,4 +1,7 @@
-"""SQL92 subscriptions: of heartbeats, of pulls, under long polling, of retried messages; consumerFilter.json."""
+"""SQL92 subscriptions in heartbeats, pulls, long polling and retried messages.
+
+The tests also cover `consumerFilter.json`.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer, config
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.consumer_filter import KEPT_MS, ConsumerFilters
-from gantrymq.broker.saving import Saving
+from gantrymq.broker.tables.consumer_filters import KEPT_MS, ConsumerFilters
+from gantrymq.broker.tables.persistence import TablePersistence
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.bodies.connection import CheckClientRequestBody
 from gantrymq.protocol.bodies.heartbeat import BROADCASTING, CLUSTERING, ConsumerData, HeartbeatData, SubscriptionData
@@ -30,7 +33,7 @@ from gantrymq.protocol.sys_flag import PULL_SUSPEND
 from gantrymq.remoting import long_requests
 from gantrymq.remoting.client import RemotingClient
 
-#: For expressions that no other test has compiled.
+#: Numbers for expressions that no other test has compiled.
 NUMBERS = itertools.count()
 
 
@@ -84,7 +87,7 @@ async def test_records_of_every_shape_are_looked_at(peer: Peer) -> None:
 
 
 async def test_a_pull_scans_so_far_and_no_further(peer: Peer) -> None:
-    # maxFilterMessageSize has room for 800 units.
+    # `maxFilterMessageSize` is the size of 800 units.
     await asyncio.gather(*(peer.send("orders", b"", properties={"a": "1"}) for _ in range(850)))
     await peer.send("orders", b"found", properties={"a": "2"})
     first = await peer.pull("orders", subscription="a = 2", expression_type="SQL92")
@@ -96,13 +99,16 @@ async def test_a_pull_scans_so_far_and_no_further(peer: Peer) -> None:
 async def test_others_are_served_while_an_expression_takes_its_time(
     peer: Peer, broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """790 times two conditions for 2,000 messages, of which none fits."""
+    """Other clients are served while a long expression is evaluated.
+
+    It repeats two conditions 790 times. None of the 2,000 messages matches it.
+    """
     monkeypatch.setattr(long_requests, "TURN_S", 0.001)
-    # POP's code doesn't fit the binary header.
+    # The request code of pop does not fit into a binary header.
     peer.serialize_type = SerializeType.JSON
     body = encode_batch([(0, b"", b"a\x011\x02b\x013\x02")] * 2000)
     assert (await peer.send("orders", body, code=RequestCode.SEND_BATCH_MESSAGE)).code == ResponseCode.SUCCESS
-    # A text that isn't compiled yet.
+    # An expression that is not compiled yet.
     expression = " OR ".join(["a = 1 AND b = 2"] * 790) + f" OR c = {next(NUMBERS)}"
     other = Peer(await remoting.connection(f"localhost:{broker.port}"))
     await other.send("others", b"first")
@@ -136,6 +142,17 @@ async def test_others_are_served_while_an_expression_takes_its_time(
     assert served > 3
 
 
+async def test_a_pull_that_takes_many_steps_counts_once(peer: Peer, broker: Broker) -> None:
+    body = encode_batch([(0, b"", b"a\x011\x02b\x013\x02")] * 800 + [(0, b"", b"a\x011\x02b\x012\x02")])
+    assert (await peer.send("orders", body, code=RequestCode.SEND_BATCH_MESSAGE)).code == ResponseCode.SUCCESS
+    expression = " OR ".join(["a = 1 AND b = 2"] * 790)
+    stats = broker.context.stats
+    await peer.pull("orders", 0, subscription=expression, expression_type="SQL92")
+    assert (stats.reads, stats.misses) == (0, 1)
+    await peer.pull("orders", 1, subscription=expression, expression_type="SQL92")
+    assert (stats.reads, stats.misses) == (1, 1)
+
+
 async def test_the_expression_of_the_heartbeat(peer: Peer) -> None:
     await send_amounts(peer, 5, 50)
     await beat(peer, sql("orders", "amount > 10"))
@@ -150,7 +167,10 @@ async def test_the_expression_of_the_heartbeat(peer: Peer) -> None:
 
 @pytest.mark.parametrize("kind", ["SQL92", "TAG"])
 async def test_a_new_connection_counts_whatever_its_version(peer: Peer, broker: Broker, kind: str) -> None:
-    """The clock of its host is behind, while the group is online and after all of it has restarted."""
+    """The subscription of a new connection applies even if its version is lower, because the clock of its host is slow.
+
+    This is tested while the group is online, and after a restart of all members.
+    """
     for tag in ("A", "B"):
         await peer.send("orders", tag.encode(), properties={"TAGS": tag, "kind": tag})
 
@@ -168,7 +188,7 @@ async def test_a_new_connection_counts_whatever_its_version(peer: Peer, broker: 
             assert bodies(await peer.pull("orders", sys_flag=0, sub_version=version)) == [b"B"]
     finally:
         await other_client.close()
-    # Back to what the remaining member says.
+    # The subscription of the remaining member applies again.
     await until(lambda: len(broker.members.consumers["consumers"].clients) == 1)
     assert bodies(await peer.pull("orders", sys_flag=0, sub_version=1000)) == [b"A"]
     await peer.ask(
@@ -265,7 +285,7 @@ async def test_which_broker_to_pull_from(tmp_path: Path) -> None:
         assert await suggested() == "0"
         broker.config.slave_read_enable = True
         assert await suggested() == "3"
-        # Nothing but the last byte counts as in memory.
+        # Only the last byte counts as being in memory.
         broker.store.in_memory_bytes = 1
         assert await suggested() == "4"
 
@@ -293,7 +313,7 @@ async def test_a_group_that_leaves_lets_its_filters_die(peer: Peer, broker: Brok
     assert found.is_dead
 
 
-#: As a Java broker wrote it.
+#: A file written by a Java broker.
 OF_JAVA = b"""{"filterDataByTopic":{"TopicTest":{"groupFilterData":{"group_a":{"bloomFilterData":{"bitNum":216,
 "bitPos":[149,149,16]},"bornTime":1000,"clientVersion":5,"consumerGroup":"group_a","dead":false,"deadTime":0,
 "expression":"a > 5","expressionType":"SQL92","topic":"TopicTest"}},"topic":"TopicTest"}}}"""
@@ -302,13 +322,13 @@ OF_JAVA = b"""{"filterDataByTopic":{"TopicTest":{"groupFilterData":{"group_a":{"
 def test_a_file_of_java(tmp_path: Path) -> None:
     path = tmp_path / "consumerFilter.json"
     path.write_bytes(OF_JAVA)
-    filters = ConsumerFilters(path, saving=Saving(config(tmp_path), Jobs()))
+    filters = ConsumerFilters(path, persistence=TablePersistence(config(tmp_path), Jobs()))
     filters.load(1_000_000)
     found = filters.find("TopicTest", "group_a")
     assert found is not None
     assert (found.expression, found.dead_time, found.is_dead) == ("a > 5", 970_000, True)
     assert filters.compiled(found)(b"a\x016\x02")
-    # The same group again: it lives, and what Java keeps beside it stays.
+    # When the group returns, its subscription is alive again, and Java's extra fields stay.
     filters.register("group_a", [sql("TopicTest", "a > 6", version=6)], 1_000_001)
     found = filters.find("TopicTest", "group_a")
     assert found is not None
@@ -320,8 +340,8 @@ def test_a_file_of_java(tmp_path: Path) -> None:
 
 
 def test_versions_and_deaths(tmp_path: Path) -> None:
-    saving = Saving(config(tmp_path), Jobs())
-    filters = ConsumerFilters(tmp_path / "consumerFilter.json", saving=saving)
+    persistence = TablePersistence(config(tmp_path), Jobs())
+    filters = ConsumerFilters(tmp_path / "consumerFilter.json", persistence=persistence)
 
     def expression() -> tuple[str, int, bool]:
         found = filters.find("orders", "g")
@@ -329,7 +349,7 @@ def test_versions_and_deaths(tmp_path: Path) -> None:
         return found.expression, found.client_version, found.is_dead
 
     filters.register("g", [sql("orders", "a = 1", 5)], 1000)
-    # Versions of other hosts are not compared.
+    # Versions from different hosts are not compared.
     filters.register("g", [sql("orders", "a = 2", 4)], 1001)
     assert expression() == ("a = 2", 4, False)
     filters.register("g", [sql("orders", "a = 1", 6)], 1002)
@@ -343,15 +363,15 @@ def test_versions_and_deaths(tmp_path: Path) -> None:
     assert expression() == ("a = 1", 6, True)
     filters.forget_dead(1005 + KEPT_MS)
     assert filters.find("orders", "g") is None
-    saving.save()
-    again = ConsumerFilters(tmp_path / "consumerFilter.json", saving=saving)
+    persistence.save()
+    again = ConsumerFilters(tmp_path / "consumerFilter.json", persistence=persistence)
     again.load(2000)
     assert again.find("orders", "g") is None
 
 
 def test_made_up_filters_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantrymq.broker.consumer_filter.MAX_FILTERS", 3)
-    filters = ConsumerFilters(tmp_path / "consumerFilter.json", saving=Saving(config(tmp_path), Jobs()))
+    monkeypatch.setattr("gantrymq.broker.tables.consumer_filters.MAX_FILTERS", 3)
+    filters = ConsumerFilters(tmp_path / "consumerFilter.json", persistence=TablePersistence(config(tmp_path), Jobs()))
 
     def subscription(topic: str, expression: str = "a = 1") -> SubscriptionData:
         return SubscriptionData(topic=topic, sub_string=expression, expression_type="SQL92", sub_version=1)
@@ -363,7 +383,7 @@ def test_made_up_filters_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "t1",
         "t2",
     ]
-    # Those that nobody uses any more make room, and nobody has to wait a day for it.
+    # Unused subscriptions free space at once, and not only after a day.
     filters.register("g", [subscription("t1"), subscription("t2")], 2)
     filters.register("h", [subscription("t9")], 3)
     assert filters.find("t9", "h") is not None
@@ -371,8 +391,8 @@ def test_made_up_filters_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_text_of_all_filters_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantrymq.broker.consumer_filter.MAX_CHARACTERS", 30)
-    filters = ConsumerFilters(tmp_path / "consumerFilter.json", saving=Saving(config(tmp_path), Jobs()))
+    monkeypatch.setattr("gantrymq.broker.tables.consumer_filters.CONSUMER_FILTER_CHARACTERS", 30)
+    filters = ConsumerFilters(tmp_path / "consumerFilter.json", persistence=TablePersistence(config(tmp_path), Jobs()))
     filters.register(
         "g", [sql("long", "a = 12345678", 1), sql("other", "b = 12345678", 1), sql("more", "c = 12345678", 1)], 1
     )
@@ -382,14 +402,14 @@ def test_the_text_of_all_filters_is_limited(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_damaged_file_keeps_no_broker_from_starting(tmp_path: Path) -> None:
-    """Heartbeats bring its content again."""
+    """The broker starts with a damaged file, because heartbeats restore its content."""
     path = tmp_path / "consumerFilter.json"
     path.write_bytes(b"{")
-    saving = Saving(config(tmp_path), Jobs())
-    filters = ConsumerFilters(path, saving=saving)
+    persistence = TablePersistence(config(tmp_path), Jobs())
+    filters = ConsumerFilters(path, persistence=persistence)
     filters.load()
     filters.register("g", [sql("orders", "a = 1", 1)], 1)
-    saving.save()
-    again = ConsumerFilters(path, saving=saving)
+    persistence.save()
+    again = ConsumerFilters(path, persistence=persistence)
     again.load()
     assert again.find("orders", "g") is not None

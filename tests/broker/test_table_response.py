@@ -1,4 +1,4 @@
-"""Clients that ask for a whole table at the same time share one encoding of it."""
+"""Concurrent requests for the same table share one encoded response."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from gantrymq.broker.table_response import TableResponse
+from gantrymq.broker.tables.table_response import TableResponse
 from gantrymq.protocol.bodies.topic_config import TopicConfig, TopicConfigTable
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
@@ -59,7 +59,7 @@ def test_a_request_after_a_change_sees_it() -> None:
 
 
 def test_an_error_of_the_encoder_fails_every_request_that_shares_it() -> None:
-    """None of them gets the part of the table that was encoded before."""
+    """None of these requests gets the part that was encoded before the error."""
     response, table = TableResponse(), new_table()
     good = table.topic_config_table["topic-2500"]
     table.topic_config_table["topic-2500"] = object()  # type: ignore[assignment]

@@ -15,11 +15,11 @@ from struct import unpack
 
 import pytest
 from broker_support import Peer, config
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.timer import timer
+from gantrymq.broker.delay import timer
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
@@ -39,7 +39,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 
 def settings(tmp_path: Path, **changed: object) -> BrokerConfig:
-    """Slots of 100 ms, so that tests needn't wait long."""
+    """Uses slots of 100 ms, so that tests are fast."""
     result = config(tmp_path / "store", recall_message_enable=True)
     result.store.timer_precision_ms = 100
     result.store.timer_flush_interval_ms = 50
@@ -67,7 +67,7 @@ def now_ms() -> int:
 
 
 async def messages(peer: Peer, topic: str, count: int, first: int = 0) -> list[MessageExt]:
-    """The next `count` messages of a queue, however long they take (at most some seconds)."""
+    """Waits up to 15 s for the next `count` messages of a queue and returns them."""
     found: list[MessageExt] = []
     deadline = time.monotonic() + 15
     while len(found) < count:
@@ -94,7 +94,7 @@ async def test_comes_when_asked_for(peer: Peer, name: str) -> None:
     header = sent.read_header(SendMessageResponseHeader)
     assert header.queue_id == 0
     [message] = await messages(peer, "orders", 1, first=1)
-    # Not late by a second of the delay, nor the delay's double; what a busy machine takes is no fault.
+    # The message must not be late by one second or by twice the delay. The margin allows for a busy machine.
     assert asked_ms <= message.store_timestamp <= now_ms() < asked_ms + 3000
     assert (message.body, message.tags, message.topic) == (b"later", "t", "orders")
     assert {"TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"} <= message.properties.keys()
@@ -108,7 +108,7 @@ async def test_what_is_due_already_isnt_delayed(peer: Peer) -> None:
 
 
 async def test_a_delay_level_wins(peer: Peer) -> None:
-    """DELAY 1 is a second here."""
+    """A delay level takes precedence over a timer delay. In this test, delay level 1 is one second."""
     await peer.send("orders", b"x", properties={"DELAY": "1", "TIMER_DELAY_SEC": "3600"})
     [message] = await messages(peer, "orders", 1)
     assert "TIMER_OUT_MS" not in message.properties
@@ -125,7 +125,7 @@ async def test_refused_when_the_slot_is_full(peer: Peer, broker: Broker) -> None
     deliver = {"TIMER_DELIVER_MS": str(now_ms() + 60_000)}
     for number in (1, 2):
         assert (await peer.send("orders", b"x", properties=deliver)).code == ResponseCode.SUCCESS
-        # It counts when it is in its slot.
+        # A message counts when it is in its slot.
         await until(lambda number=number: broker.runtime.table()["timerCongestNum"] == str(number))
     codes = [(await peer.send("orders", b"x", properties=deliver)).code for _ in range(18)]
     assert set(codes) == {ResponseCode.SYSTEM_ERROR}
@@ -148,14 +148,14 @@ async def test_many_due_at_once_dont_hold_the_loop(peer: Peer, broker: Broker, m
     for _ in range(6):
         await asyncio.gather(*(peer.send("orders", b"x", properties=properties) for _ in range(500)))
     assert broker.runtime.table()["timerCongestNum"] == "3000"
-    # The clock is set meanwhile.
+    # The clock changes meanwhile.
     monkeypatch.setattr(timer, "now_ms", lambda: now_ms() + 60_000)
     counts: set[int] = set()
     async with asyncio.timeout(60):
         while (count := broker.store.queue("orders", 0).max_offset) < 3000:
             counts.add(count)
             await asyncio.sleep(0)
-    # The loop came round many times in between.
+    # The event loop had many iterations in between.
     assert len(counts) > 5
     await until(lambda: broker.runtime.table()["timerCongestNum"] == "0")
     assert broker.store.queue(TIMER_TOPIC, 0).max_offset == 3000
@@ -186,7 +186,7 @@ async def test_an_idle_broker_makes_no_files_and_sleeps(tmp_path: Path, remoting
     async with running(settings(tmp_path)) as broker:
         peer = await peer_of(broker, remoting)
         await peer.send("orders", b"x")
-        assert broker._timer._delivering._due == inf
+        assert broker.features.timer._delivering._due == inf
         checkpoint = await peer.ask(RequestCode.GET_TIMER_CHECK_POINT)
         read_ms, log_position, queue_offset, master, state, _, _ = unpack(">7q", checkpoint.body)
         assert abs(read_ms - now_ms()) < 5000
@@ -199,7 +199,10 @@ async def test_an_idle_broker_makes_no_files_and_sleeps(tmp_path: Path, remoting
 async def test_killed_brokers_lose_and_repeat_nothing_and_are_never_early(
     tmp_path: Path, remoting: RemotingClient
 ) -> None:
-    """The log says what was delivered since the last checkpoint, which Java delivers again."""
+    """Killed brokers lose and repeat no message, and deliver none early.
+
+    The log shows what was delivered after the last checkpoint. Java delivers those messages again.
+    """
     due: dict[bytes, int] = {}
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
@@ -246,9 +249,12 @@ async def test_recall(peer: Peer, broker: Broker) -> None:
 
 
 async def test_recalls_of_one_slot_are_limited(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are in memory while it is delivered. Whoever sends one as a message is held to it, too."""
+    """All recalls of a slot are in memory while the slot is delivered.
+
+    The limit also applies to a recall that is sent as a message.
+    """
     monkeypatch.setattr(timer, "MAX_RECALLS_OF_SLOT", 2)
-    # The first message of all may be looked at twice, as its file is made meanwhile.
+    # The very first message can be counted twice, because its file is created meanwhile.
     await peer.send("orders", b"", properties={"TIMER_DELAY_MS": "60000"})
     due_ms = now_ms() + 60_000
     properties = {"TIMER_DELIVER_MS": str(due_ms), "TIMER_DEL_UNIQKEY": "one"}
@@ -287,7 +293,7 @@ def handle(**changed: object) -> str:
         ("no base64!", "recall handle is invalid"),
         ("djIgYSBiIGMgZA==", "recall handle is invalid"),
     ],
-    # A handle has the time in it; each worker of a test run must find the same names.
+    # The handles contain the time, so explicit names are needed to be equal in all test workers.
     ids=["topic", "broker", "past", "far future", "two fields", "no text", "no base64", "version"],
 )
 async def test_bad_handles_are_refused(peer: Peer, text: str, remark: str) -> None:

@@ -1,4 +1,4 @@
-"""Timer messages by a clock that the test sets: days pass at once."""
+"""Timer messages with a simulated clock, so that days pass at once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from wrong_clock import set_clock
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.appender import Appender
-from gantrymq.broker.long_polling import LongPolling
-from gantrymq.broker.timer.delivery import Step, TimerDelivery
-from gantrymq.broker.timer.message import slot_time
-from gantrymq.broker.timer.metrics import TimerMetrics
+from gantrymq.broker.append.appender import Appender
+from gantrymq.broker.delay.timer_delivery import Step, TimerDelivery
+from gantrymq.broker.delay.timer_message import slot_time
+from gantrymq.broker.delay.timer_metrics import TimerMetrics
+from gantrymq.broker.pull.long_polling import LongPolling
 from gantrymq.errors import RequestRefused, StoreFull
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.fastjson import decode_json
@@ -36,7 +36,7 @@ DAY_MS = 24 * 3600 * 1000
 
 
 class World:
-    """A store with a timer, and its clock."""
+    """A store with a timer, and a simulated clock."""
 
     def __init__(self, root: Path, polling: LongPolling, **options: Any) -> None:
         self.now_ms = NOW
@@ -92,11 +92,11 @@ class World:
         self.appender.append(queue, 0, 0, self.now_ms, HOST, 3, body.encode(), encode_properties(fields), 0)
 
     def put_plain(self) -> None:
-        """A message that isn't delayed."""
+        """Stores a message without delay."""
         self.appender.append(self.store.queue("others", 0), 0, 0, self.now_ms, HOST, 0, b"x", b"", 0)
 
     def lead_anew(self) -> None:
-        """As on a broker that has the same log, and nothing else."""
+        """Restarts with an empty timer, like another broker with the same log."""
         self.close()
         root = self.config.store_path_root_dir
         (root / "timerwheel").unlink(missing_ok=True)
@@ -105,13 +105,13 @@ class World:
         self.open()
 
     def work(self) -> Step:
-        """All that is to do now."""
+        """Runs all steps that are due."""
         while (step := self.timer.step(self.now_ms)) is Step.MORE:
             pass
         return step
 
     def sleep(self) -> None:
-        """Until the timer wants to be woken."""
+        """Moves the clock to the next time at which the timer has work."""
         due_ms = self.timer.due_ms()
         assert due_ms is not None
         assert due_ms > self.now_ms
@@ -201,7 +201,10 @@ def test_what_comes_after_its_slot_goes_on_at_once(world: World) -> None:
 
 
 def test_what_was_due_while_nobody_delivered_can_have_been_taken_back(world: World) -> None:
-    """What takes it back is behind it in the queue: a broker that becomes master reads both when the time is over."""
+    """A message that was due during downtime can be recalled.
+
+    The recall follows the message in the queue. A new master reads both after the message is due.
+    """
     world.work()
     world.send("taken back", 5500, key="B")
     world.send("kept", 5500, key="C")
@@ -213,7 +216,10 @@ def test_what_was_due_while_nobody_delivered_can_have_been_taken_back(world: Wor
 
 
 def test_two_crashes_put_nothing_onto_the_wheel_twice(world: World) -> None:
-    """Though the first start after them had time to write a checkpoint, but not to look at the queue."""
+    """After two crashes, no message is on the wheel twice.
+
+    The first restart had time to write a checkpoint, but not to read the queue.
+    """
     world.work()
     world.flush()
     world.send("once", 5500)
@@ -230,7 +236,10 @@ def test_two_crashes_put_nothing_onto_the_wheel_twice(world: World) -> None:
 
 
 def test_after_years_what_was_due_goes_on_at_once(world: World) -> None:
-    """The wheel has no room for it beside what is to come."""
+    """Messages that are overdue for years are delivered at once.
+
+    The wheel cannot contain both these messages and new ones.
+    """
     world.work()
     world.send("old", 5500)
     world.now_ms += 1000 * DAY_MS
@@ -267,8 +276,8 @@ def test_ten_thousand_in_one_slot_come_in_order_in_small_steps(world: World) -> 
     before = 0
     while world.timer.step(world.now_ms) is Step.MORE:
         steps += 1
-        assert world.timer.delivered - before <= 1
-        before = world.timer.delivered
+        assert world.timer.dequeued.total() - before <= 1
+        before = world.timer.dequeued.total()
     assert steps > 10_000
     assert world.delivered() == [str(n) for n in range(10_000)]
 
@@ -283,7 +292,7 @@ def test_large_messages_that_take_others_back_are_read_in_small_steps(world: Wor
     while world.timer.due_ms() is not None:
         world.timer.step(world.now_ms)
         steps += 1
-    # No more than two megabytes in one step.
+    # One step handles at most 2 MB.
     assert steps > 10
     assert world.delivered() == []
 
@@ -304,7 +313,10 @@ def test_taken_back(world: World, delete_key: str) -> None:
 
 
 def test_long_keys_are_not_held(world: World) -> None:
-    """They may have 32 KiB each, and a slot any number of them."""
+    """Long keys are not kept in memory.
+
+    Keys can have 32 KiB each, and a slot can have any number of them.
+    """
     keys = [f"{number}-" + "k" * 14_000 for number in range(300)]
     for key in keys:
         world.send("drop", 5000, key=key)
@@ -412,7 +424,7 @@ def test_what_waits_is_counted_anew_where_the_count_is_lost(world: World, damage
 
 
 def damage(world: World, physical_offset: int) -> None:
-    """Changes a byte of a record's body."""
+    """Flips one byte of a record's body."""
     with (world.config.commit_log_directory / f"{0:020d}").open("r+b") as file:
         file.seek(physical_offset + 89)
         byte = file.read(1)[0]
@@ -481,7 +493,7 @@ def test_a_restart_in_the_middle_of_everything(world: World) -> None:
     world.flush()
     for n in range(50):
         world.send(f"second {n}", 500 + 20 * n)
-    # Some are on the wheel without a checkpoint, some not even that.
+    # Some messages are on the wheel but after the last checkpoint, and others are not even on the wheel.
     for _ in range(20):
         world.timer.step(world.now_ms)
     world.close()
@@ -510,7 +522,10 @@ def test_a_crash_in_the_middle_of_a_slot_repeats_nothing(world: World) -> None:
 
 
 def test_many_crashes_without_a_checkpoint_repeat_nothing(world: World) -> None:
-    """Other messages are stored in between, and some of the slot are taken back."""
+    """Crashes without a checkpoint cause no duplicates.
+
+    Other messages are stored in between, and some messages of the slot are recalled.
+    """
     for n in range(100):
         world.send(str(n), 500 + n // 50 * 1000, key=f"key {n}")
     for n in range(0, 100, 10):
@@ -534,7 +549,10 @@ def test_many_crashes_without_a_checkpoint_repeat_nothing(world: World) -> None:
 
 
 def test_a_broker_that_becomes_master_repeats_nothing(make: Callable[..., World]) -> None:
-    """Its files are empty, and it has no checkpoint of the former master: only the log, wherever that ended."""
+    """A broker that becomes master delivers no message twice.
+
+    It has an empty timer and no checkpoint of the former master. It has only the log, which can end anywhere.
+    """
     world = make(timer_roll_window_slot=100)
     for n in range(60):
         world.send(str(n), 500 + 400 * n)
@@ -545,7 +563,7 @@ def test_a_broker_that_becomes_master_repeats_nothing(make: Callable[..., World]
             if world.timer.step(world.now_ms) is Step.IDLE:
                 world.sleep()
         world.lead_anew()
-    # In the middle of the window it is stored again, for its last round.
+    # In the middle of the window, the message is stored again for its last round.
     while not world.timer.queue().max_offset > 61:
         if world.timer.step(world.now_ms) is Step.IDLE:
             world.sleep()
@@ -591,7 +609,7 @@ def test_a_clock_that_is_set_back_delivers_nothing_early_nor_again(world: World,
         assert world.work() is Step.IDLE
         for body in world.delivered():
             came.setdefault(body, world.now_ms - begin)
-    # A slot is delivered when it is over.
+    # A slot is delivered at its end.
     assert [came[body] for body in ("soon", "after", "last")] == [2000, 5000, 6000]
     world.now_ms += 2 * HOUR_MS
     world.work()
@@ -599,7 +617,10 @@ def test_a_clock_that_is_set_back_delivers_nothing_early_nor_again(world: World,
 
 
 def test_a_clock_that_is_set_back_and_right_again_before_a_crash(world: World) -> None:
-    """The checkpoint is that of the clock which was ahead; what waits since is in earlier slots."""
+    """The clock is ahead, then correct, and then the broker crashes.
+
+    The checkpoint comes from the time when the clock was ahead. Later messages are in earlier slots.
+    """
     world.now_ms += HOUR_MS
     world.work()
     world.flush()
@@ -651,7 +672,10 @@ def test_a_clock_that_jumps_ahead_and_stays(world: World) -> None:
 
 
 def test_weeks_of_downtime_lose_nothing(world: World) -> None:
-    """Java gives up after 7 days; then new messages would share slots with old ones."""
+    """Timer messages survive weeks of downtime.
+
+    Java gives up after 7 days: then new messages would share slots with old ones.
+    """
     world.send("old", 3 * DAY_MS, key="old")
     world.work()
     world.flush()
@@ -724,7 +748,10 @@ def test_slot_time(fields: dict[str, str], expected: int | None, tmp_path: Path)
 
 
 def test_a_message_takes_back_none_of_another_topic(world: World) -> None:
-    """Who may send to one topic and knows a unique key of another could delete there."""
+    """A recall works only within its topic.
+
+    Otherwise users with access to one topic could delete messages of another one by their unique keys.
+    """
     world.send("kept", 5000, key="K")
     world.send("0", 5000, key="K", topic="others", TIMER_DEL_UNIQKEY="K")
     world.work()

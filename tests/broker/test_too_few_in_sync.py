@@ -1,4 +1,7 @@
-"""minInSyncReplicas: with fewer brokers in sync nothing is acknowledged, whatever it is and since when it waits."""
+"""`minInSyncReplicas`: nothing is acknowledged while too few brokers are in sync.
+
+This applies to all kinds of requests, including pending ones.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from controlled_support import Controlled
-from held_slaves import hold_slave
-from waiting import until
+from controlled_support import ControlledBrokers
+from paused_slaves import pause_slave
+from wait_until import until
 
-from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.broker.append.pending_responses import PendingResponses
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -23,15 +26,15 @@ from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
 BATCH = encode_batch([(0, b"a", b""), (0, b"b", b"")])
 
 
-async def lacks_replicas(replicas: Controlled) -> None:
-    """The master knows that it alone is in sync."""
-    waits = next(part for part in replicas.brokers[1]._parts if isinstance(part, FlushWaits))
+async def lacks_replicas(replicas: ControlledBrokers) -> None:
+    """Waits until the master detects that no other broker is in sync."""
+    waits = next(part for part in replicas.brokers[1].features.all if isinstance(part, PendingResponses))
     await until(lambda: waits.lacks_replicas)
 
 
 @pytest.mark.parametrize("sys_flag", [0, TRANSACTION_PREPARED], ids=["batch", "half batch"])
 async def test_batches_are_refused(tmp_path: Path, sys_flag: int) -> None:
-    async with Controlled(tmp_path, 2) as replicas:
+    async with ControlledBrokers(tmp_path, 2) as replicas:
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
 
@@ -50,8 +53,8 @@ async def test_batches_are_refused(tmp_path: Path, sys_flag: int) -> None:
 
 
 async def test_a_message_that_is_given_back_is_refused(tmp_path: Path) -> None:
-    """Its consumer keeps it, and gives it back again later."""
-    async with Controlled(tmp_path, 2) as replicas:
+    """A send-back is refused. The consumer keeps the message and sends it back again later."""
+    async with ControlledBrokers(tmp_path, 2) as replicas:
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
         await peer.send("orders", b"hard")
@@ -65,8 +68,11 @@ async def test_a_message_that_is_given_back_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_recall_is_refused(tmp_path: Path) -> None:
-    """Nothing is stored of it: the message comes, unless it is taken back later, when there are enough again."""
-    async with Controlled(tmp_path, 2, recall_message_enable=True) as replicas:
+    """The recall is not stored.
+
+    Unless it is repeated with enough replicas, the message is delivered.
+    """
+    async with ControlledBrokers(tmp_path, 2, recall_message_enable=True) as replicas:
         await replicas.all_in_sync()
         master = replicas.brokers[1]
         peer = await replicas.peer(1)
@@ -85,25 +91,25 @@ async def test_a_recall_is_refused(tmp_path: Path) -> None:
         assert master.store.max_physical_offset == end
         await replicas.start(2)
         await replicas.all_in_sync()
-        waits = next(part for part in master._parts if isinstance(part, FlushWaits))
-        # It is told after the controller.
+        waits = next(part for part in master.features.all if isinstance(part, PendingResponses))
+        # The master gets the new in-sync set after the controller.
         await until(lambda: not waits.lacks_replicas)
         assert (await recall())[0] == ResponseCode.SUCCESS
         assert master.store.max_physical_offset > end
 
 
 async def test_what_waits_when_the_set_shrinks_is_not_acknowledged(tmp_path: Path) -> None:
-    async with Controlled(tmp_path, 2) as replicas:
+    async with ControlledBrokers(tmp_path, 2) as replicas:
         replicas.brokers[1].config.replication.slave_timeout = 1_000
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
         assert (await peer.send("orders", b"both")).code == ResponseCode.SUCCESS
-        hold_slave(replicas.brokers[2])
+        pause_slave(replicas.brokers[2])
         one = asyncio.ensure_future(peer.send("orders", b"one"))
         await until(lambda: replicas.brokers[1].store.queue("orders", 0).max_offset == 2)
         await replicas.stop(2)
         assert (await one).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
-        # It is as any other that came late: shown, and acknowledged when sent again, as soon as two have it.
+        # The message is like any late one: consumers get it, and a retry is acknowledged, once two brokers have it.
         await replicas.start(2)
         await replicas.all_in_sync()
         assert (await peer.send("orders", b"both again")).code == ResponseCode.SUCCESS
@@ -112,15 +118,15 @@ async def test_what_waits_when_the_set_shrinks_is_not_acknowledged(tmp_path: Pat
 
 
 async def test_late_slaves_are_told_of_a_message_that_is_given_back(tmp_path: Path) -> None:
-    """Who forgot it now would lose it with this master."""
-    async with Controlled(tmp_path, 2, recall_message_enable=True) as replicas:
+    """A consumer that drops the message would lose it if this master failed."""
+    async with ControlledBrokers(tmp_path, 2, recall_message_enable=True) as replicas:
         await replicas.all_in_sync()
         master = replicas.brokers[1]
         peer = await replicas.peer(1)
         sent = await peer.send("orders", b"hard")
         timed = await peer.send("orders", b"wrong", properties={"TIMER_DELAY_MS": "3600000"})
         handle = timed.read_header(SendMessageResponseHeader).recall_handle or ""
-        hold_slave(replicas.brokers[2])
+        pause_slave(replicas.brokers[2])
         master.config.replication.slave_timeout = 150
         header = ConsumerSendMsgBackRequestHeader(
             offset=decode_offset_message_id(sent.ext_fields["msgId"])[1], group="consumers", delay_level=1

@@ -1,4 +1,4 @@
-"""Controller mode: topics of a former master that the new one hadn't been told of yet."""
+"""Controller mode: topics of a former master that the new master has not copied yet."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer
-from controlled_support import Controlled
-from waiting import until
+from controlled_support import ControlledBrokers
+from wait_until import until
 
-from gantrymq.broker.replication.metadata_sync import MetadataSync
+from gantrymq.broker.slave.metadata_sync import MetadataSync
 from gantrymq.errors import StoreError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -18,7 +18,7 @@ from gantrymq.protocol.message import decode_messages
 from gantrymq.store.consume_queue import ConsumeQueue
 
 
-async def elect(replicas: Controlled, number: int) -> None:
+async def elect(replicas: ControlledBrokers, number: int) -> None:
     header = ElectMasterRequestHeader(
         cluster_name="DefaultCluster", broker_name="broker-a", broker_id=number, designate_elect=True
     )
@@ -34,11 +34,11 @@ async def shown(peer: Peer, topic: str, queue_id: int = 0) -> list[bytes]:
 async def test_what_was_acknowledged_is_read_from_the_new_master(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Controlled(tmp_path, 2) as replicas:
+    async with ControlledBrokers(tmp_path, 2) as replicas:
         await replicas.all_in_sync()
         await until(lambda: replicas.brokers[2].topics.get("TBW102") is not None)
-        # The next time that it would be asked is after all this.
-        monkeypatch.setattr(MetadataSync, "copy_soon", lambda self: None)
+        # The next periodic copy is after the end of this test.
+        monkeypatch.setattr(MetadataSync, "_copy_soon", lambda self: None)
         peer = await replicas.peer(1)
         assert (await peer.send("orders", b"acknowledged", queue_id=2)).code == ResponseCode.SUCCESS
         assert replicas.brokers[2].topics.get("orders") is None
@@ -55,9 +55,9 @@ async def test_a_queue_that_cannot_be_read_keeps_nobody_from_being_master(
     def fails(self: ConsumeQueue, offset: int) -> None:
         raise StoreError("can't read it")
 
-    async with Controlled(tmp_path, 2) as replicas:
+    async with ControlledBrokers(tmp_path, 2) as replicas:
         await replicas.all_in_sync()
-        monkeypatch.setattr(MetadataSync, "copy_soon", lambda self: None)
+        monkeypatch.setattr(MetadataSync, "_copy_soon", lambda self: None)
         peer = await replicas.peer(1)
         assert (await peer.send("orders", b"acknowledged")).code == ResponseCode.SUCCESS
         monkeypatch.setattr(ConsumeQueue, "peek", fails)
@@ -66,15 +66,18 @@ async def test_a_queue_that_cannot_be_read_keeps_nobody_from_being_master(
 
 
 async def test_a_topic_that_was_deleted_stays_so(tmp_path: Path) -> None:
-    """A slave keeps its queues: its master's table says no more than that there is no such topic."""
-    async with Controlled(tmp_path, 2) as replicas:
+    """A slave keeps the queues of the topic.
+
+    The master's table only shows that the topic does not exist.
+    """
+    async with ControlledBrokers(tmp_path, 2) as replicas:
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
         assert (await peer.send("orders", b"acknowledged")).code == ResponseCode.SUCCESS
         topics = replicas.brokers[2].topics
         await until(lambda: topics.get("orders") is not None)
         await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, fields={"topic": "orders"})
-        # It has the slave ask for the table.
+        # This send makes the slave copy the table.
         assert (await peer.send("others", b"acknowledged")).code == ResponseCode.SUCCESS
         await until(lambda: topics.get("others") is not None)
         assert topics.get("orders") is None
@@ -83,11 +86,11 @@ async def test_a_topic_that_was_deleted_stays_so(tmp_path: Path) -> None:
         await until(lambda: replicas.brokers[2].offsets.topic_begin("orders") == begin)
         await elect(replicas, 2)
         assert topics.get("orders") is None
-        # One that is created again has nothing of the old one.
+        # A topic that is created again has no messages of the old one.
         peer = await replicas.peer(2)
 
         async def is_sent() -> bool:
-            """Refused until the other one follows again."""
+            """The send is refused until the other broker follows again."""
             return (await peer.send("orders", b"new")).code == ResponseCode.SUCCESS
 
         await until(is_sent)

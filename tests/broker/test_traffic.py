@@ -1,15 +1,18 @@
-"""Rates and sums of messages from samples of totals, told the time."""
+"""Message rates and sums from samples of totals, with a simulated clock."""
 
 from __future__ import annotations
 
 import pytest
 
-from gantrymq.broker.traffic import DAY, HOUR, MINUTE, SAMPLE_S, Totals, Traffic
+from gantrymq.broker.admin.traffic import DAY, HOUR, MINUTE, SAMPLE_S, Totals, Traffic
 
 
 def sampled(totals: list[int], *, step: float = SAMPLE_S) -> tuple[Traffic, float]:
-    """Traffic of the key "t" with these totals, a sample every `step`; and the time of the last one."""
-    traffic = Traffic([("t", totals[0])], 0.0)
+    """Returns the traffic of key "t", and the time of the last sample.
+
+    It has one sample every `step` seconds.
+    """
+    traffic = Traffic(0.0, [("t", totals[0])])
     for i, total in enumerate(totals[1:], 1):
         traffic.sample([("t", total)], i * step)
     return traffic, (len(totals) - 1) * step
@@ -26,7 +29,7 @@ def test_steady_rate() -> None:
 
 
 def test_burst_leaves_each_span_in_turn() -> None:
-    traffic = Traffic([], 0.0)
+    traffic = Traffic(0.0)
     now, gone_at = 0.0, {}
     while len(gone_at) < 3:
         now += SAMPLE_S
@@ -52,7 +55,7 @@ def test_total_that_falls_counts_for_nothing_and_begins_anew() -> None:
 
 
 def test_key_seen_for_the_first_time() -> None:
-    traffic = Traffic([], 0.0)
+    traffic = Traffic(0.0)
     assert "t" not in traffic
     traffic.sample([("t", 5)], 10.0)
     traffic.sample([("t", 7)], 20.0)
@@ -62,7 +65,7 @@ def test_key_seen_for_the_first_time() -> None:
 
 
 def test_samples_at_any_moment_do_not_grow_the_table() -> None:
-    traffic = Traffic([("t", 0)], 0.0)
+    traffic = Traffic(0.0, [("t", 0)])
     for i in range(1, 100_000):
         traffic.sample([("t", i)], i * 1.0)
     assert traffic.tps(600, 100_000.0) == pytest.approx(1, rel=0.01)

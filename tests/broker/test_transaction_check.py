@@ -1,4 +1,7 @@
-"""Questions about transactions that don't end: when, to whom, how often, and what is kept of it."""
+"""Checks of open transactions.
+
+The tests cover their time, recipients and number, and the state that is kept.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pytest
 from bare_store import damage
 from broker_support import config
 from transaction_support import Half, Producer, all_messages, progress
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.transaction.check import TransactionCheck
@@ -82,8 +85,8 @@ async def test_both_offsets_advance_and_are_kept(tmp_path: Path) -> None:
 
 
 async def test_ended_transaction_is_not_asked_about(tmp_path: Path) -> None:
-    """Even while its op message isn't written yet."""
-    # Each is ended before its time is over, on a busy machine, too.
+    """An ended transaction is not checked, even before its op message is written."""
+    # The timeout is long enough to end each one in time on a busy machine.
     slower = {"transaction_op_batch_interval": 60_000, "transaction_time_out": 2000}
     async with started(tmp_path, **slower) as (_, producer):
         for verdict in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
@@ -99,7 +102,7 @@ async def test_what_cannot_be_read_or_stored_again_keeps_none_behind_it_waiting(
     async with started(tmp_path, transaction_time_out=1000) as (broker, producer):
         damaged = await producer.prepare("orders", b"damaged")
         damage(broker.store, damaged.commit_log_offset)
-        # As a Java broker stores it: there is no room for what a question adds.
+        # Stored as by a Java broker: its properties have no space for those that a check adds.
         fields = {"TRAN_MSG": "true", "PGROUP": "producers", "REAL_TOPIC": "orders", "REAL_QID": "0", "pad": ""}
         fields["pad"] = "x" * (MAX_PROPERTIES_LENGTH - len(encode_properties(fields)))
         queue = broker.store.queue(HALF_TOPIC, 0)
@@ -163,7 +166,7 @@ async def test_message_older_than_the_log_files_is_put_aside(tmp_path: Path) -> 
 
 
 async def test_young_message_holds_those_behind_it(tmp_path: Path) -> None:
-    """Rounds end at the first that is too young: the queue is in order of time."""
+    """A check round ends at the first half message that is too young, because the queue is sorted by time."""
     async with started(tmp_path, transaction_time_out=60_000) as (broker, producer):
         await producer.end(await producer.prepare("orders", b"ended"), TRANSACTION_ROLLBACK)
         await producer.prepare("orders", b"young")
@@ -178,7 +181,7 @@ async def test_immune_message_does_not_hold_those_behind_it(tmp_path: Path) -> N
         await producer.prepare("orders", b"behind")
         _, message = await producer.question()
         assert message.body == b"behind"
-        # The end names the place where the message was first: its later copies are done with too.
+        # An end request names the first position of the message. It also ends the later copies.
         assert (await producer.end(immune)).code == ResponseCode.SUCCESS
         assert (await producer.end(immune_copy(await all_messages(producer, HALF_TOPIC)))).code == ResponseCode.SUCCESS
 
@@ -191,7 +194,7 @@ def immune_copy(messages: list[Any]) -> Half:
 
 
 async def test_end_of_an_immune_message_ends_its_copies(tmp_path: Path) -> None:
-    """Also when the copies are only met after a restart."""
+    """The end of a half message also ends its copies, even if the broker reads these only after a restart."""
     async with started(tmp_path) as (broker, producer):
         immune = await producer.prepare("orders", b"immune", {"CHECK_IMMUNITY_TIME_IN_SECONDS": "3600"})
         await producer.prepare("orders", b"old", born_timestamp=now_ms() - 73 * 3_600_000)
@@ -207,20 +210,20 @@ async def test_end_of_an_immune_message_ends_its_copies(tmp_path: Path) -> None:
 
 
 async def rounds(broker: Broker, count: int) -> None:
-    """Waits until so many more rounds have ended."""
-    report = broker._transactions._checking.report
+    """Waits until `count` more check rounds have ended."""
+    report = broker.features.transactions._checking.report
     end = report.runs + count
     await until(lambda: report.runs >= end)
 
 
 async def test_without_a_producer_the_message_waits_for_the_next(tmp_path: Path) -> None:
-    """It stays where it is, and rounds in which nobody is asked don't count."""
+    """The half message stays in place. Rounds without a connected producer are not counted."""
     async with started(tmp_path, transaction_check_max=100) as (broker, producer):
         await producer.prepare("orders", b"hello")
         assert (await producer.question())[1].properties["TRANSACTION_CHECK_TIMES"] == "1"
         await producer.client.close()
         await until(lambda: not broker.members.producers)
-        # More than one, where the broker was quicker than this test; each is a copy.
+        # There can be several copies if the broker was faster than this test.
         copies = broker.store.queue(HALF_TOPIC, 0).max_offset
         await rounds(broker, 10)
         assert broker.store.queue(HALF_TOPIC, 0).max_offset <= copies + 1
@@ -240,31 +243,34 @@ async def test_nobody_waits_for_a_group_that_is_away(tmp_path: Path) -> None:
         await producer.prepare("orders", b"second", away)
         await producer.prepare("orders", b"behind")
         assert (await producer.question())[1].body == b"behind"
-        # What was stored again meanwhile ends when its first copy does.
+        # The copy that was stored meanwhile ends together with the first one.
         header = {"producer_group": "away"}
         assert (await producer.end(first, **header)).code == ResponseCode.SUCCESS
         await rounds(broker, 3)
         assert [message.body for message in await all_messages(producer, "orders")] == [b"first"]
-        assert broker._transactions.open_count() == 2
+        assert broker.features.transactions.open_count() == 2
 
 
 @pytest.mark.parametrize("properties", [{}, {"CHECK_IMMUNITY_TIME_IN_SECONDS": "1000000000"}], ids=["", "immune"])
 async def test_half_messages_of_the_future(tmp_path: Path, properties: dict[str, str]) -> None:
-    """They aren't stored again and again, and their time ends as that of others does."""
+    """Half messages with a timestamp in the future.
+
+    They are not stored again in each round, and they expire like others.
+    """
     async with started(tmp_path, transaction_timeout_max=2000) as (broker, producer):
         fields = {"PGROUP": "away"} | properties
         for n in range(20):
             await producer.prepare("orders", b"%d" % n, fields, born_timestamp=1 << 62)
         await rounds(broker, 5)
         assert broker.store.queue(HALF_TOPIC, 0).max_offset == 20
-        # Others have their turn, and with each of these they are stored again.
+        # Other transactions are checked, and with each check these messages are stored again.
         for _ in range(2):
             await producer.end(await producer.prepare("orders", b"behind"), TRANSACTION_ROLLBACK)
             await producer.prepare("orders", b"open")
             await producer.question()
 
         async def set_aside() -> list[MessageExt] | None:
-            # The others', too: theirs may have been over before.
+            # The topic also contains the other messages, which can expire before.
             aside = await all_messages(producer, MAX_TIME_TOPIC)
             return aside if {message.body for message in aside} >= {b"%d" % n for n in range(20)} else None
 
@@ -273,7 +279,10 @@ async def test_half_messages_of_the_future(tmp_path: Path, properties: dict[str,
 
 
 async def test_unread_op_messages_stay_until_their_half_messages_are_passed(tmp_path: Path) -> None:
-    """An op message that names a half message behind a young one must be there after a restart."""
+    """An op message stays unread while its half message follows a young one.
+
+    After a restart, the broker needs this op message again.
+    """
     slow = {"transaction_time_out": 60_000}
     async with started(tmp_path, **slow) as (broker, producer):
         await producer.prepare("orders", b"young")
@@ -287,7 +296,10 @@ async def test_unread_op_messages_stay_until_their_half_messages_are_passed(tmp_
 
 
 async def test_a_round_over_thousands_works_in_small_slices(tmp_path: Path) -> None:
-    """No slice reads more than some dozen messages: others are served between them."""
+    """A check round over thousands of half messages runs in small steps.
+
+    Each step reads only a few dozen messages. Other clients are served in between.
+    """
     count = 3000
     async with started(tmp_path, transaction_check_interval=3_600_000, transaction_time_out=0) as (broker, producer):
         requests = [producer.prepare("orders", b"%d" % n) for n in range(count)]
@@ -295,13 +307,13 @@ async def test_a_round_over_thousands_works_in_small_slices(tmp_path: Path) -> N
         ended = halves[: count // 2]
         for at in range(0, len(ended), 100):
             await asyncio.gather(*(producer.end(half, TRANSACTION_ROLLBACK) for half in ended[at : at + 100]))
-        await until(lambda: not broker._transactions._ops)
+        await until(lambda: not broker.features.transactions._ops)
         check = TransactionCheck(
             broker.config,
-            broker._transactions._appender,
+            broker.features.transactions._appender,
             broker.topics,
             broker.offsets,
-            OpMessages(broker.config, broker._transactions._appender),
+            OpMessages(broker.config, broker.features.transactions._appender),
         )
         check.load()
         slices = list(check.round(time.time_ns() // 1_000_000, lambda group, topic: True))
@@ -312,7 +324,10 @@ async def test_a_round_over_thousands_works_in_small_slices(tmp_path: Path) -> N
 
 
 async def test_a_half_queue_that_lost_its_end_is_looked_after(tmp_path: Path) -> None:
-    """The offsets of another time, or of a store whose files were replaced, are no reason to forget new messages."""
+    """The committed offsets come from an earlier store, and are higher than the queue's end.
+
+    New messages must be checked anyway.
+    """
     async with started(tmp_path) as (broker, _):
         broker.offsets.commit("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0, 100)
         broker.offsets.commit("CID_RMQ_SYS_TRANS", OP_TOPIC, 0, 100)

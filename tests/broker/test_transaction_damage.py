@@ -1,4 +1,7 @@
-"""Transactions where the disk has changed what was written: the others go on."""
+"""Transactions with damaged records.
+
+The other transactions continue.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from pathlib import Path
 import pytest
 from broker_support import config
 from transaction_support import Half, Producer
-from waiting import until
+from wait_until import until
 
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.append.appender import Appender
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.transaction.check import Question, TransactionCheck
 from gantrymq.broker.transaction.op_messages import OpMessages
@@ -27,16 +30,19 @@ OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
 
 class Quiet:
-    """A broker that asks nobody by itself, with five half messages; a round over them is made by hand."""
+    """A broker with five half messages that sends no checks by itself.
+
+    The tests run each check round explicitly.
+    """
 
     def __init__(self, broker: Broker, producer: Producer, halves: list[Half]) -> None:
         self.broker = broker
         self.producer = producer
         self.halves = halves
-        self.appender: Appender = broker._transactions._appender
+        self.appender: Appender = broker.features.transactions._appender
 
     def check(self, appender: Appender | None = None) -> TransactionCheck:
-        """As after a restart."""
+        """Returns a new check service, as after a restart."""
         appender = appender or self.appender
         ops = OpMessages(self.broker.config, appender)
         check = TransactionCheck(self.broker.config, appender, self.broker.topics, self.broker.offsets, ops)
@@ -44,10 +50,10 @@ class Quiet:
         return check
 
     async def end(self, *numbers: int) -> None:
-        """Each of them in an op message of its own."""
+        """Rolls back half messages, each with its own op message."""
         for number in numbers:
             await self.producer.end(self.halves[number], TRANSACTION_ROLLBACK)
-            await until(lambda: not self.broker._transactions._ops)
+            await until(lambda: not self.broker.features.transactions._ops)
 
     def place(self, topic: str, queue_offset: int) -> int:
         unit = self.broker.store.queue(topic, 0).unit(queue_offset)
@@ -55,7 +61,7 @@ class Quiet:
         return unit[0]
 
     def damage(self, place: int, damage: Callable[[bytearray], None]) -> None:
-        """Changes the record there, as a failing disk would."""
+        """Changes a record, as a failing disk would."""
         record = bytearray(self.broker.store.record_bytes(place))
         damage(record)
         log = self.broker.store._log
@@ -64,7 +70,7 @@ class Quiet:
 
 
 def anybody(group: str, topic: str) -> bool:
-    """There is always somebody who can be asked."""
+    """A producer is always connected."""
     return True
 
 
@@ -97,7 +103,7 @@ def wipe(record: bytearray) -> None:
 
 
 def grow(record: bytearray) -> None:
-    """Its body would reach into the record behind it."""
+    """Changes the body length so that it extends into the next record."""
     record[84:88] = (10_000).to_bytes(4, "big")
 
 
@@ -129,7 +135,10 @@ async def test_skipped_records_are_counted(quiet: Quiet) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_a_damaged_op_message_is_skipped(quiet: Quiet, damage: Callable[[bytearray], None]) -> None:
-    """Then it isn't known that its half message has ended, and its producer says so again."""
+    """A damaged op message is skipped.
+
+    The end of its half message is lost, so the producer must end it again.
+    """
     await quiet.end(1, 2, 3)
     quiet.damage(quiet.place(OP_TOPIC, 1), damage)
     check = quiet.check()
@@ -178,7 +187,10 @@ async def test_a_round_goes_on_where_the_store_failed(quiet: Quiet) -> None:
 
 
 async def test_what_has_ended_is_learned_in_small_steps(quiet: Quiet) -> None:
-    """A restart may find very many op messages. Those that are written later needn't be read."""
+    """Op messages are read in steps, because there can be very many after a restart.
+
+    Those that are written later need not be read.
+    """
     quiet.halves += [await quiet.producer.prepare("orders", b"more") for _ in range(15)]
     await quiet.end(*range(18))
     check = quiet.check()
@@ -190,7 +202,7 @@ async def test_what_has_ended_is_learned_in_small_steps(quiet: Quiet) -> None:
     assert not check.read_ops()
     assert check.open_count == 2
     await quiet.end(18)
-    assert quiet.broker._transactions.open_count() == 1
+    assert quiet.broker.features.transactions.open_count() == 1
     assert check.open_count == 2
     assert check.read_ops()
     assert check.open_count == 1
@@ -198,6 +210,6 @@ async def test_what_has_ended_is_learned_in_small_steps(quiet: Quiet) -> None:
 
 async def test_an_end_that_comes_twice_counts_once(quiet: Quiet) -> None:
     await quiet.end(1, 1)
-    assert quiet.broker._transactions.open_count() == 4
+    assert quiet.broker.features.transactions.open_count() == 4
     await quiet.producer.end(quiet.halves[1], TRANSACTION_ROLLBACK)
-    assert quiet.broker._transactions.open_count() == 4
+    assert quiet.broker.features.transactions.open_count() == 4

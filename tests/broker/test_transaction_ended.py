@@ -1,4 +1,4 @@
-"""Ended half messages, singly and in runs, against a dictionary of all."""
+"""Ended half messages, singly and in runs, compared with a plain dictionary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The first end of a transaction counts, across restarts and changes of master: nothing is committed twice."""
+"""Only the first end of a transaction counts.
+
+After restarts and changes of master, nothing is committed twice.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from typing import Any
 
 import pytest
 from broker_support import config
-from controlled_support import Controlled
+from controlled_support import ControlledBrokers
 from test_controlled import elect
 from transaction_support import Half, Producer, all_messages
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -24,9 +27,9 @@ from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
-#: Nobody is asked.
+#: Settings without transaction checks.
 QUIET = {"transaction_check_interval": 3_600_000, "transaction_op_batch_interval": 20}
-#: Producers are asked soon, and what has ended is written at the end only.
+#: Settings with early checks, and op messages that are written only when the broker stops.
 UNWRITTEN = {
     "transaction_time_out": 50,
     "transaction_check_interval": 20,
@@ -48,7 +51,7 @@ async def started(directory: Path, producer: Producer | None = None, **changed: 
 
 
 def killed(directory: Path) -> Path:
-    """A copy of a broker's files, as they would be if it was killed now."""
+    """Returns a copy of a broker's files, as if the broker were killed at this moment."""
     copy = directory.with_name(f"{directory.name}-killed")
     shutil.copytree(directory, copy)
     return copy
@@ -63,7 +66,7 @@ async def bodies(producer: Producer) -> Counter[bytes]:
 
 
 async def open_passed(producer: Producer) -> None:
-    """A new transaction is checked and committed: those before it have been, too."""
+    """Waits until a new transaction is checked and committed. The earlier ones are checked then, too."""
     before = (await bodies(producer))[b"last"]
     await producer.prepare("orders", b"last")
 
@@ -84,7 +87,7 @@ async def test_a_second_end_has_no_effect(tmp_path: Path, first: int, restart: s
         if restart == "none":
             for verdict in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_COMMIT):
                 assert (await producer.end(half, verdict)).code == ResponseCode.SUCCESS
-        await until(lambda: not broker._transactions._ops)
+        await until(lambda: not broker.features.transactions._ops)
         assert [message.body for message in await all_messages(producer, "orders")] == expected
         if restart == "kill":
             directory = killed(directory)
@@ -94,11 +97,11 @@ async def test_a_second_end_has_no_effect(tmp_path: Path, first: int, restart: s
 
 
 async def test_a_second_end_has_no_effect_once_the_first_is_behind(tmp_path: Path) -> None:
-    """Rounds have passed the half message, and its op message."""
+    """Check rounds have already processed the half message and its op message."""
     async with started(tmp_path, transaction_check_interval=20, transaction_op_batch_interval=10) as (broker, producer):
         half = await producer.prepare("orders", b"hello")
         await producer.end(half, TRANSACTION_ROLLBACK)
-        check = broker._transactions._check
+        check = broker.features.transactions._check
         await until(lambda: check.progress == (1, 1))
     async with started(tmp_path, **QUIET) as (_, producer):
         assert (await producer.end(half)).code == ResponseCode.SUCCESS
@@ -106,7 +109,7 @@ async def test_a_second_end_has_no_effect_once_the_first_is_behind(tmp_path: Pat
 
 
 async def test_a_producer_that_ends_what_it_was_asked_about(tmp_path: Path) -> None:
-    """The half message and the copies that questions were about: one of them is committed."""
+    """The producer ends the half message and the copies in its checks. Only one commit takes effect."""
     quick = {"transaction_time_out": 50, "transaction_check_interval": 20, "transaction_op_batch_interval": 10}
     async with started(tmp_path, **quick, transaction_check_max=1_000_000) as (broker, producer):
         half = await producer.prepare("orders", b"hello")
@@ -115,7 +118,7 @@ async def test_a_producer_that_ends_what_it_was_asked_about(tmp_path: Path) -> N
         for header, message in copies:
             copy = Half({"queueOffset": str(header.tran_state_table_offset), "msgId": message.offset_msg_id})
             assert (await producer.end(copy, from_transaction_check=True)).code == ResponseCode.SUCCESS
-        await until(lambda: not broker._transactions.open_count())
+        await until(lambda: not broker.features.transactions.open_count())
         [message] = await all_messages(producer, "orders")
         assert message.body == b"hello"
         assert "TRAN_PREPARED_QUEUE_OFFSET" not in message.properties
@@ -130,7 +133,7 @@ async def test_what_was_sent_on_out_of_another_transaction_is_a_new_one(tmp_path
         assert not copied.keys() & (await all_messages(producer, HALF_TOPIC))[1].properties.keys()
 
 
-# -- what was committed isn't written down yet ------------------------------------------------------------------
+# -- commits that are not in an op message yet ------------------------------------------------------------------
 
 
 async def test_what_was_committed_before_a_kill_is_not_committed_again(tmp_path: Path) -> None:
@@ -143,7 +146,7 @@ async def test_what_was_committed_before_a_kill_is_not_committed_again(tmp_path:
         await producer.end(delayed)
         assert broker.store.queue("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0).max_offset == 0
         after_kill = killed(directory)
-    # Killed once more before it has written what it has found.
+    # The broker is killed again before it writes the ends that it found.
     for number in range(2):
         async with started(after_kill, committing(), **UNWRITTEN) as (broker, producer):
             await open_passed(producer)
@@ -151,21 +154,24 @@ async def test_what_was_committed_before_a_kill_is_not_committed_again(tmp_path:
                 assert (await producer.end(half)).code == ResponseCode.SUCCESS
             assert len(await all_messages(producer, "SCHEDULE_TOPIC_XXXX")) == 1
             committed = await bodies(producer)
-            # It comes when it is due.
+            # The delayed message is delivered when it is due.
             del committed[b"delayed"]
             assert committed == Counter({b"%d" % n: 1 for n in range(20)} | {b"last": number + 1})
             after_kill = killed(after_kill)
 
 
 async def test_what_was_checked_before_a_kill_is_not_committed_again(tmp_path: Path) -> None:
-    """How far rounds had got is written now and then only: half messages whose copies were committed are met again."""
+    """The progress of check rounds is saved only from time to time.
+
+    After the crash, the broker reads half messages again whose copies were committed.
+    """
     directory = tmp_path / "store"
     settings = UNWRITTEN | {"flush_consumer_offset_interval": 3_600_000, "transaction_op_batch_interval": 10}
     async with started(directory, committing(), **settings) as (broker, producer):
         for n in range(20):
             await producer.prepare("orders", b"%d" % n)
         await until(lambda: broker.store.queue("orders", 0).max_offset == 20)
-        await until(lambda: not broker._transactions._ops)
+        await until(lambda: not broker.features.transactions._ops)
         after_kill = killed(directory)
     assert not (after_kill / "config" / "consumerOffset.json").exists()
     async with started(after_kill, committing(), **settings) as (broker, producer):
@@ -175,7 +181,7 @@ async def test_what_was_checked_before_a_kill_is_not_committed_again(tmp_path: P
 
 @pytest.mark.parametrize("how", ["elected", "stopped"])
 async def test_a_new_master_commits_nothing_again(tmp_path: Path, how: str) -> None:
-    async with Controlled(tmp_path, **UNWRITTEN) as replicas:
+    async with ControlledBrokers(tmp_path, **UNWRITTEN) as replicas:
         await replicas.all_in_sync()
         producer = await Producer().connect(replicas.brokers[1].port)
         for n in range(30):
@@ -193,7 +199,7 @@ async def test_a_new_master_commits_nothing_again(tmp_path: Path, how: str) -> N
         await new.client.close()
 
 
-# -- given up ---------------------------------------------------------------------------------------------------
+# -- half messages in TRANS_CHECK_MAX_TIME_TOPIC ----------------------------------------------------------------
 
 
 async def given_up(broker: Broker, producer: Producer, count: int) -> list[MessageExt]:
@@ -240,7 +246,7 @@ async def test_a_given_up_transaction_can_be_ended_after_a_restart(tmp_path: Pat
         for _ in range(2):
             await producer.end(halves[1])
         assert await bodies(producer) == Counter([b"1"])
-        # They aren't given up again, either.
+        # They are not moved to that topic again.
         await producer.prepare("orders", b"later")
         assert [message.body for message in await given_up(broker, producer, 4)] == [b"0", b"1", b"2", b"later"]
 
@@ -252,7 +258,7 @@ async def test_a_group_without_producers_is_named_once(tmp_path: Path, caplog: p
     quick = {"transaction_time_out": 50, "transaction_check_interval": 20, "transaction_op_batch_interval": 10}
     async with started(tmp_path, **quick) as (broker, producer):
         await producer.prepare("orders", b"open", {"PGROUP": "away"})
-        report = broker._transactions._checking.report
+        report = broker.features.transactions._checking.report
         begin = report.runs
         await until(lambda: report.runs >= begin + 20)
         lines = [record.getMessage() for record in caplog.records if "away" in record.getMessage()]

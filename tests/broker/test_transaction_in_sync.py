@@ -1,14 +1,17 @@
-"""minInSyncReplicas: with fewer brokers in sync no transaction is committed; it is rolled back, or committed later."""
+"""`minInSyncReplicas`: no transaction is committed while too few brokers are in sync.
+
+It can be rolled back, or committed later.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from controlled_support import Controlled
+from controlled_support import ControlledBrokers
 from half_range_support import end_all, end_many, prepare_many
 from test_too_few_in_sync import lacks_replicas
 from transaction_support import Producer, all_messages
-from waiting import until
+from wait_until import until
 
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -22,14 +25,14 @@ def said(answer: RemotingCommand) -> tuple[int, str | None]:
 
 
 async def test_a_commit_is_refused(tmp_path: Path) -> None:
-    async with Controlled(tmp_path, 2) as replicas:
+    async with ControlledBrokers(tmp_path, 2) as replicas:
         await replicas.all_in_sync()
         broker = replicas.brokers[1]
         producer = await Producer().connect(broker.port)
         single, undone = await producer.prepare("orders", b"single"), await producer.prepare("orders", b"undone")
         ranges = [await prepare_many(producer, "orders", [b"a", b"b"])]
         others = [await prepare_many(producer, "orders", [b"c", b"d"])]
-        # So long an answer waits for slaves.
+        # Timeout of a response that waits for slaves, in milliseconds.
         broker.config.replication.slave_timeout = 500
         await replicas.stop(2)
         await lacks_replicas(replicas)
@@ -41,8 +44,8 @@ async def test_a_commit_is_refused(tmp_path: Path) -> None:
         broker.config.replication.slave_timeout = 10_000
         await replicas.start(2)
         await replicas.all_in_sync()
-        # It is told after the controller.
-        await until(lambda: not broker._transactions._flush_waits.lacks_replicas)
+        # The master gets the new in-sync set after the controller.
+        await until(lambda: not broker.features.transactions._pending_responses.lacks_replicas)
         assert (await producer.end(single)).code == ResponseCode.SUCCESS
         await end_all(producer, ranges)
         await end_all(producer, others, TRANSACTION_ROLLBACK)

@@ -1,4 +1,7 @@
-"""SIGKILL at random moments: no half message is lost, none comes without a commit, every commit comes once."""
+"""SIGKILL at random moments while transactions run.
+
+No half message is lost, none is delivered without a commit, and each commit is delivered once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 from transaction_support import TIMEOUT_S, Producer, all_messages
-from waiting import until
+from wait_until import until
 
 from gantrymq.errors import GantryError
 from gantrymq.protocol.message import MessageExt
@@ -37,7 +40,7 @@ asyncio.run(serve())
 
 
 def verdict_of(body: bytes) -> int:
-    """The first letter says how the transaction ends; some never do."""
+    """Returns the end of a transaction from the first letter of its body. Some transactions never end."""
     return {b"c": TRANSACTION_COMMIT, b"r": TRANSACTION_ROLLBACK}.get(body[:1], 0)
 
 
@@ -46,7 +49,10 @@ def verdict_of_message(message: MessageExt) -> int:
 
 
 async def write(producer: Producer, rng: random.Random, tag: str, acknowledged: set[bytes]) -> None:
-    """Sends half messages and ends most of them at once, some only when asked, until the broker is gone."""
+    """Sends half messages until the broker is killed.
+
+    Most of them are ended at once, and others only in response to a check.
+    """
     with contextlib.suppress(GantryError):
         for n in range(1_000_000):
             body = f"{rng.choice('ccru')} {tag} {n}".encode()

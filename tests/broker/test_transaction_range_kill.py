@@ -1,4 +1,7 @@
-"""SIGKILL while a transaction of thousands is committed: afterwards each message is there once, or none is."""
+"""SIGKILL while a transaction of thousands of messages is committed.
+
+After the restart, each message is stored exactly once, or none of them is.
+"""
 
 from __future__ import annotations
 
@@ -58,17 +61,17 @@ async def test_a_commit_is_carried_out_whenever_the_broker_is_killed(tmp_path: P
 async def check_commit(producer: Producer, topic: str, ranges: Sequence[HalfRange], seen: list[int]) -> None:
     count = await count_of(producer, topic)
     seen.append(count)
-    # What has begun is finished without a word of the driver's.
+    # The broker completes a commit that has begun, without another request of the driver.
     async with asyncio.timeout(TIMEOUT_S):
         while 0 < count < COUNT:
             count = await count_of(producer, topic)
-    # It asks again, as it has no answer.
+    # The driver repeats its request, because it got no response.
     await end_all(producer, ranges, topics=topic)
     assert await count_of(producer, topic) == COUNT
 
 
 async def count_of(producer: Producer, topic: str) -> int:
-    """How many messages of a transaction there are: the first ones, each once."""
+    """Returns the number of messages of the transaction, and checks that they are the first ones, once each."""
     bodies = [message.body for message in await all_messages(producer, topic)]
     assert bodies == [b"%d" % n for n in range(len(bodies))]
     return len(bodies)

@@ -1,4 +1,4 @@
-"""Half messages in batches, and one request that ends all of a transaction's."""
+"""Half messages in batches, and one request that ends all half messages of a transaction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from broker_support import config
 from half_range_support import GROUP, end_all, end_many, prepare_many, send_halves
 from transaction_support import Half, Producer, all_messages, progress
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.transaction.endings import Ending, Endings
@@ -55,7 +55,7 @@ def numbers(first: int, count: int) -> list[bytes]:
 
 
 def first_of(broker: Broker, place: HalfRange) -> Half:
-    """The first half message of a range, as its producer ends one by itself."""
+    """Returns the first half message of a range, in the form that ends a single one."""
     return half_at(broker, place.half_offset)
 
 
@@ -67,7 +67,7 @@ def half_at(broker: Broker, half_offset: int) -> Half:
 
 
 async def ended_halves(producer: Producer) -> list[int]:
-    """The half offsets that op messages list, which Java's broker reads."""
+    """Returns the half offsets in the op messages, in the format that Java's broker reads."""
     ops = [op for op in await all_messages(producer, OP_TOPIC) if op.tags == "d"]
     assert all(re.fullmatch(rb"(\d+,)+", op.body) and len(op.body) < 4200 for op in ops)
     return [int(offset) for op in ops for offset in op.body.split(b",")[:-1]]
@@ -80,7 +80,7 @@ async def test_a_batch_is_stored_as_half_messages_that_came_by_themselves(pair: 
     await prepare_many(producer, "orders", [b"one"], own, queue_id=3, born_timestamp=1_700_000_000_000)
     assert await all_messages(producer, "orders", 3) == []
     alone, of_batch = await all_messages(producer, HALF_TOPIC)
-    # Of a batch's messages Java's broker doesn't complete the properties.
+    # Java's broker does not add these properties to the messages of a batch.
     for name in ("MSG_REGION", "TRACE_ON", "CLUSTER"):
         del alone.properties[name]
     assert of_batch.properties == alone.properties | {"GANTRY_HALF": "true"}
@@ -109,21 +109,24 @@ async def test_a_commit_shows_all_messages_as_single_commits_would(pair: Pair) -
             assert message.prepared_transaction_offset == half.commit_log_offset
             assert (message.sys_flag, message.flag, message.tags) == (TRANSACTION_COMMIT, 7, "red")
             assert (message.born_timestamp, message.born_host) == (half.born_timestamp, half.born_host)
-    await until(lambda: not broker._transactions._ops)
+    await until(lambda: not broker.features.transactions._ops)
     assert sorted(await ended_halves(producer)) == list(range(1201))
-    assert broker._transactions.commits["orders"] == 1201
+    assert broker.features.transactions.commits["orders"] == 1201
 
 
 async def test_what_is_known_of_ended_ones_takes_no_memory_for_each(pair: Pair) -> None:
-    """Of 10,000,000 half messages it took 650 MiB until the next round."""
+    """The state of ended half messages takes constant memory.
+
+    With one entry for each, 10,000,000 half messages took 650 MiB until the next check round.
+    """
     broker, producer = pair
     await end_all(producer, [await prepare_many(producer, "orders", numbers(0, 1000)) for _ in range(4)])
-    check = broker._transactions._check
+    check = broker.features.transactions._check
     assert (len(check._ends._ended), len(check._ends._ended_late), check.progress[0]) == (0, 0, 4000)
 
 
 async def test_copies_are_what_single_commits_store(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Byte for byte, but for places and times."""
+    """The records are equal in every byte except offsets and timestamps."""
     broker, producer = pair
     own = {"UNIQ_KEY": "7F01", "TAGS": "red"}
     bodies = [b"", b"x", b"y" * 5000]
@@ -147,7 +150,7 @@ async def test_copies_are_what_single_commits_store(pair: Pair, monkeypatch: pyt
 async def test_with_sync_flush_answers_come_when_all_is_on_the_disk(tmp_path: Path) -> None:
     settings = config(tmp_path)
     settings.store.flush_disk_type = "SYNC_FLUSH"
-    # By itself it is far behind.
+    # Without a request, the log would be flushed only after a minute.
     settings.store.flush_interval_commit_log_ms = 60_000
     broker, producer = Broker(settings), Producer()
     await broker.start()
@@ -178,7 +181,7 @@ async def test_a_rollback_shows_nothing(pair: Pair) -> None:
     await end_all(producer, ranges, TRANSACTION_ROLLBACK)
     assert await all_messages(producer, "orders") == []
     assert sorted(await ended_halves(producer)) == list(range(500))
-    assert broker._transactions.rollbacks["orders"] == 500
+    assert broker.features.transactions.rollbacks["orders"] == 500
 
 
 async def test_the_same_request_again_does_nothing_more(tmp_path: Path) -> None:
@@ -212,7 +215,7 @@ async def test_wrong_ends_are_refused_and_nothing_is_shown(pair: Pair) -> None:
         ([other, good], "not for orders"),
         ([good, other], "not for orders"),
         ([good, foreign], "another producer group"),
-        # Its last one is of another topic.
+        # The last half message of this range belongs to another topic.
         ([HalfRange(half_offset, physical_offset, 20)], "not for orders"),
         ([], "are not 1 to"),
     ):
@@ -281,7 +284,7 @@ async def test_transactions_can_be_forbidden(tmp_path: Path) -> None:
 
 
 async def test_each_can_be_ended_by_itself_too(pair: Pair) -> None:
-    """As the driver does when a broker of Java's has taken over."""
+    """The driver does this after a Java broker has taken over."""
     broker, producer = pair
     place = first_of(broker, await prepare_many(producer, "orders", [b"x"], {"a": "b"}))
     assert (await producer.end(place)).code == ResponseCode.SUCCESS
@@ -291,7 +294,7 @@ async def test_each_can_be_ended_by_itself_too(pair: Pair) -> None:
 
 
 async def test_many_files_of_the_log_are_made_meanwhile(pair: Pair) -> None:
-    """12 MB of half messages in files of 4 MiB, and as much for the messages."""
+    """12 MB of half messages in files of 4 MiB, and as many for the committed messages."""
     _, producer = pair
     ranges = [
         await prepare_many(producer, "orders", [b"%04d" % (100 * n + i) * 250 for i in range(100)]) for n in range(100)
@@ -316,11 +319,11 @@ async def test_what_is_decided_goes_on_after_a_stop(tmp_path: Path, monkeypatch:
             ending = asyncio.create_task(end_many(producer, ranges))
             await until(lambda: broker.store.queue("orders", 0).max_offset >= 4000)
             ending.cancel()
-            broker._transactions._endings.cancel()
-    assert broker._transactions._check.decisions.open
+            broker.features.transactions._endings.cancel()
+    assert broker.features.transactions._check.decisions.open
     async with started(tmp_path) as (broker, producer):
         await until(lambda: broker.store.queue("orders", 0).max_offset == 8000)
-        await until(lambda: not broker._transactions._check.decisions.open)
+        await until(lambda: not broker.features.transactions._check.decisions.open)
         assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 8000)
         assert set(await ended_halves(producer)) == set(range(8000))
 
@@ -328,11 +331,11 @@ async def test_what_is_decided_goes_on_after_a_stop(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("verdict", [TRANSACTION_COMMIT, TRANSACTION_ROLLBACK])
 async def test_one_of_those_that_are_being_ended_cant_be_ended_by_itself(pair: Pair, verdict: int) -> None:
     broker, producer = pair
-    endings = broker._transactions._endings
+    endings = broker.features.transactions._endings
     endings.cancel()
     ranges = [await prepare_many(producer, "orders", numbers(0, 10))]
     ending = asyncio.create_task(end_all(producer, ranges))
-    await until(lambda: bool(broker._transactions._check.decisions.open))
+    await until(lambda: bool(broker.features.transactions._check.decisions.open))
     refused = await producer.end(first_of(broker, ranges[0]), verdict)
     assert refused.code == ResponseCode.ILLEGAL_OPERATION
     assert refused.remark == "half message 0 is of a transaction that is being committed as a whole"
@@ -340,19 +343,19 @@ async def test_one_of_those_that_are_being_ended_cant_be_ended_by_itself(pair: P
     endings._job.wake()
     await ending
     assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 10)
-    assert broker._transactions.commits["orders"] == 10
+    assert broker.features.transactions.commits["orders"] == 10
 
 
 async def test_what_may_be_decided_about_isnt_ended_by_itself_before_that_is_read(pair: Pair) -> None:
     broker, producer = pair
     first = first_of(broker, await prepare_many(producer, "orders", numbers(0, 10)))
-    broker._transactions._range_ends.clear()
+    broker.features.transactions._range_ends.clear()
     refused = await producer.end(first)
     assert (refused.code, refused.remark) == (
         ResponseCode.SYSTEM_BUSY,
         "the broker has just started, and reads what has ended",
     )
-    broker._transactions._range_ends.found()
+    broker.features.transactions._range_ends.found()
     assert (await producer.end(first)).code == ResponseCode.SUCCESS
 
 
@@ -360,22 +363,25 @@ async def test_what_may_be_decided_about_isnt_ended_by_itself_before_that_is_rea
 async def test_what_is_decided_and_not_begun_is_done_after_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
 ) -> None:
-    """Of half messages at the beginning of the log, whose place, 0, stands in the records of other messages too."""
+    """The half messages are at the start of the log.
+
+    Their offset, 0, also occurs in the records of normal messages.
+    """
     with monkeypatch.context() as nothing_goes_on:
         nothing_goes_on.setattr(Endings, "_go_on", lambda _: None)
         async with started(tmp_path) as (broker, producer):
             ranges = [await prepare_many(producer, "orders", numbers(0, 100))]
             assert ranges[0][:2] == (0, 0)
             ending = asyncio.create_task(end_many(producer, ranges))
-            await until(lambda: bool(broker._transactions._check.decisions.open))
+            await until(lambda: bool(broker.features.transactions._check.decisions.open))
             ending.cancel()
             if between == "looks committed":
                 given = await producer.send("others", b"0", sys_flag=TRANSACTION_COMMIT)
                 assert given.code == ResponseCode.SUCCESS
             if between == "is committed":
-                # By Java's broker, say, which knows nothing of decisions.
+                # For example by a Java broker, which does not support decisions.
                 with broker.store.waiting():
-                    broker._transactions._commit(broker.store.read_record(ranges[0].physical_offset))
+                    broker.features.transactions._commit(broker.store.read_record(ranges[0].physical_offset))
     async with started(tmp_path) as (broker, producer):
         await end_all(producer, ranges)
         assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 100)
@@ -383,7 +389,7 @@ async def test_what_is_decided_and_not_begun_is_done_after_a_stop(
 
 @pytest.mark.parametrize("since", ["just now", "written down", "passed", "before a stop"])
 async def test_those_that_were_ended_by_themselves_arent_ended_again(tmp_path: Path, since: str) -> None:
-    """As by a driver that Java's broker, which was there meanwhile, had end them one by one."""
+    """Simulates a driver that ended some half messages one by one, while a Java broker was master."""
     interval = 60_000 if since == "just now" else 10
     times = {"transaction_op_batch_interval": interval, "transaction_check_interval": interval}
     async with started(tmp_path, **times) as (broker, producer):
@@ -391,9 +397,9 @@ async def test_those_that_were_ended_by_themselves_arent_ended_again(tmp_path: P
         for half_offset, verdict in ((0, TRANSACTION_COMMIT), (1, TRANSACTION_ROLLBACK), (30, TRANSACTION_COMMIT)):
             answer = await producer.end(half_at(broker, half_offset), verdict)
             assert answer.code == ResponseCode.SUCCESS
-        check = broker._transactions._check
+        check = broker.features.transactions._check
         if since == "written down":
-            await until(lambda: not broker._transactions._ops)
+            await until(lambda: not broker.features.transactions._ops)
         elif since == "passed":
             await until(lambda: check.progress[0] == 2)
         if since != "before a stop":
@@ -407,14 +413,17 @@ async def test_those_that_were_ended_by_themselves_arent_ended_again(tmp_path: P
 async def test_one_that_was_ended_by_itself_isnt_ended_again_after_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the decision and its being carried out."""
+    """A half message that was ended singly is not committed again after a restart.
+
+    The broker stops after it stored the decision on the range and before it carries it out.
+    """
     with monkeypatch.context() as nothing_goes_on:
         nothing_goes_on.setattr(Endings, "_go_on", lambda _: None)
         async with started(tmp_path) as (broker, producer):
             ranges = [await prepare_many(producer, "orders", numbers(0, 100))]
             await producer.end(half_at(broker, 7))
             ending = asyncio.create_task(end_many(producer, ranges))
-            await until(lambda: bool(broker._transactions._check.decisions.open))
+            await until(lambda: bool(broker.features.transactions._check.decisions.open))
             ending.cancel()
     async with started(tmp_path) as (broker, producer):
         await end_all(producer, ranges)
@@ -424,13 +433,13 @@ async def test_one_that_was_ended_by_itself_isnt_ended_again_after_a_stop(
 
 async def test_ranges_that_overlap_end_each_half_message_once(pair: Pair) -> None:
     broker, producer = pair
-    endings = broker._transactions._endings
+    endings = broker.features.transactions._endings
     endings.cancel()
     first = await prepare_many(producer, "orders", numbers(0, 10))
     await prepare_many(producer, "orders", numbers(10, 10))
     both = HalfRange(first.half_offset, first.physical_offset, 20)
     ending = asyncio.create_task(end_all(producer, [first]))
-    await until(lambda: bool(broker._transactions._check.decisions.open))
+    await until(lambda: bool(broker.features.transactions._check.decisions.open))
     refused = await end_many(producer, [both])
     assert refused.code == ResponseCode.ILLEGAL_OPERATION
     assert refused.remark == "of half messages 0 to 19 some are being committed with others"
@@ -442,7 +451,7 @@ async def test_ranges_that_overlap_end_each_half_message_once(pair: Pair) -> Non
 
 
 async def test_one_is_ended_by_itself_once(pair: Pair) -> None:
-    """The answer to the first request may have been lost."""
+    """The response to the first request can be lost."""
     broker, producer = pair
     place = first_of(broker, await prepare_many(producer, "orders", [b"x"]))
     for _ in range(2):
@@ -451,7 +460,7 @@ async def test_one_is_ended_by_itself_once(pair: Pair) -> None:
 
 
 async def test_copies_of_those_that_wait_are_no_more_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever names a range of all has the copies in it that the broker has made meanwhile."""
+    """A range that covers all half messages also contains the copies that the broker has stored meanwhile."""
     monkeypatch.setattr("gantrymq.broker.transaction.next_step.PATIENCE_MS", 0)
     async with started(tmp_path, transaction_time_out=50, transaction_check_interval=10) as (broker, producer):
         first = await prepare_many(producer, "orders", numbers(0, 5))
@@ -467,7 +476,7 @@ async def test_they_wait_in_place_and_nobody_is_asked(tmp_path: Path) -> None:
     times = {"transaction_time_out": 10, "transaction_check_interval": 10}
     async with started(tmp_path, **times) as (broker, producer):
         ranges = [await prepare_many(producer, "orders", numbers(0, 100))]
-        # Behind them, and in time asked about: the rounds go on.
+        # Check rounds continue: a half message after the ended ones is still checked in time.
         await end_all(producer, ranges)
         await producer.prepare("orders", b"single")
         _, message = await producer.question()
@@ -483,13 +492,13 @@ async def test_those_that_nobody_ends_are_dropped(tmp_path: Path, monkeypatch: p
     async with started(tmp_path, transaction_check_interval=10) as (broker, producer):
         short = GROUP | {"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}
         ranges = [await prepare_many(producer, "orders", numbers(0, 1000), of_batch=short)]
-        check = broker._transactions._check
+        check = broker.features.transactions._check
         await until(lambda: check.dropped == 1000)
         assert broker.store.queue(HALF_TOPIC, 0).max_offset == 1000
         answer = await end_many(producer, ranges)
         assert answer.code == ResponseCode.ILLEGAL_OPERATION
         assert "nothing is committed" in (answer.remark or "")
-        # The driver may give them up at any time.
+        # The driver can roll them back at any time.
         await end_all(producer, ranges, TRANSACTION_ROLLBACK)
         assert await all_messages(producer, "orders") == []
         await until(lambda: progress(broker)[0] == 1000)

@@ -1,4 +1,4 @@
-"""Half messages and the ends of their transactions, as a producer sees them."""
+"""Half messages and the ends of their transactions, from a producer's point of view."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from broker_support import config
 from transaction_support import Half, Producer, all_messages
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.errors import RequestTimeout
@@ -24,7 +24,7 @@ OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
 @asynccontextmanager
 async def started(directory: Path, **changed: Any) -> AsyncIterator[tuple[Broker, Producer]]:
-    """A broker that asks nobody unless told to, and a producer."""
+    """Runs a broker without periodic transaction checks, and a producer."""
     settings = {"transaction_op_batch_interval": 20} | changed
     broker = Broker(config(directory, **settings))
     await broker.start()
@@ -69,7 +69,7 @@ async def test_message_comes_with_the_commit(pair: Pair) -> None:
     assert message.born_host == waiting.born_host
     assert message.sys_flag == TRANSACTION_COMMIT
     assert message.prepared_transaction_offset == half.commit_log_offset
-    # What Java's broker stores too.
+    # Java's broker stores these properties, too.
     added = {"TRAN_MSG": "true", "PGROUP": "producers", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
     assert message.properties == sent | added | {"CLUSTER": "DefaultCluster", "__transactionId__": "7F000001"}
 
@@ -143,7 +143,7 @@ async def test_transactions_can_be_forbidden(tmp_path: Path) -> None:
 
 
 async def test_mark_of_a_retried_message_is_ignored(pair: Pair) -> None:
-    """Consumers before 4.6.1 sent it to the retry topic with TRAN_MSG still set."""
+    """Consumers before 4.6.1 sent such messages to the retry topic with `TRAN_MSG` still set."""
     broker, producer = pair
     properties = {"TRAN_MSG": "true", "PGROUP": "producers", "DELAY": "1"}
     response = await producer.send(
@@ -179,7 +179,8 @@ async def test_op_messages_list_many_ends(tmp_path: Path) -> None:
         halves = [await producer.prepare("orders", b"x") for _ in range(15)]
         for half in halves[:14]:
             await producer.end(half, TRANSACTION_ROLLBACK)
-        # 0, to 9, are 20 bytes; with 10, 11, 12, 13, it is more than 30. The queue's first file is made meanwhile.
+        # The offsets 0 to 9 take 20 bytes. With 10 to 13, the op message exceeds 30 bytes. Meanwhile the queue's first
+        # file is created.
         while not await all_messages(producer, OP_TOPIC):
             pass
         await producer.end(halves[14], TRANSACTION_ROLLBACK)

@@ -1,4 +1,7 @@
-"""Slaves of controller mode: what not all in sync have they show nobody, whatever they were before."""
+"""Slaves in controller mode deliver no messages above the confirm offset.
+
+This holds whatever their former role was.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer
-from controlled_support import Controlled
-from held_slaves import hold_slave, release_slave
-from waiting import until
+from controlled_support import ControlledBrokers
+from paused_slaves import pause_slave, resume_slave
+from wait_until import until
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -23,25 +26,26 @@ async def shown(peer: Peer) -> list[bytes]:
 
 
 async def test_a_slave_that_was_started_again(tmp_path: Path) -> None:
-    """Its log has what its master hasn't confirmed, and another that lacks that may be elected."""
-    async with Controlled(tmp_path, slave_read_enable=True) as replicas:
+    """A restarted slave delivers no unconfirmed messages.
+
+    Its log contains them, but a replica without them can still be elected.
+    """
+    async with ControlledBrokers(tmp_path, slave_read_enable=True) as replicas:
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
         assert (await peer.send("orders", b"all have it")).code == ResponseCode.SUCCESS
-        hold_slave(replicas.brokers[3])
+        pause_slave(replicas.brokers[3])
         sending = asyncio.ensure_future(peer.send("orders", b"one lacks it"))
         await until(lambda: replicas.brokers[1].store.queue("orders", 0).max_offset == 2)
         end = replicas.brokers[1].store.max_physical_offset
         await until(lambda: replicas.brokers[2].store.max_physical_offset == end)
         await replicas.stop(2)
         await replicas.start(2)
-        await until(lambda: replicas.brokers[2].replicating.is_following)
+        await until(lambda: replicas.brokers[2].replication.is_following)
         at_slave = await replicas.peer(2)
-        await until(
-            lambda: replicas.brokers[2].store.shown_until is None or replicas.brokers[2].store.shown_until() > 0
-        )
+        await until(lambda: replicas.brokers[2].replication.confirm_offset() > 0)
         assert await shown(at_slave) == [b"all have it"]
-        release_slave(replicas.brokers[3])
+        resume_slave(replicas.brokers[3])
         assert (await sending).code == ResponseCode.SUCCESS
 
         async def all_is_shown() -> bool:
@@ -51,14 +55,14 @@ async def test_a_slave_that_was_started_again(tmp_path: Path) -> None:
 
 
 async def test_a_former_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it wrote at last is cut off its log, but not before it has reached the new master."""
-    async with Controlled(tmp_path, 2, slave_read_enable=True) as replicas:
+    """The former master truncates its last messages only after it has connected to the new master."""
+    async with ControlledBrokers(tmp_path, 2, slave_read_enable=True) as replicas:
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
         assert (await peer.send("orders", b"all have it")).code == ResponseCode.SUCCESS
-        # A new master that doesn't know the topic yet has the former one forget it, whose pulls are refused then.
+        # A new master without this topic would make the former one delete it, and its pulls would fail.
         await until(lambda: replicas.brokers[2].topics.get("orders") is not None)
-        hold_slave(replicas.brokers[2])
+        pause_slave(replicas.brokers[2])
         sending = asyncio.ensure_future(peer.send("orders", b"one lacks it"))
         await until(lambda: replicas.brokers[1].store.queue("orders", 0).max_offset == 2)
 
@@ -75,7 +79,7 @@ async def test_a_former_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert (await sending).code == ResponseCode.SERVICE_NOT_AVAILABLE
 
         for _ in range(100):
-            # Also while it is still becoming a slave, and has taken the new master's tables.
+            # This also holds while it is becoming a slave and already has the new master's tables.
             assert await shown(peer) == [b"all have it"]
-        await until(lambda: replicas.brokers[1].replicating.following.address is not None)
+        await until(lambda: replicas.brokers[1].replication.following.address is not None)
         assert await shown(peer) == [b"all have it"]

@@ -1,14 +1,17 @@
-"""With a controller, answers say whether all in sync have the message: only these can become master."""
+"""With a controller, a response says if all in-sync replicas have the message.
+
+Only these replicas can become master.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 
-from controlled_support import Controlled
-from held_slaves import hold_slave, release_slave
+from controlled_support import ControlledBrokers
+from paused_slaves import pause_slave, resume_slave
 from replicated_brokers import Replicas
-from waiting import until
+from wait_until import until
 
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -22,16 +25,16 @@ HASTY = {TIMEOUT_FIELD: "300"}
 
 
 async def test_late_slaves(tmp_path: Path) -> None:
-    """Whatever is sent, and whichever code path answers it."""
-    async with Controlled(tmp_path) as replicas:
+    """The response is marked as unconfirmed, for each kind of send and for each code path that answers it."""
+    async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
         for body in (b"first", b"second"):
-            # The second one is dealt with by native code, if that is there.
+            # Native code handles the second send, if it is installed.
             answer = await peer.send("orders", body, fields=HASTY)
             assert (answer.code, UNCONFIRMED_FIELD in answer.ext_fields) == (ResponseCode.SUCCESS, False)
         (message, *_) = decode_messages((await peer.pull("orders")).body)
-        hold_slave(replicas.brokers[3])
+        pause_slave(replicas.brokers[3])
         batch = encode_batch([(0, b"x", b""), (0, b"y", b"")])
         back = ConsumerSendMsgBackRequestHeader(offset=message.commit_log_offset, group="consumers", delay_level=1)
         half = {"TRAN_MSG": "true", "PGROUP": "producers"}
@@ -46,17 +49,17 @@ async def test_late_slaves(tmp_path: Path) -> None:
         assert [answer.ext_fields.get(UNCONFIRMED_FIELD) for answer in answers] == ["true"] * 5
         careless = await peer.send("orders", b"careless", fields=HASTY, properties={"WAIT": "false"})
         assert (careless.code, UNCONFIRMED_FIELD in careless.ext_fields) == (ResponseCode.SUCCESS, False)
-        release_slave(replicas.brokers[3])
+        resume_slave(replicas.brokers[3])
         assert (await peer.send("orders", b"last")).code == ResponseCode.SUCCESS
 
 
 async def test_a_change_of_master(tmp_path: Path) -> None:
-    """The new master may have what the former one refuses at last."""
-    async with Controlled(tmp_path) as replicas:
+    """The new master can have the message that the former one finally refuses."""
+    async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         peer = await replicas.peer(1)
         assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
-        hold_slave(replicas.brokers[3])
+        pause_slave(replicas.brokers[3])
         sending = asyncio.ensure_future(peer.send("orders", b"second", fields={TIMEOUT_FIELD: "20000"}))
         await until(lambda: replicas.brokers[1].store.queue("orders", 0).max_offset == 2)
         header = ElectMasterRequestHeader(
@@ -76,7 +79,7 @@ async def test_a_change_of_master(tmp_path: Path) -> None:
 async def test_without_a_controller(tmp_path: Path) -> None:
     async with Replicas(tmp_path, 1) as replicas:
         peer = await replicas.peer()
-        hold_slave(replicas.slave)
+        pause_slave(replicas.slave)
         answer = await peer.send("orders", b"late", fields=HASTY)
         assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
         assert UNCONFIRMED_FIELD not in answer.ext_fields

@@ -1,4 +1,7 @@
-"""Idempotent writers: rows that are sent again are dropped, also after kill -9 and by copies that run at once."""
+"""Idempotent writers: repeated rows are dropped.
+
+This holds after SIGKILL, and for concurrent attempts of one writer.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from pathlib import Path
 import pytest
 from broker_support import Peer, config
 from step_timer import loop_steps
-from waiting import until
+from wait_until import until
 from writer_support import TOPIC, Writer, numbered
 
-from gantrymq.broker import writers
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import MAX_QUEUE_NUMS
-from gantrymq.broker.writer_table import WriterTable, Written
-from gantrymq.broker.writers import FILE_NAME
+from gantrymq.broker.send import idempotent_writes as writers
+from gantrymq.broker.send.idempotent_writes import FILE_NAME
+from gantrymq.broker.send.write_ids import WriteIds, Written
 from gantrymq.client.producing.send_command import send_command
 from gantrymq.errors import BrokerError, IllegalMessage
 from gantrymq.protocol import binary_header
@@ -66,7 +69,7 @@ asyncio.run(serve())
 
 
 async def stored(remoting: RemotingClient, port: int, queue_id: int = 0) -> list[bytes]:
-    """The bodies in the queue."""
+    """Returns the bodies in the queue."""
     peer = Peer(await remoting.connection(f"127.0.0.1:{port}"))
     bodies: list[bytes] = []
     while (response := await peer.pull(TOPIC, len(bodies), queue_id=queue_id)).code == ResponseCode.SUCCESS:
@@ -97,16 +100,16 @@ def written(at_ms: int, row: int = 0) -> Written:
 
 
 def test_table_forgets_the_oldest() -> None:
-    table = WriterTable()
+    table = WriteIds()
     for number in range(3):
         assert table.put(f"t@0@{number}", written(number), 3) is None
-    # It wrote again.
+    # This writer is active again, so it is not the oldest one.
     assert table.put("t@0@0", written(3, 9), 3) is None
     assert table.put("t@0@3", written(4), 3) == written(1)
     assert list(table.ranges) == ["t@0@2", "t@0@0", "t@0@3"]
     assert table.forget(3) == 1
     assert list(table.ranges) == ["t@0@0", "t@0@3"]
-    # Fewer are to be kept from now on.
+    # The limit becomes lower.
     assert table.put("t@0@4", written(5), 1) == written(4)
     assert list(table.ranges) == ["t@0@4"]
 
@@ -120,13 +123,13 @@ async def test_rows_that_are_sent_again(broker: Broker, remoting: RemotingClient
     assert [answer.ext_fields["queueOffset"] for answer in answers] == ["0", "3"]
     assert [answer.ext_fields["gantryLastRow"] for answer in answers] == ["2", "7"]
     older, last = await again.send(numbered(0, 1, 2)), await again.send(numbered(6, 7))
-    # Of its last request the queue offset and the ids are known, too.
+    # For the last request, the table also has the queue offset and the message ids.
     assert older.ext_fields["queueOffset"] == "-1"
     assert last.ext_fields == answers[1].ext_fields
     assert [older.ext_fields["gantryLastRow"], last.ext_fields["gantryLastRow"]] == ["7", "7"]
     _, offset = decode_offset_message_id(last.ext_fields["msgId"].split(",")[1])
     assert broker.store.read_record(offset).body == b"7"
-    # The copy goes on, and the first one is behind now.
+    # The second attempt continues, and the first one is late.
     assert (await again.send(numbered(8))).ext_fields["queueOffset"] == "5"
     assert (await first.send(numbered(8))).ext_fields["queueOffset"] == "5"
     assert await stored(remoting, broker.port) == [b"0", b"1", b"2", b"6", b"7", b"8"]
@@ -150,7 +153,7 @@ async def test_the_queues_of_a_batch(tmp_path: Path, remoting: RemotingClient) -
     await writer.send(numbered(5))
     await Writer(remoting, broker.port, writer="w-8").send(numbered(0))
     assert await queues_of(remoting, broker.port) == listed
-    # Another batch may go elsewhere, and a writer without a list says nothing.
+    # Another batch can go to other queues, and a writer without a list of queues sets no restriction.
     assert await queues_of(remoting, broker.port, batch=1) is None
     assert await queues_of(remoting, broker.port, writer="w-8") is None
     other = Writer(remoting, broker.port, queue_id=1, queues="broker-a:2")
@@ -183,7 +186,7 @@ async def test_the_queues_of_a_batch_in_a_topic_with_65536_queues(broker: Broker
     await Writer(remoting, broker.port, queue_id=MAX_QUEUE_NUMS - 1, queues=listed).send(numbered(0))
     async with loop_steps() as timer:
         assert await asyncio.gather(*(queues_of(remoting, broker.port) for _ in range(20))) == [listed] * 20
-    # All 20 requests need about 1 s.
+    # All 20 requests take about 1 s.
     assert timer.longest < 0.1
     with pytest.raises(BrokerError) as refused:
         await queues_of(remoting, broker.port, writer="w" * MAX_ID_LENGTH + "-0")
@@ -212,11 +215,11 @@ async def test_batches_and_writers_are_told_apart(broker: Broker, remoting: Remo
 @pytest.mark.parametrize(
     ("requests", "refused"),
     [
-        # Other rows, in the last request.
+        # The last request is repeated with a different row.
         ([[(0, b"0"), (1, b"x")]], 0),
-        # In one before, which shows with the last.
+        # An earlier request has a different row, which the chain of the last one shows.
         ([[(0, b"x")], [(1, b"1")]], 1),
-        # The last row is no row of this queue now.
+        # The last row of the chain is not in this queue.
         ([[(0, b"0")], [(2, b"2")]], 1),
         ([[(0, b"0"), (2, b"2")]], 0),
     ],
@@ -243,7 +246,10 @@ async def test_rows_that_the_broker_has_lost(broker: Broker, remoting: RemotingC
 
 @pytest.mark.parametrize("batch", [0, 1], ids=["all that it wrote", "all of this batch"])
 async def test_a_broker_that_has_lost_all_rows_so_far(broker: Broker, remoting: RemotingClient, batch: int) -> None:
-    """After a power failure: who was told that they were stored went on, and nobody noticed."""
+    """All rows were lost in a power failure after they were acknowledged.
+
+    The writer continues, so the broker must detect the gap.
+    """
     for earlier in range(batch):
         await Writer(remoting, broker.port, batch=earlier).send(numbered(0, 1))
     late = Writer(remoting, broker.port, batch=batch)
@@ -255,7 +261,7 @@ async def test_a_broker_that_has_lost_all_rows_so_far(broker: Broker, remoting: 
 
 
 async def test_a_writer_that_made_room_for_others_goes_on(tmp_path: Path, remoting: RemotingClient) -> None:
-    """Its rows aren't lost, only what was known of them."""
+    """A writer whose table entry was evicted can continue, because its rows are stored."""
     broker = await started(tmp_path, idempotent_writer_max_num=1)
     first = Writer(remoting, broker.port)
     await first.send(numbered(0))
@@ -274,7 +280,10 @@ async def test_a_row_without_a_number_between_others(broker: Broker, remoting: R
 
 
 async def test_who_doesnt_ask_for_it_isnt_held_to_it(broker: Broker, remoting: RemotingClient) -> None:
-    """Messages that somebody forwards have the properties of those that he read."""
+    """Rows are dropped as duplicates only if the request contains `AFTER_FIELD`.
+
+    A consumer that forwards messages also copies their write ids.
+    """
     for _ in range(2):
         command = Writer(remoting, broker.port).command(numbered(0, 1))
         command.raw_ext = command.raw_ext[: command.raw_ext.index(AFTER_FIELD.encode()) - 2]
@@ -290,7 +299,7 @@ async def test_what_is_no_part_of_a_writers_rows(broker: Broker, remoting: Remot
     behind.after = Place(3, 0)
     elsewhere = Writer(remoting, broker.port)
     commands = [behind.command(numbered(3)), elsewhere.command(numbered(2, 1)), elsewhere.command(numbered(3))]
-    # What was meant for queue 0.
+    # This request was encoded for queue 0.
     commands[2].raw_ext = commands[2].raw_ext.replace(b"\x00\x01e\x00\x00\x00\x010", b"\x00\x01e\x00\x00\x00\x011")
     commands.append(send_command("g", behind.queue, encode_batch([(0, b"x", b"")]), b"", 1, batch=True))
     commands[3].raw_ext += binary_header.encode_fields({AFTER_FIELD: str(BEGINNING)})
@@ -301,7 +310,7 @@ async def test_what_is_no_part_of_a_writers_rows(broker: Broker, remoting: Remot
 
 
 async def test_copies_at_the_same_time(broker: Broker, remoting: RemotingClient) -> None:
-    """Two attempts of each of two writers, whose requests are cut in different places and come in any order."""
+    """Two writers have two attempts each. Their requests have random sizes and arrive in random order."""
     rng = random.Random(7)
 
     async def attempt(writer: str, other: RemotingClient) -> None:
@@ -329,12 +338,12 @@ async def test_copies_at_the_same_time(broker: Broker, remoting: RemotingClient)
 
 
 async def test_rows_that_are_not_on_the_disk_yet(tmp_path: Path, remoting: RemotingClient) -> None:
-    """With SYNC_FLUSH who sends them again is answered when they are."""
+    """With `SYNC_FLUSH`, a repeated request is answered only when its rows are on disk."""
     settings = config(tmp_path)
     settings.store.flush_disk_type = "SYNC_FLUSH"
     broker = Broker(settings)
     await broker.start()
-    # The table's file, which the very first rows wait for, is there.
+    # The first rows of all wait for the table's file. This send creates it.
     await Writer(remoting, broker.port, queue_id=1).send(numbered(0))
     may_flush = threading.Event()
     flush = broker.store._log.flush
@@ -347,7 +356,7 @@ async def test_rows_that_are_not_on_the_disk_yet(tmp_path: Path, remoting: Remot
     try:
         sent = [asyncio.ensure_future(Writer(remoting, broker.port).send(numbered(0, 1))) for _ in range(2)]
         queue = broker.store.queue(TOPIC, 0)
-        await until(lambda: queue.max_offset == 2 and len(broker._sending._flush_waits._waiting) == 2)
+        await until(lambda: queue.max_offset == 2 and len(broker.features.sending._pending_responses._waiting) == 2)
         assert not any(answer.done() for answer in sent)
         may_flush.set()
         answers = await asyncio.gather(*sent)
@@ -369,11 +378,11 @@ async def test_a_topic_that_was_made_anew(broker: Broker, remoting: RemotingClie
     assert await stored(remoting, broker.port) == [b"other", b"other", b"0", b"1"]
 
 
-# -- starts -----------------------------------------------------------------------------------------------------------
+# -- restarts ---------------------------------------------------------------------------------------------------------
 
 
 async def test_a_topic_that_was_made_anew_and_lost_its_beginning(broker: Broker, remoting: RemotingClient) -> None:
-    """Nobody can look any more whether the rows were there."""
+    """The broker cannot find out if the rows were stored in a deleted topic, so it stores them again."""
     await Writer(remoting, broker.port).send(numbered(0, 1))
     peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
     delete = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequestHeader(topic=TOPIC))
@@ -412,7 +421,7 @@ async def test_a_broker_killed_before_it_answers(tmp_path: Path, remoting: Remot
             sent.append((queue_id, numbered(*range(start, start + 10))))
             answers[start] = await writers[queue_id].send(sent[-1][1])
         connection = await remoting.connection(f"127.0.0.1:{port}")
-        # The last requests reach it, and nobody learns of it.
+        # The last requests reach the broker, but their responses are lost.
         for start in range(120, 150, 10):
             queue_id = start // 10 % 3
             sent.append((queue_id, numbered(*range(start, start + 10))))
@@ -467,7 +476,7 @@ async def test_a_file_that_is_no_good_is_made_from_the_log(tmp_path: Path, remot
 
 @pytest.fixture
 def long_log(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """The next brokers don't come to the end of their log before this is set."""
+    """Brokers that start after this do not finish reading their log until the event is set."""
     is_read = asyncio.Event()
     look_for_records = MessageStore.look_for_records
 
@@ -484,7 +493,7 @@ def long_log(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 async def test_a_broker_serves_while_it_reads_its_log(
     tmp_path: Path, remoting: RemotingClient, long_log: asyncio.Event
 ) -> None:
-    """Who sends rows that are to be stored once waits for the table."""
+    """Requests with write ids wait until the table is complete."""
     long_log.set()
     broker = await started(tmp_path)
     await Writer(remoting, broker.port).send(numbered(0, 1))
@@ -497,7 +506,7 @@ async def test_a_broker_serves_while_it_reads_its_log(
     waiting = asyncio.ensure_future(Writer(remoting, broker.port).send(numbered(0, 1)))
     assert (await peer.send(TOPIC, b"x", queue_id=1)).code == ResponseCode.SUCCESS
     assert not waiting.done()
-    # For one that is killed now.
+    # This is the state on disk in case the broker is killed at this moment.
     assert path.read_text() == '{"position":0,"ranges":{}}'
     long_log.set()
     assert (await waiting).code == ResponseCode.SUCCESS
@@ -518,7 +527,7 @@ async def test_who_waits_for_a_long_log_comes_again(
     answer = await Writer(remoting, broker.port).send(numbered(0))
     assert answer.code == ResponseCode.SYSTEM_BUSY
     assert "still reads in its log what idempotent writers have written" in (answer.remark or "")
-    # What was read up to here is no table.
+    # An incomplete table must not be saved.
     before = (tmp_path / "config" / FILE_NAME).read_text()
     await broker.stop()
     assert (tmp_path / "config" / FILE_NAME).read_text() == before
@@ -552,7 +561,10 @@ async def test_the_log_is_read_anew_when_that_has_failed(
 
 
 async def test_a_slave_that_becomes_the_master_knows_what_was_written(tmp_path: Path, remoting: RemotingClient) -> None:
-    """It has had the log of another, and no table."""
+    """A new master detects repeated rows from its log.
+
+    It has the log of another master, and no table.
+    """
     broker = await started(tmp_path)
     await Writer(remoting, broker.port).send(numbered(0, 1))
     await broker.writers.become_slave()
@@ -591,7 +603,7 @@ async def test_copies_elsewhere_in_the_log_count_for_nothing(tmp_path: Path, rem
     record = next(broker.store.records_with(b"GANTRY_SEQ", 0))
     peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
     properties = {GANTRY_ID: "w-0-7-500", GANTRY_SEQ: record.properties.split(b"GANTRY_SEQ\x01")[1][:16].decode()}
-    # Forwarded to another queue; and somebody's body that looks like it.
+    # Copies of write ids: a message forwarded to another queue, and a body that looks like a record.
     await peer.send(TOPIC, record.properties, queue_id=1, properties=properties)
     await broker.stop()
     (tmp_path / "config" / FILE_NAME).write_text('{"position":0,"ranges":{}}')
@@ -611,7 +623,7 @@ async def test_writers_are_kept_for_a_time(
     assert len(broker.writers) == 2
     await broker.stop()
     now = broker.writers._table.ranges["rows@0@w-2"].at_ms
-    monkeypatch.setattr("gantrymq.broker.writers.now_ms", lambda: now + KEEP_MS + 1)
+    monkeypatch.setattr("gantrymq.broker.send.idempotent_writes.now_ms", lambda: now + KEEP_MS + 1)
     broker = await started(tmp_path, idempotent_writer_keep_time=KEEP_MS)
     assert not len(broker.writers)
     await broker.stop()
@@ -620,7 +632,10 @@ async def test_writers_are_kept_for_a_time(
 async def test_the_loop_doesnt_wait_for_the_file(
     broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first rows do: it is on the disk before they are stored."""
+    """The event loop does not wait for the table's file.
+
+    Only the first rows wait: the file is on disk before they are stored.
+    """
     saved: list[tuple[threading.Thread, int]] = []
     save = JsonConfigFile.save
     queue = broker.store.queue(TOPIC, 0)
@@ -648,7 +663,7 @@ async def test_a_broker_without_such_writers_has_no_file(tmp_path: Path, remotin
 
 
 async def test_the_log_goes_on_in_its_next_file(tmp_path: Path, remoting: RemotingClient) -> None:
-    """The table is saved when the log stands at the end of a file, behind which is a blank."""
+    """The table is saved when the log is near the end of a file, which is then padded with a blank record."""
     broker = await started(tmp_path)
     peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
     await peer.send(TOPIC, bytes(3 * 1024 * 1024), queue_id=3)

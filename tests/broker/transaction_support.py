@@ -1,4 +1,4 @@
-"""A producer of transactional messages that speaks the protocol itself, and answers the broker's questions."""
+"""A producer of transactional messages that uses the protocol directly and answers transaction checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ Verdict = Callable[[MessageExt], int]
 
 
 class Producer(Peer):
-    """A member of the group `producers`; keeps the questions it gets, answers with `verdict` if there is one."""
+    """A member of the group `producers` that stores the transaction checks it receives.
+
+    If `verdict` is set, it returns the response to each check.
+    """
 
     def __init__(self, verdict: Verdict | None = None, hooks: Sequence[RpcHook] = ()) -> None:
         self.client = RemotingClient({RequestCode.CHECK_TRANSACTION_STATE: self._question}, hooks=hooks)
@@ -69,7 +72,7 @@ class Producer(Peer):
 
 
 class Half:
-    """What the answer to a half message says."""
+    """The fields of the response to a half message."""
 
     def __init__(self, fields: dict[str, str]) -> None:
         self.fields = fields
@@ -94,7 +97,7 @@ def end_header(
 
 
 async def all_messages(peer: Peer, topic: str, queue_id: int = 0) -> list[MessageExt]:
-    """Everything in a queue."""
+    """Returns all messages of a queue."""
     messages: list[MessageExt] = []
     while True:
         response = await peer.pull(topic, len(messages), queue_id=queue_id, max_msg_nums=1000)
@@ -104,7 +107,7 @@ async def all_messages(peer: Peer, topic: str, queue_id: int = 0) -> list[Messag
 
 
 def progress(broker: Broker) -> tuple[int | None, int | None]:
-    """(half offset, op offset) as consumerOffset.json has them."""
+    """Returns the half offset and the op offset in `consumerOffset.json`."""
     query = broker.offsets.query
     return (
         query("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC", 0),

@@ -1,4 +1,4 @@
-"""An idempotent writer that speaks the protocol itself."""
+"""An idempotent writer that uses the protocol directly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOPIC = "rows"
 
 
 class Writer:
-    """One attempt of a writer: `bodies` of numbered rows go to one queue, in order."""
+    """An attempt of a writer, which sends numbered rows to one queue in order."""
 
     def __init__(
         self,

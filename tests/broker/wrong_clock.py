@@ -1,4 +1,4 @@
-"""The time of day as a test has it."""
+"""Replaces the clock of the tested code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from gantrymq.system import clock
 
 
 class WrongClock:
-    """Brokers and stores of this process see a clock that is `ahead_s` ahead; native code doesn't."""
+    """A clock that is `ahead_s` seconds ahead, for all brokers and stores of this process.
+
+    It does not affect native code.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0.0
@@ -20,6 +23,6 @@ class WrongClock:
 
 
 def set_clock(patch: pytest.MonkeyPatch, time_ns: Callable[[], int], time: Callable[[], float]) -> None:
-    """Has brokers and stores take the time from these functions."""
+    """Replaces the clock functions of brokers and stores."""
     patch.setattr(clock, "time_ns", time_ns)
     patch.setattr(message_writer, "time", time)

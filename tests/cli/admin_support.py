@@ -1,4 +1,4 @@
-"""`gantry admin` in this process, against an embedded cluster."""
+"""Fixtures that run `gantry admin` in this process against an embedded cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 @pytest.fixture
 def admin(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> Admin:
-    """Runs a command, which must succeed, with -n and --json; its document. `until` waits for one that it holds for."""
+    """Runs a command with -n and --json, and returns its JSON document.
+
+    The command must succeed. With `until`, it is repeated until the document satisfies this condition.
+    """
 
     def call(*arguments: str, until: Callable[[Any], object] | None = None) -> Any:
         deadline = time.monotonic() + TIMEOUT_S
@@ -55,7 +58,7 @@ def producer(cluster: EmbeddedCluster) -> Iterator[SyncProducer]:
 
 @pytest.fixture
 def topic(admin: Admin, request: pytest.FixtureRequest) -> str:
-    """A new topic of two queues."""
+    """Returns the name of a new topic with two queues."""
     name = f"{request.node.name}_{time.time_ns():x}"
     admin("updateTopic", "-c", CLUSTER, "-t", name, "-r", "2", "-w", "2")
     admin("topicRoute", "-t", name, until=lambda route: route["queueDatas"])

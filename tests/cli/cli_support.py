@@ -1,4 +1,4 @@
-"""Clusters for the commands that look at one: a NameServer in the test's loop, brokers that are only registered."""
+"""Test clusters for commands that inspect one: a NameServer in the test's event loop, and registered brokers only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import NoRouteInfo
@@ -57,7 +57,7 @@ async def register(
 
 
 async def create(admin: AdminClient, topic: TopicConfig, *, broker: str | None = None) -> None:
-    """Returns when the NameServer has heard of it, too."""
+    """Creates a topic and returns when the NameServer has its route."""
     brokers = await admin.create_topic(topic, cluster=None if broker else CLUSTER, broker=broker)
 
     async def is_known() -> bool:

@@ -1,4 +1,4 @@
-"""The contexts of whoever runs the tests are none of theirs."""
+"""Isolates the tests from the `gantry` contexts of the user who runs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_contexts(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's configuration directory, empty; nothing in the environment names a cluster."""
+    """Sets an empty configuration directory and removes all environment variables that name a cluster."""
     directory = tmp_path_factory.mktemp("config")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(directory))
     for name in ("NAMESRV_ADDR", "GANTRY_CONTEXT", "ROCKETMQ_HOME"):

@@ -1,4 +1,4 @@
-"""mqadmin's commands about users and what they may do, and signed requests."""
+"""Tests of mqadmin's commands for users and policies, and of signed requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where mqadmin looks for its keys."""
+    """Returns a ROCKETMQ_HOME directory, where mqadmin looks for its keys."""
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "tools.yml").write_text("accessKey: root\nsecretKey: rootpass\n")
     monkeypatch.setenv("ROCKETMQ_HOME", str(tmp_path))
@@ -46,7 +46,11 @@ def test_life_of_a_user(admin: Admin, cluster: EmbeddedCluster) -> None:
     admin("updateUser", "-b", second, "-u", "alice", "-s", "disable")
     assert admin("listUser", "-b", second, "-f", "ali") == [alice | {"userStatus": "disable"}]
     assert admin("listUser", "-c", CLUSTER, "-f", "ali") == [alice]
-    admin("copyUser", "-f", first, "-t", second, "-u", "alice,nobody")
+    copy = ["copyUser", "-f", first, "-t", second, "-u", "alice,nobody"]
+    plan = admin(*copy, "--dry-run")
+    assert plan["action"] == f"copy users from {first}: create none, update 'alice' on {second}"
+    assert admin("listUser", "-b", second, "-f", "ali") == [alice | {"userStatus": "disable"}]
+    admin(*copy)
     assert admin("getUser", "-b", second, "-u", "alice") == [alice]
     admin("deleteUser", "-c", CLUSTER, "-u", "alice")
     assert admin("listUser", "-c", CLUSTER, "-f", "ali") == []
@@ -73,7 +77,7 @@ def test_a_password_file_that_is_no_use(
 
     def refusal(*more: str) -> str:
         assert run([*command, *more]) == 2
-        # Typer wraps it into a frame.
+        # Typer prints the error in a frame.
         return " ".join(capsys.readouterr().err.replace("│", " ").split())
 
     assert "can't read" in refusal()
@@ -95,8 +99,13 @@ def test_life_of_a_policy(admin: Admin, cluster: EmbeddedCluster) -> None:
     bob = {"subject": "User:bob", "policies": [policy]}
     assert admin("getAcl", "-b", first, "-s", "User:bob") == [bob]
     assert admin("getAcl", "-b", second, "-s", "User:bob") == []
-    admin("copyAcl", "-f", first, "-t", second)
+    copy = ["copyAcl", "-f", first, "-t", second]
+    plan = admin(*copy, "--dry-run")
+    assert plan["action"] == f"copy permissions from {first}: create 'User:bob', update none on {second}"
+    assert admin("listAcl", "-b", second) == []
+    admin(*copy)
     assert admin("listAcl", "-b", second) == [bob]
+    assert "update 'User:bob'" in admin(*copy, "--dry-run")["action"]
     admin("updateAcl", "-c", CLUSTER, "-s", "User:bob", "-r", "Topic:*", "-a", "Pub", "-d", "Deny")
     changed = admin("listAcl", "-b", first, "-s", "bob", "-r", "Topic")
     assert changed[0]["policies"][0]["entries"] == [{"resource": "Topic:*", "actions": ["Pub"], "decision": "Deny"}]

@@ -1,4 +1,4 @@
-"""`gantry admin`: clusters, brokers, figures."""
+"""Tests of the `gantry admin` commands for clusters, brokers and statistics."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def greet(producer: Producer) -> None:
 
 def test_producer(admin: Admin, cluster: EmbeddedCluster, topic: str) -> None:
     producer = Producer(cluster.name_server, "told")
-    # Its connection stays open while its loop rests.
+    # The producer's connection stays open while its event loop is not running.
     with asyncio.Runner() as runner:
         runner.run(producer.start())
         runner.run(producer.send(Message(topic, b"hello")))

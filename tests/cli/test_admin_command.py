@@ -1,19 +1,22 @@
-"""What all commands of `gantry admin` have in common: names, options, errors, output."""
+"""Tests of the common parts of all `gantry admin` commands: names, options, errors, output."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import typer
 from admin_support import CLUSTER, Admin, admin, cluster
 
-from gantrymq.cli.admin.app import app
+from gantrymq.cli.admin.app import MqadminGroup, app
+from gantrymq.cli.admin.examples import EXAMPLES
 from gantrymq.cli.admin.output import human_time
 from gantrymq.cli.admin.unsupported import UNSUPPORTED
 from gantrymq.cli.admin.values import parse_attributes, parse_time
+from gantrymq.cli.lazy import load
 from gantrymq.cli.main import run
 from gantrymq.cli.options import find_target
 from gantrymq.protocol.version_name import version_name
@@ -23,14 +26,14 @@ __all__ = ["admin", "cluster"]
 
 ROOT = Path(__file__).parents[2]
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
-#: MQAdminStartup registers so many.
-MQADMIN_COMMANDS = 89
-#: Those that mqadmin hasn't.
+#: Number of commands that MQAdminStartup registers.
+MQADMIN_COMMANDS = 96
+#: Commands that mqadmin does not have.
 OWN_COMMANDS = {"givenUpTransactions", "resendDlq"}
 
 
 def documented(state: str) -> set[str]:
-    """mqadmin's commands that docs/compatibility.md has as served, or as not yet."""
+    """Returns the mqadmin commands that docs/compatibility.md lists with this state."""
     section = COMPATIBILITY.read_text().partition("## mqadmin")[2].partition("\n## ")[0]
     return set(re.findall(rf"^\| `(\w+)` \| {state}", section, re.MULTILINE))
 
@@ -75,16 +78,67 @@ def test_names_are_found_as_in_mqadmin_and_in_kebab_case(
     assert "BenchmarkTest\n" in capsys.readouterr().out
 
 
-def test_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["admin", "topicLost"]) == 2
-    assert "topicLost" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["topicLst", "topic-lst", "TOPICLST"])
+def test_a_misspelt_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["admin", name]) == 2
+    assert f"No such command '{name}'. Did you mean 'topicList'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["addBroker", "add-broker", "updateStaticTopic", "exportMetrics"])
-def test_what_is_not_supported_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_without_admin(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("topicList", "topic-list", "topicLst"):
+        assert run([name]) == 2
+        assert f"No such command '{name}'. Did you mean 'gantry admin topicList'?" in capsys.readouterr().err
+    assert run(["prodce"]) == 2
+    assert "Did you mean 'produce'?" in capsys.readouterr().err
+    for arguments in (["xyz"], ["admin", "xyz"]):
+        assert run(arguments) == 2
+        assert "No such command 'xyz'." in capsys.readouterr().err
+
+
+def test_a_name_like_that_of_an_unsupported_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["admin", "exportMetric"], ["exportMetric"]):
+        assert run(arguments) == 2
+        assert "exportMetrics" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_a_valid_command_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = load(MqadminGroup.table[name].module, name)
+    command.make_context(name, shlex.split(EXAMPLES[name]))
+    assert run(["admin", name, "-h"]) == 0
+    assert f"Example: gantry admin {name}" in capsys.readouterr().out
+
+
+def test_every_command_has_an_example_and_a_heading() -> None:
+    served = {name: lazy for name, lazy in MqadminGroup.table.items() if not lazy.hidden}
+    assert served.keys() == EXAMPLES.keys()
+    assert all(lazy.panel for lazy in served.values())
+
+
+def test_the_list_has_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["admin", "--help"]) == 0
+    out = capsys.readouterr().out
+    topics, _, groups = out.partition("Consumer groups")
+    assert "deleteTopic" in topics
+    assert "deleteSubGroup" in groups
+    assert "gantry admin queryMsgByKey -t orders -k order-17" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("addBroker", "addBroker is not supported: there are no broker containers"),
+        ("update-static-topic", "updateStaticTopic is not supported: there are no static topics"),
+        ("exportMetrics", "exportMetrics is not supported: there are no exports"),
+        ("switchTimerEngine", "switchTimerEngine is not supported: brokers have one timer engine, the timer wheel"),
+        ("getBrokerLiteInfo", "getBrokerLiteInfo is not supported: there are no lite topics"),
+        ("triggerLiteDispatch", "triggerLiteDispatch is not supported: there are no lite topics"),
+    ],
+)
+def test_what_is_not_supported_says_why(name: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["admin", name, "-n", "127.0.0.1:1", "--whatever", "x"]) == 1
     err = capsys.readouterr().err
-    assert "not supported yet" in err
+    assert err.startswith(f"gantry: {reason}")
     assert err.count("\n") == 1
 
 
@@ -152,7 +206,7 @@ def test_the_name_servers_come_from_the_environment(cluster: EmbeddedCluster, mo
 
 
 def test_without_any_it_is_this_machine_as_for_all_commands() -> None:
-    # 9876 may be in use where the tests run: nobody is asked.
+    # Port 9876 can be in use on the test machine, so the test sends no request.
     assert find_target().name_servers == "127.0.0.1:9876"
 
 
@@ -202,7 +256,15 @@ def test_attributes() -> None:
 
 @pytest.mark.parametrize(
     ("version", "name"),
-    [(479, "V5_3_3"), (413, "V5_0_0"), (400, "V4_9_4_SNAPSHOT"), (611, "V5_9_9"), (37, "37"), (9999, "V5_9_9")],
+    [
+        (513, "V5_5_0"),
+        (479, "V5_3_3"),
+        (413, "V5_0_0"),
+        (400, "V4_9_4_SNAPSHOT"),
+        (611, "V5_9_9"),
+        (37, "37"),
+        (9999, "V5_9_9"),
+    ],
 )
 def test_versions_have_names(version: int, name: str) -> None:
     assert version_name(version) == name

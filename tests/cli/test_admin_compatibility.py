@@ -1,4 +1,4 @@
-"""docs/compatibility.md says of each request what the servers do."""
+"""Tests that docs/compatibility.md describes each request as the servers handle it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from gantrymq.testing.embedded import EmbeddedCluster
 __all__ = ["cluster"]
 
 TEXT = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
-#: Of broker containers, which the text dismisses in one sentence.
+#: Requests for broker containers. The document covers them in one sentence.
 NOT_LISTED = {RequestCode.ADD_BROKER, RequestCode.REMOVE_BROKER}
 
 
 def documented(heading: str) -> dict[RequestCode, str]:
-    """{code: what is said of it} of the table under a heading; tests/client/test_answered_requests.py asks clients."""
+    """Returns {code: state} of the table under a heading.
+
+    tests/client/test_answered_requests.py checks the table of requests to clients.
+    """
     section = TEXT.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\d+) \| (\w+) \| ([^|]+) \|$", section, re.MULTILINE)
     assert all(RequestCode(int(code)).name == name for code, name, _ in rows)
@@ -44,7 +47,7 @@ async def test_what_a_server_answers_is_documented(server: str, cluster: Embedde
     client = RemotingClient()
     actual = {}
     for code in RequestCode:
-        # Without header and body nothing is done; what isn't known is refused before that.
+        # A request without header and body has no effect. A server rejects an unknown code before it checks them.
         answer = await client.invoke(address, RemotingCommand.request(code), 10_000)
         actual[code] = "not yet" if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else "served"
     await client.close()

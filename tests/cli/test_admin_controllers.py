@@ -1,4 +1,4 @@
-"""`gantry admin` and a controller: who leads, who is in sync, another master, brokers that won't come back."""
+"""Tests of `gantry admin` with a controller: leader, sync-state set, master election, removal of brokers."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from gantrymq.protocol.headers.controller import (
 )
 from gantrymq.protocol.headers.header import Header
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 
 CLUSTER, NAME = "DefaultCluster", "broker-a"
@@ -37,7 +38,7 @@ Admin = Callable[..., Coroutine[Any, Any, Any]]
 
 @pytest.fixture
 async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
-    """With three brokers of a name: 1 is master, 2 in sync with it, 3 isn't and doesn't live."""
+    """A controller with three brokers of one name: 1 is master, 2 is in sync, 3 is not in sync and not alive."""
     config = ControllerConfig(
         bind_address="127.0.0.1",
         listen_port=0,
@@ -76,7 +77,7 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
     await ask(RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET, alter, encode_json(SyncStateSet([1, 2], 1)))
 
     async def speak() -> None:
-        """As living brokers do: who has said nothing since an election began isn't elected."""
+        """Sends the heartbeats of live brokers. An election skips brokers that sent no heartbeat after it began."""
         while True:
             for heartbeat in heartbeats:
                 await ask(RequestCode.BROKER_HEARTBEAT, heartbeat)
@@ -92,7 +93,7 @@ async def controller(tmp_path: Path) -> AsyncIterator[Controller]:
 
 @pytest.fixture
 def admin(controller: Controller, capsys: pytest.CaptureFixture[str]) -> Admin:
-    """Runs a command with -a; its document, or what it complains of."""
+    """Runs a command with -a, and returns its JSON document or its error output."""
 
     async def call(command: str, *arguments: str) -> Any:
         capsys.readouterr()
@@ -159,8 +160,8 @@ async def test_configuration(admin: Admin, controller: Controller) -> None:
 
 @asynccontextmanager
 async def broker_with_epochs() -> AsyncIterator[str]:
-    """What answers as a NameServer and as its one broker."""
-    server = RemotingServer({}, host="127.0.0.1")
+    """Yields the address of a server that acts both as a NameServer and as its only broker."""
+    server = RemotingServer({}, ListenOptions("127.0.0.1"))
     at = f"127.0.0.1:{server.port}"
     info = ClusterInfo({NAME: BrokerData(CLUSTER, NAME, {0: at})}, {CLUSTER: [NAME]})
     epochs = EpochEntryCache(CLUSTER, NAME, 1, [EpochEntry(1, 0, 500), EpochEntry(3, 500)], 900)

@@ -1,4 +1,4 @@
-"""`gantry admin givenUpTransactions`."""
+"""Tests of `gantry admin givenUpTransactions`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from admin_support import Admin, admin
-from waiting import until
+from wait_until import until
 
 from gantrymq.cli.main import run
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -21,7 +21,7 @@ __all__ = ["admin"]
 
 @pytest.fixture
 def cluster() -> Iterator[EmbeddedCluster]:
-    """Nobody is asked: what isn't ended at once is given up."""
+    """A cluster without transaction checks: it gives up a transaction that is not ended at once."""
     with EmbeddedCluster(transaction_time_out=0, transaction_check_interval=20, transaction_check_max=0) as cluster:
         yield cluster
 

@@ -1,4 +1,4 @@
-"""`gantry admin`: consumer groups, consumers, offsets."""
+"""Tests of the `gantry admin` commands for consumer groups, consumers and offsets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["admin", "cluster", "producer", "topic"]
 
 @pytest.fixture
 def group(admin: Admin, topic: str) -> str:
-    """A group that is configured, without consumers and offsets."""
+    """Returns a configured group without consumers and offsets."""
     name = f"{topic}_group"
     admin("updateSubGroup", "-c", CLUSTER, "-g", name)
     return name
@@ -28,7 +28,7 @@ def group(admin: Admin, topic: str) -> str:
 
 @pytest.fixture
 def full_topic(admin: Admin, producer: SyncProducer, topic: str) -> str:
-    """Five messages in queue 0."""
+    """Returns a topic with five messages in queue 0."""
     for number in range(5):
         producer.send(Message(topic, b"%d" % number), queue=MessageQueue(topic, "broker-a", 0))
     admin("topicStatus", "-t", topic, until=lambda status: status["queues"][0]["maxOffset"] == 5)
@@ -37,7 +37,7 @@ def full_topic(admin: Admin, producer: SyncProducer, topic: str) -> str:
 
 @pytest.fixture
 def consumer(admin: Admin, cluster: EmbeddedCluster, topic: str, group: str) -> Iterator[str]:
-    """The client id of a consumer that is online and whose group has a retry topic."""
+    """Yields the client id of a connected consumer. The retry topic of its group exists."""
     admin("updateTopic", "-c", CLUSTER, "-t", f"%RETRY%{group}", "-r", "1", "-w", "1")
     admin("topicRoute", "-t", f"%RETRY%{group}", until=lambda route: route["queueDatas"])
 
@@ -101,7 +101,7 @@ def test_progress_of_one_group(admin: Admin, full_topic: str, group: str) -> Non
 def test_progress_of_all_groups(admin: Admin, consumer: str, group: str) -> None:
     rows = {row["group"]: row for row in admin("consumerProgress")}
     assert (rows[group]["count"], rows[group]["type"], rows[group]["model"]) == (1, "PUSH", "CLUSTERING")
-    assert rows[group]["version"] == "V5_3_3"
+    assert rows[group]["version"] == "V5_5_0"
 
 
 def test_a_group_without_consumers_is_offline(admin: Admin, group: str) -> None:
@@ -144,6 +144,27 @@ def test_offsets_are_reset_and_skipped(admin: Admin, cluster: EmbeddedCluster, f
     assert progress["queues"][0]["consumerOffset"] == 3
     assert admin(*one, "-s", "-1")["offset"] == 5
     assert admin(*one, "-s", "0")["offset"] == 0
+
+
+def test_a_light_queue_has_the_route_of_its_parent(
+    admin: Admin, cluster: EmbeddedCluster, group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for one in (
+        ["skipAccumulatedMessage", "-t", "rmq_sys_wheel_timer"],
+        ["skipAccumulatedMessage", "-t", "%LMQ%light"],
+        ["resetOffsetByTime", "-t", "%LMQ%light", "-s", "0"],
+    ):
+        arguments = [*one, "-g", group]
+        assert run(["admin", *arguments, "-c", "LostParent", "-n", cluster.name_server]) == 1
+        assert "'LostParent'" in capsys.readouterr().err
+        code = run(["admin", *arguments, "-c", CLUSTER, "-n", cluster.name_server])
+        # The broker itself answers. It has the timer's topic, and no light queues.
+        assert code == 0 or "no topic in this broker. topic=%LMQ%light" in capsys.readouterr().err
+
+
+def test_another_topic_has_its_own_route(admin: Admin, full_topic: str, group: str) -> None:
+    rows = admin("skipAccumulatedMessage", "-g", group, "-t", full_topic, "-c", "LostParent")
+    assert [row["offset"] for row in rows] == [5, 0]
 
 
 def test_offsets_are_cloned(admin: Admin, full_topic: str, group: str) -> None:

@@ -1,4 +1,4 @@
-"""`gantry admin`: messages found, printed and sent."""
+"""Tests of the `gantry admin` commands that find, print and send messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["admin", "cluster", "producer", "topic"]
 
 @pytest.fixture
 def sent(admin: Admin, producer: SyncProducer, topic: str) -> list[SendResult]:
-    """Six messages, two tags, in turn in two queues."""
+    """Sends six messages with two tags, alternately to two queues."""
     results = [
         producer.send(
             Message(topic, f"grüße {n}".encode(), tags="TagA" if n < 4 else "TagB", keys=f"key-{n}"),
@@ -74,6 +74,66 @@ def test_by_key_and_unique_key(
     assert found["queueOffset"] == 1
     assert run(["admin", "queryMsgByUniqueKey", "-t", topic, "-i", "lost", "-n", cluster.name_server]) == 1
     assert "has no message lost" in capsys.readouterr().err
+
+
+def test_by_tags_and_index_key(admin: Admin, topic: str, sent: list[SendResult]) -> None:
+    rows = admin("queryMsgByKey", "-t", topic, "-k", "TagB", "-p", "T", until=lambda rows: len(rows) == 2)
+    assert [row["msgId"] for row in rows] == [sent[4].msg_id, sent[5].msg_id]
+    assert admin("queryMsgByKey", "-t", topic, "-k", "key-3", "-p", "T") == []
+    (found,) = admin("queryMsgByKey", "-t", topic, "-k", "key-3", "-p", "K")
+    hour_ms = found["storeTimestamp"] - found["storeTimestamp"] % 3_600_000
+    last_key = found["indexKey"]
+    assert last_key == f"{hour_ms}@{topic}@K@key-3@{sent[3].msg_id}@{found['commitLogOffset']}"
+    # Only RocksDB's index continues after it.
+    assert admin("queryMsgByKey", "-t", topic, "-k", "key-3", "-l", last_key) == [found]
+
+
+def test_a_unique_key_within_a_time(
+    admin: Admin, cluster: EmbeddedCluster, topic: str, sent: list[SendResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = admin("queryMsgByUniqueKey", "-t", topic, "-i", sent[2].msg_id)
+    stored = found["storeTimestamp"]
+    one = ["queryMsgByUniqueKey", "-t", topic, "-i", sent[2].msg_id]
+    assert admin(*one, "-s", str(stored), "-e", str(stored)) == [found]
+    assert admin(*one, "-s", "2024-05-31T23:59", "-e", "2100-01-01#00:00:00:000") == [found]
+    for span in (["-s", str(stored + 1)], ["-e", str(stored - 1)]):
+        assert run(["admin", *one, *span, "-n", cluster.name_server]) == 1
+        assert f"has no message {sent[2].msg_id}" in capsys.readouterr().err
+
+
+def test_the_route_of_another_topic(
+    admin: Admin, cluster: EmbeddedCluster, topic: str, sent: list[SendResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ["queryMsgByOffset", "-t", topic, "-b", "broker-a", "-i", "1", "-o", "2"]
+    assert admin(*place, "-r", CLUSTER)["msgId"] == sent[5].msg_id
+    assert run(["admin", *place, "-r", "Lost", "-n", cluster.name_server]) == 1
+    assert "'Lost'" in capsys.readouterr().err
+    assert run(["admin", *place[:3], "-b", "other", *place[5:], "-r", topic, "-n", cluster.name_server]) == 1
+    assert f"topic '{topic}' has no broker 'other'" in capsys.readouterr().err
+    # The parent topic has only queue 0.
+    admin("updateTopic", "-c", CLUSTER, "-t", f"{topic}_parent", "-r", "1", "-w", "1")
+    admin("topicRoute", "-t", f"{topic}_parent", until=lambda route: route["queueDatas"])
+    assert [row["queueId"] for row in admin("printMsg", "-t", topic, "-l", f"{topic}_parent")] == [0, 0, 0]
+
+
+def test_send_again_within_a_unit(
+    admin: Admin, cluster: EmbeddedCluster, topic: str, sent: list[SendResult], capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = ["queryMsgById", "-t", topic, "-i", sent[1].offset_msg_id, "-s", "true", "-u"]
+    (sent_again,) = admin(*again, "cell-1")
+    assert sent_again["msgId"] == sent[1].msg_id
+    assert run(["admin", *again, "cell/1", "-n", cluster.name_server]) == 1
+    assert "unit_name='cell/1'" in capsys.readouterr().err
+
+
+def test_a_send_with_a_trace(admin: Admin, topic: str) -> None:
+    admin("updateTopic", "-c", CLUSTER, "-t", "RMQ_SYS_TRACE_TOPIC", "-r", "1", "-w", "1")
+    admin("topicRoute", "-t", "RMQ_SYS_TRACE_TOPIC", until=lambda route: route["queueDatas"])
+    traced = admin("sendMessage", "-t", topic, "-p", "x", "-m", "true")
+    plain = admin("sendMessage", "-t", topic, "-p", "x")
+    (row,) = admin("queryMsgTraceById", "-i", traced["msgId"], until=bool)
+    assert (row["type"], row["status"]) == ("Pub", "success")
+    assert admin("queryMsgTraceById", "-i", plain["msgId"]) == []
 
 
 def test_send_again(admin: Admin, topic: str, sent: list[SendResult]) -> None:

@@ -1,4 +1,4 @@
-"""`gantry admin`: what a broker asks a consumer, or what only a scripted broker takes."""
+"""Tests of `gantry admin` commands that a broker relays to a consumer, or that need a scripted broker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from admin_support import CLUSTER, cluster
-from waiting import until
+from wait_until import until
 
 from gantrymq.cli.main import run
 from gantrymq.client.admin.client import AdminClient
@@ -27,6 +27,7 @@ from gantrymq.protocol.headers.group import (
 from gantrymq.protocol.message import Message
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -34,7 +35,7 @@ __all__ = ["cluster"]
 
 GROUP = "relayed"
 CLIENT_ID = "10.0.0.7@1#2"
-#: As a Java consumer writes it: objects as keys, figures as doubles.
+#: Running info in the form that a Java consumer writes: objects as keys, numbers as doubles.
 RUNNING_INFO = b"""{"jstack":"a stack","mqPopTable":{},"mqTable":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:
 {"cachedMsgCount":3,"cachedMsgMaxOffset":9,"cachedMsgMinOffset":7,"cachedMsgSizeInMiB":1,"commitOffset":7,
 "droped":false,"lastConsumeTimestamp":1700000000000,"lastLockTimestamp":0,"lastPullTimestamp":1700000000001,
@@ -50,7 +51,7 @@ async def has_topic(admin: AdminClient, topic: str) -> bool:
 
 @pytest.fixture
 async def asked(cluster: EmbeddedCluster) -> AsyncIterator[list[Any]]:
-    """A consumer that is online; the headers of what it was asked."""
+    """Connects a consumer and returns the headers of the requests that it receives."""
     headers: list[Any] = []
 
     def running_info(connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -82,7 +83,7 @@ async def asked(cluster: EmbeddedCluster) -> AsyncIterator[list[Any]]:
 
 
 async def gantry(cluster: EmbeddedCluster, *arguments: str) -> int:
-    """The exit code of a command, which runs while this loop answers."""
+    """Runs a command in a thread, so that this event loop can respond, and returns its exit code."""
     return await asyncio.to_thread(run, ["admin", *arguments, "-n", cluster.name_server])
 
 
@@ -127,7 +128,7 @@ async def test_set_consume_mode(cluster: EmbeddedCluster, capsys: pytest.Capture
         bodies.append(decode_json(request.body, dict[str, Any]))
         return RemotingCommand.response()
 
-    server = RemotingServer({RequestCode.SET_MESSAGE_REQUEST_MODE: set_mode}, host="127.0.0.1")
+    server = RemotingServer({RequestCode.SET_MESSAGE_REQUEST_MODE: set_mode}, ListenOptions("127.0.0.1"))
     await server.start()
     address = f"127.0.0.1:{server.port}"
     arguments = ["-b", address, "-t", "T", "-g", GROUP, "-m", "POP", "-q", "4"]

@@ -1,4 +1,4 @@
-"""haStatus, resetMasterFlushOffset, and what `gantry doctor` says of masters that wait for nobody."""
+"""Tests of haStatus, resetMasterFlushOffset, and the doctor's findings about masters that do not wait for a slave."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.cli.main import run
 from gantrymq.testing.embedded import EmbeddedCluster

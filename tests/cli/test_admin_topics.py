@@ -1,4 +1,4 @@
-"""`gantry admin`: topics and NameServers."""
+"""Tests of the `gantry admin` commands for topics and NameServers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from admin_support import CLUSTER, Admin, admin, cluster, producer, topic
 
 from gantrymq.cli.main import run
+from gantrymq.client.producing.producer import Producer
+from gantrymq.errors import GantryError
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.sync import SyncProducer
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -29,6 +31,17 @@ def test_update_topic_makes_and_changes(admin: Admin, cluster: EmbeddedCluster) 
     assert route["brokerDatas"][0]["brokerAddrs"] == {"0": cluster.brokers[0]}
     admin("update-topic", "-b", cluster.brokers[0], "-t", "Made", "-r", "2", "-w", "2")
     admin("topicRoute", "-t", "Made", until=lambda route: route["queueDatas"][0]["writeQueueNums"] == 2)
+
+
+def test_a_drained_topic_is_read_and_takes_no_messages(
+    admin: Admin, cluster: EmbeddedCluster, producer: SyncProducer, topic: str
+) -> None:
+    producer.send(Message(topic, b"hello"), queue=MessageQueue(topic, "broker-a", 1))
+    admin("updateTopic", "-c", CLUSTER, "-t", topic, "-r", "2", "-w", "0")
+    admin("topicRoute", "-t", topic, until=lambda route: route["queueDatas"][0]["writeQueueNums"] == 0)
+    assert [row["body"] for row in admin("printMsg", "-t", topic)] == ["hello"]
+    with SyncProducer(Producer(cluster.name_server, "late")) as late, pytest.raises(GantryError):
+        late.send(Message(topic, b"too late"))
 
 
 def test_an_ordered_topic_is_known_to_the_name_servers(admin: Admin, cluster: EmbeddedCluster) -> None:

@@ -1,4 +1,4 @@
-"""`gantry bench`: the figures, and that the load is what the options say."""
+"""Tests of the figures of `gantry bench`, and that its load matches the options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def bench(cluster: EmbeddedCluster, topic: str, capsys: pytest.CaptureFixture[str]) -> Bench:
-    """Runs a command on the test's topic; its figures."""
+    """Runs a command on the test's topic and returns its figures."""
 
     def call(command: str, *arguments: str) -> dict[str, Any]:
         assert run(["bench", command, "-n", cluster.name_server, "-t", topic, "--json", *arguments]) == 0
@@ -64,7 +64,7 @@ def test_many_response_times_are_the_same_as_few() -> None:
     times = ResponseTimes()
     for number in range(10_000):
         times.add((number % 100 + 1) / 1000)
-        # A look on the way changes nothing.
+        # Reading intermediate figures does not change the result.
         if number in (10, 5000):
             assert times.count == number + 1
             assert times.max_s == pytest.approx((min(number, 99) + 1) / 1000)
@@ -80,7 +80,7 @@ def test_no_response_times() -> None:
 
 def test_stopwatch() -> None:
     stopwatch = Stopwatch()
-    # Threads of other tests may use processors meanwhile: both clocks are to have gone on.
+    # Threads of other tests can use the processors meanwhile, so the loop waits for both clocks.
     wall, cpu = time.perf_counter() + 0.05, time.process_time() + 0.05
     while time.perf_counter() < wall or time.process_time() < cpu:
         pass
@@ -107,7 +107,7 @@ def test_produce_and_consume(bench: Bench, cluster: EmbeddedCluster, topic: str,
     assert [message.body for message in messages] == [b"a" * 33] * 107
     assert {message.tags for message in messages} <= {"tag0", "tag1", "tag2"}
     assert all(message.keys and len(message.properties["prop0"]) == 50 for message in messages)
-    # A batch's messages are born together.
+    # All messages of a batch have the same born timestamp.
     assert len(Counter((m.queue_id, m.born_timestamp) for m in messages)) <= requests
 
     figures = bench("consume", "-q", "107", "--fromFirst", "-p", "-i", "0")
@@ -160,7 +160,7 @@ def test_ctrl_c_ends_it_with_the_figures(cluster: EmbeddedCluster, bench: Bench,
         text=True,
     ) as process:  # fmt: skip
         assert process.stderr is not None
-        # At work.
+        # Waits until the command reports a rate above zero.
         assert any("/s" in line and " 0/s" not in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=TIMEOUT_S)

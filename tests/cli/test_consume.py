@@ -1,4 +1,4 @@
-"""`gantry consume`: what it writes of which messages, and what a group has consumed afterwards."""
+"""Tests of `gantry consume`: which messages it writes, in which format, and the offsets that a group commits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq import Message, Producer, SyncProducer
 from gantrymq.cli.consume_format import formatter
@@ -24,7 +24,7 @@ from gantrymq.testing.embedded import EmbeddedCluster
 
 COMMAND = [sys.executable, "-m", "gantrymq.cli", "consume"]
 TIMEOUT_S = 20.0
-#: The queues of a topic that its first message makes.
+#: Number of queues of a topic that its first message creates.
 QUEUES = 4
 
 
@@ -42,7 +42,7 @@ def producer(cluster: EmbeddedCluster) -> Iterator[SyncProducer]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest, producer: SyncProducer) -> str:
-    """A topic with 40 messages, 10 in each queue: bodies 0 to 39, tags even and odd, a property n."""
+    """Returns a topic with 40 messages, 10 in each queue: bodies 0 to 39, tags even and odd, a property n."""
     topic = f"{request.node.name.partition('[')[0]}_{time.time_ns():x}"
     queues = producer.queues(topic)
     for number in range(40):
@@ -58,7 +58,7 @@ Consume = Callable[..., bytes]
 
 @pytest.fixture
 def consume(cluster: EmbeddedCluster, capsysbinary: pytest.CaptureFixture[bytes]) -> Consume:
-    """Runs the command in this process; what it writes."""
+    """Runs the command in this process and returns its output."""
 
     def call(*arguments: str) -> bytes:
         assert run(["consume", "-n", cluster.name_server, *arguments]) == 0
@@ -116,7 +116,7 @@ def test_bad_format(text: str) -> None:
 
 def test_all_of_it(consume: Consume, topic: str) -> None:
     assert numbers(consume(topic, "-e")) == list(range(40))
-    # Nothing is left behind.
+    # The first run committed no offsets.
     assert numbers(consume(topic, "-e")) == list(range(40))
 
 
@@ -227,7 +227,7 @@ def test_a_group_goes_on_where_it_was(
 
 def test_a_group_that_selects(cluster: EmbeddedCluster, consume: Consume, topic: str) -> None:
     assert numbers(consume(topic, "-g", topic, "-e", "--tags", "odd")) == list(range(1, 40, 2))
-    # Those that were left out count as consumed.
+    # Messages that the filter excludes count as consumed.
     assert asyncio.run(committed(cluster, topic, topic)) == 40
 
 
@@ -240,7 +240,7 @@ def test_ctrl_c_commits_what_is_written(cluster: EmbeddedCluster, topic: str) ->
     assert asyncio.run(committed(cluster, topic, topic)) == 40
 
 
-# -- what can't be --------------------------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_topic_that_cannot_be_read(cluster: EmbeddedCluster, topic: str, capsy
 
 @pytest.fixture
 def topics(request: pytest.FixtureRequest, producer: SyncProducer) -> str:
-    """The beginning of the names of three topics, with one message each."""
+    """Creates three topics with one message each and returns the prefix of their names."""
     prefix = f"{request.node.name.partition('[')[0]}_{time.time_ns():x}"
     for number in range(3):
         producer.send(Message(f"{prefix}-{number}", b"%d" % number))
@@ -305,7 +305,7 @@ def test_several_topics_and_patterns(cluster: EmbeddedCluster, consume: Consume,
     assert numbers(consume(f"{topics}-[01]", f"{topics}-0", f"{topics}-?", "-e")) == [0, 1, 2]
     assert numbers(consume(f"{topics}-*", "-e", "-g", topics)) == [0, 1, 2]
     assert consume(f"{topics}-*", "-e", "-g", topics) == b""
-    # Nothing of the system's is meant by a star.
+    # A star does not match system topics.
     assert b"%RETRY%" not in consume("*", "-e", "-f", r"%t\n")
 
 

@@ -1,4 +1,4 @@
-"""`gantry consume --decode`: bodies as JSON, and what it does with one that is none."""
+"""Tests of `gantry consume --decode`: bodies as JSON, and the error for a body that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_avro(cluster: EmbeddedCluster, tmp_path: Path, capsysbinary: pytest.Cap
     assert line["body"].encode() == TOPICS["avro-orders"][0]
     assert run([*command, "--json"]) == 0
     (tmp_path / "lines").write_bytes(capsysbinary.readouterr().out)
-    # What it wrote is sent again as it was.
+    # The written lines can be sent again without change.
     assert run(["produce", "copies", "-n", cluster.name_server, "--json", str(tmp_path / "lines")]) == 0
     assert run(["consume", "copies", "-n", cluster.name_server, "-e", "--decode", f"avro:{schema}"]) == 0
     assert sorted(capsysbinary.readouterr().out.splitlines()) == [b'{"what":"apples"}', b'{"what":"pears"}']
@@ -59,7 +59,7 @@ def test_a_module_beside_it_and_a_body_that_is_none(cluster: EmbeddedCluster, tm
         timeout=60,
         cwd=tmp_path,
     )
-    # What could be written is.
+    # The valid message before the error is written.
     assert (done.returncode, done.stdout) == (1, '{"what":"figs","count":3}\n')
     assert " at offset 1 of queue " in done.stderr
     assert "of json-orders on " in done.stderr

@@ -1,4 +1,4 @@
-"""`gantry consume` with a filter that a broker refuses ends at once, with the broker's words."""
+"""Tests that `gantry consume` ends at once with the broker's message if the broker rejects its filter."""
 
 from __future__ import annotations
 

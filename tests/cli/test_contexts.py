@@ -1,4 +1,4 @@
-"""`gantry context`: where commands go, by -n, contexts, the environment and nothing at all."""
+"""Tests of `gantry context`: target cluster by -n, by context, by environment and by default."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 @pytest.fixture
 def gantry(capsys: pytest.CaptureFixture[str]) -> Gantry:
-    """Exit code, output, errors."""
+    """Runs a command and returns its exit code, its output and its error output."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -71,7 +71,7 @@ def test_who_says_where_a_command_goes(gantry: Gantry, monkeypatch: pytest.Monke
     assert find_target().name_servers == "127.0.0.1:9876"
     gantry("context", "use", "one")
     assert (find_target().name_servers, find_target().acl_config) == ("one:1", keys)
-    # Not with the keys of another cluster.
+    # The keys belong to the context, so they are not used for the cluster of NAMESRV_ADDR.
     monkeypatch.setenv("NAMESRV_ADDR", "env:1")
     assert (find_target().name_servers, find_target().acl_config) == ("env:1", None)
     monkeypatch.setenv("GANTRY_CONTEXT", "two")
@@ -137,3 +137,27 @@ def test_a_file_that_cannot_be_read_is_named(gantry: Gantry) -> None:
     code, _, err = gantry("admin", "topicList")
     assert code == 1
     assert str(contexts_path()) in err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["consume", "orders"],
+        ["produce", "orders"],
+        ["request", "orders", "hello"],
+        ["topology", "--once"],
+        ["admin", "topicRoute", "-t", "orders"],
+    ],
+)
+def test_an_address_without_a_port_names_its_origin(
+    command: list[str], gantry: Gantry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = gantry(*command, "-n", "somewhere")
+    assert (code, err) == (
+        1,
+        "gantry: -n: 'somewhere' is not HOST:PORT; a NameServer listens on port 9876 by default\n",
+    )
+    monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876;10.0.0.2")
+    code, _, err = gantry(*command)
+    assert code == 1
+    assert err.startswith("gantry: NAMESRV_ADDR: '10.0.0.2' is not HOST:PORT")

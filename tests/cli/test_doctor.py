@@ -1,4 +1,4 @@
-"""What the doctor says of real clusters, and of some that are hard to come by."""
+"""Tests of the doctor's findings about real clusters, and about some that are hard to set up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from cli_support import CLUSTER, create, name_server, register
 from ports import free_port
-from waiting import until
+from wait_until import until
 
 from gantrymq.cli.main import run
 from gantrymq.client.admin.client import AdminClient
@@ -40,14 +40,14 @@ from gantrymq.testing.embedded import EmbeddedCluster
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    """Two brokers that make topics on their own."""
+    """Two brokers that create topics automatically."""
     with EmbeddedCluster(brokers=2) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def strict_cluster() -> Iterator[EmbeddedCluster]:
-    """A broker that doesn't."""
+    """One broker that does not create topics automatically."""
     with EmbeddedCluster(auto_create_topic_enable=False) as cluster:
         yield cluster
 
@@ -67,7 +67,7 @@ def complaints(findings: list[Finding]) -> list[Finding]:
 
 
 def only(findings: list[Finding], severity: Severity) -> Finding:
-    """The one thing that there is to complain of."""
+    """Returns the only finding that is not OK, and checks its severity."""
     (finding,) = complaints(findings)
     assert finding.severity is severity
     return finding
@@ -109,7 +109,7 @@ async def test_one_that_hangs() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         finding = only(await diagnose([address], timeout_ms=50), Severity.PROBLEM)
-    # Connecting took its part of the 50 ms.
+    # Connecting used a part of the 50 ms.
     assert re.search(r"did not answer in [1-5]?\d ms", finding.what)
     assert "a server that hangs" in finding.why
 
@@ -197,7 +197,7 @@ async def test_a_broker_that_isn_t_where_it_says(client: RemotingClient, tmp_pat
     assert finding.what.startswith(f"broker broker-a (master) can't be reached at 127.0.0.1:{port}, the address")
     assert "the NameServers send every client there; the machine is there, but nobody listens" in finding.why
     assert "brokerIP1 and listenPort" in finding.remedy
-    # The same address came back as a slave.
+    # The broker has registered again at the same address, as a slave.
     assert [(finding.severity, finding.what.partition(")")[0]) for finding in findings] == [
         (Severity.PROBLEM, f"broker broker-a has no master, only 127.0.0.1:{port}"),
         (Severity.WARNING, "broker broker-a (slave 1"),
@@ -307,7 +307,7 @@ def test_many_names_are_cut_short() -> None:
 
 
 async def complaint_of(cluster: EmbeddedCluster, severity: Severity, job: str) -> Finding:
-    """What is said of the job, as soon as it is."""
+    """Waits for a finding about the job with this severity."""
 
     async def said() -> Finding | None:
         findings = [finding for finding in await diagnose(cluster.name_server) if f'"{job}"' in finding.what]
@@ -321,7 +321,7 @@ async def test_a_job_of_a_broker_that_fails(tmp_path: Path) -> None:
     with EmbeddedCluster(directory=tmp_path, flush_consumer_offset_interval=50) as cluster:
         async with AdminClient(cluster.name_server) as admin:
             await admin.create_group(SubscriptionGroupConfig("group"), cluster=CLUSTER)
-        # A directory stands where the new table of offsets is written before it replaces the old one.
+        # A directory has the name of the temporary file, so the broker cannot write the new table of offsets.
         in_the_way = tmp_path / "broker-a" / "config" / "consumerOffset.json.tmp"
         in_the_way.mkdir(parents=True)
         remoting = RemotingClient()
@@ -337,7 +337,7 @@ async def test_a_job_of_a_broker_that_fails(tmp_path: Path) -> None:
         assert told is not None, finding.what
         assert before <= datetime.fromisoformat(told[2]) <= datetime.now().astimezone()
         assert "Remove the cause" in finding.remedy
-        # It needs no restart.
+        # The job recovers without a restart.
         in_the_way.rmdir()
         finding = await complaint_of(cluster, Severity.WARNING, "save tables")
         told = re.search(r"and works again; the last failure was at (\S+ \S+): ", finding.what)

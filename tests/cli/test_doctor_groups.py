@@ -1,4 +1,4 @@
-"""What the doctor says of access control and of consumer groups."""
+"""Tests of the doctor's findings about access control and consumer groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cli_support import CLUSTER, create, name_server
-from waiting import until
+from wait_until import until
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.cli.main import run
@@ -63,7 +63,7 @@ def complaints(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.severity is not Severity.OK]
 
 
-# -- rights ---------------------------------------------------------------------------------------------------------
+# -- permissions ----------------------------------------------------------------------------------------------------
 
 
 async def test_without_a_key_a_refusal_is_a_problem(secured: EmbeddedCluster) -> None:
@@ -91,7 +91,7 @@ async def test_a_user_without_rights(secured: EmbeddedCluster) -> None:
         (finding,) = complaints(await diagnose(secured.name_server, "orders", hooks=[clerk]))
         assert finding.severity is Severity.WARNING
         assert "messages to the topic" not in finding.what
-        # Looking left nothing behind.
+        # The doctor's check has sent no message.
         assert sum(offset.max_offset for offset in (await admin.topic_stats("orders")).offset_table.values()) == 0
 
 
@@ -152,7 +152,7 @@ async def test_a_group_that_is_behind_and_away(cluster: EmbeddedCluster) -> None
 
 
 async def test_a_reader_that_never_joins_its_group(cluster: EmbeddedCluster) -> None:
-    """As a Spark query: it pulls, and commits offsets."""
+    """A Spark query is such a reader: it pulls messages and commits offsets."""
     async with AdminClient(cluster.name_server) as admin:
         await create(admin, TopicConfig("queried", 1, 1))
         await admin.create_group(SubscriptionGroupConfig("query"), cluster=CLUSTER)
@@ -176,7 +176,7 @@ async def test_a_reader_that_never_joins_its_group(cluster: EmbeddedCluster) -> 
 
 
 async def test_a_name_server_that_waits_says_nothing_about_members(cluster: EmbeddedCluster, tmp_path: Path) -> None:
-    """It answers no route of any topic yet, so a group may have consumers."""
+    """This NameServer does not serve routes yet, so it is unclear whether the group has consumers."""
     broker = cluster.brokers[0]
     async with AdminClient(cluster.name_server) as admin:
         await create(admin, TopicConfig("waited", 1, 1))
@@ -281,13 +281,13 @@ async def test_a_group_that_is_well(cluster: EmbeddedCluster) -> None:
             found = await of_group(cluster, "well-group")
             texts = [finding.what for finding in found]
             queues = sorted(match[0] for text in texts if (match := re.search(r"\d queues?(?= and 0 messages)", text)))
-            # One has that of the retry topic besides.
+            # One of the members also has the queue of the retry topic.
             return texts if not complaints(found) and queues == ["1 queue", "2 queues"] else None
 
         texts = await until(told)
     assert "group well-group (clustering) has 2 members, and reads well" in texts
     assert all(text.split("asked for more ")[1].endswith(" s ago") for text in texts if "asked for more" in text)
-    # Nothing of servers and other groups, while nothing is wrong with them.
+    # There are no findings about servers and other groups if these are healthy.
     assert not [text for text in texts if "well-group" not in text and not text.startswith("member ")]
 
 
@@ -315,7 +315,7 @@ async def test_a_group_of_a_cluster_that_is_away() -> None:
 
 
 def one_group(**of_a: Any) -> OneGroup:
-    """Members a and b of a group that reads a topic with a queue for each; a minute ago all was consumed."""
+    """Returns a group with members a and b that reads a topic with two queues, and consumed all of it a minute ago."""
     now = now_ms()
     queues = [MessageQueue("orders", "broker-a", n) for n in range(2)]
     connected = ConsumerConnection(
@@ -339,7 +339,7 @@ def one_group(**of_a: Any) -> OneGroup:
 
 def test_a_member_that_asks_for_nothing() -> None:
     group = one_group(last_pull_timestamp=now_ms() - 600_000, cached_msg_count=1000)
-    # Nothing is there to be asked for.
+    # Nothing is left to pull.
     assert complaints(list(check_one_group(group))) == []
     group.progress[MessageQueue("orders", "broker-a", 0)].broker_offset = 1100
     (finding,) = complaints(list(check_one_group(group)))
@@ -356,7 +356,7 @@ def test_queues_that_no_member_has() -> None:
     group.progress[MessageQueue("orders", "broker-a", 2)] = OffsetWrapper(5, 0, 0, now_ms())
     (finding,) = complaints(list(check_one_group(group)))
     assert finding.what == "5 messages wait for group g in queues that no member has: orders broker-a:2"
-    # Somebody may have them who doesn't say.
+    # A member that does not respond can have these queues.
     del group.running["b"]
     group.silent["b"] = RequestTimeout("no answer", "a:1")
     (finding,) = complaints(list(check_one_group(group)))

@@ -1,4 +1,4 @@
-"""Doctor about replicas: slaves that hang, half-open links, deposed masters, masters without a NameServer."""
+"""Tests of the doctor on replicas: hanging slaves, half-open links, deposed masters, masters without a NameServer."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_hanging_slave_without_a_controller(copies: str, waits: bool) -> None:
 
 @pytest.mark.parametrize("clock_ahead_s", [0.0, 300.0, -300.0])
 def test_a_half_open_link(clock_ahead_s: float) -> None:
-    """The slave's last read is on its own clock."""
+    """The slave reports the time of its last read by its own clock."""
     cut = slave_seen(SLAVE, 2, silent_s=20 - clock_ahead_s, clock_ahead_s=clock_ahead_s)
     well = slave_seen(OTHER, 3, silent_s=4 - clock_ahead_s, clock_ahead_s=clock_ahead_s)
     (finding,) = problems(master_seen(), cut, well)
@@ -106,7 +106,7 @@ def test_a_half_open_link(clock_ahead_s: float) -> None:
 
 
 def test_a_deposed_master_that_no_name_server_has() -> None:
-    """Its links to the controllers and the NameServers are cut, clients still reach it."""
+    """The old master has lost its links to the controllers and NameServers, but clients still reach it."""
     new = BrokerSeen(
         CLUSTER,
         NAME,

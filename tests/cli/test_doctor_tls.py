@@ -1,4 +1,4 @@
-"""What the doctor says of TLS that doesn't work: each cause has its own remedy, and clients' errors say the same."""
+"""Tests of the doctor's findings about TLS errors. Each cause has its own remedy, and clients' errors name it too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def certificate(tmp_path: Path) -> MakeCertificate:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     def make(name: str, alternative: str = "127.0.0.1", days: int = 2) -> Certificate:
-        """Signed by itself, good from ten days ago until in so many days."""
+        """Creates a self-signed certificate, valid from ten days ago for `days` days from now."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         now = datetime.now(UTC)
@@ -60,7 +60,7 @@ def certificate(tmp_path: Path) -> MakeCertificate:
 
 
 async def diagnosed(tmp_path: Path, server: Certificate, context: ssl.SSLContext | None, **options: object) -> Finding:
-    """What is said of a NameServer with this certificate, by who asks with `context`."""
+    """Returns the finding about a NameServer with this certificate, for a client that uses `context`."""
     tls = {"tls_server_mode": TlsMode.ENFORCING} | options
     async with name_server(
         tmp_path / "namesrv", tls_server_cert_path=server[0], tls_server_key_path=server[1], **tls
@@ -76,7 +76,7 @@ async def test_a_certificate_that_nobody_trusted_signed(tmp_path: Path, certific
     finding = await diagnosed(tmp_path, certificate("server"), context)
     assert "signed by nobody whom this side trusts (self-signed certificate)" in finding.why
     assert finding.remedy.startswith("Name who signed it in tls.client.trustCertPath")
-    # Every client's error says it in the same words.
+    # The error of every client uses the same words.
     assert "can't connect to 127.0.0.1:" in finding.what
     assert "name who signed it in tls.client.trustCertPath, or in the ssl_context (cafile)" in finding.what
 

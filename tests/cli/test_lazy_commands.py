@@ -1,4 +1,4 @@
-"""Commands are imported when they are run; the tables that list them before say what they say themselves."""
+"""Tests that a command is imported only when it runs, and that the help tables match the commands."""
 
 from __future__ import annotations
 
@@ -10,19 +10,26 @@ from pathlib import Path
 import pytest
 import typer
 
+from gantrymq import Message, Producer, SyncProducer
 from gantrymq.cli.admin.app import MqadminGroup
 from gantrymq.cli.app import GantryGroup
 from gantrymq.cli.lazy import LazyGroup, load
 from gantrymq.cli.main import run
 from gantrymq.cli.server_options import COMMANDS, ServerOptions, parse_quickly, server_options
+from gantrymq.testing.embedded import EmbeddedCluster
 
-#: Each costs more than showing the help does.
-HEAVY = ("asyncio", "msgspec", "pydantic", "ssl", "uvloop", "yaml", "gantrymq.client", "gantrymq.store")
+#: Modules that each take longer to import than the help takes to show.
+HEAVY = ("asyncio", "msgspec", "pydantic", "rich", "ssl", "uvloop", "yaml", "gantrymq.client", "gantrymq.store")
+#: Modules that `gantry consume` does not need to read a topic.
+NOT_FOR_CONSUME = ("rich", "yaml", "gantrymq.client.admin", "gantrymq.client.producing.transaction_producer")
+#: Largest number of modules, with those of the standard library, that a help and `gantry consume` import.
+MOST_FOR_HELP = 240
+MOST_FOR_CONSUME = 540
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["admin", "--help"], ["broker", "--help"], ["--version"]])
 def test_help_imports_little(arguments: list[str]) -> None:
-    """Milliseconds depend on the machine; what is imported is what they are made of."""
+    """Times depend on the machine, so the test checks the imported modules instead."""
     script = (
         "import sys; from gantrymq.cli.main import run\n"
         f"run({arguments!r})\n"
@@ -30,8 +37,40 @@ def test_help_imports_little(arguments: list[str]) -> None:
         "commands = [name for name in sys.modules if name.startswith('gantrymq.cli.')]\n"
         "assert not found, found\n"
         "assert len(commands) <= 8, commands\n"
+        f"assert len(sys.modules) <= {MOST_FOR_HELP}, len(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
+
+
+def test_consume_imports_little(tmp_path: Path) -> None:
+    with EmbeddedCluster(directory=tmp_path) as cluster:
+        with SyncProducer(Producer(cluster.name_server, "makers")) as producer:
+            producer.send(Message("orders", b"one"))
+        script = (
+            "import sys; from gantrymq.cli.main import run\n"
+            f"assert run(['consume', 'orders', '-c', '1', '-n', {cluster.name_server!r}]) == 0\n"
+            f"found = [name for name in {NOT_FOR_CONSUME!r} if name in sys.modules]\n"
+            "assert not found, found\n"
+            f"assert len(sys.modules) <= {MOST_FOR_CONSUME}, len(sys.modules)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60)
+    assert done.stdout == b"one\n"
+
+
+def test_helps_are_plain_and_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, texts in (
+        (["--help"], [lazy.help for lazy in GantryGroup.table.values()]),
+        (["admin", "--help"], [lazy.help for lazy in MqadminGroup.table.values() if not lazy.hidden]),
+        (["context", "--help"], ["Forget one."]),
+    ):
+        assert run(arguments) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert "│" not in out
+        for text in texts:
+            assert text in out
+    assert run(["admin", "--help"]) == 0
+    headings = [line for line in capsys.readouterr().out.splitlines() if line.endswith(":") and line[:1].isalpha()]
+    assert headings[:4] == ["Options:", "Topics:", "Brokers:", "Consumer groups:"]
 
 
 def test_one_command_of_admin_imports_no_other() -> None:
@@ -86,11 +125,13 @@ def test_a_shell_completes(tmp_path: Path) -> None:
     assert complete("gantry admin updateTopicP", tmp_path) == ["updateTopicPerm"]
     assert complete("gantry broker --print", tmp_path) == ["--printConfig"]
     assert "--skip-bad" in complete("gantry produce t --skip", tmp_path)
+    for misspelt in ("gantry topicLst ", "gantry admin topicLst "):
+        complete(misspelt, tmp_path)
 
 
 def test_completion_is_installed(tmp_path: Path) -> None:
     done = subprocess.run(
-        # With a command behind it the shell stays: it is found among the parents, whoever runs this test.
+        # The second command keeps bash from replacing itself, so Typer finds the shell among the parent processes.
         ["bash", "-c", f"{sys.executable} -m gantrymq.cli --show-completion; exit $?"],
         env=os.environ | {"HOME": str(tmp_path)},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""`gantry`'s command line: help, errors, exit codes."""
+"""Tests of the `gantry` command line: help, errors, exit codes."""
 
 from __future__ import annotations
 
@@ -82,6 +82,13 @@ def test_a_missing_configuration_is_1(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "can't read the configuration file" in capsys.readouterr().err
 
 
+def test_the_help_lists_debug_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "  --debug " in out
+    assert "gantry consume orders -e" in out
+
+
 def test_debug_lets_the_error_through(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="can't read the configuration file"):
         run(["--debug", "broker", "-c", str(tmp_path / "none")])
@@ -109,7 +116,7 @@ def test_printed_configuration_can_be_read_back(tmp_path: Path, capsys: pytest.C
 
 
 def test_servers_start_without_what_they_do_not_need(tmp_path: Path) -> None:
-    # Each of these costs more time than a whole broker does.
+    # Each of these takes longer to import than a whole broker.
     heavy = "typer", "rich", "click", "pyspark", "pyarrow", "pandas", "numpy"
     script = (
         "import sys; from gantrymq.cli.main import run\n"

@@ -1,4 +1,4 @@
-"""`gantry produce`: what it makes of its input, and what of its messages a cluster then has."""
+"""Tests of `gantry produce`: how it reads its input, and the messages that a cluster then stores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq import (
     CONSUME_FROM_FIRST_OFFSET,
@@ -51,7 +51,7 @@ Received = Callable[[int], list[MessageExt]]
 
 @pytest.fixture
 def received(cluster: EmbeddedCluster, topic: str) -> Received:
-    """So many messages of the topic, by queue and offset."""
+    """Reads `count` messages of the topic and returns them by queue and offset."""
 
     def read(count: int) -> list[MessageExt]:
         pull = LitePullConsumer(cluster.name_server, topic, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
@@ -69,7 +69,7 @@ def received(cluster: EmbeddedCluster, topic: str) -> Received:
 
 
 def assign_all(consumer: SyncLitePullConsumer, topic: str) -> None:
-    """Returns when the topic is there, which its first message makes."""
+    """Waits until the first message has created the topic, then assigns all its queues."""
 
     def is_assigned() -> bool:
         with suppress(NoRouteInfo):

@@ -1,4 +1,4 @@
-"""`gantry request` and `gantry reply`, each the other's peer."""
+"""Tests of `gantry request` and `gantry reply` with each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.cli.main import run
 from gantrymq.cli.reply import _ask
@@ -57,7 +57,7 @@ def topic(request: pytest.FixtureRequest, cluster: EmbeddedCluster, capsys: pyte
 
 @contextmanager
 def replying(cluster: EmbeddedCluster, topic: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """Runs when the group's consumer is known to the broker."""
+    """Runs `gantry reply` and yields it when the group's consumer is registered with the broker."""
     command = [*GANTRY, "reply", topic, "-n", cluster.name_server, "-g", topic, *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:

@@ -1,4 +1,4 @@
-"""`gantry namesrv` and `gantry broker` as processes."""
+"""Tests of `gantry namesrv` and `gantry broker` as processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`gantry store`: options, output, exit codes. What the tools find is in tests/store/test_offline_tools.py."""
+"""Tests of the options, output and exit codes of `gantry store`.
+
+tests/store/test_offline_tools.py covers the findings of the tools.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def config_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A closed store with six messages."""
+    """Returns the directory of a closed store with six messages."""
     root = tmp_path / "store"
     store = opened(root)
     for n in range(6):

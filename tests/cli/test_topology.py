@@ -1,4 +1,4 @@
-"""`gantry topology` against real clusters: once, again and again, on a terminal."""
+"""Tests of `gantry topology` against real clusters: once, repeatedly, and on a terminal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_what_is_seen(cluster: EmbeddedCluster, monkeypatch: pytest.Monkey
         assert all(broker.version and broker.version.startswith("V5_") for broker in brokers)
 
         await admin.create_topic(TopicConfig("seen", 3, 5), cluster=CLUSTER)
-        # Asked for a moment ago: not again with every look.
+        # The topics were requested a moment ago, and not every look requests them again.
         assert [broker.topics for broker in await topology.look()] == [0, 0]
         monkeypatch.setattr(topology_module, "TOPICS_INTERVAL_S", 0.0)
         assert [(broker.topics, broker.queues) for broker in await topology.look()] == [(1, 5), (1, 5)]
@@ -139,7 +139,7 @@ def test_a_live_table_on_a_terminal(cluster: EmbeddedCluster) -> None:
                 drawn += os.read(leader, 65536)
             except OSError:
                 break
-        # The cursor is shown again, and no traceback is.
+        # The cursor is visible again, and there is no traceback.
         assert drawn.rfind(b"\x1b[?25h") > drawn.rfind(b"\x1b[?25l")
         assert b"Traceback" not in drawn
     finally:

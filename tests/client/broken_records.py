@@ -1,4 +1,4 @@
-"""Records that can't be read, each in its own way, and a broker that has them between good ones."""
+"""Unreadable records of several kinds, and a broker that serves them between readable ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gantrymq.system.clock import now_ms
 
 HOST = encode_host("127.0.0.1", 10911)
 ZLIB = compression_flag(CompressionType.ZLIB)
-#: The consumers of these tests take no larger bodies.
+#: Largest body that the consumers of these tests accept, in bytes.
 MAX_BODY_SIZE = 1024 * 1024
 
 
@@ -50,7 +50,7 @@ def _changed(field: str, code: str, value: int) -> Callable[[int], bytes]:
     return make
 
 
-#: The body alone can't be had: everything else is known.
+#: Records with an unreadable body. All other fields are readable.
 BAD_BODIES: dict[str, Callable[[int], bytes]] = {
     "no zlib": lambda offset: good(offset, b"nonsense", ZLIB),
     "zlib that is cut off": lambda offset: good(offset, zlib.compress(b"x" * 10_000)[:-5], ZLIB),
@@ -59,7 +59,7 @@ BAD_BODIES: dict[str, Callable[[int], bytes]] = {
     "compression that nobody knows": lambda offset: good(offset, b"nonsense", ZLIB | 7 << 8),
     "bomb": lambda offset: good(offset, zlib.compress(bytes(MAX_BODY_SIZE + 1)), ZLIB),
 }
-#: The record itself is damaged, or no record of this queue.
+#: Damaged records, and records that do not belong to this queue.
 BAD_RECORDS: dict[str, Callable[[int], bytes]] = {
     "another CRC": _changed("body_crc", ">i", 12345),
     "no record": _changed("magic", ">I", 0x12345678),
@@ -72,7 +72,7 @@ BAD_RECORDS: dict[str, Callable[[int], bytes]] = {
 
 
 class LogBroker(ScriptedGroupBroker):
-    """A queue of one topic, whose records are as given, whatever they are: the place in the list is the offset."""
+    """A broker with one queue that contains the given records. The index in the list is the offset."""
 
     def __init__(self, records: list[bytes]) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class LogBroker(ScriptedGroupBroker):
 
 @asynccontextmanager
 async def serving_topic(broker: LogBroker) -> AsyncIterator[str]:
-    """The address of a NameServer that knows of the broker's queue."""
+    """Yields the address of a NameServer with a route to the broker's queue."""
     name_server = ScriptedNameServer({})
     async with serving([name_server, broker]):
         for topic in ("topic", "%RETRY%group"):

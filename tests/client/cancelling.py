@@ -1,4 +1,4 @@
-"""Cancels a call in every turn of the loop that it lives through."""
+"""Cancels a call in every event-loop iteration of its execution."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ C = TypeVar("C")
 
 
 async def cancelled_after(turns: int, work: Coroutine[Any, Any, object]) -> bool:
-    """Whether it was cancelled: it had not ended after so many turns of the loop.
+    """Starts `work` and cancels it after `turns` iterations.
 
-    What is cancelled ends by CancelledError, what isn't by no error.
+    Returns true if it was cancelled, false if it had ended before.
+
+    A cancelled call must end with CancelledError, and any other call without an error.
     """
     task = asyncio.ensure_future(work)
     for _ in range(turns):
@@ -34,7 +36,7 @@ async def cancelled_after(turns: int, work: Coroutine[Any, Any, object]) -> bool
 
 
 def turns() -> Iterator[int]:
-    """1, 2, 3, ... and farther apart later. What is cancelled in turn 0 has not begun."""
+    """Yields 1, 2, 3, ... with growing distances. A task that is cancelled in iteration 0 has not started."""
     turn = 1
     while True:
         yield turn
@@ -42,7 +44,7 @@ def turns() -> Iterator[int]:
 
 
 async def in_every_turn(attempt: Callable[[int], Awaitable[bool]]) -> None:
-    """Calls `attempt` with one turn after the other, until it says that nothing was cancelled any more."""
+    """Calls `attempt` with one iteration after the other, until it returns false because nothing was cancelled."""
     for turn in turns():
         if not await attempt(turn):
             return
@@ -53,10 +55,10 @@ async def cancel_at_every_turn(
     call: Callable[[C], Coroutine[Any, Any, object]],
     still_works: Callable[[C], Awaitable[object]],
 ) -> None:
-    """Cancels `call` after 1, 2, 3, ... turns, until it isn't cancelled any more.
+    """Cancels `call` after 1, 2, 3, ... iterations, until it ends before the cancellation.
 
-    Each time it is that of another object, which `new` makes and opens; which works afterwards, as `still_works` tries,
-    and leaves nothing behind when it is closed. Python warns of nothing.
+    Each attempt uses a new object from `new`. After the cancellation, the object must work, as `still_works` checks.
+    After its close, it must leave no tasks, threads or sockets, and Python must raise no warnings.
     """
 
     async def attempt(turn: int) -> bool:
@@ -69,7 +71,7 @@ async def cancel_at_every_turn(
             e.add_note(f"cancelled in turn {turn}")
             raise
 
-    # What other tests left behind is found before, and isn't told here.
+    # Collects the leftovers of other tests first, so that their warnings do not count here.
     gc.collect()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

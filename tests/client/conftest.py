@@ -1,4 +1,4 @@
-"""A cluster for the client's tests: this project's own, or Java's if GANTRY_JAVA_LIB names a directory of its jars."""
+"""Cluster for the client's tests: this project's own, or Java's if GANTRY_JAVA_LIB names a directory with its jars."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.testing.embedded import EmbeddedCluster
 
-#: Messages that a consumer failed on come back after a second, not after ten.
+#: Failed messages are redelivered after a second instead of ten seconds.
 DELAY_LEVELS = " ".join(["1s"] * 18)
 
 _number = itertools.count()
@@ -28,21 +28,23 @@ _number = itertools.count()
 
 @pytest.fixture(autouse=True)
 def _every_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests read the log, and one's lines are not to be left out for those of another."""
+    """Turns off the limit of repeated log lines, because tests read the log."""
     monkeypatch.setattr("gantrymq.logs.LINES", 1_000_000)
 
 
 def _life_of_a_cluster(fixture_name: str, config: pytest.Config) -> Literal["module", "session"]:
-    """One of our own ends with its file: other tests would find its threads and sockets, and its lines in their log.
+    """Returns the scope of the cluster.
 
-    Java's, in processes of its own, takes long to start.
+    Our own ends with its test file, because it shares the process with the tests.
+
+    Java's cluster runs in its own processes and starts slowly, so all files share it.
     """
     return "session" if os.environ.get("GANTRY_JAVA_LIB") else "module"
 
 
 @pytest.fixture(scope=_life_of_a_cluster)
 def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """host:port of the NameServer of a cluster with one broker."""
+    """Yields host:port of the NameServer of a cluster with one broker."""
     if jars := os.environ.get("GANTRY_JAVA_LIB"):
         with java_cluster.running(Path(jars), tmp_path_factory.mktemp("cluster"), DELAY_LEVELS) as address:
             yield address
@@ -53,7 +55,7 @@ def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def unique(request: pytest.FixtureRequest) -> str:
-    """A name for a topic or group that no other test uses."""
+    """Returns a topic or group name that no other test uses."""
     return re.sub(r"[^a-zA-Z0-9_]", "_", request.node.name)[:60] + f"_{time.time_ns():x}_{next(_number)}"
 
 
@@ -65,7 +67,7 @@ async def producer(name_server: str) -> AsyncIterator[Producer]:
 
 @pytest.fixture
 async def topic(producer: Producer, unique: str) -> str:
-    """A new topic of four queues."""
+    """Creates a topic with four queues. Returns its name."""
     (broker,) = (await _when_known(producer, "TBW102")).broker_datas
     assert broker.master_address
     await producer.client.api.create_topic(broker.master_address, TopicConfig(unique, 4, 4))
@@ -74,7 +76,7 @@ async def topic(producer: Producer, unique: str) -> str:
 
 
 async def _when_known(producer: Producer, topic: str) -> TopicRouteData:
-    """The topic's route, as soon as the NameServer has heard of it."""
+    """Returns the topic's route as soon as the NameServer has it."""
     async with asyncio.timeout(20):
         while True:
             try:

@@ -45,7 +45,7 @@ class Listener:
 
 
 class Inbox:
-    """A handler; `all` is set when it has had all messages."""
+    """A handler. Sets `all` after it has received all messages."""
 
     def __init__(self) -> None:
         self.bodies: set[bytes] = set()
@@ -146,7 +146,7 @@ async def asynchronous(name_server: str, offsets: Path) -> None:
     async with AdminClient(name_server) as admin:
         await admin.cluster_info()
         await admin.topic_list()
-    # Left by a cancellation.
+    # The timeout cancels a call of this consumer.
     lite = LitePullConsumer(name_server, "given-up")
     lite.subscribe(TOPICS[2])
     with suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""What Apache's classes say (java/ProducerFacts.java)."""
+"""Results of Apache's classes (java/ProducerFacts.java)."""
 
 from __future__ import annotations
 

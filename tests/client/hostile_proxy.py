@@ -1,4 +1,4 @@
-"""A proxy that does to a server's answers what a test says: drops, delays, cuts, doubles, corrupts, floods."""
+"""A proxy that manipulates a server's responses: drops, delays, cuts, duplicates, corrupts or floods."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ MODES = [
     "asking",
     "garbage",
 ]
-#: Those that are tried at the same time, since most of them is waiting.
+#: Modes that run in parallel, because they mostly wait.
 MODES_TOGETHER = [MODES[begin : begin + 4] for begin in range(0, len(MODES), 4)]
 
 
 class HostileProxy:
-    """Before one server; `mode` is what it does to answers, None for nothing."""
+    """Proxy in front of one server. `mode` selects the manipulation, None for none."""
 
     def __init__(self, target: str, rewrites: dict[str, str]) -> None:
         self.mode: str | None = None
         self.address = ""
         self._target = target
-        #: Addresses in answers that are to be those of proxies.
+        #: Server addresses in responses that are replaced by proxy addresses.
         self._rewrites = rewrites
         self._tasks: set[asyncio.Task[None]] = set()
         self._random = random.Random(7)
@@ -140,7 +140,7 @@ class HostileProxy:
 
 @asynccontextmanager
 async def proxies(cluster: ProcessCluster) -> AsyncIterator[tuple[HostileProxy, HostileProxy]]:
-    """Before the NameServer and before the broker."""
+    """Yields a proxy in front of the NameServer and one in front of the broker."""
     async with AsyncExitStack() as stack:
         real = cluster.brokers[0].address
         broker = await stack.enter_async_context(HostileProxy(real, {}).running())
@@ -151,8 +151,11 @@ async def proxies(cluster: ProcessCluster) -> AsyncIterator[tuple[HostileProxy, 
 
 @contextmanager
 def no_complaints(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
-    """Neither Python's warnings nor asyncio, when it debugs, have anything to say; or what is put into the list."""
-    # What other tests left behind is found before, and isn't told here.
+    """Asserts that neither Python nor asyncio's debug mode report warnings.
+
+    Tests can add entries to the yielded list.
+    """
+    # Collects the leftovers of other tests first, so that their warnings do not count here.
     gc.collect()
     caplog.clear()
     asyncio.get_running_loop().set_debug(True)
@@ -163,6 +166,6 @@ def no_complaints(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
         gc.collect()
     wrong += [str(warning.message) for warning in told]
     texts = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
-    # It tells of what takes long, too.
+    # Ignores reports about slow callbacks.
     wrong += [text for text in texts if "took" not in text]
     assert not wrong, wrong

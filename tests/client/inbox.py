@@ -1,4 +1,4 @@
-"""A handler that keeps what it gets, and what goes with it."""
+"""A handler that stores its messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gantrymq.protocol.message import Message, MessageExt
 
 
 class Inbox:
-    """A handler that keeps what it gets."""
+    """A handler that stores its messages."""
 
     def __init__(self) -> None:
         self.messages: list[MessageExt] = []

@@ -1,4 +1,4 @@
-"""Java's NameServer and broker as processes, for tests that run against the reference."""
+"""Java's NameServer and broker as processes, for tests against the reference."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _JAVA = [
 
 @contextmanager
 def running(jars: Path, directory: Path, delay_levels: str) -> Iterator[str]:
-    """host:port of a NameServer with which one broker has registered."""
+    """Yields host:port of a NameServer with one registered broker."""
     (directory / "home" / "conf").mkdir(parents=True)
     name_server_port, broker_port = _free_port(), _free_port()
     (directory / "namesrv.conf").write_text(f"listenPort={name_server_port}\n")
@@ -85,7 +85,7 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def _free_port() -> int:
-    """A port that is free together with the one two below it, which Java's broker also takes."""
+    """Returns a port for which the second one below it is free, too. Java's broker also uses it."""
     while True:
         port = random.randrange(20000, 30000)
         with socket.socket() as first, socket.socket() as second:

@@ -1,4 +1,4 @@
-"""What a client must not leave behind: tasks, threads, sockets."""
+"""Detects tasks, threads and sockets that a client leaves behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from waiting import until
+from wait_until import until
 
 _LISTENING = "0A"
 
@@ -19,12 +19,12 @@ def _tasks() -> set[asyncio.Task[object]]:
 
 
 def _threads() -> set[str]:
-    # The loop's own executor keeps its threads as long as the loop lives.
+    # Ignores the executor's threads of the loop, which live as long as the loop.
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("gantrymq-")}
 
 
 def _sockets(other_ports: Collection[str] = ()) -> set[str]:
-    """This process's, but for those with these local ports."""
+    """Returns the sockets of this process, except those with these local ports."""
     found = set()
     addresses = _addresses() if other_ports else {}
     for descriptor in os.listdir("/proc/self/fd"):
@@ -38,7 +38,7 @@ def _sockets(other_ports: Collection[str] = ()) -> set[str]:
 
 
 def _addresses() -> dict[str, tuple[str, str]]:
-    """The local port and the state of each TCP socket, both hexadecimal (proc(5), /proc/net/tcp)."""
+    """Returns local port and state of each TCP socket, both hexadecimal (proc(5), /proc/net/tcp)."""
     rows = [
         line.split()
         for table in ("tcp", "tcp6")
@@ -49,10 +49,10 @@ def _addresses() -> dict[str, tuple[str, str]]:
 
 @asynccontextmanager
 async def nothing_left() -> AsyncIterator[None]:
-    """At the end of the block there is no more than at its begin, or a moment later.
+    """Asserts that the block leaves no additional tasks, threads and sockets behind, possibly after a moment.
 
-    Servers that listen at its begin are others': where Spark's tests ran in this process, their JVM calls back when it
-    collects garbage.
+    Ignores connections to servers that listen before the block. For example, Spark's JVM calls back at garbage
+    collections if Spark's tests ran in this process.
     """
     before = _tasks() | {asyncio.current_task()}, _threads(), _sockets()
     others = {port for name, (port, state) in _addresses().items() if name in before[2] and state == _LISTENING}

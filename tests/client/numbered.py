@@ -1,4 +1,4 @@
-"""Numbered messages to two brokers in processes of their own: sending them, and what the brokers have of them."""
+"""Numbered messages to two brokers in their own processes: sends them, and reads them back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ports import free_port
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.broker_api import PullStatus
 from gantrymq.client.producing.producer import Producer
@@ -20,14 +20,14 @@ from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.message import Message, MessageQueue, decode_messages
 from gantrymq.testing.processes import ProcessCluster, ServerProcess
 
-#: Sends under way at a time.
+#: Number of concurrent sends.
 SENDERS = 32
 TOPIC = "numbered"
 QUEUES = 4
 
 
 class Sends:
-    """The numbers that were acknowledged, each with its broker; `failed` counts sends that were given up."""
+    """Acknowledged numbers with their brokers. `failed` counts sends that were given up."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[int, str] = {}
@@ -39,10 +39,10 @@ class Sends:
 
 @asynccontextmanager
 async def two_brokers(directory: Path) -> AsyncIterator[ProcessCluster]:
-    # Brokers are started again where they were.
+    # Brokers restart at the same ports.
     cluster = ProcessCluster(directory, brokers=2, port=free_port())
-    await asyncio.to_thread(cluster.start)
     try:
+        await asyncio.to_thread(cluster.start)
         async with Producer(cluster.namesrv_addr, "makers") as producer:
             for broker in cluster.brokers:
                 await producer.client.api.create_topic(broker.address, TopicConfig(TOPIC, QUEUES, QUEUES))
@@ -83,7 +83,7 @@ async def send_numbered(producer: Producer, numbers: Iterable[int], sends: Sends
 
 
 async def stored(name_server: str, brokers: list[ServerProcess]) -> Counter[int]:
-    """How often each number is in the brokers."""
+    """Returns how often the brokers have each number."""
     found: Counter[int] = Counter()
     async with Producer(name_server, "readers") as reader:
         for broker, queue_id in itertools.product(brokers, range(QUEUES)):
@@ -100,7 +100,7 @@ async def stored(name_server: str, brokers: list[ServerProcess]) -> Counter[int]
 
 
 def restarted(cluster: ProcessCluster, number: int, **changes: str) -> ServerProcess:
-    """A broker, stopped or killed, started again where it was; `changes` are of its configuration."""
+    """Restarts a broker, which may have been killed, at its port. `changes` are for its configuration."""
     properties = cluster._properties_of_broker(number) | changes
     cluster.brokers[number].stop()
     broker = cluster._start("broker", properties["brokerName"], properties)

@@ -1,4 +1,4 @@
-"""Servers that answer as a test says: for failures that a real broker doesn't have on demand."""
+"""Scripted servers, for failures that a real broker cannot produce on demand."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from gantrymq.protocol.headers.send import (
 )
 from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.remoting.connection import Connection, RequestHandler
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 
 SILENT = None
 
 
 class Scripted(Protocol):
-    """What `serving` starts and stops."""
+    """Interface of the servers that `serving` starts and stops."""
 
     server: RemotingServer
 
 
 class ScriptedBroker:
-    """Answers every send with `answer`, a ResponseCode or SILENT; `sends` counts them, per queue id."""
+    """Responds to every send with `answer`, a ResponseCode or SILENT. `sends` has the queue ids of all sends."""
 
     def __init__(self, name: str, answer: ResponseCode | None = ResponseCode.SUCCESS) -> None:
         self.name = name
         self.answer = answer
         self.sends: list[int] = []
         self.headers: list[SendMessageRequestHeaderV2] = []
-        self.server = RemotingServer({RequestCode.SEND_MESSAGE_V2: self._send}, host="127.0.0.1")
+        self.server = RemotingServer({RequestCode.SEND_MESSAGE_V2: self._send}, ListenOptions("127.0.0.1"))
 
     @property
     def address(self) -> str:
@@ -58,12 +59,12 @@ class ScriptedBroker:
 
 
 class ScriptedNameServer:
-    """Knows the topics in `routes`; `asked` are the topics of all requests."""
+    """Has the routes in `routes`. `asked` has the topics of all requests."""
 
     def __init__(self, routes: dict[str, TopicRouteData]) -> None:
         self.routes = routes
         self.asked: list[str] = []
-        self.server = RemotingServer({RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route}, host="127.0.0.1")
+        self.server = RemotingServer({RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route}, ListenOptions("127.0.0.1"))
 
     @property
     def address(self) -> str:
@@ -78,7 +79,10 @@ class ScriptedNameServer:
 
 
 def route_over(addresses: dict[str, str], queue_nums: int = 2) -> TopicRouteData:
-    """A topic with `queue_nums` queues on each broker; `addresses` of the masters by broker name."""
+    """Returns a route with `queue_nums` queues on each broker.
+
+    `addresses` are the masters' addresses by broker name.
+    """
     return TopicRouteData(
         [QueueData(name, queue_nums, queue_nums, 6) for name in addresses],
         [BrokerData("cluster", name, {0: address}) for name, address in addresses.items()],
@@ -95,10 +99,10 @@ async def serving(servers: Iterable[Scripted]) -> AsyncIterator[None]:
 
 
 class ScriptedGroupBroker:
-    """A broker for one consumer: it has no offset of the group and answers pulls as told.
+    """A broker for one consumer. It has no offset of the group, and its responses to pulls are scripted.
 
-    `pulls` are the headers of all pulls. The first are answered with `pull_answers`, the others never; each answer is
-    (code, next offset, records). `heartbeats` counts.
+    `pulls` has the headers of all pulls. The first ones get `pull_answers`, the others no response. Each answer is
+    (code, next offset, records). `heartbeats` is a counter.
     """
 
     remark = "as scripted"
@@ -115,7 +119,7 @@ class ScriptedGroupBroker:
         self.committed: dict[tuple[str, int], int] = {}
         self.asked_for_members = 0
         self._client_id = ""
-        self.server = RemotingServer(self.handlers(), host="127.0.0.1", port=port)
+        self.server = RemotingServer(self.handlers(), ListenOptions("127.0.0.1", port))
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {

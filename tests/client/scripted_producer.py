@@ -1,4 +1,7 @@
-"""A broker for one producer: keeps what it is sent, answers as told, and asks what brokers ask producers."""
+"""A broker for one producer.
+
+It records sends, gives scripted responses, and can send the requests of a broker to the producer.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from gantrymq.protocol.private_fields import REASON_FIELD
 from gantrymq.protocol.properties import decode_properties
 from gantrymq.protocol.record import encode_host
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 
 HOST = encode_host("127.0.0.1", 10911)
@@ -36,14 +40,16 @@ class Sent:
 
     @property
     def bodies(self) -> list[bytes]:
-        """The bodies of a batch."""
+        """Returns the bodies of a batch."""
         return [body for _, body, _ in decode_batch(self.body)]
 
 
 class ProducerBroker:
-    """Answers sends with `answer` and the ext fields in `more`; keeps them in `sent`, and END_TRANSACTION in `ends`.
+    """Responds to sends with `answer` and the ext fields in `more`.
 
-    `connection` is the producer's. Heartbeats are answered unless it `hangs`; `heartbeats` counts them.
+    Records sends in `sent`, and END_TRANSACTION in `ends`.
+
+    `connection` is the producer's. Heartbeats get a response unless the broker `hangs`; `heartbeats` counts them.
     """
 
     def __init__(self, name: str = "broker", answer: ResponseCode | None = ResponseCode.SUCCESS, port: int = 0) -> None:
@@ -68,8 +74,7 @@ class ProducerBroker:
                 RequestCode.UNREGISTER_CLIENT: lambda connection, request: RemotingCommand.response(),
                 RequestCode.GET_MAX_OFFSET: self._max_offset,
             },
-            host="127.0.0.1",
-            port=port,
+            ListenOptions("127.0.0.1", port),
         )
 
     @property
@@ -77,9 +82,13 @@ class ProducerBroker:
         return f"127.0.0.1:{self.server.port}"
 
     def refuse(self, code: ResponseCode, reason: RefusalReason) -> None:
-        """Sends are refused from now on."""
+        """Rejects sends from now on."""
         self.answer = code
         self.more = {REASON_FIELD: reason}
+
+    def accept(self) -> None:
+        """Stores messages from now on."""
+        self.answer, self.more = ResponseCode.SUCCESS, {}
 
     def _send(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         sent = Sent(request)
@@ -107,7 +116,7 @@ class ProducerBroker:
 
 @asynccontextmanager
 async def scripted_cluster(*brokers: ProducerBroker, topics: tuple[str, ...] = ("topic",)) -> AsyncIterator[str]:
-    """host:port of a NameServer that knows `topics` on all the brokers."""
+    """Yields host:port of a NameServer with routes of `topics` to all the brokers."""
     name_server = ScriptedNameServer({})
     async with serving([name_server, *brokers]):
         for topic in topics:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import pytest
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.trace import decode_trace
@@ -30,7 +30,7 @@ from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBroke
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 
 CLUSTER = "DefaultCluster"
-#: Nobody listens there.
+#: An address without a server.
 DEAD = "127.0.0.1:1"
 T = TypeVar("T")
 
@@ -38,20 +38,20 @@ T = TypeVar("T")
 @pytest.fixture
 async def admin(name_server: str) -> AsyncIterator[AdminClient]:
     async with AdminClient(name_server) as admin:
-        # Java's broker registers some time after it began to listen.
+        # Java's broker opens its port some time before it registers.
         await answered(lambda: admin.masters_of(CLUSTER), bool)
         yield admin
 
 
 @pytest.fixture
 async def master(admin: AdminClient) -> str:
-    """The one broker's host:port."""
+    """Returns the only broker's host:port."""
     (address,) = await admin.masters_of(CLUSTER)
     return address
 
 
 async def answered(ask: Callable[[], Awaitable[T]], holds: Callable[[T], object]) -> T:
-    """The first answer that `holds`; errors of the cluster count as none."""
+    """Returns the first response that `holds`. Repeats the request after errors of the cluster."""
 
     async def held() -> tuple[T] | tuple[()]:
         try:
@@ -72,7 +72,7 @@ async def make_topic(admin: AdminClient, topic: str, queue_nums: int = 2) -> Non
 
 
 async def fill(producer: Producer, topic: str, count: int, queue_id: int = 0) -> list[str]:
-    """The unique keys of `count` messages in one queue, whose keys are key-0 and so on."""
+    """Sends `count` messages with the keys key-0, key-1 and so on to one queue. Returns their unique keys."""
     queue = MessageQueue(topic, "broker-a", queue_id)
     return [
         (await producer.send(Message(topic, b"body %d" % n, tags="TagA", keys=f"key-{n}"), queue=queue)).msg_id
@@ -327,8 +327,8 @@ async def test_clients_that_are_connected(
     consumer = PushConsumer(name_server, unique, ignore)
     consumer.subscribe(unique, "TagA || TagB")
     async with consumer:
-        # Without a retry topic the NameServer doesn't know where a new group is. Java's broker notes the connection
-        # first and then what it subscribes to (ConsumerManager.registerConsumer).
+        # Without a retry topic, the NameServer has no route of a new group. Java's broker stores the connection before
+        # the subscription (ConsumerManager.registerConsumer).
         connection = await answered(
             lambda: admin.consumer_connection(unique, master), lambda found: unique in found.subscription_table
         )
@@ -438,7 +438,7 @@ async def test_who_has_consumed_a_message(
     sent = await producer.send(Message(unique, b"hello"), queue=MessageQueue(unique, "broker-a", 0))
     consumer = PushConsumer(name_server, unique, consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(unique)
-    # As a first failed message would.
+    # The first failed message would create this topic, too.
     await make_topic(admin, f"%RETRY%{unique}", 1)
     message = await admin.message_by_offset_id(sent.offset_msg_id)
     async with consumer:

@@ -1,4 +1,4 @@
-"""docs/compatibility.md says which kinds of clients answer a broker's request: each is asked, over the wire."""
+"""docs/compatibility.md lists the broker requests that each kind of client supports. Sends all of them to each kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -20,21 +20,22 @@ from gantrymq.errors import NoRouteInfo
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 
 TEXT = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
 SECTION = TEXT.partition("\n## Requests of a broker to its clients\n")[2].partition("\n## ")[0]
 ROWS = re.findall(r"^\| (\d+) \| (\w+) \| ([^|]+) \|$", SECTION, re.MULTILINE)
-#: No client's: whoever answers all else has answered before.
+#: A code that no client supports. Its response shows that all earlier requests were handled.
 LAST = 99_999
 
 
 class Server:
-    """Keeps the connection of whoever asks it for a route."""
+    """Stores the connection of the client that queries a route."""
 
     def __init__(self) -> None:
         self.connection: Connection | None = None
-        self.server = RemotingServer({RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route}, host="127.0.0.1")
+        self.server = RemotingServer({RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route}, ListenOptions("127.0.0.1"))
 
     def _route(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         self.connection = connection
@@ -50,7 +51,7 @@ class Listener:
 
 
 async def ignore(message: object) -> None:
-    """A handler."""
+    """Does nothing."""
 
 
 def consumer(kind: Callable[..., Any], address: str, *args: object) -> Any:
@@ -59,7 +60,7 @@ def consumer(kind: Callable[..., Any], address: str, *args: object) -> Any:
     return made
 
 
-#: How each kind is made, and what makes it connect.
+#: How to create each kind of client, and how to make it connect.
 Kind = tuple[Callable[[str], Any], Callable[[Any], Awaitable[object]] | None]
 KINDS: dict[str, Kind] = {
     "Producer": (lambda to: Producer(to, "group"), lambda it: it.queues("topic")),
@@ -90,7 +91,10 @@ async def test_what_a_client_answers_is_documented(name: str) -> None:
 
 
 async def _answered(connection: Connection) -> set[int]:
-    """The codes that aren't refused. They have no header, so nothing is done; some are answered by nothing at all."""
+    """Returns the codes that are not rejected.
+
+    The requests have no header, so they have no effect; some get no response.
+    """
     answers = {
         code: connection.start_request(RemotingCommand.request(code), 20_000) for code in [*map(int, RequestCode), LAST]
     }

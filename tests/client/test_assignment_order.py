@@ -1,4 +1,4 @@
-"""Several who wait for queues of one consumer get on in the order in which they came."""
+"""Several callers that wait for queues of one consumer continue in the order of their calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def test_who_waits_longest_gets_on_first() -> None:
         order.append(number)
 
     waiting = [asyncio.create_task(wait(number)) for number in range(_COUNT)]
-    # Each begins to wait in its first step.
+    # Each caller starts to wait in its first step.
     await asyncio.sleep(0)
     queues.add(MessageQueue("orders", "broker-a", 0))
     assignment.wake()

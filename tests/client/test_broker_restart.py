@@ -1,4 +1,4 @@
-"""Clients whose broker goes away and comes back."""
+"""Clients whose broker goes down and restarts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
@@ -65,7 +65,10 @@ async def test_clients_go_on_after_a_restart(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_a_consumer_that_ends_commits_again_what_a_killed_broker_has_lost(tmp_path: Path) -> None:
-    """Its next consumer would get the messages once more though this one ended in order after the broker was back."""
+    """A killed broker may have lost the last commit.
+
+    Without a repeated commit, the next consumer would receive messages again.
+    """
     name_server = NameServer(NamesrvConfig(listen_port=0, kv_config_path=tmp_path / "kvConfig.json"))
     await name_server.start()
     store, port = tmp_path / "store", free_port()
@@ -88,12 +91,12 @@ async def test_a_consumer_that_ends_commits_again_what_a_killed_broker_has_lost(
     async with LitePullConsumer(name_server.address, "group", consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
         await consumer.assign([result.queue])
         assert [message.body for message in await consumer.poll()] == [b"handled"]
-        # A pull would tell the broker the offset, too.
+        # A pull would also commit the offset.
         consumer.pause([result.queue])
         await consumer.commit()
         assert broker.offsets.queues("group", "topic") == {queue_id: 1}
         await broker.stop()
-        # As a kill between the commit and the next write of the table leaves it.
+        # The state after a kill between the commit and the next write of the offset table.
         (store / "config" / "consumerOffset.json").write_text('{"offsetTable":{}}')
         (store / "config" / "consumerOffset.json.bak").unlink(missing_ok=True)
         broker = new_broker()

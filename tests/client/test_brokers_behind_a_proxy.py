@@ -1,4 +1,4 @@
-"""Clients to whom two brokers are one address, that of a proxy: each request says which of them it is for."""
+"""Clients of a proxy, where two brokers have the same address. Each request names its broker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from inbox import Inbox
 from running_proxy import running_proxy
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -26,21 +26,21 @@ BODIES = [b"%d" % n for n in range(12)]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    """What comes again comes soon."""
+    """Starts a cluster with short retry delays."""
     with EmbeddedCluster(2, message_delay_level=" ".join(["1s"] * 18)) as cluster:
         yield cluster
 
 
 @pytest.fixture
 async def here(cluster: EmbeddedCluster) -> AsyncIterator[str]:
-    """The proxy's address."""
+    """Yields the proxy's address."""
     async with running_proxy(cluster.name_server) as proxy:
         yield proxy.remoting_address
 
 
 @pytest.fixture
 async def topic(cluster: EmbeddedCluster, request: pytest.FixtureRequest) -> str:
-    """A topic with two queues on each broker."""
+    """Creates a topic with two queues on each broker."""
     async with AdminClient(cluster.name_server) as admin:
         name = "".join(char if char.isalnum() else "_" for char in request.node.name)
         await admin.ensure_topic(name, queues=QUEUES_OF_BROKER)
@@ -48,7 +48,7 @@ async def topic(cluster: EmbeddedCluster, request: pytest.FixtureRequest) -> str
 
 
 async def send_to_all(here: str, topic: str) -> dict[MessageQueue, list[bytes]]:
-    """Sends BODIES, as many to each queue."""
+    """Sends BODIES, evenly distributed over the queues."""
     async with Producer(here, "producers") as producer:
         queues = await producer.queues(topic)
         assert Counter(queue.broker_name for queue in queues) == {"broker-a": 2, "broker-b": 2}
@@ -79,7 +79,7 @@ async def test_a_lite_pull_consumer(here: str, topic: str) -> None:
 
 
 async def test_what_failed_comes_back_from_its_broker(here: str, topic: str) -> None:
-    """A pull, then the way back, and a pull of the retry topic, which both brokers have."""
+    """Covers the pull, the send back, and the pull of the retry topic, which exists on both brokers."""
     sent = await send_to_all(here, topic)
     inbox, failed = Inbox(), set[bytes]()
 
@@ -94,7 +94,7 @@ async def test_what_failed_comes_back_from_its_broker(here: str, topic: str) -> 
     async with consumer:
         await until(lambda: len(inbox.messages) >= len(BODIES))
     assert inbox.bodies == sorted(BODIES)
-    # Each is given back to the broker that has it.
+    # Each message is sent back to its own broker.
     brokers = {body: queue.broker_name for queue, bodies in sent.items() for body in bodies}
     assert {message.body: message.broker_name for message in inbox.messages} == brokers
 
@@ -113,7 +113,7 @@ async def test_queues_in_order_are_locked_at_their_broker(here: str, topic: str)
 
 
 async def test_a_simple_consumer(here: str, topic: str) -> None:
-    """Pops, puts one message off, and acknowledges all."""
+    """Pops messages, changes the invisible duration of one, and acknowledges all."""
     await send_to_all(here, topic)
     found: Counter[bytes] = Counter()
     consumer = SimpleConsumer(here, f"{topic}_group", consume_from_where=CONSUME_FROM_FIRST_OFFSET)

@@ -1,4 +1,4 @@
-"""AdminClient's calls, cancelled in every turn: it goes on, and nothing is left."""
+"""AdminClient calls that are cancelled in every iteration: the client continues and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_close_that_is_cancelled(cluster: ProcessCluster) -> None:
             await asyncio.sleep(0)
             was_cancelled = await cancelled_after(turn, admin.close())
             await asyncio.gather(asking, return_exceptions=True)
-            # It is closed, or goes on to it alone.
+            # It is closed, or completes the close in the background.
             if turn % 2:
                 await admin.close()
         return was_cancelled

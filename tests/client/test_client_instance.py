@@ -1,4 +1,4 @@
-"""What a producer or consumer tells brokers of itself."""
+"""Heartbeats of producers and consumers to brokers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from ports import free_port
 from scripted import serving
 from scripted_producer import ProducerBroker, scripted_cluster
-from waiting import until
+from wait_until import until
 
 from gantrymq.client import client_instance
 from gantrymq.client.client_instance import ClientInstance
@@ -20,7 +20,7 @@ from gantrymq.protocol.message import Message
 
 
 class BrokenHook:
-    """A user's hook that fails on heartbeats, as long as it is `broken`."""
+    """A user's hook that fails for heartbeats while it is `broken`."""
 
     def __init__(self) -> None:
         self.broken = True
@@ -34,10 +34,10 @@ class BrokenHook:
 
 
 async def test_whatever_fails_in_a_heartbeat_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The rebalance and the pulls, which heartbeat too, would end for ever."""
+    """Otherwise the rebalance and the pulls, which also send heartbeats, would end."""
     broker, hook = ProducerBroker(), BrokenHook()
     async with scripted_cluster(broker) as address:
-        client = ClientInstance(address, producer_data=ProducerData("group"), hooks=[hook])
+        client = ClientInstance(address, group_data=ProducerData("group"), hooks=[hook])
         await client.routes.get("topic")
         await client.greet_new_brokers()
         assert "as scripted" in caplog.text
@@ -48,10 +48,10 @@ async def test_whatever_fails_in_a_heartbeat_ends_nothing(caplog: pytest.LogCapt
 
 
 async def test_brokers_that_have_left_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    """Their addresses would gather, and the close would try to reach each."""
+    """Otherwise their addresses would accumulate, and the close would try to connect to each."""
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address:
-        client = ClientInstance(address, producer_data=ProducerData("group"))
+        client = ClientInstance(address, group_data=ProducerData("group"))
         await client.routes.get("topic")
         client.routes.all_brokers()["gone"] = {0: "127.0.0.1:1"}
         await client.greet_new_brokers()
@@ -65,10 +65,10 @@ async def test_brokers_that_have_left_are_forgotten(caplog: pytest.LogCaptureFix
 
 
 async def test_a_broker_whose_connection_was_lost_is_told_again() -> None:
-    """It was told 30 s later: requests had no replies so long, and transactions no checks."""
+    """Without a new heartbeat, requests get no replies and transactions get no checks for 30 s."""
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address:
-        client = ClientInstance(address, producer_data=ProducerData("group"))
+        client = ClientInstance(address, group_data=ProducerData("group"))
         client.start()
         await client.routes.get("topic")
         await client.greet_new_brokers()
@@ -92,10 +92,10 @@ async def test_who_needs_the_broker_at_once_tells_it_at_once() -> None:
 
 
 async def test_who_stops_waiting_leaves_the_wait_to_the_next() -> None:
-    """A heartbeat under way counted as taken in: the reply to the next request found nobody."""
+    """A cancelled caller must not count as a finished heartbeat. Otherwise the next request's reply is lost."""
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address:
-        client = ClientInstance(address, producer_data=ProducerData("group"))
+        client = ClientInstance(address, group_data=ProducerData("group"))
         await client.routes.get("topic")
         cancelled = asyncio.ensure_future(client.greet_new_brokers())
         await asyncio.sleep(0)
@@ -109,10 +109,10 @@ async def test_who_stops_waiting_leaves_the_wait_to_the_next() -> None:
 
 
 async def test_all_who_need_the_broker_wait_for_the_one_heartbeat() -> None:
-    """The second of two went on at once: it was announced, as far as anybody knew."""
+    """A second caller must not continue before the heartbeat is complete."""
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address:
-        client = ClientInstance(address, producer_data=ProducerData("group"))
+        client = ClientInstance(address, group_data=ProducerData("group"))
         await client.routes.get("topic")
 
         async def told() -> int:
@@ -126,7 +126,7 @@ async def test_all_who_need_the_broker_wait_for_the_one_heartbeat() -> None:
 async def test_who_has_no_time_leaves_the_wait_to_the_next() -> None:
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address:
-        client = ClientInstance(address, producer_data=ProducerData("group"))
+        client = ClientInstance(address, group_data=ProducerData("group"))
         await client.routes.get("topic")
         await client.greet_new_brokers(0.0)
         assert client._greeting
@@ -139,14 +139,14 @@ async def test_nobody_waits_again_for_a_broker_that_hangs() -> None:
     broker = ProducerBroker()
     broker.hangs = True
     async with scripted_cluster(broker) as address:
-        client = ClientInstance(address, producer_data=ProducerData("group"))
+        client = ClientInstance(address, group_data=ProducerData("group"))
         await client.routes.get("topic")
         waited = [asyncio.ensure_future(client.greet_new_brokers(0.2)) for _ in range(2)]
         await asyncio.gather(*waited)
         assert client._greeting
         async with asyncio.timeout(0.1):
             await client.greet_new_brokers()
-        # When it is back it counts again.
+        # If the broker responds again, it is used again.
         (await until(lambda: broker.connection)).abort()
         broker.hangs = False
         await until(lambda: not client._greeting)
@@ -161,7 +161,7 @@ async def test_a_broker_that_is_gone_is_tried_less_and_less_often(monkeypatch: p
     port = free_port()
     broker = ProducerBroker(port=port)
     async with scripted_cluster(broker) as address:
-        client = ClientInstance(address, producer_data=ProducerData("group"))
+        client = ClientInstance(address, group_data=ProducerData("group"))
         client.start()
         await client.routes.get("topic")
         await client.greet_new_brokers()
@@ -170,7 +170,7 @@ async def test_a_broker_that_is_gone_is_tried_less_and_less_often(monkeypatch: p
         back = ProducerBroker(port=port)
         async with serving([back]):
             await until(lambda: back.heartbeats == 1)
-            # It need not be sought any more.
+            # The client stops its attempts to reconnect.
             await until(lambda: not client._lost)
             await client.close()
 

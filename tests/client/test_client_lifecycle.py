@@ -1,16 +1,17 @@
-"""Starting and closing, whoever is cancelled meanwhile: nothing is left, and nobody stays in the group."""
+"""Start and close with cancellations: nothing is left behind, and no member stays in the group."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cancelling import cancelled_after, in_every_turn
 from leftovers import nothing_left
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -28,17 +29,17 @@ TOPIC = "lives"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    """In processes of its own: what is left in this one is the clients'."""
+    """Starts a cluster in its own processes, so that all tasks and sockets of this process belong to the clients."""
     with ProcessCluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
 
 
 async def handle(message: MessageExt) -> None:
-    """A handler."""
+    """Does nothing."""
 
 
 def handle_in_thread(message: MessageExt) -> None:
-    """Another."""
+    """Does nothing, in a thread."""
 
 
 class Listener:
@@ -68,7 +69,7 @@ KINDS: dict[str, Callable[[str], Any]] = {
 }
 
 
-#: What is refused when they are closed.
+#: Calls that a closed client rejects.
 CALLS: dict[str, Callable[[Any], Awaitable[object]]] = {
     "producer": lambda client: client.send(Message(TOPIC, b"x")),
     "batching producer": lambda client: client.enqueue(Message(TOPIC, b"x")),
@@ -79,7 +80,7 @@ CALLS: dict[str, Callable[[Any], Awaitable[object]]] = {
 
 
 async def use(client: Any) -> None:
-    """Does what makes connections and joins the group."""
+    """Opens connections and joins the group."""
     match client:
         case TransactionProducer():
             await client.send_in_transaction(Message(TOPIC, b"x"))
@@ -93,7 +94,7 @@ async def use(client: Any) -> None:
 
 @pytest.fixture
 async def topic(cluster: ProcessCluster) -> None:
-    """There is the topic."""
+    """Creates the topic."""
     async with Producer(cluster.namesrv_addr, "makers") as producer:
         await producer.send(Message(TOPIC, b"x"))
 
@@ -120,7 +121,7 @@ async def test_a_start_that_is_cancelled(cluster: ProcessCluster, topic: None, k
             client: Lifecycle = KINDS[kind](cluster.namesrv_addr)
             was_cancelled = await cancelled_after(turn, client.start())
             if was_cancelled:
-                # It is closed, and may be started anew.
+                # It is closed, and can be started again.
                 async with client:
                     pass
             await client.close()
@@ -131,7 +132,7 @@ async def test_a_start_that_is_cancelled(cluster: ProcessCluster, topic: None, k
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_close_that_is_cancelled(cluster: ProcessCluster, topic: None, kind: str) -> None:
-    """Twenty of 26 left a ghost in the group, whose queues nobody read."""
+    """An incomplete close would leave a member in the group whose queues have no consumer."""
 
     async def attempt(turn: int) -> bool:
         async with nothing_left():
@@ -140,7 +141,7 @@ async def test_a_close_that_is_cancelled(cluster: ProcessCluster, topic: None, k
             await use(client)
             was_cancelled = await cancelled_after(turn, client.close())
             if turn % 2:
-                # Whoever closes it again waits for the end; else it goes on alone.
+                # A second close waits for the end. Without it, the close completes in the background.
                 await client.close()
                 assert not await members(cluster)
         return was_cancelled
@@ -177,7 +178,7 @@ async def test_closed_by_several_at_once_and_again(cluster: ProcessCluster, topi
         if kind in CALLS:
             with pytest.raises(ClientClosed):
                 await CALLS[kind](client)
-        # Another life.
+        # The client can be started again.
         async with client:
             await use(client)
 
@@ -190,15 +191,17 @@ async def test_closed_before_it_is_up(cluster: ProcessCluster, topic: None, kind
         await client.close()
 
 
-async def test_what_fails_at_the_start_leaves_nothing(cluster: ProcessCluster) -> None:
+async def test_what_fails_at_the_start_leaves_nothing(cluster: ProcessCluster, tmp_path: Path) -> None:
+    offsets = tmp_path / "offsets"
+    offsets.write_text("a file in place of the directory")
     async with nothing_left():
-        producer = Producer(cluster.namesrv_addr, "group", linger_ms=1, batch_size=-5, enable_trace=True)
-        with pytest.raises(ClientError, match="batch_size"):
-            await producer.start()
+        consumer = LitePullConsumer(cluster.namesrv_addr, "group", broadcasting=True, offset_directory=offsets)
+        with pytest.raises(ClientError, match="offsets"):
+            await consumer.start()
 
 
 def test_another_event_loop_is_refused(cluster: ProcessCluster) -> None:
-    """Used from a second loop a producer stored the message and raised RuntimeError."""
+    """Otherwise the producer would store the message and raise RuntimeError."""
     first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
     producer = Producer(cluster.namesrv_addr, "group")
     try:

@@ -1,4 +1,4 @@
-"""Python's development mode and asyncio's debug mode find nothing in a program that uses every client."""
+"""Python's development mode and asyncio's debug mode report nothing for a program that uses every client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from gantrymq.testing.processes import ProcessCluster
 
 SCRIPT = Path(__file__).parent / "every_client.py"
-#: What a busy machine makes asyncio say.
+#: Asyncio's report about slow callbacks on a busy machine.
 SLOW = re.compile(r"Executing <.* took \d+\.\d+ seconds")
 
 

@@ -1,4 +1,4 @@
-"""Every public call of AdminClient against servers that do all sorts of things; so are those that are yet to come."""
+"""Every public call of AdminClient, including future ones, against faulty servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from gantrymq.testing.processes import ProcessCluster
 
 TOPIC = "administered"
 TIMEOUT_MS = 300
-#: Routes are asked for with the clients' own timeout, and a call may take several requests.
+#: Longest time of a call, in seconds: route queries have the client's own timeout, and a call may need several
+#: requests.
 CALL_S = 3.0
 HOST = encode_host("127.0.0.1", 10911)
 
@@ -50,7 +51,7 @@ async def one_by_one(*messages: MessageExt) -> AsyncIterator[MessageExt]:
 
 
 def values(broker: str) -> dict[str, Any]:
-    """What the parameters of each name are given. What is made or deleted is nobody else's."""
+    """Returns the arguments by parameter name. Created and deleted objects belong to no other test."""
     return {
         "acl": AclInfo("User:nobody"),
         "address": broker,
@@ -98,7 +99,7 @@ def values(broker: str) -> dict[str, Any]:
     }
 
 
-#: Values of one method alone.
+#: Arguments for a single method.
 OWN: dict[str, dict[str, Any]] = {
     "create_topic": {"config": TopicConfig("made", 1, 1)},
     "create_topics": {"configs": [TopicConfig("made", 1, 1)]},
@@ -141,7 +142,7 @@ async def test_every_call_ends(modes: list[str], cluster: ProcessCluster, caplog
             pass
         except Exception as e:
             wrong.append(f"{mode}: {name} raised {e!r}")
-        # The calls of all modes share this process: what the others compute is no part of a call's wait.
+        # The calls of all modes share this process, so other calls' CPU time does not count as waiting.
         waited_s = stopwatch.waited_s()
         if waited_s > CALL_S + 1:
             wrong.append(f"{mode}: {name} waited {waited_s:.1f} s")
@@ -159,7 +160,7 @@ async def test_every_call_ends(modes: list[str], cluster: ProcessCluster, caplog
 
 
 async def test_every_call_has_its_values(cluster: ProcessCluster) -> None:
-    """With servers in order the calls reach them: what these answer is all that is raised."""
+    """With healthy servers, all calls reach them, and only the servers' errors are raised."""
     async with AdminClient(cluster.namesrv_addr) as admin:
         for name in CALLS:
             try:

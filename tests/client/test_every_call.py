@@ -1,6 +1,6 @@
-"""Every public call against servers that do all sorts of things: each ends in its time, with a result or our error.
+"""Every public call against faulty servers: each ends within its timeout, with a result or a GantryError.
 
-Afterwards the clients can be closed, in time, and nothing is left of them.
+Afterwards, the clients close in time and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from hostile_proxy import MODES_TOGETHER, no_complaints, proxies
 from leftovers import nothing_left
 from stopwatch import Stopwatch
-from waiting import until, wait_until
+from wait_until import until, wait_until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -38,11 +38,11 @@ from gantrymq.sync import (
 from gantrymq.testing.processes import ProcessCluster
 
 TOPIC = "calls"
-#: What a call is given, where it can be.
+#: Timeout of calls that have such a parameter, in milliseconds.
 TIMEOUT_MS = 400
-#: Of calls without a timeout of their own: that of each request.
+#: Timeout of other calls, in seconds: that of each request.
 DEFAULT_S = 3.0
-#: Of closes that take no time of their own: CLOSE_TIMEOUT_S of the client.
+#: Timeout of a close, in seconds: CLOSE_TIMEOUT_S of the client.
 CLOSE_S = 10.0
 MESSAGE = Message(TOPIC, b"body")
 Call = Callable[[], Awaitable[object]]
@@ -61,10 +61,10 @@ async def handle(message: MessageExt) -> None:
 
 
 class Clients:
-    """One of each kind; all have been in touch with the brokers."""
+    """One client of each kind. All are connected to the brokers."""
 
     def __init__(self, name_server: str) -> None:
-        # Groups of their own: proxies have ports of their own.
+        # Each proxy port has its own groups.
         of = name_server.rpartition(":")[2]
         self.producer = Producer(name_server, f"producers-{of}", enable_trace=True)
         self.batching = Producer(name_server, f"batchers-{of}", linger_ms=1)
@@ -103,7 +103,7 @@ class Clients:
         return await until(received), later.recall_handle
 
     def calls(self, received: MessageExt, recall_handle: str) -> dict[str, tuple[Call, float]]:
-        """What is called, and the time that it has; the name begins with the method's."""
+        """Returns the calls with their timeouts. Each name begins with the method's name."""
         own_s = TIMEOUT_MS / 1000
         queue = next(iter(self.lite.assignment))
         producer, lite, assigned, simple = self.producer, self.lite, self.assigned, self.simple
@@ -149,7 +149,7 @@ class Clients:
 
 
 class SyncClients:
-    """The synchronous faces; in threads, as the servers are in the loop."""
+    """The blocking clients. They run in threads, because the servers use the event loop."""
 
     def __init__(self, name_server: str) -> None:
         clients = Clients(name_server)
@@ -227,7 +227,7 @@ async def call(wrong: list[str], name: str, work: Call, own_s: float) -> None:
         pass
     except Exception as e:
         wrong.append(f"{name} raised {e!r}")
-    # The calls of all modes share this process: what the others compute is no part of a call's wait.
+    # The calls of all modes share this process, so other calls' CPU time does not count as waiting.
     waited_s = stopwatch.waited_s()
     if waited_s > own_s + 1:
         wrong.append(f"{name} waited {waited_s:.1f} s")

@@ -1,10 +1,10 @@
-"""What servers and other clients write ends up on one line of the log."""
+"""Texts from servers and other clients occupy only one line of the log."""
 
 from __future__ import annotations
 
 import pytest
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.errors import BrokerError
@@ -18,7 +18,7 @@ HOST = encode_host("127.0.0.1", 10911)
 
 
 class Remarks(ScriptedGroupBroker):
-    """Says `remark` with its answers."""
+    """Has `remark` in its responses."""
 
     remark = FORGED
 

@@ -1,4 +1,4 @@
-"""help() says something about what is public: classes, methods, properties and what they are made of."""
+"""`help()` has a text for all public classes, methods, properties and options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import gantrymq
 #: Constants have no documentation of their own.
 PUBLIC: dict[str, Any] = {name: thing for name in gantrymq.__all__ if callable(thing := getattr(gantrymq, name))}
 
-#: What only programs with an event loop need: parts of the client, futures, and what subclasses use.
+#: Members for asyncio programs only: parts of the client, futures, and hooks for subclasses.
 FOR_ASYNCIO = {
     "client",
     "enqueue",
@@ -37,7 +37,7 @@ def words(*documents: str | None) -> set[str]:
 
 
 def members(kind: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties that are ours, of bases too."""
+    """Yields our own public methods and properties, including those of base classes."""
     for name in dir(kind):
         member = inspect.getattr_static(kind, name)
         function = getattr(member, "__func__", member)
@@ -57,7 +57,7 @@ def arguments(function: Any) -> list[str]:
 
 
 def gaps(name: str, thing: Any) -> Iterator[str]:
-    """What isn't said: what classes and methods are for, and what is given to a class or function."""
+    """Yields the missing parts: documentation of classes and methods, and of their parameters."""
     document = inspect.getdoc(thing)
     if not isinstance(thing, type):
         if not document:

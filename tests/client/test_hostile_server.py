@@ -1,4 +1,4 @@
-"""Servers that ask clients for more than they should."""
+"""Servers that send too many requests to their clients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.protocol.bodies.consumer import ConsumeMessageDirectlyResult
@@ -24,7 +24,7 @@ HOST = encode_host("127.0.0.1", 10911)
 
 
 async def test_who_asks_and_takes_no_answers_is_left(caplog: pytest.LogCaptureFixture) -> None:
-    """One had 187 MB of answers wait for it."""
+    """Otherwise the pending responses would use much memory, for example 187 MB."""
     gone = asyncio.Event()
     question = RemotingCommand.request(RequestCode.GET_CONSUMER_RUNNING_INFO).encode()
 
@@ -32,7 +32,7 @@ async def test_who_asks_and_takes_no_answers_is_left(caplog: pytest.LogCaptureFi
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         try:
             while True:
-                # Few at a time: who has many to answer reads no more until those are taken.
+                # Sends few requests at a time: a client with many pending responses stops reading.
                 writer.write(question)
                 await writer.drain()
                 await asyncio.sleep(0)
@@ -59,12 +59,12 @@ async def test_who_asks_and_takes_no_answers_is_left(caplog: pytest.LogCaptureFi
         server.close()
         await server.wait_closed()
     assert "takes no answers" in caplog.text
-    # What fits into the write buffer and the kernel's.
+    # Only as much as fits into the write buffer and the kernel's buffer.
     assert answers * 100_000 < 64 * 1024 * 1024
 
 
 class AskingBroker(ScriptedGroupBroker):
-    """Keeps its consumer's connection."""
+    """Stores its consumer's connection."""
 
     connection: Connection | None = None
 
@@ -74,7 +74,7 @@ class AskingBroker(ScriptedGroupBroker):
 
 
 async def test_messages_to_consume_on_demand_take_their_turn() -> None:
-    """They ran in any number of threads at once: 386."""
+    """Otherwise direct consumption would use an unlimited number of threads."""
     go_on = threading.Event()
     begun = 0
 

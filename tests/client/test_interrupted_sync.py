@@ -1,4 +1,4 @@
-"""The synchronous face, interrupted as by Ctrl-C: whenever that comes, it is closed, or goes on; nothing is left."""
+"""Blocking clients that are interrupted as by Ctrl-C: they close or continue, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from leftovers import _sockets, _threads
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -40,17 +40,19 @@ def nothing_left() -> Iterator[None]:
 
 
 def interrupted_after(seconds: float, work: Callable[[], object]) -> bool:
-    """Whether `work` was: it had not ended by then.
+    """Runs `work` and interrupts it after `seconds`.
 
-    It is while it waits, where all its time goes: at some other places Python itself can't be interrupted without harm
-    (a `Condition` keeps its lock).
+    Returns true if it was interrupted, false if it had ended before.
+
+    Interrupts only while it waits, where it spends its time. In some other places, Python itself does not survive an
+    interrupt (a `Condition` keeps its lock).
     """
     main = threading.get_ident()
     is_armed = has_ended = False
     goes_on = threading.Event()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        # Once: the next signal may be on its way already, and would come while the first one's harm is undone.
+        # Only once: a second signal could arrive while the first one is handled.
         is_first = is_armed and not goes_on.is_set()
         if is_first and frame is not None and frame.f_code is threading.Condition.wait.__code__:
             goes_on.set()
@@ -78,14 +80,14 @@ def interrupted_after(seconds: float, work: Callable[[], object]) -> bool:
 
 
 def at_every_time(attempt: Callable[[float], bool]) -> None:
-    """After 0, 0.1, 0.2, ... ms, and farther apart later; until it isn't interrupted any more."""
+    """Calls `attempt` with 0, 0.1, 0.2, ... ms and growing distances, until nothing is interrupted."""
     seconds = 0.0
     while attempt(seconds):
         seconds = seconds * 1.1 + 0.0001
 
 
 def handle(message: MessageExt) -> None:
-    """In threads."""
+    """Does nothing, in a thread."""
 
 
 def push(name_server: str) -> SyncPushConsumer:
@@ -139,14 +141,14 @@ def test_a_close_that_is_interrupted(kind: str, cluster: ProcessCluster, caplog:
             client.start()
             use(client)
             was_interrupted = interrupted_after(seconds, client.close)
-            # It is closed, or this closes it.
+            # It is closed, or this call closes it.
             client.close()
             with client:
                 pass
         return was_interrupted
 
     at_every_time(attempt)
-    # With -X dev asyncio tells of what takes long, too.
+    # With -X dev, asyncio also reports slow callbacks.
     told = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
     assert not [text for text in told if "took" not in text]
 

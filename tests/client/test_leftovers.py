@@ -1,4 +1,4 @@
-"""What counts as left behind by a client."""
+"""Tests of the detection of leftovers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 import leftovers
 import pytest
-from waiting import until
+from wait_until import until
 
 
 async def test_a_socket_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Spans and metrics as OpenTelemetry's conventions for messaging have them, by the SDK's exporters in memory."""
+"""Spans and metrics follow OpenTelemetry's conventions for messaging. Uses the SDK's in-memory exporters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 from scripted import ScriptedNameServer, route_over, serving
 from scripted_producer import ProducerBroker, producer_over
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -33,7 +33,7 @@ MESSAGE = Message("topic", b"body", tags="tag", keys=["k1", "k2"])
 
 
 class Telemetry:
-    """The hook, and what came of it."""
+    """The hook and its exporters."""
 
     def __init__(self) -> None:
         self._exporter, self._reader = InMemorySpanExporter(), InMemoryMetricReader()
@@ -50,7 +50,7 @@ class Telemetry:
         return found
 
     def metric(self, name: str) -> dict[frozenset[tuple[str, Any]], Any]:
-        """The points by their attributes: numbers, or of a histogram its count."""
+        """Returns the points of a metric by their attributes: numbers, or a histogram's count."""
         data = self._reader.get_metrics_data()
         if data is None:
             return {}
@@ -160,14 +160,14 @@ async def test_a_send_that_is_refused(telemetry: Telemetry) -> None:
 
 
 def with_parent(offset: int) -> tuple[bytes, str]:
-    """A stored message with a trace's context, and the context's span id."""
+    """Returns a stored message with a trace context, and the span id of this context."""
     span_id = f"{offset + 1:016x}"
     record = good(offset, properties=b"traceparent\x0100-%032x-%s-01\x02" % (7, span_id.encode()))
     return record, span_id
 
 
 class Topic:
-    """A name server and a broker with three messages."""
+    """A NameServer, and a broker with three messages."""
 
     def __init__(self) -> None:
         made = [with_parent(offset) for offset in range(3)]
@@ -199,7 +199,7 @@ async def test_a_handler_is_below_the_send(telemetry: Telemetry) -> None:
         async with consumer:
             await until(lambda: handled == 3)
             await until(lambda: topic.broker.sent_back)
-            # The answer to what was sent back takes the message out.
+            # The response to a send-back removes the message.
             await until(lambda: consumer.lag() and not any(consumer.lag().values()))
             (lag,) = [value for point, value in telemetry.metric("gantrymq.consumer.lag").items()]
             assert lag == 0

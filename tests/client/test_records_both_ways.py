@@ -1,4 +1,4 @@
-"""What a client decodes and encodes in native code is what Python makes of it, whatever it is given."""
+"""The native code decodes and encodes records exactly as Python does."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gantrymq.client import pulled_messages
-from gantrymq.client.producing import outgoing
-from gantrymq.client.producing.outgoing import Encoder, Outgoing
+from gantrymq.client.producing import message_encoder
+from gantrymq.client.producing.message_encoder import EncodedMessage, Encoder
+from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.pulled_messages import Unreadable, decode_pulled
 from gantrymq.kernels import native
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
@@ -50,7 +51,7 @@ FIELDS = (
 RECORDS = st.tuples(
     st.sampled_from([b"orders"] * 8 + [b"order", b"\xff", b"t" * 200]),
     st.sampled_from([1] * 8 + [2]),
-    # How far the queue offset is from the one before it.
+    # Difference of the queue offset to the previous one.
     st.sampled_from([1, 1, 1, 1, 3, 0, -1]),
     st.sampled_from([0, 0, BORN_HOST_V6, STORE_HOST_V6, BORN_HOST_V6 | STORE_HOST_V6, COMPRESSED]),
     st.binary(max_size=20),
@@ -70,7 +71,7 @@ def pull_of(records: list[Any]) -> bytearray:
 
 
 def decoded(pull: bytes) -> tuple[list[list[object]], int | None, list[object]]:
-    """The fields of each message, where the rest begins, what couldn't be read."""
+    """Returns the fields of each message, the position of the rest, and the unreadable records."""
     unreadable: list[object] = []
 
     def stand_in(what: Unreadable) -> MessageExt | None:
@@ -121,7 +122,7 @@ def test_another_attribute_is_none_of_its() -> None:
 
 
 class Keys(UniqueKeys):
-    """Those of a batch begin with the same number each time."""
+    """Unique keys that begin with the same number for each batch."""
 
     def __init__(self) -> None:
         self._number = 0xFFFD
@@ -150,14 +151,16 @@ MESSAGES = st.tuples(
 )
 
 
-def encoded(messages: list[Any], namespace: str, max_size: int) -> Outgoing | tuple[type[Exception], str]:
+def encoded(messages: list[Any], namespace: str, max_size: int) -> EncodedMessage | tuple[type[Exception], str]:
     all_messages = []
     for topic, body, flag, properties in messages:
         message = Message(topic, body, flag=flag)
-        # As a user may change them.
+        # Users may change the properties directly.
         message.properties.update(properties)
         all_messages.append(message)
-    encoder = Encoder(Keys(), namespace=namespace, max_message_size=max_size)
+    encoder = Encoder(
+        Keys(), ProducerOptions("127.0.0.1:9876", "group", namespace=namespace, max_message_size=max_size)
+    )
     try:
         return encoder.encode_batch(messages[0][0], all_messages, [one.properties for one in all_messages])
     except Exception as e:
@@ -171,7 +174,7 @@ def encoded(messages: list[Any], namespace: str, max_size: int) -> Outgoing | tu
 def test_both_encode_the_same_batches(messages: list[Any], namespace: str, max_size: int) -> None:
     found = encoded(messages, namespace, max_size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outgoing, "native", None)
+        patch.setattr(message_encoder, "native", None)
         assert found == encoded(messages, namespace, max_size)
 
 

@@ -1,4 +1,4 @@
-"""Clients act on the reason in a response, whatever its remark says; on the remark only if the server is Java's."""
+"""Clients act on the reason in a response, not on its remark, unless the server is Java's."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gantrymq.protocol.java_remarks import REMARKS, JavaRemark
 from gantrymq.protocol.private_fields import REASON_FIELD
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 
 ROLE_CHANGES = {RefusalReason.NOT_MASTER, RefusalReason.MAY_BE_STORED, RefusalReason.NOT_ENOUGH_REPLICAS}
@@ -26,12 +27,12 @@ _SEARCHES = ("startswith", "endswith", "find", "index", "match", "search")
 
 
 async def refusal(answer: Callable[[], Reply]) -> BrokerError:
-    """The error of a call to a server that answers so."""
+    """Returns the error of a call to a server with this response."""
 
     def handle(connection: Connection, request: RemotingCommand) -> Reply:
         return answer()
 
-    server = RemotingServer({RequestCode.GET_BROKER_RUNTIME_INFO: handle}, host="127.0.0.1", port=0)
+    server = RemotingServer({RequestCode.GET_BROKER_RUNTIME_INFO: handle}, ListenOptions("127.0.0.1", 0))
     await server.start()
     client = RemotingClient()
     try:
@@ -69,7 +70,7 @@ async def test_a_reason_of_a_later_version_is_none() -> None:
 
 
 def test_no_program_decides_by_a_remark() -> None:
-    """`java_remarks.py` alone compares remarks: all other code acts on codes and reasons."""
+    """Only `java_remarks.py` compares remarks. All other code uses codes and reasons."""
     found = []
     package = Path(gantrymq.__file__).parent
     for path in package.rglob("*.py"):

@@ -7,7 +7,7 @@ import pytest
 from scripted import ScriptedNameServer, route_over, serving
 
 from gantrymq.client.broker_api import BrokerApi
-from gantrymq.client.routes import Routes, read_queues, write_queues
+from gantrymq.client.routes import MAX_FORMER, Routes, read_queues, write_queues
 from gantrymq.errors import BodyError, ClientError, NoRouteInfo, RemotingError
 from gantrymq.protocol.bodies.route import BrokerData, ClusterInfo, QueueData, TopicRouteData
 from gantrymq.protocol.codes import RequestCode
@@ -16,6 +16,7 @@ from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 
 
@@ -57,7 +58,7 @@ async def test_the_next_name_server_answers_for_a_dead_one(api: BrokerApi) -> No
 
 @pytest.mark.parametrize("first", [0, 1])
 async def test_many_at_once_find_the_name_server_that_answers(api: BrokerApi, first: int) -> None:
-    """Each of those that failed went on to the next: the second one was back at the first, and gave up."""
+    """With concurrent failures, the switch to the next NameServer must not return to the first one."""
     topics = [f"topic{number}" for number in range(10)]
     name_server = ScriptedNameServer({topic: route_over({"a": "127.0.0.1:1"}) for topic in topics})
     async with serving([name_server]):
@@ -65,7 +66,7 @@ async def test_many_at_once_find_the_name_server_that_answers(api: BrokerApi, fi
         routes._current = first
         found = await asyncio.gather(*(routes.get(topic) for topic in topics))
     assert found == list(name_server.routes.values())
-    # All of them know by now.
+    # All of them now use this NameServer.
     assert routes.name_servers[routes._current % 2] == name_server.address
 
 
@@ -105,6 +106,28 @@ async def test_refreshing_follows_a_broker_that_moved(api: BrokerApi) -> None:
         assert routes.broker_address("b", 1) == "127.0.0.1:9"
 
 
+async def test_the_masters_of_brokers_that_have_left_all_routes_are_known(api: BrokerApi) -> None:
+    a, b = {"a": "127.0.0.1:1"}, {"b": "127.0.0.1:2"}
+    name_server = ScriptedNameServer({"t": route_over(a | b), "u": route_over(b)})
+    async with serving([name_server]):
+        routes = Routes(api, [name_server.address])
+        await routes.get("t")
+        await routes.get("u")
+        name_server.routes = {"t": route_over(a), "u": route_over(a)}
+        await routes.refresh("t")
+        assert routes.former_master("b") is None
+        await routes.refresh("u")
+        assert (routes.former_master("a"), routes.former_master("b")) == (None, "127.0.0.1:2")
+        name_server.routes["t"] = route_over(b)
+        await routes.refresh("t")
+        assert routes.former_master("b") is None
+        for number in range(MAX_FORMER + 1):
+            name_server.routes["t"] = route_over({f"broker-{number}": "127.0.0.1:3"})
+            await routes.refresh("t")
+        await routes.refresh("u")
+        assert (routes.former_master("b"), routes.former_master("broker-0")) == (None, "127.0.0.1:3")
+
+
 async def test_a_route_that_can_not_be_refreshed_is_kept(api: BrokerApi) -> None:
     name_server = ScriptedNameServer({"t": route_over({"a": "127.0.0.1:7"})})
     async with serving([name_server]):
@@ -132,7 +155,7 @@ async def test_reads_go_to_the_suggested_replica_or_another(api: BrokerApi) -> N
     [[QueueData("a", 30_000_000, 1, 6)], [QueueData("a", 1, 2**31 - 1, 6)], [QueueData("a", 50_000, 1, 6)] * 3],
 )
 async def test_a_route_with_millions_of_queues_is_not_believed(api: BrokerApi, queues: list[QueueData]) -> None:
-    """Thirty million took 43 s and 4 GB. The next NameServer is asked."""
+    """Thirty million queues would take 43 s and 4 GB. The client queries the next NameServer instead."""
     bad = ScriptedNameServer({"t": TopicRouteData(queues, [BrokerData("c", "a", {0: "127.0.0.1:7"})])})
     good = ScriptedNameServer({"t": route_over({"a": "127.0.0.1:7"})})
     async with serving([bad, good]):
@@ -156,7 +179,10 @@ async def test_a_route_with_millions_of_queues_is_not_believed(api: BrokerApi, q
     ids=["one broker again and again", "many brokers", "5000 digits", "a power", "negative", "no name", "no number"],
 )
 async def test_an_order_configuration_that_is_not_believed(api: BrokerApi, conf: str) -> None:
-    """A NameServer's words: each broker's number was bounded, not their sum; some were a bare ValueError."""
+    """The client does not trust the NameServer's text.
+
+    The sum of all brokers' queues is limited, and each error is a ClientError.
+    """
     route = route_over({"a": "127.0.0.1:7"})
     route.order_topic_conf = conf
     name_server = ScriptedNameServer({"t": route})
@@ -173,7 +199,7 @@ async def test_an_order_configuration(api: BrokerApi) -> None:
 
 
 class TellingNameServer(ScriptedNameServer):
-    """Knows brokers, too; `cluster_asked` counts."""
+    """Also returns brokers. `cluster_asked` counts these requests."""
 
     def __init__(self, routes: dict[str, TopicRouteData], brokers: list[str]) -> None:
         self.routes = routes
@@ -189,15 +215,23 @@ class TellingNameServer(ScriptedNameServer):
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: answer,
         }
-        self.server = RemotingServer(handlers, host="127.0.0.1")
+        self.server = RemotingServer(handlers, ListenOptions("127.0.0.1"))
 
 
 @pytest.mark.parametrize(
     ("routes", "brokers", "why"),
     [
         ({}, [], "no broker has registered there"),
-        ({}, list("abcde"), r"registered there \(a, b, c and 2 others\), but .* none of them makes topics by itself"),
-        ({"TBW102": route_over({"a": "127.0.0.1:7"})}, ["a"], "doesn't exist yet: it is made when its first message"),
+        (
+            {},
+            list("abcde"),
+            r"there \(a, b, c and 2 others\), but .*: create it with 'gantry admin updateTopic'",
+        ),
+        (
+            {"TBW102": route_over({"a": "127.0.0.1:7"})},
+            ["a"],
+            "doesn't exist yet: its first message creates it, or 'gantry admin updateTopic'",
+        ),
     ],
     ids=["no broker", "no maker", "not yet"],
 )
@@ -210,5 +244,5 @@ async def test_an_unknown_topic_says_what_is_ruled_out(
         for _ in range(3):
             with pytest.raises(NoRouteInfo, match=f"which can be reached and answers: .*{why}.*gantry doctor t"):
                 await of_client.get("t")
-        # The reason isn't asked for each time.
+        # The reason is not requested each time.
         assert name_server.cluster_asked == 1

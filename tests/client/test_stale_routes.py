@@ -1,4 +1,4 @@
-"""When a client requests a topic's route again: brokers that refuse, are lost, or hang."""
+"""Conditions for a new request of a topic's route: brokers that reject requests, are lost, or hang."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from scripted import ScriptedGroupBroker, ScriptedNameServer, serving
 from scripted_producer import ProducerBroker
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
@@ -25,7 +25,7 @@ from gantrymq.remoting.connection import Connection, RequestHandler
 
 
 class HangingBroker(ScriptedGroupBroker):
-    """As by SIGSTOP: while it `hangs` it takes connections and answers nothing."""
+    """A broker that, while it `hangs`, accepts connections without a response, as after SIGSTOP."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,12 +43,12 @@ class HangingBroker(ScriptedGroupBroker):
 
 
 def route(addresses: dict[int, str]) -> TopicRouteData:
-    """One queue of a broker with these replicas."""
+    """Returns a route with one queue of a broker with these replicas."""
     return TopicRouteData([QueueData("broker", 1, 1, 6)], [BrokerData("cluster", "broker", addresses)])
 
 
 async def handle(message: MessageExt) -> None:
-    """There are no messages."""
+    """Does nothing."""
 
 
 @asynccontextmanager
@@ -67,13 +67,13 @@ async def consuming(
 
 
 async def test_a_consumer_leaves_a_master_that_hangs(tmp_path: Path) -> None:
-    """Its pulls waited for half a minute: nothing arrives, and nothing says so."""
+    """Otherwise its pulls would wait for half a minute, because no error occurs."""
     name_server, hung, other = ScriptedNameServer({}), HangingBroker(), ScriptedGroupBroker()
-    # A broadcasting consumer has nothing to request but the pulls.
+    # The pulls are the only requests of a broadcasting consumer.
     async with consuming(name_server, hung, other, broadcasting=True, offset_directory=tmp_path):
         hung.hangs = True
         name_server.routes["topic"] = route({0: other.address})
-        # A heartbeat after 3 s of silence, the end of the connection after 6 s, and then the route.
+        # After 3 s of silence the client sends a heartbeat, after 6 s it closes the connection and requests the route.
         await until(lambda: other.pulls, 12)
 
 
@@ -81,19 +81,19 @@ async def test_a_long_poll_of_a_live_broker_goes_on(tmp_path: Path) -> None:
     name_server, broker, other = ScriptedNameServer({}), ScriptedGroupBroker(), ScriptedGroupBroker()
     async with consuming(name_server, broker, other, broadcasting=True, offset_directory=tmp_path):
         before = broker.heartbeats
-        # Two heartbeats that are sent only because nothing else arrives.
+        # Two heartbeats that the client sends because no bytes arrive.
         await until(lambda: broker.heartbeats >= before + 2, 25)
         assert len(broker.pulls) == 1
 
 
 async def test_a_consumer_follows_a_lost_broker_that_has_left_the_route() -> None:
-    """The route was requested again after half a minute."""
+    """Otherwise the client would request the route only after half a minute."""
     name_server, first, second = ScriptedNameServer({}), ScriptedGroupBroker(), ScriptedGroupBroker()
     async with consuming(name_server, first, second):
         name_server.routes["topic"] = TopicRouteData()
         await first.server.stop()
         await until(lambda: name_server.asked[-2:] == ["topic", "topic"])
-        # A moment with no broker at all, as long as an election takes.
+        # A time without any broker, as during an election.
         asked = name_server.asked.count("topic")
         await until(lambda: name_server.asked.count("topic") > asked + 2)
         name_server.routes["topic"] = route({0: second.address})
@@ -110,7 +110,7 @@ async def test_a_consumer_asks_who_is_master_instead_of_a_slave() -> None:
 
 
 async def test_requests_for_a_route_are_bounded() -> None:
-    """However many sends fail: 50 at a time, each for 2 s, asked 2000 times."""
+    """The number of failing sends must not matter. Without a limit, 50 parallel sends of 2 s cause 2000 requests."""
     broker = ProducerBroker()
     broker.refuse(ResponseCode.SYSTEM_BUSY, RefusalReason.NOT_MASTER)
     name_server = ScriptedNameServer({})

@@ -1,4 +1,4 @@
-"""The synchronous face, against a cluster."""
+"""The blocking API against a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.client.consuming.consume_from_where import CONSUME_FROM_END
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -74,7 +74,7 @@ def test_consumers_tell_how_they_are(name_server: str, topic: str, unique: str) 
         consumer.subscribe(topic)
         assert not consumer.health().is_open
         assert not consumer.assignment
-        # On another event loop each time.
+        # Each start uses another event loop.
         for _ in range(2):
             with consumer:
                 queues = consumer.wait_assigned()
@@ -89,7 +89,7 @@ def test_consumers_tell_how_they_are(name_server: str, topic: str, unique: str) 
 
 
 def test_what_is_told_of_queues_may_use_the_consumer(name_server: str, topic: str, unique: str) -> None:
-    """In the client's own thread it would wait for itself."""
+    """In the client's own thread, the callback would block itself."""
     with SyncProducer(Producer(name_server, "producers")) as producer:
         for number in range(8):
             producer.send(Message(topic, b"%d" % number))
@@ -121,7 +121,7 @@ def test_queues_are_revoked_after_the_callback_that_assigned_them(name_server: s
 
     def assigned(queues: set[MessageQueue]) -> None:
         entered.set()
-        # Takes half a second, unless the close doesn't wait for it.
+        # Takes half a second if the close waits for it.
         closed.wait(timeout=0.5)
         told.append("assigned")
 
@@ -138,7 +138,7 @@ def test_queues_are_revoked_after_the_callback_that_assigned_them(name_server: s
 
 
 def test_callbacks_of_a_consumer_that_starts_again(name_server: str, topic: str, unique: str) -> None:
-    """Each start has its own event loop; the former one is closed."""
+    """Each start has its own event loop, and the former one is closed."""
     told: list[str] = []
     consumer = SyncLitePullConsumer(
         LitePullConsumer(
@@ -271,7 +271,7 @@ def test_a_handler_that_ends_the_program_ends_the_consumer_loudly(
 
     async def handle(message: MessageExt) -> None:
         if ended.is_set():
-            # In its next life: nobody has acknowledged it.
+            # After a restart of the consumer, the unacknowledged message is redelivered.
             again.set()
             return
         ended.set()
@@ -288,7 +288,7 @@ def test_a_handler_that_ends_the_program_ends_the_consumer_loudly(
     thread = consumer._thread
     wait_until(lambda: not thread.is_alive)
     assert "the thread gantrymq-client died" in caplog.text
-    # Nobody of the group is left: the client was closed.
+    # The group has no members left, because the client was closed.
     assert not inner.assignment
     for _ in range(2):
         with pytest.raises(ThreadDied, match=error.__name__):

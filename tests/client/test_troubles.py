@@ -1,4 +1,4 @@
-"""A server that is away takes few lines of the log."""
+"""An unreachable server causes only a few log lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import pytest
 from ports import free_port
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
-from waiting import until
+from wait_until import until
 
 from gantrymq.client import troubles as troubles_module
 from gantrymq.client.consuming import queue_puller
@@ -19,11 +19,12 @@ from gantrymq.client.troubles import LOG_INTERVAL_S, Troubles
 from gantrymq.errors import BrokerError, ConnectFailed, GantryError, RequestTimeout
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.message import MessageExt
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Those of clients in this thread: one of another test may still be in a thread of its own, without its servers."""
+    """Returns the lines of this thread's clients. Another test's client may still run in its own thread."""
     own = threading.get_ident()
     return [
         record.getMessage()
@@ -73,7 +74,7 @@ async def test_a_broker_that_is_away_and_comes_back(
     monkeypatch.setattr(queue_puller, "RETRY_DELAY_S", 0.01)
 
     async def handle(message: MessageExt) -> None:
-        """A handler."""
+        """Does nothing."""
 
     port = free_port()
     broker, name_server = ScriptedGroupBroker(port=port), ScriptedNameServer({})
@@ -96,8 +97,10 @@ async def test_a_broker_that_is_away_and_comes_back(
 
 
 async def test_a_close_is_no_trouble(caplog: pytest.LogCaptureFixture) -> None:
-    """A route that was asked for meanwhile made "the connection was closed before the answer" a warning."""
-    server = RemotingServer({RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda connection, request: None}, host="127.0.0.1")
+    """A pending route request must not cause a warning about the closed connection."""
+    server = RemotingServer(
+        {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda connection, request: None}, ListenOptions("127.0.0.1")
+    )
     await server.start()
     try:
         producer = Producer(f"127.0.0.1:{server.port}", "producers")

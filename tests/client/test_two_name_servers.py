@@ -1,11 +1,11 @@
-"""Two NameServers, of which one goes away and comes back: nobody who works notices."""
+"""Two NameServers, one of which goes down and restarts: working clients are not affected."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from ports import free_port
-from waiting import until
+from wait_until import until
 
 from gantrymq import CONSUME_FROM_FIRST_OFFSET, Message, MessageExt, Producer, PushConsumer
 from gantrymq.broker.broker import Broker
@@ -20,7 +20,7 @@ from gantrymq.protocol.headers.topic import GetRouteInfoRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.config import StoreConfig
 
-#: registerNameServerPeriod, the shortest that a broker takes, in ms.
+#: The shortest `registerNameServerPeriod` of a broker, in milliseconds.
 HEARTBEAT_MS = 10_000
 TOPIC = "orders"
 
@@ -80,7 +80,7 @@ async def test_work_goes_on_while_one_is_away(tmp_path: Path) -> None:
         await servers[0].stop()
         for number in range(10, 20):
             await producer.send(Message(TOPIC, b"%d" % number))
-        # Routes are asked of the one that is left.
+        # The client queries routes from the remaining NameServer.
         await producer.send(Message("a-topic-that-is-new", b"x"))
         await until(lambda: len(received) == 20)
         servers[0] = await name_server(tmp_path, ports[0])
@@ -88,7 +88,7 @@ async def test_work_goes_on_while_one_is_away(tmp_path: Path) -> None:
         async def know_the_same() -> bool:
             return await route(remoting, addresses[0]) == await route(remoting, addresses[1])
 
-        # With the next heartbeat, not with the one after that.
+        # With the next registration, not with the one after it.
         await until(know_the_same, HEARTBEAT_MS / 1000 + 8)
         await producer.send(Message(TOPIC, b"20"))
         await until(lambda: len(received) == 21)

@@ -1,4 +1,4 @@
-"""NameServers that have just started, and have not heard of all brokers again."""
+"""NameServers that have just started and lack the registrations of some brokers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ A, B, BOTH = (
 
 
 class YoungNameServer(ScriptedNameServer):
-    """Has run for `uptime_ms`; `away` are the brokers of every topic that it awaits."""
+    """A NameServer with an uptime of `uptime_ms`. It awaits the brokers in `away` for every topic."""
 
     def __init__(self, routes: dict[str, TopicRouteData], away: str = "", uptime_ms: int = 5) -> None:
         super().__init__(routes)
@@ -58,7 +58,7 @@ def names(route: TopicRouteData) -> list[str]:
 
 
 async def test_the_kept_route_keeps_the_brokers_that_are_awaited(api: BrokerApi) -> None:
-    """A broker that isn't awaited is gone; one that is back has its new address."""
+    """A broker that is not awaited is removed. A registered one has its new address."""
     name_server = YoungNameServer({"t": route_over({**BOTH, "c": "127.0.0.1:3"})})
     async with serving([name_server]):
         routes = Routes(api, [name_server.address])
@@ -109,7 +109,7 @@ async def test_a_partial_route_serves_sends_and_no_rebalance(api: BrokerApi) -> 
             await routes.read_queues("t")
         assert error.value.brokers == {"b"}
         assert isinstance(error.value, BrokerUnavailable)
-        # It is asked for each second.
+        # The client requests the route each second.
         assert await routes.look_again() == 1
         name_server.routes["t"], name_server.away = route_over(BOTH), ""
         assert await routes.look_again() == inf
@@ -135,7 +135,7 @@ async def test_a_topic_whose_brokers_are_awaited_is_not_created_elsewhere(api: B
 
 
 async def test_a_name_server_that_is_not_ready(api: BrokerApi) -> None:
-    """The next one is asked. If there is none, a later try can succeed."""
+    """The client queries the next NameServer. If there is none, a later attempt can succeed."""
     waiting, other = YoungNameServer({"t": A}), ScriptedNameServer({"t": A})
     waiting.is_ready = False
     async with serving([waiting, other]):

@@ -1,4 +1,4 @@
-"""Topics that brokers make by themselves, one after the other: clients hear of the second half in a second or two."""
+"""Topics that brokers create one after the other: clients get the complete route within two seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from scripted import ScriptedNameServer, route_over, serving
-from waiting import until
+from wait_until import until
 
 from gantrymq.client import routes as routes_module
 from gantrymq.client.admin.client import AdminClient
@@ -29,7 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
 
 
 async def test_a_consumer_hears_of_the_other_brokers_half(cluster: ProcessCluster) -> None:
-    """It took 30 to 40 s."""
+    """Otherwise it would take 30 to 40 s."""
     received: set[str] = set()
 
     async def handle(message: MessageExt) -> None:
@@ -69,7 +69,7 @@ async def _is_known(admin: AdminClient, topic: str) -> bool:
 
 
 async def test_questions_are_answered_at_once(cluster: ProcessCluster) -> None:
-    """With two brokers they timed out after 35 s: the reply came by way of one that hadn't heard of who asked."""
+    """With two brokers, a reply via a broker without the requester's heartbeat would be lost."""
     async with Producer(cluster.namesrv_addr, "asking") as producer, Producer(cluster.namesrv_addr, "r") as replying:
 
         async def answer(message: MessageExt) -> None:
@@ -93,10 +93,10 @@ async def test_a_topic_is_made_on_all_masters(cluster: ProcessCluster) -> None:
                 MessageQueue("ensured", broker, number) for broker in ("broker-a", "broker-b") for number in range(3)
             ]
             assert sorted(await producer.queues("ensured")) == both
-        # It is there: nothing is changed.
+        # The topic exists, so nothing is changed.
         assert not await admin.ensure_topic("ensured", queues=5)
         assert (await admin.topic_config(cluster.brokers[0].address, "ensured")).write_queue_nums == 3
-        # On one of them it isn't.
+        # The topic is missing on one broker.
         await admin.create_topic(TopicConfig("half", 2, 2), broker=cluster.brokers[1].address)
         assert await admin.ensure_topic("half", cluster="DefaultCluster")
         assert {data.write_queue_nums for data in (await admin.topic_route("half")).queue_datas} == {2, 8}
@@ -107,7 +107,7 @@ async def test_a_topic_is_made_on_all_masters(cluster: ProcessCluster) -> None:
 
 
 async def test_how_often_a_route_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each second while it is young, each 5 s later on; not at all when no broker can come."""
+    """Each second while the topic is new, later each 5 s. Never if no further broker can have the topic."""
     now = 0.0
     monkeypatch.setattr(routes_module, "monotonic", lambda: now)
     one, two = route_over({"a": "127.0.0.1:7"}), route_over({"a": "127.0.0.1:7", "b": "127.0.0.1:9"})

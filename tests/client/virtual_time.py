@@ -1,4 +1,4 @@
-"""An event loop whose time stands still while there is work, and jumps to the next timer when there is none."""
+"""An event loop on virtual time: time stands still during work, and jumps to the next timer otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codecs: values there and back, what isn't a value, and messages with them through a cluster."""
+"""Tests of codecs: round trips, errors for invalid values, and encoded messages through a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
-from waiting import until
+from wait_until import until
 
 from gantrymq import CONSUME_FROM_FIRST_OFFSET, Message, MessageExt, Producer, PushConsumer
 from gantrymq.codecs import AvroCodec, Codec, JsonCodec, ProtobufCodec, PydanticCodec, codec_named

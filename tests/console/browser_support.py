@@ -1,4 +1,4 @@
-"""A browser for tests of the console: Debian's Chromium, what goes wrong in a page, and what axe-core says of it."""
+"""A browser for tests of the console: Debian's Chromium, with errors of a page and findings of axe-core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from gantrymq.testing.embedded import EmbeddedCluster
 
 CHROMIUM = Path("/usr/bin/chromium")
-#: Where docs/console.md's pictures are written when this names a directory.
+#: If set, the directory for the screenshots of docs/console.md.
 SCREENSHOTS = os.environ.get("GANTRY_SCREENSHOTS")
 
 pytest.importorskip("playwright", reason="playwright isn't installed")
@@ -28,7 +28,7 @@ needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} i
 
 @asynccontextmanager
 async def console(cluster: EmbeddedCluster, *options: str) -> AsyncIterator[str]:
-    """The address of a console of its own process."""
+    """Starts a console in its own process. Yields its address."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gantrymq.cli", "console", "-n", cluster.name_server, "--port", "0", *options),
         stdout=asyncio.subprocess.PIPE,
@@ -52,7 +52,7 @@ async def chromium() -> AsyncIterator[Browser]:
 
 
 class Watched:
-    """A page, and what went wrong in it: errors of scripts, what the policy refused, requests to other hosts."""
+    """A page, and its problems: script errors, violations of the content security policy, requests to other hosts."""
 
     def __init__(self, page: Page, address: str) -> None:
         self.page = page
@@ -65,7 +65,7 @@ class Watched:
 
 async def shoot(page: Page, name: str) -> None:
     if SCREENSHOTS:
-        # Without what is empty below a short page, and without the end of a long one.
+        # Without the empty area below a short page, and without the end of a long one.
         width, height = await page.evaluate(
             "[innerWidth, Math.min(Math.ceil(document.body.getBoundingClientRect().height), innerHeight)]"
         )
@@ -74,11 +74,12 @@ async def shoot(page: Page, name: str) -> None:
 
 
 async def faults(page: Page) -> list[str]:
-    """What axe-core finds to mend on the page, with its forms open; what it shows stays as it is from now on."""
+    """Returns axe-core's findings on the page with all forms open, as parts of the page. Stops updates of the page."""
     await page.evaluate(
         """() => {
             document.body.addEventListener("htmx:beforeSwap", (event) => { event.detail.shouldSwap = false; });
             for (const one of document.querySelectorAll("details")) one.open = true;
+            for (const one of document.querySelectorAll(".dialog")) one.removeAttribute("popover");
         }"""
     )
     found = (await Axe().run(page)).response["violations"]
@@ -86,7 +87,7 @@ async def faults(page: Page) -> list[str]:
 
 
 async def unlabelled(page: Page) -> list[str]:
-    """What a screen reader could say nothing of: fields, buttons and links without a name, tables without headings."""
+    """Returns problems for screen readers: fields, buttons and links without a name, tables without headings."""
     found: list[str] = await page.evaluate(
         """() => {
             const named = (e) => (e.getAttribute("aria-label") || e.textContent || "").trim()

@@ -1,4 +1,4 @@
-"""The console in this process, asked with httpx, in front of an embedded cluster."""
+"""The console in this process, called by httpx, with an embedded cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLUSTER = "DefaultCluster"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    """Two brokers."""
+    """Starts a cluster with two brokers."""
     with EmbeddedCluster(2) as cluster:
         yield cluster
 
@@ -34,7 +34,7 @@ def producer(cluster: EmbeddedCluster) -> Iterator[SyncProducer]:
 
 @asynccontextmanager
 async def browser(settings: Settings, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A visitor of a console with these settings."""
+    """Yields an HTTP client of a console with these settings."""
     app = Console(settings).app
     async with (
         app.router.lifespan_context(app),
@@ -50,14 +50,14 @@ async def visitor(cluster: EmbeddedCluster) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def json_of(client: httpx.AsyncClient, page: str, /, **arguments: Any) -> Any:
-    """The page's JSON."""
+    """Returns the page's JSON."""
     answer = await client.get(f"/api/v1/{page}", params=arguments)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 async def html_of(client: httpx.AsyncClient, page: str, /, **arguments: Any) -> str:
-    """The page's HTML, which has no mark-up from a name that wasn't escaped."""
+    """Returns the page's HTML, and checks its security headers."""
     answer = await client.get(f"/{page}", params=arguments)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -66,5 +66,5 @@ async def html_of(client: httpx.AsyncClient, page: str, /, **arguments: Any) -> 
 
 
 def text_of(html: str) -> str:
-    """What is read of a page."""
+    """Returns the visible text of a page."""
     return " ".join(re.sub(r"<[^>]*>", " ", html).split())

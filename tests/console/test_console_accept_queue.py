@@ -1,4 +1,4 @@
-"""Sockets that wait for a connection of the console: the addresses take turns."""
+"""Sockets that wait to be accepted by the console: the addresses alternate."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from gantrymq.console.accept_queue import AcceptQueue
 from gantrymq.console.connections import MAX_PER_ADDRESS
+from gantrymq.console.http import AcceptQueue
 
 
 def test_addresses_take_turns() -> None:

@@ -1,4 +1,4 @@
-"""Who gets into the console and what they may do: logins, sessions, forms, changes, the audit log."""
+"""Access to the console: logins, sessions, forms, changes, and the audit log."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import httpx
 import msgspec
 import pytest
 from console_support import CLUSTER, browser, json_of
-from waiting import until
+from wait_until import until
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.console.access import DELAY_S, MAX_FAILURES, MAX_KNOWN, WITHIN_S, LoginAttempts
 from gantrymq.console.app import Console
-from gantrymq.console.attempts import DELAY_S, MAX_FAILURES, MAX_KNOWN, WITHIN_S, Attempts
 from gantrymq.console.audit import Audit
 from gantrymq.console.logins import hash_password
 from gantrymq.console.queries.all_pages import PAGES
@@ -41,21 +41,21 @@ SECRET = "rootpass"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    """One broker with users."""
+    """Starts a cluster with one broker and users."""
     with EmbeddedCluster(auth=USERS) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def open_cluster() -> Iterator[EmbeddedCluster]:
-    """One broker that asks nobody who it is."""
+    """Starts a cluster with one broker without access control."""
     with EmbeddedCluster() as cluster:
         yield cluster
 
 
 @pytest.fixture
 async def stranger(cluster: EmbeddedCluster, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """Somebody before a console that takes the cluster's users."""
+    """Yields a visitor without a login. The console uses the cluster's users."""
     settings = Settings(cluster.name_server, login="cluster", tables_fresh_s=0.1, directory=tmp_path)
     async with browser(settings) as client:
         yield client
@@ -73,7 +73,7 @@ async def log_in(client: httpx.AsyncClient, name: str, password: str) -> httpx.R
 
 
 async def change(client: httpx.AsyncClient, name: str, /, **form: Any) -> httpx.Response:
-    """Asks for a change as a page's form does."""
+    """Requests a change as a page's form does."""
     token = token_in((await client.get("/topics")).text)
     return await client.post(f"/api/v1/do/{name}", data={**form, "csrf": token})
 
@@ -114,7 +114,7 @@ async def test_login_with_the_clusters_users(stranger: httpx.AsyncClient) -> Non
     page = await stranger.get("/overview")
     assert page.status_code == 200
     assert SECRET not in page.text
-    # The id from before is still nobody's.
+    # The session id from before the login is still invalid.
     stolen = await stranger.get("/overview", headers={"cookie": f"{COOKIE}={before}"})
     assert stolen.status_code == 303
 
@@ -149,7 +149,7 @@ async def test_a_cluster_without_users_lets_nobody_in(open_cluster: EmbeddedClus
 
 
 async def test_brokers_that_believe_every_name_let_nobody_in() -> None:
-    """With authorization alone a broker takes the name in a request at its word, whatever it is signed with."""
+    """With authorization alone, a broker accepts the user name of a request without a check of the signature."""
     believing = AuthConfig(authorization_enabled=True, init_authentication_user=USERS.init_authentication_user)
     with EmbeddedCluster(auth=believing) as cluster:
         async with browser(Settings(cluster.name_server, login="cluster")) as stranger:
@@ -158,6 +158,27 @@ async def test_brokers_that_believe_every_name_let_nobody_in() -> None:
                 assert answer.status_code == 502
                 assert "authenticationEnabled" in answer.text
             assert (await stranger.get("/overview")).status_code == 303
+
+
+async def test_login_of_a_user_that_not_every_broker_has() -> None:
+    """Brokers of different names have separate users."""
+    with EmbeddedCluster(2, auth=USERS) as cluster:
+        async with AdminClient(cluster.name_server, hooks=[AclHook("root", SECRET)]) as admin:
+            for number, broker in enumerate(cluster.brokers):
+                await admin.create_user([broker], UserInfo(f"user-{number}", "userpass"))
+        for number in range(len(cluster.brokers)):
+            async with browser(Settings(cluster.name_server, login="cluster")) as visitor:
+                assert (await log_in(visitor, f"user-{number}", "wrong")).status_code == 403
+                assert (await log_in(visitor, f"user-{number}", "userpass")).status_code == 303
+
+
+async def test_login_behind_a_reverse_proxy(stranger: httpx.AsyncClient) -> None:
+    """The proxy uses HTTPS and forwards the Host header. A form of another site is rejected."""
+    token = token_in((await stranger.get("/login", headers={"host": "console.example"})).text)
+    form = {"name": "root", "password": SECRET, "csrf": token}
+    for origin, status in (("https://elsewhere.example", 403), ("https://console.example", 303)):
+        headers = {"host": "console.example", "origin": origin}
+        assert (await stranger.post("/login", data=form, headers=headers)).status_code == status
 
 
 async def test_guessing_is_slowed_down(stranger: httpx.AsyncClient) -> None:
@@ -223,7 +244,7 @@ async def test_logins_are_in_the_audit_log(stranger: httpx.AsyncClient, tmp_path
 
 
 async def test_a_session_ends_when_its_user_is_removed(stranger: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
-    """And so does its live tail."""
+    """Its live tail ends, too."""
     async with AdminClient(cluster.name_server, hooks=[AclHook("root", SECRET)]) as admin:
         await admin.ensure_topic("watched", queues=1)
         await admin.create_user(cluster.brokers, UserInfo("carol", "carolpass", "Super"))
@@ -283,6 +304,10 @@ async def test_a_user_sees_what_it_may(stranger: httpx.AsyncClient, cluster: Emb
     denied = await json_of(stranger, "topic", name="denied")
     assert denied["queues"] == []
     assert any("no permission" in unasked["why"] for unasked in denied["unasked"])
+    answer = await change(stranger, "send-message", topic="allowed", body="may only be read")
+    assert answer.status_code == 403, answer.text
+    assert "permission" in answer.json()["error"]
+    assert (await json_of(stranger, "messages", topic="allowed"))["rows"] == []
     answer = await change(stranger, "delete-topic", name="denied", typed="denied", cluster=CLUSTER)
     assert answer.status_code in (403, 502)
     assert "permission" in answer.json()["error"]
@@ -309,6 +334,11 @@ async def test_login_with_a_file(open_cluster: EmbeddedCluster, tmp_path: Path) 
         html = (await vic.get("/topics")).text
         assert "/do/" not in html
         answer = await change(vic, "create-topic", name="by-vic", cluster=CLUSTER)
+        assert answer.status_code == 403
+        html = (await vic.get("/topic", params={"name": "by-ann"})).text
+        assert "by-ann" in html
+        assert "/do/" not in html
+        answer = await change(vic, "send-message", topic="by-ann", body="by vic")
         assert answer.status_code == 403
     async with AdminClient(open_cluster.name_server) as admin:
         topics = await admin.topic_list()
@@ -361,9 +391,16 @@ async def test_forms_of_others_change_nothing(open_cluster: EmbeddedCluster) -> 
         ):
             answer = await visitor.post("/do/create-topic", data=data, headers=headers)
             assert answer.status_code == 403, (data, headers)
+            message = {**data, "topic": "TBW102", "body": "forged"}
+            assert (await visitor.post("/do/send-message", data=message, headers=headers)).status_code == 403
         assert (await visitor.get("/do/create-topic", params=form)).status_code == 405
         big = await visitor.post("/do/create-topic", data={"csrf": token, "name": "x" * 1_000_000})
         assert big.status_code == 413
+        assert "<h1>Error</h1>" in big.text
+        assert "256 KiB" in big.text
+        big = await visitor.post("/api/v1/do/create-topic", data={"csrf": token, "name": "x" * 1_000_000})
+        assert big.status_code == 413
+        assert "256 KiB" in big.json()["error"]
     async with AdminClient(open_cluster.name_server) as admin:
         assert "forged" not in await admin.topic_list()
 
@@ -394,32 +431,37 @@ async def test_life_of_a_topic_and_its_audit(open_cluster: EmbeddedCluster, tmp_
         assert "topic lived is on 1 brokers" in html
         config = await admin.topic_config(open_cluster.brokers[0], "lived")
         assert (config.write_queue_nums, config.attributes) == (3, {"message.type": "FIFO"})
-        # What was kept of topics was forgotten with the change, though it may be 30 s old.
+        # The change invalidates the cached topics, which can otherwise be 30 s old.
         rows = (await json_of(visitor, "topics", search="lived"))["table"]["rows"]
         assert [row["name"] for row in rows] == ["lived"]
         assert (await change(visitor, "create-topic", name="lived", cluster=CLUSTER)).status_code == 502
-        altered = {"name": "lived", "cluster": CLUSTER, "write_queues": "4", "read_queues": "4", "perm": "r"}
+        altered = {"name": "lived", "cluster": CLUSTER, "write_queues": "0", "read_queues": "4", "perm": "r"}
         assert (await change(visitor, "alter-topic", **altered)).status_code == 200
         config = await admin.topic_config(open_cluster.brokers[0], "lived")
-        assert (config.write_queue_nums, config.perm, config.attributes) == (4, 4, {"message.type": "FIFO"})
+        assert (config.write_queue_nums, config.perm, config.attributes) == (0, 4, {"message.type": "FIFO"})
+        answer = await change(visitor, "send-message", topic="lived", body="a secret", keys="k")
+        assert answer.status_code == 502, answer.text
         answer = await change(visitor, "delete-topic", name="lived", cluster=CLUSTER, typed="live")
         assert answer.status_code == 400
         assert (await change(visitor, "delete-topic", name="lived", cluster=CLUSTER, typed="lived")).status_code == 200
         assert "lived" not in await admin.topic_list()
     lines = [msgspec.json.decode(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     assert [(line["change"], line["outcome"][:9]) for line in lines] == [
-        ("create-topic", "asked for"),
+        ("create-topic", "requested"),
         ("create-topic", "topic liv"),
-        ("create-topic", "asked for"),
+        ("create-topic", "requested"),
         ("create-topic", "failed: t"),
-        ("alter-topic", "asked for"),
+        ("alter-topic", "requested"),
         ("alter-topic", "topic liv"),
-        ("delete-topic", "asked for"),
+        ("send-message", "requested"),
+        ("send-message", "failed: t"),
+        ("delete-topic", "requested"),
         ("delete-topic", "failed: t"),
-        ("delete-topic", "asked for"),
+        ("delete-topic", "requested"),
         ("delete-topic", "topic liv"),
     ]
     assert lines[0]["arguments"] == {"name": "lived", "cluster": CLUSTER, "queues": "3", "message_type": "FIFO"}
+    assert lines[6]["arguments"] == {"topic": "lived", "body": "***", "keys": "k"}
     assert (tmp_path / "audit.log").stat().st_mode & 0o777 == 0o600
 
 
@@ -434,22 +476,22 @@ async def test_what_cant_be_written_down_isnt_done(open_cluster: EmbeddedCluster
 
 
 def test_a_line_of_the_audit_log_is_complete_or_isnt_there(tmp_path: Path) -> None:
-    """A disk that takes only a part of a line, and a console that was killed within one."""
+    """A full disk may write only a part of a line, and a kill may interrupt one."""
     path = tmp_path / "audit.log"
     audit = Audit(path)
-    audit.write("ann", "::1", "create-topic", {"name": "first"}, "asked for")
+    audit.write("ann", "::1", "create-topic", {"name": "first"}, "requested")
     before = path.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
     try:
         with pytest.raises(GantryError, match="audit log"):
-            audit.write("ann", "::1", "create-topic", {"name": "second"}, "asked for")
+            audit.write("ann", "::1", "create-topic", {"name": "second"}, "requested")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before
     with path.open("ab") as file:
         file.write(before[:20])
-    audit.write("ann", "::1", "create-topic", {"name": "third"}, "asked for")
+    audit.write("ann", "::1", "create-topic", {"name": "third"}, "requested")
     lines = path.read_bytes().splitlines()
     assert lines[1] == before[:20]
     assert [msgspec.json.decode(line)["arguments"]["name"] for line in (lines[0], lines[2])] == ["first", "third"]
@@ -477,7 +519,7 @@ async def test_a_password_is_in_no_log_and_on_no_page(stranger: httpx.AsyncClien
 
 
 def test_attempts() -> None:
-    attempts = Attempts()
+    attempts = LoginAttempts()
     for n in range(MAX_FAILURES):
         assert attempts.wait_s("a", n) == 0
         attempts.failed("a", n)
@@ -487,34 +529,34 @@ def test_attempts() -> None:
     for n in range(MAX_KNOWN + 1):
         attempts.failed(f"many {n}", 1000.0)
     assert len(attempts._failures) == MAX_KNOWN
-    attempts = Attempts()
+    attempts = LoginAttempts()
     for n in range(MAX_FAILURES):
         attempts.failed("a", n)
     attempts.succeeded("a", 2)
     assert attempts.wait_s("a", MAX_FAILURES) == 0
-    # Only that one is taken back.
+    # Only this attempt is removed.
     attempts.failed("a", MAX_FAILURES)
     assert attempts.wait_s("a", MAX_FAILURES) > 0
 
 
 def test_sessions_end() -> None:
     sessions = Sessions()
-    eye: Any = object()
-    idle = sessions.begin("ann", "admin", eye, 0.0)
+    view: Any = object()
+    idle = sessions.begin("ann", "admin", view, 0.0)
     assert sessions.find(idle, IDLE_S - 1) is not None
     assert sessions.find(idle, 2 * IDLE_S) is None
-    busy = sessions.begin("ann", "admin", eye, 0.0)
+    busy = sessions.begin("ann", "admin", view, 0.0)
     at = 0.0
     while at <= LONGEST_S:
         assert sessions.find(busy, at) is not None
         at += IDLE_S / 2
     assert sessions.find(busy, at) is None
-    first = sessions.begin("ann", "admin", eye, 0.0)
+    first = sessions.begin("ann", "admin", view, 0.0)
     for _ in range(MAX_SESSIONS):
-        sessions.begin("ann", "admin", eye, 0.0)
+        sessions.begin("ann", "admin", view, 0.0)
     assert len(sessions) == MAX_SESSIONS
     assert sessions.find(first, 0.0) is None
-    assert len(sessions.ended) == 3
+    assert len(sessions.take_ended()) == 3
 
 
 def test_a_cookie_that_was_made_up() -> None:

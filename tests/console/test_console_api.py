@@ -1,4 +1,4 @@
-"""The JSON API: it has what the pages show, and OpenAPI says how it looks."""
+"""The JSON API: it contains the data of all pages, and the OpenAPI document describes it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import httpx
 import msgspec
 import pytest
 from console_support import browser, cluster, producer, visitor
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.console import app
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.pages import API, Page
 from gantrymq.console.queries.all_pages import PAGES
 from gantrymq.console.settings import Settings
@@ -31,12 +31,12 @@ from gantrymq.testing.embedded import EmbeddedCluster
 
 __all__ = ["cluster", "producer", "visitor"]
 
-#: What a page doesn't show of the cluster: the token of its forms.
+#: Part of a page that is not from the cluster: the token of its forms.
 _TOKEN = re.compile(r'(name="csrf" value=)"[^"]*"')
 
 
 class Once:
-    """A page whose query is asked once: what it answered is kept, and told again as its JSON has it."""
+    """A page that runs its query once. Later calls return the stored result, decoded from its JSON."""
 
     def __init__(self, page: Page) -> None:
         self.kept: Any = None
@@ -44,9 +44,9 @@ class Once:
         self.page = replace(page, query=self._query)
         self._original = page
 
-    async def _query(self, eye: Eye, arguments: Any) -> Any:
+    async def _query(self, view: ClusterView, arguments: Any) -> Any:
         if self.kept is None:
-            self.kept = await self._original.query(eye, arguments)
+            self.kept = await self._original.query(view, arguments)
         if self.as_json:
             return msgspec.json.decode(msgspec.json.encode(self.kept), type=self._original.result)
         return self.kept
@@ -54,7 +54,7 @@ class Once:
 
 @asynccontextmanager
 async def member_of(cluster: EmbeddedCluster, group: str, topic: str) -> AsyncIterator[str]:
-    """The client id of somebody who consumes, and fails on some."""
+    """Yields the client id of a consumer that fails for some messages."""
 
     async def consume(message: Message) -> None:
         if message.body == b"1":
@@ -78,7 +78,7 @@ async def member_of(cluster: EmbeddedCluster, group: str, topic: str) -> AsyncIt
 async def test_the_api_has_all_that_a_page_shows(
     cluster: EmbeddedCluster, producer: SyncProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each page's HTML is the same when it is made of nothing but what its JSON has."""
+    """Each page's HTML is the same when it is rendered from its JSON only."""
     async with AdminClient(cluster.name_server) as admin:
         await admin.ensure_topic("shown", queues=1)
     for number in range(3):
@@ -96,13 +96,13 @@ async def test_the_api_has_all_that_a_page_shows(
             return _TOKEN.sub(r"\1", answer.text)
 
         async def json_of(name: str) -> Any:
-            """Of now; None while it is gathered."""
+            """Returns the current JSON, or None while the data is gathered."""
             pages[name].kept = None
             page = (await visitor.get(f"{API}/{name}", params=arguments.get(name, {}))).json()
             return None if page.get("table", page) is None else page
 
         async def letters() -> Any:
-            page = await json_of("letters")
+            page = await json_of("dead-letter-messages")
             return page["rows"]
 
         arguments: dict[str, dict[str, Any]] = {
@@ -113,7 +113,7 @@ async def test_the_api_has_all_that_a_page_shows(
             "messages": {"topic": "shown"},
             "tail": {"topic": "shown"},
             "traces": {"id": "0A"},
-            "letters": {"group": "shown-to"},
+            "dead-letter-messages": {"group": "shown-to"},
             "due": {"topic": "shown"},
             "history": {"group": "shown-to", "span": "15m"},
             "rights": {"user": "alice", "resource": "Topic:shown"},
@@ -143,7 +143,7 @@ async def test_openapi(visitor: httpx.AsyncClient) -> None:
     required = {page.name: _required(document, page.name) for page in PAGES}
     assert required["topic"] == ["name"]
     assert required["topics"] == []
-    # What one part refers to is there, and all that is there is referred to.
+    # Every reference has a target, and every schema is referenced.
     assert set(_references(document)) == {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
 
 

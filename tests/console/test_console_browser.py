@@ -1,6 +1,6 @@
-"""The console in Debian's Chromium: its pages with load, changes made by clicking, live tail, languages, a phone.
+"""The console in Debian's Chromium: pages with data, changes by clicks, live tail, languages, a phone.
 
-The console and the browser are processes of their own. Without /usr/bin/chromium (`apt-get install chromium`) these
+The console and the browser are processes of their own. Without /usr/bin/chromium (`apt-get install chromium`), these
 tests are skipped.
 """
 
@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import pytest
 from browser_support import Watched, chromium, console, faults, needs_chromium, shoot, unlabelled
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -41,7 +41,7 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 
 async def load(cluster: EmbeddedCluster) -> None:
-    """Topics, messages some of which are hostile, and a group that is behind."""
+    """Creates topics, messages (some of them hostile), and a group with lag."""
     async with AdminClient(cluster.name_server) as admin:
         for topic in ("orders", "payments", "hostile"):
             await admin.ensure_topic(topic, queues=2)
@@ -66,7 +66,7 @@ async def load(cluster: EmbeddedCluster) -> None:
             await producer.send(Message("payments", b"remind %d" % number, delay_level=16 + number))
             await producer.send(Message("payments", b"due %d" % number, properties={TIMER_DELAY_MS: "3600000"}))
     async with AdminClient(cluster.name_server) as admin:
-        # As a query of Spark does: it commits, and is no member.
+        # Like a query of Spark: it commits offsets, but is not a member.
         await admin.create_group(SubscriptionGroupConfig("lakehouse"), cluster="DefaultCluster")
         for address in cluster.brokers:
             await admin.api.update_offset(address, "lakehouse", "orders", 0, 3)
@@ -82,7 +82,7 @@ async def load(cluster: EmbeddedCluster) -> None:
 
 
 async def make_dead_letters(cluster: EmbeddedCluster, group: str, topic: str, count: int) -> None:
-    """The group fails on all messages of the topic, which are so many, at once for good."""
+    """Creates dead-letter messages: the group fails all messages of the topic without retries."""
 
     async def fail(message: Message) -> None:
         raise ValueError("no")
@@ -110,16 +110,17 @@ ARGUMENTS = {
     "message": "?topic=hostile&broker={broker}&queue={queue}&offset=0",
     "tail": "?topic=orders",
     "traces": "?id=0A",
-    "letters": "?group=mourners",
+    "dead-letter-messages": "?group=mourners",
     "history": "?span=15m",
     "rights": "?user=alice&resource=Topic:orders",
     "due": "?topic=payments",
+    "search": "?q=orders",
 }
 
 
 @asynccontextmanager
 async def consumer_of(cluster: EmbeddedCluster, arguments: dict[str, str]) -> AsyncIterator[None]:
-    """Somebody whose page there is."""
+    """Runs a consumer that has a page."""
 
     async def consume(message: Message) -> None:
         pass
@@ -161,12 +162,12 @@ async def test_every_page(cluster: EmbeddedCluster) -> None:
             for one in PAGES:
                 await page.goto(f"{address}/{one.name}{arguments.get(one.name, '')}")
                 if one.name in ("topics", "groups", "streams", "dead-letters"):
-                    # They may be gathered still; the page then asks again by itself.
+                    # The data may still be gathered; the page then updates itself.
                     await page.wait_for_selector("table")
                 assert await page.evaluate("document.documentElement.lang") == language.replace("-GB", "")
                 assert await unlabelled(page) == [], one.name
                 assert await page.evaluate("document.body.scrollWidth <= window.innerWidth"), one.name
-                if language == "en-GB" and one.name != "works":
+                if language == "en-GB" and one.name != "operations":
                     await shoot(page, one.name)
                 assert await faults(page) == [], one.name
                 assert await page.evaluate("document.body.scrollWidth <= window.innerWidth"), f"{one.name}, forms open"
@@ -182,36 +183,50 @@ async def test_changes_by_clicking(cluster: EmbeddedCluster) -> None:
         watched = Watched(await browser.new_page(), address)
         page = watched.page
         await page.goto(f"{address}/topics")
-        await page.get_by_text("Create a topic").click()
+        await page.get_by_role("button", name="Create a topic").click()
         await page.get_by_label("Name", exact=True).fill("clicked")
         await page.get_by_label("Queues on each broker").fill("3")
-        await page.get_by_role("button", name="Create").click()
+        await page.get_by_role("button", name="Create", exact=True).click()
         await page.wait_for_url("**/topic?name=clicked")
         await page.get_by_text("topic clicked is on 2 brokers").wait_for()
         assert (await admin.topic_config(cluster.brokers[1], "clicked")).write_queue_nums == 3
-        await page.get_by_text("Delete", exact=True).first.click()
-        await page.get_by_label("Its name, typed").fill("clicked")
-        await page.get_by_role("button", name="Delete").click()
+        # With the keyboard: the dialog takes the focus, and Escape closes it.
+        send = page.get_by_role("button", name="Send a message", exact=True)
+        await send.focus()
+        await page.keyboard.press("Enter")
+        assert await page.evaluate("document.activeElement.id") == "send"
+        await page.keyboard.press("Escape")
+        assert not await page.get_by_role("heading", name="Send a message to topic clicked?").is_visible()
+        await page.keyboard.press("Enter")
+        await page.keyboard.press("Tab")
+        await page.keyboard.type("typed")
+        await page.get_by_role("button", name="Send", exact=True).click()
+        await page.get_by_text("is stored in queue").wait_for()
+        assert await page.locator("td.text").inner_text() == "typed"
+        await page.get_by_role("button", name="Delete", exact=True).click()
+        await page.get_by_role("heading", name="Delete topic clicked?").wait_for()
+        await page.get_by_label("Type its name").fill("clicked")
+        await page.get_by_role("button", name="Delete topic").click()
         await page.get_by_text("topic clicked is deleted from 2 brokers").wait_for()
         assert "clicked" not in await admin.topic_list()
         await page.goto(f"{address}/groups")
-        await page.get_by_text("Create a group").click()
+        await page.get_by_role("button", name="Create a group").click()
         await page.get_by_label("Name", exact=True).fill("clickers")
-        await page.get_by_label("Tries after the first").fill("3")
-        await page.get_by_role("button", name="Create").click()
+        await page.get_by_label("Maximum retries").fill("3")
+        await page.get_by_role("button", name="Create", exact=True).click()
         await page.get_by_text("group clickers is on 2 brokers").wait_for()
         config = await admin.group_config(cluster.brokers[1], "clickers")
         assert config is not None
         assert config.retry_max_times == 3
         await page.goto(f"{address}/broker?address={cluster.brokers[0]}")
-        await page.get_by_text("Change a key").click()
+        await page.get_by_role("button", name="Change a key").click()
         await page.get_by_label("Key", exact=True).fill("maxMessageSize")
         await page.get_by_label("Value", exact=True).fill("3145728")
-        await page.get_by_role("button", name="Change").click()
+        await page.get_by_role("button", name="Change", exact=True).click()
         await page.get_by_text(f"maxMessageSize=3145728 on broker {cluster.brokers[0]}").wait_for()
         assert (await admin.broker_config(cluster.brokers[0]))["maxMessageSize"] == "3145728"
         assert watched.problems == []
-        # By keyboard alone: the first stop leads past the navigation.
+        # With the keyboard only: the first link skips the navigation.
         await page.goto(f"{address}/overview")
         await page.keyboard.press("Tab")
         await page.keyboard.press("Enter")
@@ -219,8 +234,44 @@ async def test_changes_by_clicking(cluster: EmbeddedCluster) -> None:
 
 
 @pytest.mark.slow
+async def test_finding_a_message(cluster: EmbeddedCluster) -> None:
+    """With the `/` key and the search, then by key in the topic. The message opens in place, and closes again."""
+    async with AdminClient(cluster.name_server) as admin, Producer(cluster.name_server, "finders") as producer:
+        await admin.ensure_topic("findable", queues=1)
+        for number in range(3):
+            await producer.send(Message("findable", b'{"number": %d}' % number, keys=[f"found-{number}"]))
+    async with console(cluster) as address, chromium() as browser:
+        context = await browser.new_context(viewport={"width": 390, "height": 800}, timezone_id="Asia/Kolkata")
+        watched = Watched(await context.new_page(), address)
+        page = watched.page
+        await page.goto(f"{address}/overview")
+        await page.keyboard.press("/")
+        await page.keyboard.type("findab")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("link", name="findable", exact=True).click()
+        await page.get_by_label("Key", exact=True).fill("found-1")
+        await page.get_by_role("button", name="Show").click()
+        row = page.locator("tbody tr")
+        assert await row.count() == 1
+        time = page.locator("a[data-open]")
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\+05:30", await time.inner_text())
+        await time.click()
+        await page.locator("tr.opened").get_by_text('"number": 1').first.wait_for()
+        assert "/topic?" in page.url
+        assert await unlabelled(page) == []
+        await time.click()
+        assert await page.locator("tr.opened").count() == 0
+        # On a phone, a button opens the navigation.
+        assert not await page.get_by_role("link", name="Replicas").is_visible()
+        await page.get_by_role("button", name="Menu").click()
+        await page.get_by_role("link", name="Replicas").click()
+        await page.wait_for_url("**/replicas")
+        assert watched.problems == []
+
+
+@pytest.mark.slow
 async def test_dead_letters_by_clicking(cluster: EmbeddedCluster) -> None:
-    """Two that are chosen, then all that a filter finds; all of them come to their group once more."""
+    """Resends two selected messages, then all that a filter finds. The group receives all of them again."""
     async with AdminClient(cluster.name_server) as admin, Producer(cluster.name_server, "writers") as producer:
         await admin.ensure_topic("letters", queues=1)
         for number in range(4):
@@ -238,29 +289,34 @@ async def test_dead_letters_by_clicking(cluster: EmbeddedCluster) -> None:
         page = watched.page
         await page.goto(f"{address}/dead-letters")
         await page.get_by_role("link", name="readers", exact=True).click()
-        await page.get_by_label("In key, tag or body").fill("even")
+        await page.get_by_label("Key, tag or body contains").fill("even")
         await page.get_by_role("button", name="Show").click()
-        await page.wait_for_url("**/letters?*search=even*")
+        await page.wait_for_url("**/dead-letter-messages?*search=even*")
         assert await page.locator("tbody tr").count() == 2
-        await page.get_by_label("Choose all of this page").check()
-        await page.get_by_role("button", name="Send the chosen ones again").click()
-        await page.wait_for_url("**/works")
-        await page.get_by_text("2 dead letters sent again, 0 left out").wait_for()
+        await page.get_by_label("Select all on this page").check()
+        await page.get_by_role("button", name="Resend selected").click()
+        await page.get_by_role("heading", name="Resend the selected dead letters of group readers?").wait_for()
+        await page.get_by_role("button", name="Resend", exact=True).click()
+        await page.wait_for_url("**/operations")
+        await page.get_by_text("2 dead letters resent, 0 skipped").wait_for()
         await until(lambda: sorted(seen) == [b"letter 0", b"letter 2"])
-        await page.goto(f"{address}/letters?group=readers&search=odd")
-        await page.get_by_text("Send all that the filter finds again").click()
-        await page.get_by_role("button", name="Send again").click()
-        await page.wait_for_url("**/works")
-        await page.get_by_text("2 dead letters sent again, 2 left out").wait_for()
+        await page.goto(f"{address}/dead-letter-messages?group=readers&search=odd")
+        await page.get_by_role("button", name="Resend all that the filter finds").click()
+        await page.get_by_role("button", name="Resend", exact=True).click()
+        await page.wait_for_url("**/operations")
+        await page.get_by_text("2 dead letters resent, 2 skipped").wait_for()
         await until(lambda: sorted(seen) == [b"letter %d" % number for number in range(4)])
-        await shoot(page, "works")
+        await shoot(page, "operations")
         assert await faults(page) == []
         assert watched.problems == []
 
 
 @pytest.mark.slow
 async def test_live_tail_under_load(cluster: EmbeddedCluster) -> None:
-    """Some 5,000 messages a second and more come, in batches: the page shows some, and says how many it left out."""
+    """More than 5,000 messages per second arrive in batches.
+
+    The page shows some of them, and the number of omitted ones.
+    """
     async with AdminClient(cluster.name_server) as admin:
         await admin.ensure_topic("fast", queues=4)
     async with console(cluster) as address, chromium() as browser:
@@ -280,7 +336,7 @@ async def test_live_tail_under_load(cluster: EmbeddedCluster) -> None:
 
         sending = asyncio.ensure_future(send())
         try:
-            await page.get_by_text(re.compile(r"left out: [\d,]{6,}")).wait_for(timeout=60_000)
+            await page.get_by_text(re.compile(r"skipped: [\d,]{6,}")).wait_for(timeout=60_000)
             assert 20 <= await page.locator("#tail tbody tr").count() <= 200
             assert await page.locator("#tail b").count() == 0
         finally:
@@ -300,7 +356,7 @@ async def test_login_in_a_browser(cluster: EmbeddedCluster, tmp_path: Path) -> N
         await page.get_by_label("Name").fill("vic")
         await page.get_by_label("Password").fill("wrong")
         await page.get_by_role("button", name="Log in").click()
-        await page.get_by_text("the name or the password is wrong").wait_for()
+        await page.get_by_text("wrong name or password").wait_for()
         await shoot(page, "login")
         for colours in COLOURS:
             await page.emulate_media(color_scheme=colours)
@@ -309,7 +365,7 @@ async def test_login_in_a_browser(cluster: EmbeddedCluster, tmp_path: Path) -> N
         await page.get_by_label("Password").fill("vicpass")
         await page.get_by_role("button", name="Log in").click()
         await page.wait_for_url("**/topics")
-        assert await page.get_by_text("Create a topic").count() == 0
+        assert await page.get_by_role("button", name="Create a topic").count() == 0
         await page.goto(f"{address}/nowhere")
         for colours in COLOURS:
             await page.emulate_media(color_scheme=colours)

@@ -1,18 +1,21 @@
-"""What is changed by clicking, checked with an AdminClient; and the pages of delays, transactions, replicas."""
+"""Changes by forms, checked with an AdminClient; and the pages of delays, transactions and replicas."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
+from io import StringIO
 from typing import Any
 
+import argon2
 import httpx
 import pytest
 from console_support import CLUSTER, browser, cluster, html_of, json_of, producer, visitor
-from test_console_access import change
-from waiting import until
+from test_console_access import change, token_in
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -71,6 +74,67 @@ async def test_reset_offsets(visitor: httpx.AsyncClient, cluster: EmbeddedCluste
     assert answer.status_code == 200, answer.text
     async with AdminClient(cluster.name_server) as admin:
         assert await admin.committed_offset(cluster.brokers[0], "clones", "reset", 0) is not None
+
+
+async def test_send_a_message(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
+    """The page of the topic shows it. The form of a browser has CRLF, the body LF."""
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.ensure_topic("written", queues=1)
+    html = await html_of(visitor, "topic", name="written")
+    assert "Send a message to topic written?" in html
+    form = {"topic": "written", "body": "<b>one</b>\r\ntwo ü", "csrf": token_in(html)}
+    fields = {"keys": " k1 k2", "tags": "<i>", "properties": "region=eu\r\n\r\nformula=a=b\r\nlines=1\u20282\x0b3\r\n"}
+    answer = await visitor.post("/do/send-message", data={**form, **fields})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/topic?name=written")
+    html = await html_of(visitor, "topic", name="written")
+    assert re.search(r"message [0-9A-F]{32} is stored in queue 0 of broker-[ab], at offset 0<", html)
+    assert "&lt;b&gt;one&lt;/b&gt;" in html
+    assert "<b>" not in html
+    (row,) = (await json_of(visitor, "messages", topic="written"))["rows"]
+    place = {"topic": "written", "broker": row["broker"], "queue": row["queue_id"], "offset": row["offset"]}
+    one = await json_of(visitor, "message", **place)
+    assert one["body"]["text"] == "<b>one</b>\ntwo ü"
+    sent = {name: one["properties"][name] for name in ("KEYS", "TAGS", "region", "formula", "lines")}
+    assert sent == {"KEYS": "k1 k2", "TAGS": "<i>", "region": "eu", "formula": "a=b", "lines": "1\u20282\x0b3"}
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "problem"),
+    [
+        ({"topic": "unwritten"}, 400, "body"),
+        ({"topic": "unwritten", "body": "x"}, 404, "no route info"),
+        ({"topic": "%DLQ%readers", "body": "x"}, 400, "internal"),
+        ({"topic": "%RETRY%readers", "body": "x"}, 400, "internal"),
+        ({"topic": "SCHEDULE_TOPIC_XXXX", "body": "x"}, 400, "internal"),
+        ({"topic": "broker-a", "body": "x"}, 400, "internal"),
+        ({"topic": "unwritten", "body": "x", "properties": "region"}, 400, "NAME=VALUE"),
+        ({"topic": "unwritten", "body": "x", "properties": "=eu"}, 400, "NAME=VALUE"),
+        ({"topic": "unwritten", "body": "x", "properties": "TRAN_MSG=true"}, 400, "'TRAN_MSG' is reserved"),
+        ({"topic": "unwritten", "body": "x", "properties": "a=b\nPGROUP =g"}, 400, "'PGROUP' is reserved"),
+        ({"topic": "unwritten", "body": "x", "properties": "UNIQ_KEY=0A"}, 400, "'UNIQ_KEY' is reserved"),
+        ({"topic": "unwritten", "body": "x", "properties": "REAL_TOPIC=t"}, 400, "'REAL_TOPIC' is reserved"),
+        ({"topic": "unwritten", "body": "x", "properties": "INNER_MULTI_DISPATCH=q"}, 400, "is reserved"),
+        ({"topic": "unwritten", "body": "x", "properties": "__RMQ.TRANSIENT.X=1"}, 400, "is reserved"),
+        # The delay of a message is accepted: this topic does not exist.
+        ({"topic": "unwritten", "body": "x", "properties": "DELAY=1"}, 404, "no route info"),
+    ],
+)
+async def test_messages_that_are_not_sent(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, form: dict[str, str], status: int, problem: str
+) -> None:
+    """In particular, no message creates its topic."""
+    answer = await change(visitor, "send-message", **form)
+    assert answer.status_code == status, answer.text
+    assert problem in answer.json()["error"]
+    async with AdminClient(cluster.name_server) as admin:
+        assert "unwritten" not in await admin.topic_list()
+
+
+async def test_a_property_that_cannot_be_encoded(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.ensure_topic("encoded", queues=1)
+    answer = await change(visitor, "send-message", topic="encoded", body="x", properties="region=e\x02u")
+    assert answer.status_code == 400, answer.text
 
 
 async def test_a_group_is_made_and_changed(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
@@ -183,13 +247,13 @@ async def test_users_of_a_cluster_without(visitor: httpx.AsyncClient) -> None:
 
 
 async def test_partial_answers_say_so() -> None:
-    """A broker that is gone, and still named by the NameServer, is missing on the pages and named there."""
+    """Pages name a broker that is down but still registered, and omit its data."""
     with EmbeddedCluster(2) as two:
         settings = Settings(two.name_server, tables_fresh_s=0.1)
         async with browser(settings) as visitor, AdminClient(two.name_server) as admin:
             before = await json_of(visitor, "topics")
             assert before["unasked"] == []
-            # Registered by hand: nobody is there.
+            # A manual registration without a broker.
             from gantrymq.protocol.bodies.topic_config import RegisterBrokerBody, TopicConfigTable, encode_register_body
             from gantrymq.protocol.codes import RequestCode
             from gantrymq.protocol.command import RemotingCommand
@@ -221,7 +285,7 @@ async def test_partial_answers_say_so() -> None:
 
 
 async def test_the_command(cluster: EmbeddedCluster) -> None:
-    """`gantry console` says where it is, answers there, and ends with SIGTERM."""
+    """`gantry console` prints its address, responds there, and ends on SIGTERM."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gantrymq.cli", "console", "-n", cluster.name_server, "--port", "0"),
         stdout=asyncio.subprocess.PIPE,
@@ -238,6 +302,42 @@ async def test_the_command(cluster: EmbeddedCluster) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         assert await process.wait() in (0, -signal.SIGTERM)
+
+
+async def test_without_a_directory_the_audit_log_is_standard_error(cluster: EmbeddedCluster) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gantrymq.cli", "console", "-n", cluster.name_server, "--port", "0"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        address = (await process.stdout.readline()).decode().rpartition(" ")[2].strip()
+        async with httpx.AsyncClient(base_url=address, timeout=30) as client:
+            token = re.search(r'name="csrf" value="([^"]+)"', (await client.get("topics")).text)
+            assert token is not None
+            form = {"name": "audited", "cluster": CLUSTER, "csrf": token[1]}
+            assert (await client.post("api/v1/do/create-topic", data=form)).status_code == 200
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, log = await process.communicate()
+    lines = [line for line in log.decode().splitlines() if '"change": "create-topic"' in line]
+    assert len(lines) == 2, log
+    assert '"outcome": "requested"' in lines[0]
+
+
+def test_the_hash_of_a_password_from_standard_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gantrymq.cli.main import run
+
+    monkeypatch.setattr("sys.stdin", StringIO("secret\n"))
+    assert run(["console", "--hash-password"]) == 0
+    assert argon2.PasswordHasher().verify(capsys.readouterr().out.strip(), "secret")
+    monkeypatch.setattr("sys.stdin", StringIO(""))
+    assert run(["console", "--hash-password"]) == 2
 
 
 def test_the_command_refuses_strangers() -> None:

@@ -1,4 +1,4 @@
-"""When the console queries a server that didn't answer."""
+"""Times at which the console queries a server that did not respond."""
 
 from __future__ import annotations
 

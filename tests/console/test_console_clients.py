@@ -1,4 +1,4 @@
-"""Pages of who is there: producers, streams that only commit, members that come and go, what a proxy's clients say."""
+"""Pages of clients: producers, streams that only commit, joining and leaving members, clients of a proxy."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from typing import Any
 
 import httpx
 from console_support import CLUSTER, browser, cluster, html_of, json_of, producer, visitor
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.history import MAX_REBALANCES, History, Rebalance
-from gantrymq.console.limited import Limits
-from gantrymq.console.queries.groups import Member, tell, trend
-from gantrymq.console.queries.streams import Query, last_words
-from gantrymq.console.rebalances import AT_ONCE, MembersSeen
-from gantrymq.console.sampler import Sampler
+from gantrymq.console.queries.groups import Member, add_running_info, trend
+from gantrymq.console.queries.streams import Query, last_reports
+from gantrymq.console.request_limits import RequestLimits
+from gantrymq.console.sampler import GROUPS_PER_SAMPLE, GroupMembers, Sampler
 from gantrymq.console.settings import Settings
 from gantrymq.errors import BrokerError, ClientError
-from gantrymq.protocol.bodies.consumer import PROP_CLIENT_VERSION, ConsumerRunningInfo
+from gantrymq.protocol.bodies.consumer import PROP_CLIENT_VERSION, PROP_PROXY_CLIENT_LANGUAGE, ConsumerRunningInfo
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.message import Message
 from gantrymq.sync import SyncProducer
@@ -52,7 +51,7 @@ async def test_producers(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -
 
 
 async def test_streams(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer) -> None:
-    """A group that commits and has no members is a stream; one whose consumer is there isn't."""
+    """A group without members that commits is a stream. A group with a connected consumer is not."""
     async with AdminClient(cluster.name_server) as admin:
         for topic in ("streamed", "spark-progress"):
             await admin.ensure_topic(topic, queues=1)
@@ -96,19 +95,19 @@ async def test_streams(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, pro
 
 
 def test_two_batches_of_a_query_in_one_millisecond() -> None:
-    """Told to two brokers: which message is read first says nothing."""
+    """The reports were sent to two brokers, so the order in which they are read has no meaning."""
     seventh, eighth = (Query("q1", "to the lake", 1000, batch, 70, 0.0, 0.0, 90) for batch in (7, 8))
-    assert last_words([seventh, eighth]) == last_words([eighth, seventh]) == [eighth]
+    assert last_reports([seventh, eighth]) == last_reports([eighth, seventh]) == [eighth]
     anew = Query("q1", "to the lake", 1001, 0, 70, 0.0, 0.0, 90)
-    assert last_words([anew, eighth]) == [anew]
+    assert last_reports([anew, eighth]) == [anew]
 
 
 async def test_members_come_and_go(cluster: EmbeddedCluster, visitor: httpx.AsyncClient) -> None:
     async with AdminClient(cluster.name_server) as admin:
         await admin.ensure_topic("moving", queues=1)
     history = History(None)
-    eye = Eye(Settings(cluster.name_server, tables_fresh_s=0.0), Limits(), (), history)
-    sampler = Sampler(eye, history)
+    view = ClusterView(Settings(cluster.name_server, tables_fresh_s=0.0), RequestLimits(), (), history)
+    sampler = Sampler(view, history)
 
     async def consume(message: Message) -> None:
         pass
@@ -125,7 +124,7 @@ async def test_members_come_and_go(cluster: EmbeddedCluster, visitor: httpx.Asyn
 
             (client_id,) = await until(connected)
 
-            # The group is known by its first offsets, and then looked at for the first time.
+            # The group exists after its first offsets, and is then sampled for the first time.
             async def looked_at() -> bool:
                 await sampler.sample()
                 return "movers" in sampler.members
@@ -140,9 +139,9 @@ async def test_members_come_and_go(cluster: EmbeddedCluster, visitor: httpx.Asyn
         (change,) = await until(left)
         assert (change.came, change.left, change.members) == ([], [client_id], 0)
     finally:
-        await eye.close()
+        await view.close()
         await history.close()
-    assert "Nobody was seen" in await html_of(visitor, "group", name="movers")
+    assert "No rebalances recorded" in await html_of(visitor, "group", name="movers")
 
 
 async def test_rebalances_on_the_page(cluster: EmbeddedCluster, tmp_path: Path) -> None:
@@ -150,7 +149,7 @@ async def test_rebalances_on_the_page(cluster: EmbeddedCluster, tmp_path: Path) 
         await admin.create_group(SubscriptionGroupConfig("shown"), cluster=CLUSTER)
         await admin.ensure_topic("of-shown", queues=1)
         await admin.api.update_offset(cluster.brokers[0], "shown", "of-shown", 0, 0)
-    # A console that ran here before has seen it.
+    # An earlier console has recorded it here.
     history = History(tmp_path)
     now = now_ms()
     await history.add_rebalances({"shown": Rebalance(now, ["one<b>"], [], 1)})
@@ -163,17 +162,17 @@ async def test_rebalances_on_the_page(cluster: EmbeddedCluster, tmp_path: Path) 
 
 async def test_a_trend(cluster: EmbeddedCluster) -> None:
     history = History(None)
-    eye = Eye(Settings(cluster.name_server), Limits(), (), history)
+    view = ClusterView(Settings(cluster.name_server), RequestLimits(), (), history)
     try:
         now = now_ms() / 1000
         await history.add(now - 2000, {"group/g/behind": 9999.0})
-        assert await trend(eye, "g") is None
+        assert await trend(view, "g") is None
         await history.add(now - 600, {"group/g/behind": 100.0, "group/h/behind": 1.0})
-        assert await trend(eye, "g") is None
+        assert await trend(view, "g") is None
         await history.add(now - 300, {"group/g/behind": 250.0})
-        assert await trend(eye, "g") == 0.5
+        assert await trend(view, "g") == 0.5
     finally:
-        await eye.close()
+        await view.close()
         await history.close()
 
 
@@ -192,32 +191,34 @@ async def test_rebalances_are_bounded() -> None:
 
 
 def test_groups_take_turns() -> None:
-    seen = MembersSeen()
-    groups = [f"g{number:03d}" for number in range(2 * AT_ONCE + 10)]
+    seen = GroupMembers()
+    groups = [f"g{number:03d}" for number in range(2 * GROUPS_PER_SAMPLE + 10)]
     looked_at: set[str] = set()
     for _ in range(3):
         now = seen.next_groups(groups)
-        assert len(now) == AT_ONCE
+        assert len(now) == GROUPS_PER_SAMPLE
         looked_at |= set(now)
     assert looked_at == set(groups)
     assert seen.next_groups(["a", "b"]) == ["a", "b"]
 
 
 def test_what_is_a_rebalance() -> None:
-    seen = MembersSeen()
+    seen = GroupMembers()
     assert seen.seen("g", ["a"], 1) is None
     assert seen.seen("g", ["a"], 2) is None
     assert seen.seen("g", ["b", "a"], 3) == Rebalance(3, ["b"], [], 2)
     assert seen.seen("g", [], 4) == Rebalance(4, [], ["a", "b"], 0)
-    # A group that was gone begins anew.
+    # A removed group starts again.
     seen.next_groups([])
     assert seen.seen("g", ["c"], 5) is None
 
 
 def test_a_member_that_a_proxy_speaks_for() -> None:
     member = Member("c", "10.0.0.1:5", "PYTHON", "V5_5_0")
-    tell(member, ConsumerRunningInfo(properties={PROP_CLIENT_VERSION: "JAVA 5.0.8"}))
+    properties = {PROP_CLIENT_VERSION: "JAVA 5.0.8", PROP_PROXY_CLIENT_LANGUAGE: "JAVA"}
+    add_running_info(member, ConsumerRunningInfo(properties=properties))
     assert (member.language, member.version, member.by_proxy) == ("JAVA", "5.0.8", True)
-    other = Member("c", "10.0.0.1:5", "JAVA", "V5_5_0")
-    tell(other, ConsumerRunningInfo(properties={PROP_CLIENT_VERSION: "V5_5_0"}))
-    assert (other.language, other.version, other.by_proxy) == ("JAVA", "V5_5_0", False)
+    for version in ("V5_5_0", "GantryMQ 0.1.0"):
+        other = Member("c", "10.0.0.1:5", "JAVA", "V5_5_0")
+        add_running_info(other, ConsumerRunningInfo(properties={PROP_CLIENT_VERSION: version}))
+        assert (other.language, other.version, other.by_proxy) == ("JAVA", "V5_5_0", False)

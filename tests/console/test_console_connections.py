@@ -1,4 +1,4 @@
-"""Which connections the console closes, by a table that is told the time."""
+"""Connections that the console closes. The time of the table is a parameter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gantrymq.console.connections import (
 
 
 class Browsers:
-    """Connections, and the names of those that were closed."""
+    """Connections, and the names of the closed ones."""
 
     def __init__(self) -> None:
         self.connections = Connections()
@@ -86,7 +86,7 @@ def test_a_flood_does_not_close_a_connection_that_has_just_come(
 
 
 def test_a_flood_closes_the_oldest_of_those_that_have_just_come(browsers: Browsers) -> None:
-    """A connection whose response was read a moment ago gets its next request."""
+    """A connection whose response was read a moment ago can send its next request."""
     idle(browsers.open("innocent"))
     for n in range(2 * MAX_PER_ADDRESS):
         browsers.open(f"attacker {n}", 2.1 + n / 1000)
@@ -95,7 +95,7 @@ def test_a_flood_closes_the_oldest_of_those_that_have_just_come(browsers: Browse
 
 
 def test_an_address_closes_its_own_connections(browsers: Browsers) -> None:
-    """Those of others stay, whatever state they are in."""
+    """Connections of other addresses stay open in any state."""
     browsers.open("innocent", source="10.0.0.2")
     for n in range(3 * MAX_PER_ADDRESS):
         browsers.open(f"attacker {n}", float(n))
@@ -131,7 +131,7 @@ def test_time_limits(browsers: Browsers) -> None:
 
 
 def test_readers(browsers: Browsers) -> None:
-    """One that reads a part now and then goes on; the last bytes of a response count, too."""
+    """A connection that reads a part from time to time stays open. The last bytes of a response count, too."""
     slow, stopped = browsers.open("slow"), browsers.open("stopped")
     for peer in (slow, stopped):
         peer.complete(0.0, is_working=True)

@@ -1,4 +1,4 @@
-"""How many downloads of the console run at once."""
+"""Limit for parallel downloads of the console."""
 
 from __future__ import annotations
 

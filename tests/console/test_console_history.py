@@ -1,4 +1,4 @@
-"""The console's history: samples, thinning, its size, charts."""
+"""The console's history: samples, thinning, size and charts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 from console_support import browser, cluster, html_of, json_of, producer, visitor
-from waiting import until
+from wait_until import until
 
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.history import FILE_NAME, MAX_POINTS, SAMPLE_S, History
-from gantrymq.console.limited import Limits
 from gantrymq.console.prometheus import expression_of
+from gantrymq.console.request_limits import RequestLimits
 from gantrymq.console.sampler import Sampler
 from gantrymq.console.settings import Settings
 from gantrymq.errors import ConfigError, GantryError
@@ -29,7 +29,7 @@ from gantrymq.testing.embedded import EmbeddedCluster
 __all__ = ["cluster", "producer", "visitor"]
 
 DAY = 86400
-#: A whole quarter of an hour.
+#: A multiple of a quarter of an hour.
 BEGIN = 1_800_000_000 // 900 * 900
 
 
@@ -67,7 +67,7 @@ async def test_old_values_are_thinned_and_go() -> None:
     assert await times() == [*range(BEGIN, BEGIN + 900, 60), *range(BEGIN + 900, BEGIN + 1800, SAMPLE_S)]
     first = (await history.points(["in"], BEGIN, BEGIN + 60)).values["in"][0]
     assert first == 1.5
-    # Once more does no harm.
+    # Thinning again has no effect.
     await history.thin(BEGIN + DAY + 900)
     assert (await history.points(["in"], BEGIN, BEGIN + 60)).values["in"][0] == 1.5
     await history.thin(BEGIN + 15 * DAY)
@@ -134,12 +134,12 @@ async def test_it_is_there_after_a_restart(tmp_path: Path) -> None:
 async def test_samples_of_a_cluster(cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     producer.send(Message("sampled", b"x"))
     history = History(None)
-    eye = Eye(Settings(cluster.name_server), Limits(), ())
-    await Sampler(eye, history).sample()
+    view = ClusterView(Settings(cluster.name_server), RequestLimits(), ())
+    await Sampler(view, history).sample()
     points = await history.points(["in", "behind", "broker/broker-a/disk", "broker/broker-b/log"], 0, 2e9)
     assert len(points.times) == 1
     assert all(values[0] is not None for values in points.values.values())
-    await eye.close()
+    await view.close()
     await history.close()
 
 
@@ -200,7 +200,7 @@ def test_series_in_promql() -> None:
 
 @asynccontextmanager
 async def answering(body: bytes, status: str = "200 OK") -> AsyncIterator[tuple[str, list[str]]]:
-    """A server that says the same to everybody: its URL, and what it was asked for."""
+    """Starts a server with one response for all requests. Yields its URL and the list of requested paths."""
     asked: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,6 +1,6 @@
-"""A console that strangers attack: floods of requests, connections that say nothing, bodies that never end.
+"""A console under attack by strangers: floods of requests, silent connections, endless bodies.
 
-Who is logged in is served meanwhile, and nothing is told to the others.
+Logged-in users get their pages meanwhile, and strangers get no data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from waiting import until
+from wait_until import until
 
 from gantrymq.console import guard
 from gantrymq.console.connections import MAX_PER_ADDRESS
@@ -27,7 +27,7 @@ from gantrymq.console.settings import Settings
 from gantrymq.console.tail import MAX_TAILS
 from gantrymq.testing.embedded import EmbeddedCluster
 
-#: Requests of strangers, and their connections.
+#: Number of requests of strangers, and of their connections.
 REQUESTS = 10_000
 AT_ONCE = 20
 
@@ -45,7 +45,7 @@ def connect(address: str) -> socket.socket:
 
 
 def test_connections_that_say_nothing(cluster: EmbeddedCluster) -> None:
-    """They make room for others, the oldest first; one that is served is left alone."""
+    """The oldest silent connections are closed for new ones. A connection with a pending response stays open."""
     with ConsoleThread(Settings(cluster.name_server, port=0)) as console, ExitStack() as stack:
         tail = stack.enter_context(httpx.stream("GET", f"{console.address}tail/stream?topic=TBW102", timeout=30))
         assert tail.status_code == 200
@@ -57,7 +57,7 @@ def test_connections_that_say_nothing(cluster: EmbeddedCluster) -> None:
 
 
 async def test_live_tails_that_open_at_once(cluster: EmbeddedCluster) -> None:
-    """No more than MAX_TAILS open. When they end, others can open."""
+    """At most MAX_TAILS are open. When they end, others can open."""
     with ConsoleThread(Settings(cluster.name_server, port=0)) as console:
 
         async def status(browser: httpx.AsyncClient) -> int:
@@ -72,7 +72,7 @@ async def test_live_tails_that_open_at_once(cluster: EmbeddedCluster) -> None:
 
 
 async def is_free(browser: httpx.AsyncClient) -> bool:
-    """Whether another live tail can open."""
+    """Returns true if another live tail can open."""
     async with browser.stream("GET", "/tail/stream?topic=TBW102") as answer:
         return answer.status_code == 200
 
@@ -102,7 +102,7 @@ def test_what_isnt_http_is_in_no_log(cluster: EmbeddedCluster, caplog: pytest.Lo
 
 @asynccontextmanager
 async def guarded_console(cluster: EmbeddedCluster, directory: Path) -> AsyncIterator[tuple[str, int]]:
-    """A console with a login as a process of its own: its address and its id."""
+    """Starts a console with a login in its own process. Yields its address and process id."""
     users = directory / "users"
     users.write_text(f"vic:viewer:{hash_password('vicpass')}\n")
     process = await asyncio.create_subprocess_exec(
@@ -136,7 +136,7 @@ async def test_10_000_requests_without_a_login(cluster: EmbeddedCluster, tmp_pat
         assert token is not None
         form = {"name": "vic", "password": "vicpass", "csrf": token[1]}
         assert (await insider.post("/login", data=form)).status_code == 303
-        # What a login takes, and templates, are in memory by now.
+        # The memory for a login and for templates is allocated by now.
         assert (await insider.get("/topics")).status_code == 200
         before = memory_mib(pid)
         answers: Counter[int] = Counter()

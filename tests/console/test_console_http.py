@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import httpx
 import uvicorn
 from starlette.types import Receive, Scope, Send
-from waiting import until
+from wait_until import until
 
 from gantrymq.console.connections import MAX_CONNECTIONS
 from gantrymq.console.http import HttpServer
@@ -29,7 +29,10 @@ def connect(address: str, source: str) -> socket.socket:
 
 
 async def test_connections_that_are_closed_at_once() -> None:
-    """All others work, so that each new connection closes the one before it. The server forgets those it has closed."""
+    """All other connections are busy, so each new connection closes the previous one.
+
+    The server removes closed ones.
+    """
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     config = uvicorn.Config(never, http="h11", log_config=None, lifespan="off", timeout_graceful_shutdown=1)
     server = HttpServer(config, "127.0.0.1", 0, listening.set_result)

@@ -1,4 +1,8 @@
-"""Messages in the console: by time, key, id and place; bodies of all kinds; the live tail; traces; dead letters."""
+"""Messages in the console.
+
+The tests cover messages by time, key, id and offset, bodies of all kinds, the live tail, traces, and dead-letter
+messages.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from console_support import browser, cluster, html_of, json_of, producer, visitor
-from waiting import until
+from console_support import CLUSTER, browser, cluster, html_of, json_of, producer, visitor
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.trace import TraceView
@@ -19,16 +23,21 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.console.bodies import PREVIEW_BYTES, text_of
-from gantrymq.console.eye import Eye
-from gantrymq.console.limited import Limits
+from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.queries.messages import timeline
+from gantrymq.console.queries.search import SearchArguments, SearchPage, search
+from gantrymq.console.request_limits import MAX_BODIES, RequestLimits
 from gantrymq.console.settings import Settings
-from gantrymq.console.tail import BEHIND, SHOWN, TailArguments, tail
+from gantrymq.console.tail import MAX_PER_QUEUE, SHOWN, TailArguments, tail
 from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.message import Message, MessageExt
+from gantrymq.protocol.properties import UNIQUE_KEY
+from gantrymq.protocol.topic_name import TOOLS_GROUP
 from gantrymq.sync import SyncProducer
+from gantrymq.system.clock import now_ms
 from gantrymq.testing.embedded import EmbeddedCluster
 
 __all__ = ["cluster", "producer", "visitor"]
@@ -39,17 +48,19 @@ async def make_topic(cluster: EmbeddedCluster, name: str, queues: int = 2) -> No
         await admin.ensure_topic(name, queues=queues)
 
 
+@pytest.mark.parametrize("order", ["earliest", "newest"])
 async def test_by_time_with_page_tokens(
-    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer, order: str
 ) -> None:
-    await make_topic(cluster, "paged", 3)
-    sent = [producer.send(Message("paged", b"%d" % number)).msg_id for number in range(50)]
+    topic = f"paged-{order}"
+    await make_topic(cluster, topic, 3)
+    sent = [producer.send(Message(topic, b"%d" % number)).msg_id for number in range(50)]
     seen: list[dict[str, Any]] = []
     token = ""
     pages = 0
     while True:
-        page = await json_of(visitor, "messages", topic="paged", begin="1", size=8, token=token)
-        assert page["order"] == "earliest"
+        page = await json_of(visitor, "messages", topic=topic, begin="1", order=order, size=8, token=token)
+        assert page["order"] == order
         seen += page["rows"]
         pages += 1
         token = page["token"]
@@ -58,12 +69,12 @@ async def test_by_time_with_page_tokens(
     assert pages == 7
     assert sorted(row["id"] for row in seen) == sorted(sent)
     times = [row["stored_ms"] for row in seen]
-    assert times == sorted(times)
-    late = await json_of(visitor, "messages", topic="paged", begin=str(times[-1] + 60_000))
+    assert times == sorted(times, reverse=order == "newest")
+    late = await json_of(visitor, "messages", topic=topic, begin=str(max(times) + 60_000), order=order)
     assert late["rows"] == []
-    until_now = await json_of(visitor, "messages", topic="paged", begin="1", end=str(times[0] - 60_000))
+    until_now = await json_of(visitor, "messages", topic=topic, begin="1", end=str(min(times) - 60_000), order=order)
     assert until_now["rows"] == []
-    html = await html_of(visitor, "messages", topic="paged", begin="2020-01-01T00:00", size=8)
+    html = await html_of(visitor, "messages", topic=topic, begin="2020-01-01T00:00", size=8, order=order)
     assert "token=" in html
 
 
@@ -75,10 +86,170 @@ async def test_the_newest_come_first(
         producer.send(Message("newest", b"%d" % number))
     page = await json_of(visitor, "messages", topic="newest", size=8)
     assert page["order"] == "newest"
-    assert page["token"] is None
+    assert page["token"] is not None
     times = [row["stored_ms"] for row in page["rows"]]
     assert len(times) == 8
     assert times == sorted(times, reverse=True)
+
+
+async def test_time_ranges_and_text_in_bodies(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+) -> None:
+    await make_topic(cluster, "ranged", 2)
+    for number in range(30):
+        producer.send(Message("ranged", b'{"order": %d}' % number, keys=[f"key-{number}"]))
+    assert len(await _rows(visitor, topic="ranged", span="5m")) == 30
+    # A begin overrides the range.
+    assert await _rows(visitor, topic="ranged", span="5m", begin=str(now_ms() + 60_000)) == []
+    for text, shown in (('"order": 17', [17]), ("key-2", [2, *range(20, 30)]), ("nowhere", [])):
+        page = await json_of(visitor, "messages", topic="ranged", search=text)
+        assert sorted(int(row["keys"][0].removeprefix("key-")) for row in page["rows"]) == shown
+        assert page["looked"] == 30
+    for wrong in ({"span": "1y"}, {"order": "random"}):
+        answer = await visitor.get("/api/v1/messages", params={"topic": "ranged", **wrong})
+        assert answer.status_code == 400
+    html = await html_of(visitor, "topic", name="ranged", search="nowhere")
+    assert "No message matches" in html
+    assert "Remove the filter" in html
+    html = await html_of(visitor, "topic", name="ranged")
+    assert "key-29" in html
+    assert "hx-trigger" not in html
+
+
+async def test_the_page_of_an_empty_topic_says_what_to_do(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
+    await make_topic(cluster, "hollow", 1)
+    html = await html_of(visitor, "topic", name="hollow")
+    assert "echo hello | gantry produce hollow" in html
+    assert "gantry consume hollow -g my-group" in await html_of(visitor, "topic", name="hollow", tab="consumers")
+    assert "Choose a topic" in await html_of(visitor, "messages")
+    # A valid name of a topic that a shell would run as a command.
+    await make_topic(cluster, "hollow|reboot", 1)
+    assert "gantry produce &#39;hollow|reboot&#39;" in await html_of(visitor, "topic", name="hollow|reboot")
+    html = await html_of(visitor, "topic", name="hollow|reboot", tab="consumers")
+    assert "gantry consume &#39;hollow|reboot&#39; -g my-group" in html
+
+
+async def test_queues_that_cannot_be_read(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+) -> None:
+    """The page names each queue once, and does not try its older messages."""
+    await make_topic(cluster, "unreadable", 1)
+    for number in range(60):
+        producer.send(Message("unreadable", b"%d" % number))
+    async with AdminClient(cluster.name_server) as admin:
+        forbidden = SubscriptionGroupConfig(TOOLS_GROUP, consume_enable=False)
+        await admin.create_group(forbidden, cluster=CLUSTER)
+        try:
+            for order in ("newest", "earliest"):
+                page = await json_of(visitor, "messages", topic="unreadable", order=order, size=4)
+                names = [one["what"] for one in page["unasked"]]
+                assert len(names) == len(set(names)) == 2
+                assert (page["rows"], page["token"]) == ([], None)
+        finally:
+            await admin.create_group(msgspec.structs.replace(forbidden, consume_enable=True), cluster=CLUSTER)
+
+
+async def test_a_key_with_further_filters(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+) -> None:
+    await make_topic(cluster, "keyed", 1)
+    for number in range(12):
+        producer.send(Message("keyed", b"body %d" % number, keys=["shared"]))
+
+    async def indexed() -> Any:
+        rows = await _rows(visitor, topic="keyed", key="shared")
+        return rows if len(rows) == 12 else None
+
+    times = {row["start"]: row["stored_ms"] for row in await until(indexed)}
+    ones = ["body 1", "body 10", "body 11"]
+    for arguments, shown, is_cut in (
+        ({"order": "earliest"}, list(times), False),
+        ({"order": "newest"}, list(times), False),
+        ({"order": "earliest", "size": 2}, list(times), True),
+        ({"search": "body 1"}, ones, False),
+        ({"search": "body 1", "order": "earliest", "size": 1}, ones, True),
+        ({"search": "nowhere"}, [], False),
+    ):
+        page = await json_of(visitor, "messages", topic="keyed", key="shared", **arguments)
+        assert page["order"] == arguments.get("order", "newest")
+        assert page["looked"] == 12 or not is_cut
+        expected = sorted((times[start] for start in shown), reverse=page["order"] == "newest")
+        # Messages of two brokers can have the same time.
+        assert [row["stored_ms"] for row in page["rows"]] == expected[: arguments.get("size")], arguments
+        assert {row["start"] for row in page["rows"]} <= set(shown), arguments
+
+
+async def test_search_waits_for_other_pages(cluster: EmbeddedCluster, producer: SyncProducer) -> None:
+    """The timeout of a search for an id does not include the wait for the pages that read messages."""
+    await make_topic(cluster, "awaited", 1)
+    message_id = producer.send(Message("awaited", b"x")).msg_id
+    limits = RequestLimits()
+    view = ClusterView(Settings(cluster.name_server, timeout_ms=500, tables_fresh_s=0.2), limits, ())
+
+    async def found() -> SearchPage | None:
+        page = await search(view, SearchArguments(message_id))
+        return page if page.messages else None
+
+    try:
+        await until(found)
+        for _ in range(MAX_BODIES):
+            await limits.bodies.acquire()
+        searching = asyncio.ensure_future(search(view, SearchArguments(message_id)))
+        await asyncio.wait([searching], timeout=1)
+        for _ in range(MAX_BODIES):
+            limits.bodies.release()
+        page = await searching
+        assert [row.topic for row in page.messages] == ["awaited"]
+        assert page.unasked == []
+    finally:
+        await view.close()
+
+
+async def test_search_for_the_id_of_a_grpc_client(
+    visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
+) -> None:
+    await make_topic(cluster, "by-grpc", 1)
+    message_id = "01AABBCCDDEEFF00112233445566778899"
+    producer.send(Message("by-grpc", b"x", properties={UNIQUE_KEY: message_id}))
+
+    async def found() -> Any:
+        return (await json_of(visitor, "search", q=message_id))["messages"]
+
+    (row,) = await until(found)
+    assert (row["topic"], row["id"]) == ("by-grpc", message_id)
+
+
+async def test_search(visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer) -> None:
+    """The search finds topics, groups, and a message by either of its ids."""
+    await make_topic(cluster, "searched-b", 1)
+    await make_topic(cluster, "searched", 1)
+    result = producer.send(Message("searched", b"x"))
+    async with AdminClient(cluster.name_server) as admin:
+        await admin.create_group(SubscriptionGroupConfig("searchers"), cluster=CLUSTER)
+        await admin.api.update_offset(cluster.brokers[0], "searchers", "searched", 0, 0)
+
+    async def known() -> Any:
+        page = await json_of(visitor, "search", q="SEARCHE")
+        return page if page["is_complete"] and page["topics"] and page["groups"] else None
+
+    page = await until(known)
+    assert page["topics"] == ["searched", "searched-b"]
+    assert page["groups"] == ["searchers"]
+    assert (page["topics_found"], page["groups_found"], page["is_message_id"]) == (2, 1, False)
+    for message_id in (result.msg_id, result.offset_msg_id):
+
+        async def found(wanted: str = message_id) -> Any:
+            return (await json_of(visitor, "search", q=wanted))["messages"]
+
+        (row,) = await until(found)
+        assert (row["topic"], row["id"], row["broker"]) == ("searched", result.msg_id, result.queue.broker_name)
+    assert result.msg_id in await html_of(visitor, "search", q=result.msg_id)
+    assert "Nothing found" in await html_of(visitor, "search", q="F" * 32)
+    assert "searched-b" in await html_of(visitor, "search", q="searched-b")
+    assert "Nothing to search for" in await html_of(visitor, "search")
+    answer = await visitor.get("/search", params={"q": "x" * 256})
+    assert answer.status_code == 400
+    assert "at most 255" in answer.text
 
 
 @pytest.mark.parametrize("token", ["nonsense", "e30", "eyJhIjogImIifQ==", "a" * 5000, "W10="], ids=range(5))
@@ -141,14 +312,14 @@ async def test_hostile_bodies(
     )
     place = {"topic": topic, "broker": result.queue.broker_name, "queue": result.queue.queue_id, "offset": 0}
     for html in (await html_of(visitor, "message", **place), await html_of(visitor, "messages", topic=topic)):
-        assert not re.search(r"<script(?! src=)|<img|onerror=[^&]*>|<b>|‮", html)
+        assert not re.search(r"<script(?! src=)|<img(?! src=./static/)|onerror=[^&]*>|<b>|‮", html)
         assert "49" not in re.findall(r"<pre[^>]*>(.*?)</pre>", html)
 
 
 async def test_directional_characters_are_shown_as_code_points(
     visitor: httpx.AsyncClient, cluster: EmbeddedCluster, producer: SyncProducer
 ) -> None:
-    """In keys, tags, names and errors; a form's field has what was typed, and the API what is stored."""
+    """In keys, tags, names and errors. A form's field has the typed text, and the API the stored text."""
     await make_topic(cluster, "directed", 1)
     message = Message("directed", b"x", keys=["k\u202ey"], tags="t\u2066g", properties={"p\u200fr": "v\u202el"})
     result = producer.send(message)
@@ -208,7 +379,7 @@ def test_json_is_laid_out(data: bytes, is_cut: bool, kind: str, text: str) -> No
 async def test_only_the_beginning_of_a_body_is_shown(
     visitor: httpx.AsyncClient, cluster: EmbeddedCluster, compression: CompressionType
 ) -> None:
-    """The rest is a download, however the body is compressed."""
+    """The rest is available as a download, for any compression."""
     topic = f"begun-{compression}"
     await make_topic(cluster, topic, 1)
     body = b"0123456789abcdef" * (1 << 14)
@@ -228,16 +399,16 @@ async def test_only_the_beginning_of_a_body_is_shown(
 async def test_live_tail_is_bounded(cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     await make_topic(cluster, "followed", 1)
     settings = Settings(cluster.name_server)
-    eye = Eye(settings, Limits(), ())
+    view = ClusterView(settings, RequestLimits(), ())
     producer.send(Message("followed", b"before"))
-    rounds = tail(eye, TailArguments(topic="followed"))
+    rounds = tail(view, TailArguments(topic="followed"))
     try:
         first = asyncio.ensure_future(anext(rounds))
         sent = 0
 
         async def told() -> bool:
             nonlocal sent
-            # It begins at the ends that it sees: whatever is sent after that comes.
+            # The tail begins at the current end offsets and shows all later messages.
             producer.send(Message("followed", b"%d" % sent))
             sent += 1
             return first.done()
@@ -246,25 +417,25 @@ async def test_live_tail_is_bounded(cluster: EmbeddedCluster, producer: SyncProd
         one = await first
         assert 0 < len(one.rows) <= SHOWN
         assert all(row.start != "before" for row in one.rows)
-        for number in range(4 * BEHIND):
+        for number in range(4 * MAX_PER_QUEUE):
             producer.send(Message("followed", b"many %d" % number))
         shown = left_out = 0
-        while shown + left_out < 4 * BEHIND:
+        while shown + left_out < 4 * MAX_PER_QUEUE:
             one = await anext(rounds)
             shown += len(one.rows)
             left_out += one.left_out
             assert len(one.rows) <= SHOWN
-        assert left_out >= BEHIND
-        assert f"many {4 * BEHIND - 1}" in [row.start for row in one.rows]
+        assert left_out >= MAX_PER_QUEUE
+        assert f"many {4 * MAX_PER_QUEUE - 1}" in [row.start for row in one.rows]
     finally:
         await rounds.aclose()
-        await eye.close()
+        await view.close()
 
 
 async def test_live_tail_with_a_filter(cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     await make_topic(cluster, "filtered", 1)
-    eye = Eye(Settings(cluster.name_server), Limits(), ())
-    rounds = tail(eye, TailArguments(topic="filtered", filter="good"))
+    view = ClusterView(Settings(cluster.name_server), RequestLimits(), ())
+    rounds = tail(view, TailArguments(topic="filtered", filter="good"))
     try:
         first = asyncio.ensure_future(anext(rounds))
 
@@ -277,16 +448,16 @@ async def test_live_tail_with_a_filter(cluster: EmbeddedCluster, producer: SyncP
         assert {row.tags for row in (await first).rows} == {"good"}
     finally:
         await rounds.aclose()
-        await eye.close()
+        await view.close()
 
 
 async def test_a_tail_of_nothing(cluster: EmbeddedCluster) -> None:
-    eye = Eye(Settings(cluster.name_server), Limits(), ())
+    view = ClusterView(Settings(cluster.name_server), RequestLimits(), ())
     with pytest.raises(ClientError):
-        await anext(tail(eye, TailArguments()))
+        await anext(tail(view, TailArguments()))
     with pytest.raises(ClientError, match="nowhere"):
-        await anext(tail(eye, TailArguments(topic="nowhere")))
-    await eye.close()
+        await anext(tail(view, TailArguments(topic="nowhere")))
+    await view.close()
     async with browser(Settings(cluster.name_server)) as visitor:
         answer = await visitor.get("/tail/stream", params={"topic": "nowhere"})
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -295,7 +466,7 @@ async def test_a_tail_of_nothing(cluster: EmbeddedCluster) -> None:
         assert second.startswith("event: over")
 
 
-# -- traces and dead letters ----------------------------------------------------------------------------------------
+# -- traces and dead-letter messages --------------------------------------------------------------------------------
 
 
 def test_a_timeline() -> None:
@@ -328,7 +499,7 @@ class Committing:
 
 
 async def test_the_whole_way_of_a_message(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
-    """Sent in a transaction, stored, consumed with a failure and once more: each is a step."""
+    """Each step is shown: transaction, store, failed consumption, and second consumption."""
     await make_topic(cluster, "travelled", 1)
     tries: list[bytes] = []
 
@@ -337,7 +508,7 @@ async def test_the_whole_way_of_a_message(visitor: httpx.AsyncClient, cluster: E
         if len(tries) == 1:
             raise ValueError("not yet")
 
-    # In order: the next try follows at once.
+    # In an orderly group, the next attempt follows at once.
     consumer = PushConsumer(
         cluster.name_server,
         "travellers",
@@ -368,7 +539,7 @@ async def test_the_whole_way_of_a_message(visitor: httpx.AsyncClient, cluster: E
     assert steps["store", 0]["client"] in cluster.brokers
     assert page["unasked"] == []
     html = await html_of(visitor, "traces", id=result.result.msg_id)
-    assert "again, 2" in html
+    assert "attempt 2" in html
     assert "end COMMIT_MESSAGE" in html
 
 

@@ -1,21 +1,23 @@
-"""The console's first pages: servers, topics, groups; as HTML and as JSON, in two languages."""
+"""The main pages of the console: servers, topics and groups, as HTML and as JSON, in two languages."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from pathlib import Path
+from time import time
 from typing import Any
 
 import httpx
 import pytest
 from console_support import CLUSTER, browser, cluster, html_of, json_of, producer, text_of, visitor
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.console.language import texts
 from gantrymq.console.queries.all_pages import PAGES
+from gantrymq.console.queries.group_state import STATES, state_of
 from gantrymq.console.settings import Settings
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message
@@ -47,6 +49,41 @@ async def test_overview(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) ->
     assert 'aria-current="page"' in html
 
 
+async def test_the_navigation(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
+    """Each page of a section has breadcrumbs, and the menu marks it or its parent."""
+    await make_topic(cluster, "crumbed")
+    html = await html_of(visitor, "topic", name="crumbed")
+    assert re.findall(r"<h2 id=\"menu-\d\">(\w+)</h2>", html) == ["Data", "Consumers", "Cluster", "Security"]
+    crumbs = html.partition('aria-label="Breadcrumbs"')[2].partition("</nav>")[0]
+    assert text_of(f"<nav{crumbs}") == "Data Topics crumbed"
+    assert '<a href="/topics" aria-current="true">' in html
+    assert 'popovertarget="menu"' in html
+    assert '<a href="/topics" aria-current="page">' in await html_of(visitor, "topics")
+    assert "No broker has a controller" in await html_of(visitor, "controllers")
+
+
+@pytest.mark.parametrize(
+    ("behind", "seconds", "tps", "members", "growth", "state"),
+    [
+        (0, None, 0.0, None, None, "up to date"),
+        (0, None, 0.0, 0, None, "idle"),
+        (5, 2.0, 1.0, 1, None, "consuming"),
+        (5, None, 0.0, None, None, "stalled"),
+        (5, None, 0.0, 1, None, "stalled"),
+        (5, None, 1.0, 1, None, "consuming"),
+        (5, 600.0, 0.0, 1, 1.0, "stalled"),
+        (5, 600.0, 3.0, 1, 1.0, "lagging"),
+        (5, 600.0, 3.0, 1, None, "lagging"),
+        (5, 600.0, 3.0, 1, -1.0, "catching up"),
+        (5, 2.0, 3.0, 0, -1.0, "no members"),
+    ],
+)
+def test_the_state_of_a_group(
+    behind: int, seconds: float | None, tps: float, members: int | None, growth: float | None, state: str
+) -> None:
+    assert state_of(behind, seconds, tps, members, growth) == state
+
+
 async def test_the_root_is_the_overview(visitor: httpx.AsyncClient) -> None:
     answer = await visitor.get("/")
     assert (answer.status_code, answer.headers["location"]) == (307, "/overview")
@@ -69,8 +106,11 @@ async def test_topics_are_cut_searched_and_sorted_here(visitor: httpx.AsyncClien
     for queues, name in enumerate(("cut-a", "cut-b", "cut-c"), 1):
         await make_topic(cluster, name, queues)
 
+    async def table_of(arguments: dict[str, Any]) -> Any:
+        return (await json_of(visitor, "topics", search="CUT-", **arguments))["table"]
+
     async def rows(**arguments: Any) -> list[str]:
-        table = (await json_of(visitor, "topics", search="CUT-", **arguments))["table"]
+        table = await until(lambda: table_of(arguments))
         assert table["found"] == 3
         assert table["total"] >= 3
         return [row["name"] for row in table["rows"]]
@@ -83,8 +123,12 @@ async def test_topics_are_cut_searched_and_sorted_here(visitor: httpx.AsyncClien
     assert "cut-a" in html
     assert "cut-c" not in html
     assert "Page 1 of 2" in html
-    row = (await json_of(visitor, "topics", search="cut-b"))["table"]["rows"][0]
-    assert row == {
+
+    async def with_figures() -> Any:
+        (row,) = (await table_of({}))["rows"][1:2]
+        return row if row["messages"] is not None and row["groups"] is not None and row["retention_h"] else None
+
+    assert await until(with_figures) == {
         "name": "cut-b",
         "kind": "topic",
         "message_type": "NORMAL",
@@ -92,6 +136,13 @@ async def test_topics_are_cut_searched_and_sorted_here(visitor: httpx.AsyncClien
         "write_queues": 4,
         "perm": "rw",
         "brokers": ["broker-a", "broker-b"],
+        "behind": None,
+        "groups": 0,
+        "messages": 0,
+        "in_tps": 0.0,
+        "bytes": 0,
+        "retention_h": 72,
+        "newest_ms": 0,
     }
 
 
@@ -105,8 +156,38 @@ async def test_topic_with_its_queues(
     assert page["messages"] == 8
     assert page["clusters"] == [CLUSTER]
     assert len(page["queues"]) == 4
-    assert all(0 < queue["oldest_ms"] <= queue["newest_ms"] for queue in page["queues"] if queue["max_offset"])
-    assert "with-queues" in await html_of(visitor, "topic", name="with-queues")
+    assert len(page["found"]["rows"]) == 8
+    # Only the tab with the queues queries each of them for its oldest message.
+    assert all(queue["oldest_ms"] is None for queue in page["queues"])
+    queues = (await json_of(visitor, "topic", name="with-queues", tab="queues"))["queues"]
+    assert all(0 < queue["oldest_ms"] <= queue["newest_ms"] for queue in queues if queue["max_offset"])
+    for tab in ("messages", "queues", "consumers", "settings"):
+        html = await html_of(visitor, "topic", name="with-queues", tab=tab)
+        assert re.search(r'aria-current="page">(Messages|Queues|Consumer groups|Settings)</a>', html)
+    assert (await visitor.get("/topic", params={"name": "with-queues", "tab": "nowhere"})).status_code == 400
+    now = time() * 1000
+
+    async def listed() -> Any:
+        table = (await json_of(visitor, "topics", search="with-queues"))["table"]
+        return table["rows"][0] if table is not None and table["rows"] and table["rows"][0]["bytes"] else None
+
+    row = await until(listed)
+    assert row["messages"] == 8
+    assert now - 60_000 < row["newest_ms"] < now + 60_000
+    # The mean size of a record of 1 byte, with its header and properties.
+    assert 8 * 100 < row["bytes"] < 8 * 400
+
+
+async def test_a_cluster_without_topics() -> None:
+    """The page names a command that creates one."""
+    with EmbeddedCluster() as empty:
+        async with browser(Settings(empty.name_server, tables_fresh_s=0.1)) as visitor:
+
+            async def listed() -> bool:
+                return "The cluster has no topics" in await html_of(visitor, "topics")
+
+            await until(listed)
+            assert f"gantry admin updateTopic -t orders -c {CLUSTER}<" in await html_of(visitor, "topics")
 
 
 async def test_an_unknown_topic(visitor: httpx.AsyncClient) -> None:
@@ -132,18 +213,24 @@ async def test_group_that_lags(visitor: httpx.AsyncClient, cluster: EmbeddedClus
         page = await until(lambda: _members(visitor, "laggers"))
         (member,) = page["members"]
         assert member["subscriptions"] == [{"topic": "lagging", "type": "TAG", "expression": "*"}]
+        assert not member["by_proxy"]
         assert page["subscriptions_agree"]
+        assert (page["state"], page["behind_without_member"], member["behind"]) == ("up to date", 0, 0)
         assert {queue["member"] for queue in page["queues"] if queue["topic"] == "lagging"} == {member["client_id"]}
         one = await json_of(visitor, "member", group="laggers", client_id=member["client_id"])
         assert [queue["topic"] for queue in one["queues"]].count("lagging") == 4
         assert member["client_id"] in await html_of(visitor, "member", group="laggers", client_id=member["client_id"])
     gone = await visitor.get("/member", params={"group": "laggers", "client_id": "nobody"})
     assert gone.status_code == 502
-    assert "no broker reaches" in gone.text
+    assert "no broker has a connection" in gone.text
     for number in range(6):
         producer.send(Message("lagging", b"late %d" % number))
     page = await json_of(visitor, "group", name="laggers")
-    assert page["behind"] == 6
+    assert page["behind"] == page["behind_without_member"] == 6
+    assert (page["state"], page["dead_letters"]) == ("no members", 0)
+    html = await html_of(visitor, "group", name="laggers")
+    assert '<span class="badge bad">no members</span>' in html
+    assert "gantry consume lagging -g laggers" in html
     assert 0 <= page["seconds"] < 60
     assert "lagging" in await html_of(visitor, "group", name="laggers")
 
@@ -172,7 +259,7 @@ async def test_where_a_consumer_hangs(
     async with consumer:
 
         async def hangs() -> Any:
-            # Nobody knows the group before the first heartbeat has come to a broker.
+            # Brokers have no such group until its first heartbeat.
             answer = await visitor.get("/api/v1/group", params={"name": "hangers"})
             members = answer.json().get("members", [])
             if not members:
@@ -211,7 +298,20 @@ async def test_arguments_that_make_no_sense(visitor: httpx.AsyncClient) -> None:
 async def test_a_name_is_never_markup(visitor: httpx.AsyncClient) -> None:
     nasty = "<script>alert(1)</script>\"'"
     for page in PAGES:
-        for argument in ("search", "name", "address", "sort", "kind"):
+        for argument in (
+            "search",
+            "name",
+            "address",
+            "sort",
+            "kind",
+            "q",
+            "topic",
+            "group",
+            "tab",
+            "key",
+            "span",
+            "token",
+        ):
             html = (await visitor.get(f"/{page.name}", params={argument: nasty})).text
             assert "<script>alert" not in html, page.name
             assert "{{" not in html
@@ -234,7 +334,7 @@ async def test_chinese(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -> 
 
 
 def test_every_text_is_there_in_chinese() -> None:
-    used = {page.title for page in PAGES} | {page.menu for page in PAGES if page.menu}
+    used = {text for page in PAGES for text in (page.title, page.menu, page.section) if text} | {*STATES}
     for template in TEMPLATES.glob("*.html"):
         text = template.read_text()
         used |= {found for _, found in re.findall(r"""\b_\((["'])(.*?)\1""", text)}

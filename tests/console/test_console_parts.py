@@ -1,4 +1,4 @@
-"""Parts of the console without a cluster: lists, limits, what is gathered, figures, languages, times."""
+"""Parts of the console without a cluster: lists, limits, cached data, figures, languages, times."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import asyncio
 import msgspec
 import pytest
 
-from gantrymq.console import figures
-from gantrymq.console.asking import ask_each
-from gantrymq.console.gathered import Gathered
+from gantrymq.console import template_filters
+from gantrymq.console.cached_value import CachedValue
+from gantrymq.console.fan_out import query_each
 from gantrymq.console.language import language_of, texts, translator
-from gantrymq.console.limited import LimitedAdmin, Limits
 from gantrymq.console.links import link, local
 from gantrymq.console.listing import MAX_SIZE, ListArguments, cut
-from gantrymq.console.pages import BadArguments
+from gantrymq.console.pages import BadArguments, parse_time
+from gantrymq.console.request_limits import LimitedAdmin, RequestLimits
 from gantrymq.console.settings import is_loopback
-from gantrymq.console.times import parse_time
 from gantrymq.errors import ConnectFailed, GantryError, RequestTimeout
 
 
@@ -43,7 +42,7 @@ def test_a_list_is_cut() -> None:
     assert (nothing.rows, nothing.page, nothing.pages) == ([], 1, 1)
 
 
-# -- gathering ------------------------------------------------------------------------------------------------------
+# -- cached data ----------------------------------------------------------------------------------------------------
 
 
 async def test_a_page_doesnt_wait_for_what_takes_long() -> None:
@@ -56,14 +55,14 @@ async def test_a_page_doesnt_wait_for_what_takes_long() -> None:
         await gate.wait()
         return asked
 
-    gathered = Gathered(gather, fresh_s=1000)
+    gathered = CachedValue(gather, fresh_s=1000)
     assert await gathered.get(0.01) is None
     assert await gathered.get(0.01) is None
     assert asked == 1
     gate.set()
     assert await gathered.get() == 1
     assert await gathered.get() == 1
-    # After a change the old one counts as long as the new one isn't there.
+    # After a change, the old value is used until the new one is available.
     gate.clear()
     gathered.forget()
     assert await gathered.get(0.01) == 1
@@ -81,7 +80,7 @@ async def test_a_failure_is_told_only_when_there_is_nothing_else() -> None:
             raise answer
         return answer
 
-    gathered = Gathered(gather, fresh_s=1000)
+    gathered = CachedValue(gather, fresh_s=1000)
     with pytest.raises(GantryError, match="none yet"):
         await gathered.get()
     assert await gathered.get() == 1
@@ -101,14 +100,14 @@ async def test_what_took_long_is_asked_for_less_often() -> None:
         await asyncio.sleep(0.2)
         return asked
 
-    gathered = Gathered(gather, fresh_s=0.0)
+    gathered = CachedValue(gather, fresh_s=0.0)
     assert await gathered.get() == 1
     assert await gathered.get() == 1
     assert asked == 1
 
 
 async def test_nobody_waits_for_a_newer_value() -> None:
-    """Unless something was changed."""
+    """Except after a change."""
     gates = [asyncio.Event() for _ in range(2)]
     gates[0].set()
     asked = 0
@@ -119,7 +118,7 @@ async def test_nobody_waits_for_a_newer_value() -> None:
         await gates[min(asked, 2) - 1].wait()
         return asked
 
-    gathered = Gathered(gather, fresh_s=0.0)
+    gathered = CachedValue(gather, fresh_s=0.0)
     assert await gathered.get(30.0) == 1
     async with asyncio.timeout(5):
         assert await gathered.get(30.0, 0.01) == 1
@@ -143,9 +142,9 @@ async def test_what_was_forgotten_while_it_was_asked_for_is_asked_for_again() ->
         await gates[mine - 1].wait()
         return mine
 
-    gathered = Gathered(gather, fresh_s=1000)
+    gathered = CachedValue(gather, fresh_s=1000)
     assert await gathered.get(0.01) is None
-    # The change may have come after the question.
+    # The change may be later than the query.
     gathered.forget()
     for gate in gates:
         gate.set()
@@ -154,9 +153,9 @@ async def test_what_was_forgotten_while_it_was_asked_for_is_asked_for_again() ->
 
 
 async def test_pages_do_not_each_wait_for_a_first_value() -> None:
-    """The first one waits for it; if it takes longer than that, later ones hardly wait."""
+    """The first caller waits for the value. If this takes too long, later callers wait only briefly."""
     gate = asyncio.Event()
-    gathered = Gathered(gate.wait, fresh_s=1.0)
+    gathered = CachedValue(gate.wait, fresh_s=1.0)
     assert await gathered.get(0.5) is None
     async with asyncio.timeout(0.4):
         assert await gathered.get(0.5, 0.01) is None
@@ -175,7 +174,7 @@ async def test_closing_ends_what_is_under_way() -> None:
             ended.set()
         return 0
 
-    gathered = Gathered(gather, fresh_s=1.0)
+    gathered = CachedValue(gather, fresh_s=1.0)
     assert await gathered.get(0.01) is None
     await gathered.close()
     assert ended.is_set()
@@ -189,8 +188,8 @@ async def test_asking_many() -> None:
             raise GantryError("it can't")
         return one.upper()
 
-    answers = await ask_each(["a", "failing", "slow", "a"], ask, 0.05)
-    assert answers.answers == {"a": "A"}
+    answers = await query_each(["a", "failing", "slow", "a"], ask, 0.05)
+    assert answers.results == {"a": "A"}
     assert [(one.what, one.why) for one in answers.unasked] == [
         ("failing", "it can't"),
         ("slow", "no answer in 0.05 s"),
@@ -198,8 +197,8 @@ async def test_asking_many() -> None:
 
 
 async def test_so_many_questions_at_once_and_no_more() -> None:
-    """A server that answers nobody holds its own places only."""
-    limits = Limits(at_once=3, at_one_server=2)
+    """A server without responses occupies only its own share of the limit."""
+    limits = RequestLimits(at_once=3, at_one_server=2)
     open_now = most = 0
     release = asyncio.Event()
 
@@ -213,7 +212,7 @@ async def test_so_many_questions_at_once_and_no_more() -> None:
 
     async def ask(n: int) -> None:
         nonlocal open_now, most
-        of_server, _ = limits.places(address)
+        of_server, _ = limits.semaphores(address)
         with pytest.raises(GantryError):
             await admins[n % 2].runtime_info(address)
         most = max(most, 2 - of_server._value)
@@ -232,7 +231,7 @@ async def test_so_many_questions_at_once_and_no_more() -> None:
 
 
 async def test_a_server_that_hangs_is_waited_for_once() -> None:
-    """Later requests fail at once, whoever sends them, until it answers a probe."""
+    """Later requests fail at once for all callers, until the server responds to a probe."""
     connected = 0
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -243,7 +242,7 @@ async def test_a_server_that_hangs_is_waited_for_once() -> None:
 
     server = await asyncio.start_server(hang, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    limits = Limits()
+    limits = RequestLimits()
     admins = [LimitedAdmin("127.0.0.1:1", limits, hooks=(), ssl_context=None, timeout_ms=1000) for _ in range(2)]
     with pytest.raises(RequestTimeout):
         await admins[0].runtime_info(address)
@@ -265,9 +264,9 @@ async def test_a_server_that_hangs_is_waited_for_once() -> None:
 
 
 def test_figures() -> None:
-    assert [figures.number(n) for n in (None, 0, 12345, 1.25)] == ["–", "0", "12,345", "1.2"]
-    assert [figures.size(n) for n in (None, 1023, 1536, 5 << 40)] == ["–", "1023 B", "1.5 KiB", "5.0 TiB"]
-    assert [figures.span(s) for s in (None, 1.23, 90, 150, 7200, 86400 * 40)] == [
+    assert [template_filters.number(n) for n in (None, 0, 12345, 1.25)] == ["–", "0", "12,345", "1.2"]
+    assert [template_filters.size(n) for n in (None, 1023, 1536, 5 << 40)] == ["–", "1023 B", "1.5 KiB", "5.0 TiB"]
+    assert [template_filters.span(s) for s in (None, 1.23, 90, 150, 7200, 86400 * 40)] == [
         "–",
         "1.2 s",
         "90 s",
@@ -275,12 +274,12 @@ def test_figures() -> None:
         "2 h",
         "40 d",
     ]
-    assert figures.percent(0.634) == "63%"
-    assert figures.moment(1_700_000_000_123) == (
-        '<time datetime="2023-11-14T22:13:20.123Z">2023-11-14 22:13:20 UTC</time>'
+    assert template_filters.percent(0.634) == "63%"
+    assert template_filters.moment(1_700_000_000_123) == (
+        '<time datetime="2023-11-14T22:13:20.123Z">2023-11-14 22:13:20.123Z</time>'
     )
     for nothing in (None, 0, -1, 2**62):
-        assert figures.moment(nothing) == "–"
+        assert template_filters.moment(nothing) == "–"
 
 
 def test_languages() -> None:
@@ -289,7 +288,7 @@ def test_languages() -> None:
     assert language_of("xx", "fr, de;q=0.5") == "en"
     assert translator("zh")("{count} failed", count=3) == "失败 3 次"
     assert translator("zh")("not translated") == "not translated"
-    # A value is no pattern.
+    # A value is not used as a format string.
     assert translator("en")("{count} failed", count="{0.__class__}") == "{0.__class__} failed"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import httpx
 from console_support import cluster, html_of, visitor
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.proxy.config import ProxyConfig
@@ -20,7 +20,7 @@ __all__ = ["cluster", "visitor"]
 
 
 async def test_a_consumer_that_speaks_grpc(visitor: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
-    """It is a member of its group, marked, with its own language and version and not the proxy's."""
+    """It is shown as a member of its group with a mark, and with its own language and version, not the proxy's."""
     async with AdminClient(cluster.name_server) as admin:
         await admin.ensure_topic("by-grpc", queues=1)
     proxy = Proxy(ProxyConfig(namesrv_addr=cluster.name_server, bind_address="127.0.0.1", grpc_server_port=0))
@@ -50,7 +50,7 @@ async def test_a_consumer_that_speaks_grpc(visitor: httpx.AsyncClient, cluster: 
             await stream.read()
 
             async def there() -> Any:
-                # Nobody knows the group before the proxy has told brokers of its consumer.
+                # Brokers have no such group until the proxy has registered its consumer.
                 answer = await visitor.get("/api/v1/group", params={"name": "grpc-group"})
                 members = answer.json().get("members", [])
                 return [member for member in members if member["by_proxy"]]
@@ -58,7 +58,7 @@ async def test_a_consumer_that_speaks_grpc(visitor: httpx.AsyncClient, cluster: 
             (member,) = await until(there)
             assert (member["client_id"], member["language"], member["version"]) == ("phone@1", "CPP", "5.0.8")
             assert member["subscriptions"] == [{"topic": "by-grpc", "type": "TAG", "expression": "*"}]
-            assert "by a proxy" in await html_of(visitor, "group", name="grpc-group")
+            assert "via proxy" in await html_of(visitor, "group", name="grpc-group")
             stream.cancel()
     finally:
         await proxy.stop()

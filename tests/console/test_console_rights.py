@@ -1,4 +1,4 @@
-"""What a user may do and why, entries changed by clicking, and a broker's configuration."""
+"""Permissions of a user with their reasons, changes of permission entries, and a broker's configuration."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ ALICE = UserInfo("alice", "alicepass", "Normal", "enable")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    """Two brokers with users, of which alice may do nothing yet."""
+    """Starts a cluster with two brokers and users. The user alice has no permissions yet."""
     with EmbeddedCluster(2, auth=USERS) as cluster:
         yield cluster
 
 
 @pytest.fixture
 async def root(cluster: EmbeddedCluster) -> AsyncIterator[httpx.AsyncClient]:
-    """A visitor of a console that signs as root."""
+    """Yields a visitor of a console that signs as root."""
     async with AdminClient(cluster.name_server, hooks=[ROOT]) as admin:
         for address in cluster.brokers:
             if await admin.user(address, "alice") is None:
@@ -70,7 +70,7 @@ async def test_what_a_user_may_do_and_why(root: httpx.AsyncClient, cluster: Embe
     assert not any(one["may"] for one in elsewhere.values())
     assert "Allow Topic:allowed-*" in await html_of(root, "rights", user="alice", resource="Topic:allowed-a")
 
-    # The broker decides the same.
+    # The broker makes the same decision.
     async with Producer(cluster.name_server, "p", hooks=[AclHook("alice", "alicepass")], retry_times=0) as producer:
         await producer.send(Message("allowed-a", b"x"))
         answer = await change(root, "save-right", **form | {"actions": "Pub", "decision": "Deny"})
@@ -131,10 +131,10 @@ async def test_a_key_is_changed(root: httpx.AsyncClient, cluster: EmbeddedCluste
     assert answer.json()["done"] == f"maxMessageSize=1048576 on broker {address}"
     assert (await json_of(root, "broker", address=address))["config"]["maxMessageSize"] == "1048576"
     html = await html_of(root, "broker", address=address)
-    assert "with the next start, from its file" in html
+    assert "at the next start, from the configuration file" in html
     for key, value, told in (
         ("brokerName", "other", "start anew"),
-        ("thereIsNoSuchKey", "1", "may not know the key"),
+        ("thereIsNoSuchKey", "1", "may not support the key"),
         ("maxMessageSize", "many", "maxMessageSize"),
     ):
         answer = await change(root, "set-config", address=address, key=key, value=value)

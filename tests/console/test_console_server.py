@@ -1,4 +1,4 @@
-"""The console as a server: HTTPS, a port that is taken, a thread of `gantry up --console`."""
+"""The console as a server: HTTPS, a port in use, and the thread of `gantry up --console`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.console.audit import Audit
 from gantrymq.console.server import ConsoleThread
@@ -41,7 +41,7 @@ def test_a_thread(cluster: EmbeddedCluster, tmp_path: Path) -> None:
 
 
 def test_files_that_only_their_owner_can_read(cluster: EmbeddedCluster, tmp_path: Path) -> None:
-    """A new directory, and one of a console that left its files open to others."""
+    """A new directory, and one whose files were readable by other users."""
     directory = tmp_path / "state"
     for name in ("history.db", "history.db-wal", "audit.log"):
         with ConsoleThread(Settings(cluster.name_server, port=0, directory=directory)) as console:
@@ -81,7 +81,7 @@ def test_a_static_file_is_loaded_once(cluster: EmbeddedCluster) -> None:
 
 
 def test_a_port_that_is_taken(cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture) -> None:
-    """Who asked for it is told, and nothing else is."""
+    """The caller gets an error, and nothing is logged."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -107,8 +107,32 @@ def test_https(cluster: EmbeddedCluster, tmp_path: Path) -> None:
         assert "Secure" in answer.headers["set-cookie"]
 
 
+def test_a_certificate_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_text("no key")
+    (tmp_path / "cert.pem").write_text("no certificate")
+    for certificate in (tmp_path / "cert.pem", tmp_path / "missing.pem"):
+        settings = Settings("127.0.0.1:1", port=0, certificate=certificate, key=tmp_path / "key.pem")
+        with pytest.raises(ConfigError, match=f"can't use the certificate {re.escape(str(certificate))}"):
+            ConsoleThread(settings)
+
+
+def test_an_encrypted_key_is_refused(tmp_path: Path) -> None:
+    """It does not prompt for the password of the key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command makes the certificate")
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-passout", "pass:secret", "-subj", "/CN=console"]
+    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
+    subprocess.run([*make, *files], check=True, capture_output=True)
+    settings = Settings("127.0.0.1:1", port=0, certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+    with pytest.raises(ConfigError, match="must not be encrypted"):
+        ConsoleThread(settings)
+
+
 def test_a_forged_address_of_a_proxy_is_not_believed(cluster: EmbeddedCluster, tmp_path: Path) -> None:
-    """Who tries to log in is who connects, whatever a header says: else each try had a new name."""
+    """The address of a login attempt is that of the connection, not of a header.
+
+    Otherwise each attempt could have a new one.
+    """
     (tmp_path / "users").write_text("")
     settings = Settings(cluster.name_server, port=0, login="file", users_file=tmp_path / "users")
     with ConsoleThread(settings) as console, httpx.Client(base_url=console.address, timeout=30) as client:

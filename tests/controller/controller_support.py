@@ -1,4 +1,4 @@
-"""A broker set as a controller sees it, and a controller on a free port, for the controller's tests."""
+"""Helpers of the controller tests: a broker set in the controller's tables, and a controller on a free port."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAME = "broker-a"
 
 
 def address(broker_id: int) -> str:
-    """Where nobody listens."""
+    """Returns an address on which nothing listens."""
     return f"127.0.0.1:{broker_id}"
 
 
@@ -46,7 +46,7 @@ def check_code(broker_id: int) -> str:
 
 
 class Brokers:
-    """Replicas with a broker set, and who of it lives: each id with (epoch, offset, priority)."""
+    """The controller's tables with one broker set, and the live brokers: {id: (epoch, offset, priority)}."""
 
     def __init__(self, count: int = 0, *, live: int | None = None) -> None:
         self.replicas = Replicas()
@@ -78,7 +78,7 @@ class Brokers:
         return live
 
     def do(self, decision: Decision) -> Decision:
-        """As Changes does."""
+        """Checks and applies a decision, as `Changes` does."""
         changed = decision.changed
         if changed is not None:
             changed.check_follows(self.replicas.any(changed.broker_name))
@@ -98,7 +98,7 @@ class Brokers:
     def alter(
         self, *members: int, master: int | None = None, epoch: int | None = None, of: int | None = None
     ) -> Decision:
-        """By the master, of its epoch and for the newest set, unless told otherwise."""
+        """Changes the in-sync set. By default, the current master does so, with current epochs."""
         now = self.now
         header = AlterSyncStateSetRequestHeader(
             broker_name=NAME,
@@ -166,7 +166,10 @@ async def running(directory: Path, **changes: object) -> AsyncIterator[Controlle
 
 
 class Broker:
-    """A broker that does what a controller sees of controller mode, over a connection of its own, which `die` ends."""
+    """A broker in controller mode, as far as a controller sees it.
+
+    It has its own connection, and `die` closes that.
+    """
 
     def __init__(
         self, controller: Controller, name: str = NAME, at: str | None = None, *, hooks: Sequence[RpcHook] = ()
@@ -185,13 +188,16 @@ class Broker:
         return await self.client.invoke(self._controller, RemotingCommand.request(code, header, body))
 
     async def do(self, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
-        """What must succeed."""
+        """Sends a request that must succeed, and returns the response."""
         answer = await self.ask(code, header, body)
         assert answer.code == ResponseCode.SUCCESS, (answer.code, answer.remark)
         return answer
 
     async def start(self) -> None:
-        """Gets an id, registers, sends a heartbeat; ReplicasManager.startBasicService without the election."""
+        """Gets a broker id, registers, and sends a heartbeat.
+
+        Source: `ReplicasManager.startBasicService`, without the election.
+        """
         header = BrokerSetRequestHeader(cluster_name=CLUSTER, broker_name=self._name)
         answer = await self.do(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, header)
         self.broker_id = answer.read_header(GetNextBrokerIdResponseHeader).next_broker_id or 0
@@ -219,7 +225,7 @@ class Broker:
         await self.do(RequestCode.BROKER_HEARTBEAT, header)
 
     async def elect(self, *, designate: bool = False) -> ElectMasterResponseHeader:
-        """The master that there is then."""
+        """Requests an election, and returns the response with the current master."""
         header = elect_header(self.broker_id, designate=designate, name=self._name)
         answer = await self.ask(RequestCode.CONTROLLER_ELECT_MASTER, header)
         assert answer.code in (ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST), answer.remark
@@ -233,7 +239,7 @@ class Broker:
         return header, decode_json(answer.body, SyncStateSet)
 
     async def in_sync(self, *members: int) -> RemotingCommand:
-        """This broker, the master, says who is in sync with it."""
+        """Reports the in-sync set of this broker, which is the master."""
         header, now = await self.info()
         return await self.ask(
             RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET,

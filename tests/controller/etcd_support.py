@@ -1,4 +1,4 @@
-"""etcd's members as processes of their own, where etcd is installed (Debian: etcd-server)."""
+"""Members of an etcd cluster as processes, if etcd is installed (Debian: etcd-server)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from ports import free_port
 
-#: For whole files.
+#: Skips all tests of a file if etcd is missing.
 needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed")
 
 
 class Member:
-    """One of a cluster, on ports of its own; started again it has what it had."""
+    """A member of a cluster, on its own ports. It keeps its data when it is restarted."""
 
     def __init__(self, directory: Path, name: str, port: int, peer_port: int) -> None:
         self.name = name
@@ -51,7 +51,7 @@ class Member:
 
 @contextmanager
 def etcd(directory: Path, members: int = 1) -> Iterator[list[Member]]:
-    """A cluster that begins to start."""
+    """Starts a cluster and yields its members. They can still be starting."""
     directory.mkdir()
     ports = [free_port() for _ in range(2 * members)]
     made = [Member(directory, f"m{i}", ports[2 * i], ports[2 * i + 1]) for i in range(members)]

@@ -1,4 +1,4 @@
-"""A controller with `authenticationEnabled`: who may ask it, and what strangers change."""
+"""A controller with `authenticationEnabled`: requests that it accepts, and changes that strangers attempt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AUTH: dict[str, object] = {
 
 
 class JavaHook:
-    """Signs as Java's clients do."""
+    """Signs requests as Java clients do."""
 
     def __init__(self, access_key: str, secret_key: str) -> None:
         self._access_key, self._signer = access_key, Signer(secret_key)
@@ -39,7 +39,7 @@ class JavaHook:
 
 
 async def codes_of(controller: Controller, hooks: Sequence[RpcHook]) -> set[int]:
-    """What each kind of request is answered."""
+    """Sends each kind of request, and returns the response codes."""
     client = RemotingClient(hooks=hooks)
     try:
         requests = [RemotingCommand.request(code) for code in sorted(controller.request_codes)]
@@ -103,7 +103,10 @@ async def test_bound_signatures_can_be_demanded(tmp_path: Path) -> None:
 
 
 async def test_a_recorded_request_is_good_for_itself_alone(tmp_path: Path) -> None:
-    """Its fields with another code, or once more on the same connection."""
+    """A recorded request cannot be reused.
+
+    The test sends its fields with another code, and again on the same connection.
+    """
     async with running(tmp_path, **AUTH) as controller:
         recorded = RemotingCommand.request(RequestCode.CONTROLLER_GET_METADATA_INFO)
         SigningHook("broker", "secret12").before_request("", recorded)

@@ -1,4 +1,7 @@
-"""A controller over the network: brokers register, their masters die, another is elected and all are told."""
+"""A controller over the network.
+
+Brokers register, their master fails, another one is elected, and all brokers are notified.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from pathlib import Path
 import pytest
 from controller_support import CLUSTER, NAME, Broker, address, controller_config, elect_header, register_header, running
 from ports import free_port
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.controlled.controllers import Controllers, Progress
+from gantrymq.broker.controller.controllers import Controllers, Progress
 from gantrymq.controller import elections
 from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.controller.config import ControllerConfig, Place, place_of
@@ -36,15 +39,16 @@ from gantrymq.protocol.headers.controller import (
 )
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.store.config import StoreConfig
 
 
 class Told:
-    """A server that takes what controllers tell brokers."""
+    """A server that records the controllers' notifications of brokers."""
 
     def __init__(self) -> None:
-        self.server = RemotingServer({RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self._told}, host="127.0.0.1")
+        self.server = RemotingServer({RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self._told}, ListenOptions("127.0.0.1"))
         self.address = f"127.0.0.1:{self.server.port}"
         self.changes: list[tuple[NotifyBrokerRoleChangedRequestHeader, SyncStateSet]] = []
 
@@ -66,7 +70,7 @@ async def told() -> AsyncIterator[Told]:
 
 @asynccontextmanager
 async def brokers(controller: Controller, *at: str | None) -> AsyncIterator[list[Broker]]:
-    """Registered brokers of one set, ids from 1; the first is their master and all are in sync."""
+    """Registers a broker set with ids from 1. The first broker is the master, and all are in sync."""
     made = [Broker(controller, at=each) for each in at]
     try:
         for broker in made:
@@ -110,13 +114,19 @@ async def test_another_is_elected_when_the_master_dies(tmp_path: Path) -> None:
 
 
 async def test_who_was_not_told_of_the_master_is_granted_no_lease(tmp_path: Path) -> None:
-    """It was master, was silent for too long, and goes on before it hears that another is."""
+    """A broker gets no lease before it is notified of the current master.
+
+    It was master, was silent for too long, and continues before that notification.
+    """
     async with running(tmp_path) as controller, brokers(controller, None) as (broker,):
         assert await leases(controller, broker, 0, 1, 2) == [0, 4, 0]
 
 
 async def leases(controller: Controller, broker: Broker, *told_epochs: int) -> list[float | None]:
-    """What heartbeats of the broker are granted that was told of the masters of these epochs, s."""
+    """Sends one heartbeat per epoch, and returns the granted leases in seconds.
+
+    The epoch is that of the last master that the broker was notified of.
+    """
     config = BrokerConfig(
         broker_cluster_name=CLUSTER,
         broker_name=NAME,
@@ -136,20 +146,23 @@ async def leases(controller: Controller, broker: Broker, *told_epochs: int) -> l
 
 
 async def is_gone(controller: Controller, broker: Broker) -> None:
-    """The controller has seen the end of its connection."""
+    """Waits until the controller detects the end of the broker's connection."""
     identity = BrokerIdentity(CLUSTER, NAME, broker.broker_id)
     await until(lambda: controller.live_brokers.active(identity, 0) is None)
 
 
 async def test_who_died_a_moment_ago_is_not_elected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be alone in sync then, and nobody could be master before it is back."""
+    """A broker that has just failed is not elected.
+
+    It would be the only in-sync replica, and there would be no master until it is back.
+    """
     async with running(tmp_path) as controller, brokers(controller, None, None, None) as (first, second, third):
         await third.heartbeat(offset=200)
         await first.die()
         await is_gone(controller, first)
         await second.heartbeat(offset=100)
         await until(lambda: _is_master(second, 2))
-        # The third, which is further and counts as living, has said nothing; so it isn't handed over to it, either.
+        # The third broker has a longer log and counts as live, but is silent. So it does not become master, either.
         assert (await second.in_sync(2, 3)).code == ResponseCode.SUCCESS
         monkeypatch.setattr(elections, "WORD_S", 0.05)
         header = elect_header(3, designate=True)
@@ -193,7 +206,7 @@ async def test_no_other_is_elected_when_nobody_is_in_sync(tmp_path: Path) -> Non
         assert await master(second) == (None, 2)
         answer = await second.ask(RequestCode.CONTROLLER_ELECT_MASTER, elect_header(2))
         assert answer.code == ResponseCode.CONTROLLER_ELECT_MASTER_FAILED
-        # The first comes back with its log.
+        # The first broker returns with its log.
         again = Broker(controller, at=address(1))
         again.broker_id = 1
         registered = (await again.register()).read_header(RegisterBrokerToControllerResponseHeader)
@@ -221,7 +234,7 @@ async def test_masters_are_handed_over(tmp_path: Path) -> None:
         assert (elected.master_broker_id, elected.master_epoch, elected.sync_state_set_epoch) == (2, 2, 3)
         await until(lambda: len(a.changes) == 2)
         assert a.changes[-1][0].master_broker_id == 2
-        # What the old one still wants doesn't count.
+        # The controller rejects later requests of the old master.
         refused = await first.in_sync(1, 2)
         assert refused.code == ResponseCode.CONTROLLER_INVALID_MASTER
 
@@ -229,7 +242,7 @@ async def test_masters_are_handed_over(tmp_path: Path) -> None:
 async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
     async with running(tmp_path) as controller, brokers(controller, None, None) as (first, second):
         before = await second.info()
-        # It ends before its brokers.
+        # The controller stops before its brokers.
         await controller.stop()
     async with running(tmp_path) as controller:
         again = Broker(controller)
@@ -237,7 +250,7 @@ async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
         await again.heartbeat()
         answer = (await again.register()).read_header(RegisterBrokerToControllerResponseHeader)
         assert answer.master_broker_id is None
-        # Its master hasn't said yet that it lives: nobody is elected for that.
+        # The master has not sent a heartbeat yet, but that does not start an election.
         assert await again.info() == before
         assert before[0].master_address == first.address
         assert controller._looking.report.runs == 0
@@ -344,14 +357,14 @@ def test_peers_say_who_it_is() -> None:
 
 
 class FailingStore:
-    """Another store, whose leader's key is taken or that fails when a test says so."""
+    """Wraps a state store. A test can make it fail, or give the leader's key to another controller."""
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
         self.interval_s = 0.01
         self.fails: str | None = None
         self.other: Leader | None = None
-        #: The store is asked for changes when this is set.
+        #: While this is not set, changes wait.
         self.goes_on = asyncio.Event()
         self.goes_on.set()
         self.asked = 0
@@ -426,7 +439,7 @@ async def test_a_deposed_leader_says_so(tmp_path: Path) -> None:
         assert (header.is_leader, header.controller_leader_address) == (False, "10.0.0.1:9878")
         for code in (RequestCode.CONTROLLER_REGISTER_BROKER, RequestCode.CONTROLLER_GET_NEXT_BROKER_ID):
             assert (await second.ask(code, register_header(2))).code == ResponseCode.CONTROLLER_NOT_LEADER
-        # It goes on to hear who lives, for when it leads again.
+        # A controller that does not lead still receives heartbeats, for its next term.
         await second.heartbeat()
         store.other = None
         await until(lambda: controller.leadership.is_leader)
@@ -434,7 +447,10 @@ async def test_a_deposed_leader_says_so(tmp_path: Path) -> None:
 
 
 async def test_what_was_not_kept_is_not_answered_in_the_next_term(tmp_path: Path) -> None:
-    """Found by the simulation."""
+    """A request whose decision was not stored is refused in the leader's next term.
+
+    The simulation found this case.
+    """
     async with with_failing_store(tmp_path) as (controller, store), brokers(controller, None, None) as (_, second):
         store.goes_on.clear()
         asked = store.asked
@@ -468,7 +484,7 @@ async def test_no_lease_is_granted_while_another_master_is_kept(tmp_path: Path, 
 
 
 async def test_leases_are_granted_while_the_set_in_sync_is_kept(tmp_path: Path) -> None:
-    """The master stays who it is, however slow the state store is."""
+    """While a new in-sync set is being stored, the master gets leases, because it does not change."""
     async with with_failing_store(tmp_path) as (controller, store), brokers(controller, None, None) as (first, _):
         store.goes_on.clear()
         asked = store.asked

@@ -1,4 +1,4 @@
-"""The policy of elections, case by case as DefaultElectPolicy has them."""
+"""The election policy, with one test per case of `DefaultElectPolicy`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The state in etcd: terms that leases end, what a deposed leader may not write, requests that come late."""
+"""The controller's state in etcd.
+
+The tests cover terms that end with a lease, writes of a deposed leader, and delayed requests.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from etcd_support import Member, etcd, needs_etcd
-from waiting import until
+from wait_until import until
 
 from gantrymq.controller import etcd_store
 from gantrymq.controller.etcd_store import EtcdStore
@@ -19,7 +22,7 @@ from gantrymq.system.clock import monotonic
 
 pytestmark = needs_etcd
 
-#: A lease that isn't kept, and that no test outlives, however long a disk takes.
+#: Time to live of a lease without keepalive, longer than any test on a slow disk. In seconds.
 LONG_S = 120
 A, B = Leader("n0", "127.0.0.1:1"), Leader("n1", "127.0.0.1:2")
 
@@ -36,7 +39,7 @@ async def opened(members: list[Member]) -> AsyncIterator[EtcdStore]:
 
 
 async def begin(store: EtcdStore, me: Leader = A) -> Term:
-    """Once etcd has started."""
+    """Waits until etcd has started, and returns the new term."""
 
     async def campaign() -> Term | None:
         try:
@@ -77,7 +80,7 @@ async def test_terms_and_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             assert not await a.commit(first, "new", b"late")
             assert await b.commit(second, "b/1", b"of b")
 
-            # A term of its own ends with the next one.
+            # An own term also ends when the next one begins.
             third = await begin(b, B)
             assert not await b.commit(second, "b/1", b"late")
             assert await b.load() | {} == {f"b/{i}": b"%d" % i for i in range(30)} | {"b/1": b"of b"}
@@ -91,10 +94,10 @@ async def test_a_request_that_comes_late_or_twice(tmp_path: Path) -> None:
             assert await store.commit(term, "b", b"1")
             before = dict(store._revisions)
             assert await store.commit(term, "b", b"2")
-            # The answer was lost, and it is asked again.
+            # The response was lost, so the request is repeated.
             store._revisions = dict(before)
             assert await store.commit(term, "b", b"2")
-            # The request before it was held up on its way.
+            # An older request is delayed on its way.
             store._revisions = dict(before)
             with pytest.raises(GantryError, match="changed by somebody else"):
                 await store.commit(term, "b", b"1")

@@ -1,4 +1,7 @@
-"""No master is replaced whose lease may hold: of another controller that led, or granted while the next is elected."""
+"""A master is not replaced while its lease can still be valid.
+
+The lease can come from a former leading controller, or from a heartbeat during the election.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gantrymq.broker.controlled.lease import Lease
-from gantrymq.broker.controlled.roles import Roles, Told
+from gantrymq.broker.controller.lease import Lease
+from gantrymq.broker.controller.roles import Roles, Told
 from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.controller.former_leases import FormerLeases
 from gantrymq.controller.leases import Leases
@@ -21,7 +24,7 @@ from gantrymq.controller.replicas import NO_BROKER, Decision, Live, Replicas
 IDS = (1, 2, 3)
 CONTROLLERS = ("n0", "n1")
 
-#: What each asks for in its heartbeats.
+#: The heartbeat timeout that each broker requests, in milliseconds.
 TIMEOUTS_MS = {1: 3000, 2: 1000, 3: 30_000}
 
 ids = st.sampled_from(IDS)
@@ -29,7 +32,7 @@ controllers = st.sampled_from(CONTROLLERS)
 
 
 class Controller:
-    """One of two; the state is in a store that both have."""
+    """One of two controllers. Both use the same state store."""
 
     def __init__(self) -> None:
         self.live_brokers = LiveBrokers()
@@ -38,7 +41,7 @@ class Controller:
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """Three brokers, all in sync; links are cut without a word, or closed by a broker that ends."""
+    """Three brokers, all in sync. Links are cut silently, or closed by a broker that stops."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +55,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.roles = {broker_id: Roles(broker_id) for broker_id in IDS}
         self.living = set(IDS)
         self.cut: set[tuple[int, str]] = set()
-        #: What was decided, and is on its way to the state store.
+        #: A decision that is not in the state store yet.
         self.under_way: BrokerSet | None = None
         self.commit = ExitStack()
         self.lead("n0")
@@ -64,7 +67,7 @@ class LeaseMachine(RuleBasedStateMachine):
         if decision.changed is not None:
             self.replicas.apply(decision.changed)
 
-    # -- what happens -------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------
 
     @rule(ms=st.integers(1, 4000))
     def time_passes(self, ms: int) -> None:
@@ -72,7 +75,10 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(name=controllers)
     def lead(self, name: str) -> None:
-        """Nobody else does from here on; what one before has decided is kept by now, or never will be."""
+        """Makes a controller the only leader.
+
+        Pending decisions of the former leader are stored by now or lost.
+        """
         self.commit_ends(is_kept=False)
         self.leader = name
         self.controllers[name].former_leases.begin(self.now_ms)
@@ -113,7 +119,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule()
     def commit_begins(self) -> None:
-        """The state store takes its time to keep who is elected."""
+        """Elects a master. The state store takes time to store the result."""
         if self.leader is None or self.under_way is not None:
             return
         if self.replicas.without_living_master(self.live) and not self.former_lease_ms:
@@ -122,7 +128,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(is_kept=st.booleans())
     def commit_ends(self, is_kept: bool) -> None:
-        """Who is elected asks at once; the others are told sooner or later."""
+        """Notifies the elected master at once. The other brokers are notified at any later time."""
         changed, self.under_way = self.under_way, None
         if changed is not None and is_kept:
             self.replicas.apply(changed)
@@ -152,7 +158,7 @@ class LeaseMachine(RuleBasedStateMachine):
         if broker_id not in self.living:
             self.living.add(broker_id)
             self.leases[broker_id], self.roles[broker_id] = Lease(), Roles(broker_id)
-            # Controllers of ours grant leases: it has none yet.
+            # GantryMQ's controllers grant leases, but this broker has none yet.
             self.leases[broker_id].answered(self.now_ms / 1000, 0.0)
 
     @rule()
@@ -169,7 +175,7 @@ class LeaseMachine(RuleBasedStateMachine):
             self.elect_unless_a_lease_may_hold(broker_id)
             self.tell(broker_id)
 
-    # -- the controller that leads ------------------------------------------------------------------------------
+    # -- the leading controller ---------------------------------------------------------------------------------
 
     @property
     def known(self) -> BrokerSet:
@@ -188,7 +194,7 @@ class LeaseMachine(RuleBasedStateMachine):
         return self.controllers[self.leader].former_leases.left_ms(self.known, self.live, self.now_ms)
 
     def elect_unless_a_lease_may_hold(self, asked_by: int) -> None:
-        # One change of a broker set after the other.
+        # A broker set has only one pending change at a time.
         if self.under_way is None and not self.former_lease_ms:
             self.elect(asked_by)
 
@@ -202,7 +208,7 @@ class LeaseMachine(RuleBasedStateMachine):
         known = self.known
         self.roles[broker_id].told(Told(known.master_epoch, known.master, known.master_address))
 
-    # -- what must hold -----------------------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------------------------
 
     @invariant()
     def never_two_masters(self) -> None:
@@ -215,7 +221,10 @@ class LeaseMachine(RuleBasedStateMachine):
 
 
 def test_none_is_granted_while_another_master_is_kept() -> None:
-    """The first was silent for longer than its 3 s, and comes back before the state store has the next one."""
+    """The first broker was silent for more than its 3 s.
+
+    It returns before the state store has the next master.
+    """
     machine = LeaseMachine()
     machine.time_passes(3001)
     machine.commit_begins()

@@ -1,4 +1,4 @@
-"""Who lives, by heartbeats and connections; time passed in."""
+"""Live brokers, according to heartbeats and connections, with a simulated clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a controller decides, request by request: codes and remarks are those of Apache's."""
+"""The decisions of a controller for each request. Codes and remarks are those of Apache's controller."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_nobody_in_sync_lives() -> None:
     now = brokers.now
     assert (now.master, now.master_epoch, now.sync_state_set, now.sync_state_set_epoch) == (None, 2, {1}, 1)
     assert brokers.elect().changed is None
-    # The one that has all comes back.
+    # The in-sync replica returns.
     brokers.lives(1)
     assert fields(brokers.elect(1))["masterEpoch"] == "3"
 
@@ -270,7 +270,7 @@ def test_it_may_not_change_without_a_master() -> None:
     assert refusal(brokers.alter(1, master=1)) == (2002, REJECTED + "current leader is:{null}, not {1}")
 
 
-# -- looking and cleaning ---------------------------------------------------------------------------------------
+# -- queries and cleanup ----------------------------------------------------------------------------------------
 
 
 def test_replica_info() -> None:

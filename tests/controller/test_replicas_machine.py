@@ -1,4 +1,7 @@
-"""Brokers come, ask, fall silent and are removed at random: what holds whatever happens."""
+"""Random sequences of events for one broker set, with invariants.
+
+Brokers join, send requests, become silent, and are removed.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,21 @@ some_ids = st.sets(ids, max_size=4)
 
 
 class BrokerSetMachine(RuleBasedStateMachine):
-    """One broker set; whatever is decided may be lost before it is kept, as when the state store fails."""
+    """One broker set. Any decision can be lost before it is stored, as when the state store fails."""
 
     def __init__(self) -> None:
         super().__init__()
         self.brokers = Brokers()
-        #: Of every epoch that there was.
+        #: The master and the in-sync set of each epoch.
         self.masters: dict[int, int | None] = {0: None}
         self.sets: dict[int, frozenset[int]] = {0: frozenset()}
         self.last: BrokerSet | None = None
-        #: What masters once knew of themselves: (id, epoch, epoch of the set).
+        #: States that a master had in memory, now or earlier: (id, epoch, epoch of the set).
         self.known_to_masters: list[tuple[int, int, int]] = []
 
     def keep(self, decision: Decision, is_kept: bool) -> None:
         if decision.changed is not None and is_kept:
-            # Not by `do`, which looks after the same rules.
+            # `do` is not used here, because it checks the same rules.
             self.brokers.replicas.apply(BrokerSet.decode(decision.changed.encode()))
 
     @rule(broker_id=ids, is_same=st.booleans(), is_kept=st.booleans())
@@ -72,7 +75,7 @@ class BrokerSetMachine(RuleBasedStateMachine):
 
     @rule(members=some_ids, which=st.integers(0, 20), is_kept=st.booleans())
     def alter(self, members: set[int], which: int, is_kept: bool) -> None:
-        """By somebody who was a master at some time and knows what it knew then, or by the one that is."""
+        """Changes the in-sync set as the current master does, or as a former one does with its old state."""
         if not self.known_to_masters:
             return
         master, epoch, of = self.known_to_masters[-1 - which % len(self.known_to_masters)]
@@ -105,7 +108,7 @@ class BrokerSetMachine(RuleBasedStateMachine):
         assert now.master is None or now.master in now.sync_state_set
         assert now.sync_state_set <= now.replicas.keys()
         assert all(1 <= broker_id < now.next_broker_id for broker_id in now.replicas)
-        # No epoch ever has two masters, none has two sets.
+        # No epoch has two masters, and no epoch of the set has two sets.
         assert self.masters.setdefault(now.master_epoch, now.master) == now.master
         assert self.sets.setdefault(now.sync_state_set_epoch, now.sync_state_set) == now.sync_state_set
         if self.last is not None:

@@ -1,4 +1,7 @@
-"""Three controllers with their state in etcd: one leads; when it dies or stands still another does; brokers go on."""
+"""Three controllers that share etcd.
+
+One of them leads. If it dies or hangs, another one takes over, and the brokers continue.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pathlib import Path
 import pytest
 from controller_support import Broker, elect_header
 from etcd_support import Member, etcd, needs_etcd
-from waiting import until
+from wait_until import until
 
 from gantrymq.errors import GantryError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -25,7 +28,7 @@ pytestmark = needs_etcd
 
 
 class Group:
-    """The processes, and brokers that send heartbeats to all of them."""
+    """The processes, and brokers that send heartbeats to all controllers."""
 
     def __init__(self, members: list[Member], controllers: list[ServerProcess]) -> None:
         self.members = members
@@ -33,14 +36,17 @@ class Group:
         self.client = RemotingClient()
 
     async def leader(self, *, without: ServerProcess | None = None) -> ServerProcess | None:
-        """The one that says that it leads; never two. `without` is not asked: a stopped process answers nothing."""
+        """Returns the leader, and checks that there are never two.
+
+        `without` gets no request, because a stopped process does not answer.
+        """
         leaders = []
         for controller in self.controllers:
             if controller is without:
                 continue
             request = RemotingCommand.request(RequestCode.CONTROLLER_GET_METADATA_INFO)
             try:
-                # One that stands still is waited for that long; a busy one answers meanwhile.
+                # Timeout for a process that hangs, in milliseconds. A busy one answers within this time.
                 answer = await self.client.invoke(controller.address, request, 2000)
             except GantryError:
                 continue
@@ -75,7 +81,7 @@ def processes(tmp_path: Path) -> Iterator[tuple[list[Member], list[ServerProcess
 
 @asynccontextmanager
 async def broker(group: Group, leader: ServerProcess, broker_id: int = 0) -> AsyncIterator[list[Broker]]:
-    """One broker as each controller sees it, that which leads first; a new one without an id."""
+    """Yields one broker's connections to each controller, the leader first. Without an id, the broker is new."""
     others = [controller for controller in group.controllers if controller is not leader]
     faces = [Broker(controller) for controller in (leader, *others)]
     try:
@@ -104,7 +110,7 @@ async def test_a_leader_that_is_gone_is_followed_by_another(
         began = time.monotonic()
         next_leader = await group.other_than(leader)
         took = time.monotonic() - began
-        # Its lease ends after 2 s at most.
+        # Its lease expires after at most 2 s.
         assert took < 4.5, took
         seen = next(face for face in second if face._controller == next_leader.address)
         info, in_sync = await seen.info()
@@ -113,7 +119,7 @@ async def test_a_leader_that_is_gone_is_followed_by_another(
         assert (elected.master_broker_id, elected.master_epoch) == (2, 2)
         if end == "SIGSTOP":
             os.kill(leader.pid, signal.SIGCONT)
-            # Before it has asked etcd: its own clock says that its lease is over.
+            # It has not contacted etcd yet. By its own clock, its lease is over.
             answer = await first[0].ask(RequestCode.CONTROLLER_ELECT_MASTER, elect_header(1, designate=True))
             assert answer.code == ResponseCode.CONTROLLER_NOT_LEADER
             assert await group.leader() is next_leader

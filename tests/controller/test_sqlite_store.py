@@ -1,4 +1,7 @@
-"""The state in a SQLite file: terms, what a deposed leader may not write, kill -9, damaged files and their backup."""
+"""The controller's state in a SQLite file.
+
+The tests cover terms, writes of a deposed leader, SIGKILL, and damaged files with their backup.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.controller.broker_set import BrokerSet
@@ -146,7 +149,7 @@ async def test_a_damaged_file_is_refused_and_the_backup_restores_it(
         assert problem in str(error.value)
         assert f"copy {BACKUP_NAME} to {FILE_NAME}" in str(error.value)
         assert backup.read_bytes() == kept
-    # As the error says.
+    # The error message suggests this.
     path.unlink(missing_ok=True)
     path.with_name(f"{FILE_NAME}-wal").unlink(missing_ok=True)
     shutil.copy(backup, path)
@@ -173,7 +176,7 @@ async def test_a_first_start_that_was_interrupted_is_no_damage(tmp_path: Path) -
 
 
 async def test_the_backup_follows_while_the_controller_runs(tmp_path: Path) -> None:
-    """A controller that is killed leaves it behind, too."""
+    """The backup is written while the controller runs, so a killed controller also leaves one."""
     async with opened(tmp_path) as store:
         await until(lambda: (tmp_path / BACKUP_NAME).exists())
         term = await begin(store)
@@ -256,5 +259,5 @@ async def test_nothing_that_was_answered_is_lost_by_a_kill(tmp_path: Path) -> No
         answered += (await writer.stdout.read()).splitlines()
         await writer.wait()
         async with opened(tmp_path) as store:
-            # The last line may have been cut.
+            # The last line can be incomplete.
             assert int((await store.load())["b"]) >= int(answered[-2])

@@ -1,7 +1,7 @@
-"""dashboards/: Grafana's files and the alert rules, on what servers tell; tried on Debian's Prometheus where it is.
+"""Tests of dashboards/: Grafana's files and the alert rules, with the metrics of real servers.
 
-Without promtool and prometheus (`apt-get install prometheus`) the tests that need them are skipped. There is no Grafana
-here: its dashboards are read as JSON, and each of their expressions is asked of Prometheus.
+The expressions run on Debian's Prometheus. Without promtool and prometheus (`apt-get install prometheus`), the tests
+that need them are skipped. Grafana is not used: its dashboards are read as JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import httpx
 import pytest
 import yaml
 from ports import free_port
-from waiting import until
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
@@ -45,11 +45,11 @@ from gantrymq.store.config import StoreConfig
 HERE = Path(__file__).parents[2] / "dashboards"
 DASHBOARDS = sorted(HERE.glob("*.json"))
 HOST = "127.0.0.1"
-#: Names of metrics in an expression: functions, labels and words of PromQL don't begin so.
+#: Names of metrics in an expression. Functions, labels and keywords of PromQL do not start like this.
 _METRIC = re.compile(r"\b(?:rocketmq|gantry)_\w+")
-#: Panels that are empty while all is well.
+#: Panels that are empty while the cluster is healthy.
 _ONLY_WHEN_BAD = re.compile(r"> 0$")
-#: What needs Spark, or a call by gRPC, which this test doesn't make: only that it can be asked is seen.
+#: Metrics that need Spark or a gRPC call, which this test does not make. It only checks that the query is valid.
 _NOT_HERE = re.compile(r"gantry_spark_|gantry_proxy_call|gantry_proxy_clients|gantry_proxy_remoting_requests_total")
 
 needs_prometheus = pytest.mark.skipif(
@@ -64,7 +64,7 @@ def panels_of(path: Path) -> list[dict[str, Any]]:
 
 
 def expressions() -> list[tuple[str, str]]:
-    """(where, expression), with values for the dashboards' variables."""
+    """Returns (panel, expression) pairs, with values for the dashboards' variables."""
     found = []
     for path in DASHBOARDS:
         for panel in panels_of(path):
@@ -138,12 +138,15 @@ def test_promtool_takes_the_rules() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-# -- what servers tell ----------------------------------------------------------------------------------------------
+# -- metrics of servers ---------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def cluster(directory: Path) -> AsyncIterator[tuple[str, dict[str, str]]]:
-    """A NameServer, a controller with a set of two brokers, a proxy: the NameServer's address, and where each tells."""
+    """Runs a NameServer, a controller, two brokers and a proxy.
+
+    Yields the NameServer's address and the metrics address of each server.
+    """
     ports = {name: free_port() for name in ("namesrv", "controller", "broker-1", "broker-2")}
     async with AsyncExitStack() as stack:
         name_server = NameServer(
@@ -205,7 +208,7 @@ async def cluster(directory: Path) -> AsyncIterator[tuple[str, dict[str, str]]]:
 
 @asynccontextmanager
 async def load(name_server: str) -> AsyncIterator[None]:
-    """Messages come, and one of two groups consumes them; some wait for their time."""
+    """Sends messages, some of them delayed; one of two groups consumes them."""
     async with AdminClient(name_server) as admin:
 
         async def made() -> bool:
@@ -241,10 +244,10 @@ async def load(name_server: str) -> AsyncIterator[None]:
 
 
 async def metrics_told(where: dict[str, str]) -> set[str]:
-    """Names of all metrics that the servers tell, with or without a value."""
-    from gantrymq.spark.query_figures import QueryFigures
+    """Returns the names of all metrics that the servers export, with or without a value."""
+    from gantrymq.spark.query_metrics import QueryMetrics
 
-    figures = QueryFigures()
+    figures = QueryMetrics()
     figures.started("id", "query")
     spark = MetricsServer(figures.metrics, host=HOST, port=0)
     await spark.start()
@@ -264,7 +267,7 @@ async def metrics_told(where: dict[str, str]) -> set[str]:
 
 @asynccontextmanager
 async def prometheus(directory: Path, where: dict[str, str]) -> AsyncIterator[httpx.AsyncClient]:
-    """Debian's, that asks these servers each second."""
+    """Runs Debian's Prometheus, which scrapes these servers every second."""
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(HERE / "alerts.yml")],
@@ -335,7 +338,7 @@ async def test_every_expression_on_prometheus(tmp_path: Path) -> None:
 
 
 async def _see_charts(name_server: str, url: str) -> None:
-    """The console's charts, with this Prometheus in place of a history of its own."""
+    """Checks the console's charts, with this Prometheus instead of the console's own history."""
     app = Console(Settings(name_server, prometheus=url)).app
     transport = httpx.ASGITransport(app=app)
     async with (
@@ -348,5 +351,5 @@ async def _see_charts(name_server: str, url: str) -> None:
                 page = (await visitor.get("/api/v1/history", params={"span": "15m", **arguments})).json()
                 return sum(chart["last"] is not None for chart in page["charts"]) == figures
 
-            # A point comes each 15 s.
+            # A new point appears every 15 s.
             await until(drawn, 60)

@@ -1,4 +1,4 @@
-"""The comparison sees every kind of difference."""
+"""Tests that the comparison detects every kind of difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole demo as processes: interrupted, killed, and taken up again to an exact end."""
+"""Tests the whole demo as processes: it is interrupted, killed and resumed, and the result is exact."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from wait_until import wait_until
 
 pytest.importorskip("pyspark")
 
-#: Three micro-batches.
+#: Enough for three micro-batches.
 FLIGHTS = 130_000
 PROC = Path("/proc")
 
@@ -36,7 +36,7 @@ def wait_for_batch(process: subprocess.Popen[str], directory: Path, batch: int, 
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below `pid`; none where there is no /proc."""
+    """Returns all descendants of `pid`, or an empty set on systems without /proc."""
     parents = {}
     for stat in PROC.glob("[0-9]*/stat"):
         try:
@@ -70,7 +70,7 @@ def test_an_interrupted_and_killed_run_ends_exactly(tmp_path: Path) -> None:
     assert "Traceback" not in out
     wait_until(lambda: not any(is_running(pid) for pid in pids))
 
-    # As if it had been stopped between sending flights and noting that: they will be in the topic twice.
+    # Simulates a stop after flights were sent and before that was saved: they are sent a second time.
     progress = directory / "gantry-demo.json"
     noted = json.loads(progress.read_bytes())
     assert noted["sent"] > 20_000
@@ -83,7 +83,7 @@ def test_an_interrupted_and_killed_run_ends_exactly(tmp_path: Path) -> None:
     process.kill()
     process.communicate()
 
-    # At once, while the killed run's servers may still be ending.
+    # Starts at once: the servers of the killed run may still be shutting down.
     done = start(directory)
     out, _ = done.communicate(timeout=200)
     assert done.returncode == 0, out
@@ -94,7 +94,7 @@ def test_an_interrupted_and_killed_run_ends_exactly(tmp_path: Path) -> None:
     assert "messages/s" in out.splitlines()[-1]
     assert out.splitlines()[-1].endswith(", besides the message that ends the year")
     assert (directory / "delay-by-hour.png").read_bytes().startswith(b"\x89PNG")
-    # A worker of the killed run may still have asked its brokers, for as long as it tries again.
+    # A worker of the killed run may still retry its requests to the brokers.
     wait_until(lambda: not any(is_running(pid) for pid in pids), 30)
 
 

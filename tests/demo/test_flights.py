@@ -1,4 +1,4 @@
-"""The source and its figures."""
+"""Tests of the demo's source data and its expected figures."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_figures_add_up_to_the_table(flights) -> None:
     figures = expected_figures(flights)
     assert set(figures.dtypes.astype(str)) == {"int64"}
     assert figures["flights"].sum() == len(flights)
-    # Known of the data set: 8,255 flights did not depart, 9,430 have no arrival delay.
+    # From the data set: 8,255 flights did not depart, 9,430 have no arrival delay.
     assert figures["departed"].sum() == len(flights) - 8_255
     assert figures["arrived"].sum() == len(flights) - 9_430
     assert figures["departure_delay"].sum() == flights["dep_delay"].sum()
-    # One group, counted by hand.
+    # One group, counted independently.
     hour = pd.Timestamp("2013-01-01T10:00Z")
     some = flights[(flights["carrier"] == "UA") & (flights["hour"] == hour)]
     assert figures.loc[("UA", hour)].tolist() == [

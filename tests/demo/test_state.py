@@ -1,4 +1,4 @@
-"""The demo's directory: what is gone on with, what is cleared, what is refused."""
+"""Tests of the demo's directory: when it is resumed, cleared or rejected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gantrymq.errors import GantryError
 
 
 def interrupted(directory: Path, *, sent: int = 7, total: int = 10, finished: bool = False) -> None:
-    """What a run leaves behind."""
+    """Leaves the directory in the state after an interrupted run."""
     state = DemoState(directory, total=total, fresh=False)
     state.checkpoint.mkdir()
     state.progress.sent = sent

@@ -1,4 +1,4 @@
-"""docs/deployment.md and examples/kubernetes: what can be known of them without systemd, a container or a cluster."""
+"""Tests of docs/deployment.md and examples/kubernetes that need no systemd, container or Kubernetes cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gantrymq.testing.embedded import EmbeddedCluster
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "examples" / "kubernetes"
 TEXT = (ROOT / "docs" / "deployment.md").read_text()
-#: {kind: apiVersion} of what the manifests use.
+#: {kind: apiVersion} of the objects in the manifests.
 KINDS = {
     "ConfigMap": "v1",
     "Service": "v1",
@@ -30,10 +30,10 @@ KINDS = {
     "PodDisruptionBudget": "policy/v1",
     "StatefulSet": "apps/v1",
 }
-#: RFC 1123 labels, as names of objects, ports and volumes must be; ports have 15 characters at most.
+#: RFC 1123 labels, as names of objects, ports and volumes must be. Names of ports have at most 15 characters.
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti)?")
-#: What each object may have here: a word that is misspelled is refused by a cluster, or worse, ignored.
+#: Allowed fields of each object. Kubernetes rejects a misspelled field or, worse, ignores it.
 FIELDS = {
     "StatefulSet": {"serviceName", "replicas", "podManagementPolicy", "selector", "template", "volumeClaimTemplates"},
     "Service": {"clusterIP", "publishNotReadyAddresses", "selector", "ports"},
@@ -82,7 +82,7 @@ def pod(name: str) -> Object:
 
 
 def configuration(name: str) -> tuple[str, dict[str, str]]:
-    """(file's name, its keys) of a ConfigMap."""
+    """Returns (file name, keys) of a ConfigMap."""
     ((file, text),) = of_kind(name, "ConfigMap")["data"].items()
     return file, parse_properties(text, source=file)
 
@@ -92,7 +92,7 @@ def blocks(language: str) -> list[str]:
 
 
 def known(server: str, text: str, directory: Path) -> None:
-    """Fails when a server doesn't know a key, or refuses a value."""
+    """Fails if a server does not use a key of the configuration or rejects a value."""
     (directory / "file").write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", "gantrymq.cli", server, "-c", "file", "-p"],
@@ -126,7 +126,7 @@ def test_objects_are_whole_and_fit_together(name: str) -> None:
     assert stateful["selector"]["matchLabels"] == app
     assert of_kind(name, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == app
     assert stateful["template"]["metadata"]["labels"] == app
-    # Annotations are text: true and 9100 would be refused.
+    # Kubernetes rejects annotations that are not strings, such as true and 9100.
     assert all(isinstance(text, str) for text in stateful["template"]["metadata"]["annotations"].values())
 
 
@@ -152,7 +152,7 @@ def test_a_pod_has_what_it_names(name: str) -> None:
     assert {each["configMap"]["name"] for each in spec["volumes"] if "configMap" in each} == {f"gantrymq-{name}"}
     for quantities in container["resources"].values():
         assert all(QUANTITY.fullmatch(str(quantity)) for quantity in quantities.values())
-    # The user is that of the image; the file system can't be written to but where it is mounted.
+    # The user id is that of the image. The root file system is read-only, except for the mounts.
     assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 10001
     assert "USER 10001" in (KUBERNETES / "Dockerfile").read_text()
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
@@ -168,7 +168,7 @@ def test_a_policy_opens_the_ports_of_its_pod_alone(name: str) -> None:
     (container,) = pod(name)["containers"]
     opened = {port["port"] for rule in policy["ingress"] for port in rule["ports"]}
     assert opened == {each["name"] for each in container["ports"]}
-    # No rule lets everybody in.
+    # Each rule names its sources, so none admits every peer.
     assert all(rule["from"] for rule in policy["ingress"])
 
 
@@ -185,7 +185,7 @@ def test_all_that_comes_from_elsewhere_is_pinned() -> None:
     assert all(re.fullmatch(r"python:[\w.-]+@sha256:[0-9a-f]{64}", image) for image in images)
     assert len(set(images)) == 1
     workflows = list((ROOT / ".github" / "workflows").glob("*.yml"))
-    actions = [line for path in workflows for line in re.findall(r"uses: (.*)", path.read_text())]
+    actions = [line for path in workflows for line in re.findall(r"uses: ([^.].*)", path.read_text())]
     assert actions
     assert all(re.fullmatch(r"[\w/.-]+@[0-9a-f]{40} # v[\d.]+", action) for action in actions)
 
@@ -240,7 +240,10 @@ def name_server() -> Iterator[str]:
 
 
 def test_the_start_up_script_of_a_broker_runs(name_server: str, tmp_path: Path) -> None:
-    """As a plain process, with other directories and ports; what it writes last counts."""
+    """Runs the script as a plain process with other directories and ports.
+
+    The script appends keys to the configuration file. The last value of a key counts.
+    """
     (container,) = pod("broker")["containers"]
     data, etc = tmp_path / "data", tmp_path / "etc"
     data.mkdir()
@@ -268,7 +271,7 @@ def test_the_start_up_script_of_a_broker_runs(name_server: str, tmp_path: Path) 
         with SyncProducer(Producer(name_server, "shop")) as producer:
             sent = {producer.send(Message("TBW102", b"one")).queue.broker_name for _ in range(20)}
         assert "gantrymq-broker-1" in sent
-        # The shell has become the broker: the signal reaches it.
+        # The script replaces the shell by the broker (`exec`), so the broker receives the signal.
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
     finally:
@@ -280,7 +283,7 @@ def test_the_recipe_in_the_text_is_the_file() -> None:
     (shown,) = blocks("dockerfile")
     file = [line for line in (KUBERNETES / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
     assert shown.splitlines() == file
-    # What it copies is what the package is built from, and what it starts is there.
+    # The image copies the files of the package's build and starts a command that exists.
     assert 'ENTRYPOINT ["gantry"]' in file
     assert (ROOT / "pyproject.toml").exists()
 
@@ -294,7 +297,7 @@ def test_units_name_what_there_is() -> None:
     assert command[0].endswith("/bin/gantry")
     assert command[1:3] == ["broker", "-c"]
     assert unit["Service"]["Type"] == "exec"
-    # Longer than a server takes to stop, gantrymq.cli.servers.STOP_TIMEOUT_S.
+    # In seconds. More than a server needs to stop: gantrymq.cli.servers.STOP_TIMEOUT_S.
     assert int(unit["Service"]["TimeoutStopSec"]) > 30
 
 

@@ -1,4 +1,4 @@
-"""The documentation's site: built without a warning, asks no other host."""
+"""Tests that the documentation site builds without a warning and makes no request to another host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIGURATIONS = {"en": "mkdocs.yml", "zh": "mkdocs.zh.yml"}
-#: Elements that a browser loads by itself; what a reader must click is no request.
+#: Elements that a browser loads automatically. A link that a reader must click is not a request.
 LOADED = {"script", "link", "img", "iframe", "source", "video", "audio", "object", "embed", "track", "input"}
 ANOTHER_HOST = re.compile(r"^(https?:)?//", re.IGNORECASE)
 IN_STYLE = re.compile(r"(url\(|@import)\s*['\"]?(https?:)?//")
@@ -31,7 +31,7 @@ IN_STYLE = re.compile(r"(url\(|@import)\s*['\"]?(https?:)?//")
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS)
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the site in one language."""
+    """Builds the site in one language and returns its directory."""
     directory = tmp_path_factory.mktemp(request.param)
     command = ["-m", "mkdocs", "build", "--strict", "-q", "-f", CONFIGURATIONS[request.param]]
     done = subprocess.run(
@@ -48,7 +48,7 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 class Loaded(HTMLParser):
-    """What a browser would load of a page."""
+    """Collects the addresses and styles that a browser loads for a page."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Loaded(HTMLParser):
         self._in_style = tag == "style"
         given = dict(attrs)
         self.styles += given.get("style") or ""
-        # The page in another language is loaded by nobody who doesn't ask for it.
+        # A browser does not load the page in the other language until a reader opens it.
         if tag in LOADED and given.get("rel") not in ("alternate", "canonical", "next", "prev"):
             self.addresses += [
                 given[name] or "" for name in ("src", "href", "srcset", "data", "poster") if name in given
@@ -81,7 +81,7 @@ def test_no_page_asks_another_host(site: Path) -> None:
         assert loaded.addresses, page
         assert not [address for address in loaded.addresses if ANOTHER_HOST.match(address)], page
         assert not IN_STYLE.search(loaded.styles), page
-        # For these the theme's script fetches something: diagrams, a repository's figures.
+        # The theme's script fetches code or data for these: diagrams, and a repository's statistics.
         assert 'class="mermaid"' not in loaded.text
         assert 'data-md-component="source"' not in loaded.text
     for style in site.rglob("*.css"):
@@ -91,7 +91,7 @@ def test_no_page_asks_another_host(site: Path) -> None:
 def test_what_a_page_loads_is_there(site: Path) -> None:
     for page in site.rglob("*.html"):
         if page.name == "404.html":
-            # A server tells it for any path, so it has paths from the root.
+            # The server returns this page for any missing path, so its links start at the root.
             continue
         for address in Loaded(page).addresses:
             path = address.partition("#")[0].partition("?")[0]
@@ -128,7 +128,7 @@ def test_the_search_finds_what_is_there(site: Path) -> None:
 def test_the_reference_has_all_that_can_be_imported(site: Path) -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in site.glob("reference/api/*.html"))
     for name in (*gantrymq.__all__, *gantrymq.codecs.__all__):
-        # Constants are explained in the chapters; the rest has its place.
+        # Constants are explained in the chapters. Everything else has an entry or a mention in the reference.
         assert f'.{name}"' in pages or f"<code>{name}</code>" in pages or name in ("CONTENT_TYPE", "MessageOptions"), (
             name
         )

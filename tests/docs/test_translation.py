@@ -1,4 +1,4 @@
-"""docs/zh: the pages are those of docs/, with the very same code, and all of them are in the Chinese site."""
+"""Tests that docs/zh has the same pages and the same code as docs/, and that the Chinese site has all of them."""
 
 from __future__ import annotations
 

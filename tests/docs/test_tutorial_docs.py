@@ -1,4 +1,4 @@
-"""The tutorial and the chapter about migration: what they show runs, in order, on one cluster for each page."""
+"""Runs the examples of the tutorial and of the migration chapter in order, with one cluster for each page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def address() -> Iterator[str]:
 
 
 def run(code: str, address: str, directory: Path, *, until: str = "") -> str:
-    """What a script writes; with `until` it is told to stop once it has written a line with that."""
+    """Runs a script and returns its output. With `until`, it is stopped after it has printed a line with this text."""
     script = directory / "script.py"
     script.write_text(code.replace(ADDRESS, address))
     with (directory / "errors").open("w+") as errors:
@@ -61,7 +61,7 @@ def test_the_first_message(address: str, tmp_path: Path) -> None:
     assert run(send, address, tmp_path).count("SEND_OK") == 20
     out = run(receive, address, tmp_path, until="order-19")
     assert "invoice for order-" in out
-    # As the lesson says: the handler in the service's place.
+    # As the lesson says: the failing handler replaces the handler of the service.
     changed = re.sub(r"async def handle.*?\n\n\n", failing + "\n\n", receive, flags=re.DOTALL)
     assert changed != receive
     assert run(send, address, tmp_path).count("SEND_OK") == 20
@@ -101,7 +101,7 @@ def test_the_first_spark_row(tmp_path: Path) -> None:
 
 def test_migration(tmp_path: Path) -> None:
     from_cpp, from_grpc, from_kafka = blocks("migration.md")
-    # With no orders but its own.
+    # A new cluster, so that the topic has only the orders of this page.
     with EmbeddedCluster() as cluster:
         address = cluster.name_server
         assert "b'42 apples'" in run(from_cpp, address, tmp_path)

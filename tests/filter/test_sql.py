@@ -1,4 +1,4 @@
-"""Errors, limits, what no expression can do, and the types that the table can't show."""
+"""Tests of SQL filters: errors, limits, arbitrary input, and the types that sql_table.jsonl cannot express."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_properties_are_found_whole() -> None:
     assert not matches("a = '1'", aa="1", ba="1")
     assert not matches("a = '1'", b="a\x011")
     assert matches("a = '1'", b="2", a="1")
-    # A client of another kind may leave out the last separator.
+    # Clients in other languages can omit the last separator.
     assert compile_sql("a = '1'")(b"b\x012\x02a\x011")
 
 
@@ -88,7 +88,11 @@ def test_what_is_looked_for_is_limited(part: str, most: int) -> None:
 
 
 def test_many_properties_are_found_as_few_are() -> None:
-    """Where many are looked for a dictionary is made of all, which has the first of a name and none that is empty."""
+    """Both ways of finding properties give the same result.
+
+    A filter with many properties decodes all of them into a dictionary. It takes the first value of a name, and ignores
+    empty ones.
+    """
     for few in ("a = '1'", "b IS NULL", "a = '1' AND NOT (c = 5)"):
         many = " AND ".join(["z IS NULL"] * 20 + [few])
         for properties in (b"a\x011\x02a\x012\x02", b"a\x01\x02b\x01\x02", b"c\x015", b"a\x011", b"=a\x011\x02", b""):
@@ -104,7 +108,7 @@ def test_a_number_of_thousands_of_digits_is_none() -> None:
 
 
 def test_compiling_in_steps() -> None:
-    """What was compiled is kept, and what couldn't be."""
+    """Both a compiled filter and a failed compilation are cached."""
     good, bad = " OR ".join(["c = 1"] * 1000), " OR ".join(["c = 1"] * 1000) + " OR"
     steps = list(compile_in_steps(good))
     assert len(steps) > 20
@@ -133,13 +137,13 @@ def test_what_is_kept_is_limited() -> None:
     ],
 )
 def test_the_collector_of_cycles_sees_little_of_a_filter(part: str) -> None:
-    """It would look at each object of each filter, and nothing else runs meanwhile."""
+    """A full collection would visit each object of each filter and stop all other work meanwhile."""
     text = " OR ".join(part.format(n, n) for n in range(250))
     compile_sql("a = 1")
     gc.collect()
     before = len(gc.get_objects())
     matches = compile_sql(text)
-    # It leaves a tuple alone once it has left alone those in it.
+    # The collector stops tracking a tuple only after it has stopped tracking the tuples in it.
     for _ in range(5):
         gc.collect()
     assert len(gc.get_objects()) - before < 50
@@ -158,7 +162,7 @@ def test_chains() -> None:
         compile_sql(f"{'NOT ' * (MAX_DEPTH - 1)}(a IS NULL)")
     with pytest.raises(ClientError, match=f"more than {MAX_DEPTH} conditions"):
         compile_sql("a" + " = a" * MAX_DEPTH)
-    # These don't nest.
+    # These do not nest.
     assert matches(" OR ".join(f"a = {n}" for n in range(1000)), a="999")
     assert matches(" AND ".join(["a = 1"] * 1000), a="1")
     assert matches("(" * 5000 + "a = 1" + ")" * 5000, a="1")

@@ -1,8 +1,8 @@
-"""Every expression of sql_table.jsonl gives what Apache's filter made of it.
+"""Tests that every expression of sql_table.jsonl gives the same result as Apache's filter.
 
-The table's first line has sets of properties. Each further line is `[expression, outcomes]`, one letter a set: T and F,
-N for unknown, E where Java's evaluation failed; no letters where Java refused the expression.
-`interop/test_sql_filter.py` asks Java again.
+The table's first line has sets of properties. Each further line is `[expression, outcomes]`, with one letter for each
+set: T and F, N for unknown, E if Java's evaluation failed. `outcomes` is empty if Java rejected the expression.
+`interop/test_sql_filter.py` compares the table with Java again.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def test_what_both_take_means_the_same() -> None:
         elif here != outcomes:
             different.append((expression, here, outcomes))
     assert different == []
-    # Java took the beginning of these for the whole, and never looked at the rest.
+    # Java parsed only the beginning of these expressions and ignored the rest.
     assert 0 < len(refused_here) < 100
     for expression, outcomes in refused_here:
         assert outcomes in beginnings(expression), expression
 
 
 def beginnings(expression: str) -> set[str]:
-    """What the shorter expressions mean with which this one begins."""
+    """Returns the outcomes of all valid prefixes of this expression."""
     found = set()
     for end in range(1, len(expression)):
         with contextlib.suppress(ClientError):

@@ -1,4 +1,4 @@
-"""`under_attack` for tests, and the figures of all attacks at the end of a run."""
+"""Fixture `under_attack`, and the figures of all attacks at the end of a test run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FIGURES = "hostile"
 
 @pytest.fixture
 def under_attack(tmp_path: Path, record_property: Callable[[str, object], None]) -> UnderAttack:
-    """See `hostile_support.under_attack`; the figures are in the run's summary."""
+    """Returns `hostile_support.under_attack`. The summary of the test run shows its figures."""
     return partial(hostile_support.under_attack, tmp_path, report=partial(record_property, _FIGURES))
 
 

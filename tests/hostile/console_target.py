@@ -1,11 +1,11 @@
-"""A console in a process of its own, attacked while an innocent visitor measures how long its pages take.
+"""A console in its own process, attacked while an innocent visitor measures the load times of its pages.
 
-`console_under_attack` is the way in. As a script, this module is the visitor:
+Tests use `console_under_attack`. As a script, this module is the visitor:
 
     console_target.py HOST:PORT PID [COOKIE]
 
-Each round opens a connection and loads a static file and a page. `ready` is printed after a round for each page, the
-figures as one line of JSON when standard input closes.
+Each round opens a connection and loads a static file and a page. After a round for each page, it prints `ready`.
+When standard input closes, it prints the figures as one line of JSON.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from gantrymq.remoting.connection import Connection
 from gantrymq.testing.processes import ProcessCluster
 
 PASSWORD = "innocent1"
-#: The address that attackers connect from. The visitor has another one: connections are limited for each address.
+#: Source address of the attackers. The visitor has another one, because connections are limited for each address.
 _ATTACKERS_ADDRESS = "127.0.0.2"
-#: Beyond it the console gets a MemoryError, before the machine's other users do; bytes.
+#: Memory limit of the console in bytes, so that it gets a MemoryError before it affects the machine's other users.
 _MEMORY_LIMIT = 2 << 30
 _ANSWER_TIMEOUT_S = 60.0
-#: How long the console may take to end after SIGTERM, whatever is connected.
+#: Longest time from SIGTERM to the end of the console, even with open connections; in seconds.
 _END_WITHIN_S = 10.0
 _PAGES = ("/static/console.css", "/api/v1/brokers", "/topics")
 
 
 @dataclass
 class ConsoleTarget:
-    """A console under attack, in front of `cluster`. `figures` are those of the innocent visitor, at the end."""
+    """A console under attack, with `cluster` behind it. At the end, `figures` has the innocent visitor's figures."""
 
     address: str
     pid: int
@@ -62,7 +62,7 @@ class ConsoleTarget:
         return f"http://{self.address}"
 
     def connect(self) -> socket.socket:
-        """A connection that doesn't block, with a small receive buffer: what isn't read stays with the console."""
+        """Returns a non-blocking connection with a small receive buffer. Unread responses then stay in the console."""
         host, port = self.address.rsplit(":", 1)
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -73,7 +73,7 @@ class ConsoleTarget:
         return sock
 
     async def store(self, topic: str, body: bytes, count: int = 1, sys_flag: int = 0) -> None:
-        """Sends a message, several times."""
+        """Sends a message `count` times."""
         host, port = self.cluster.brokers[0].address.rsplit(":", 1)
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(lambda: Connection({}), host, int(port))
@@ -87,11 +87,11 @@ class ConsoleTarget:
             connection.abort()
 
     def visitor(self) -> httpx.AsyncClient:
-        """Somebody else, who is logged in where there is a login."""
+        """Returns an HTTP client of another visitor, logged in if there is a login."""
         return httpx.AsyncClient(base_url=self.url, headers={"cookie": self.cookie}, timeout=60)
 
     def head(self, path: str, *, method: str = "GET", logged_in: bool = True, more: str = "") -> bytes:
-        """A request's head."""
+        """Returns the head of a request."""
         cookie = f"Cookie: {self.cookie}\r\n" if logged_in and self.cookie else ""
         return f"{method} {path} HTTP/1.1\r\nHost: {self.address}\r\n{cookie}{more}\r\n".encode()
 
@@ -104,10 +104,10 @@ async def console_under_attack(
     arguments: Sequence[str] = (),
     record: Callable[[str, object], None] = print,
 ) -> AsyncIterator[ConsoleTarget]:
-    """A cluster and a console, with `login` one that has the user `innocent`.
+    """Starts a cluster and a console. With `login`, the console has the user `innocent`.
 
-    Asserts at the end that the innocent visitor was served in time, that the console lives, takes no more than
-    MOST_MEMORY MiB, has no fault in its log, and ends in time. `record` is pytest's `record_property`.
+    At the end, asserts that the innocent visitor got its pages in time. The console must be alive, use at most
+    MOST_MEMORY MiB, have no errors in its log, and end in time. `record` is pytest's `record_property`.
     """
     if login:
         users = directory / "users"
@@ -166,7 +166,7 @@ async def console_under_attack(
 
 
 async def _log_in(address: str) -> str:
-    """The cookie of the user `innocent`."""
+    """Logs in as `innocent`. Returns the cookie."""
     async with httpx.AsyncClient(base_url=f"http://{address}", timeout=60) as client:
         token = re.search(r'name="csrf" value="([^"]+)"', (await client.get("/login")).text)
         assert token is not None
@@ -200,7 +200,7 @@ class _Visitor:
         self._sampled_at = 0.0
 
     def run_until_eof(self) -> None:
-        # Every page has cached data before the attack begins.
+        # Fills the caches of all pages before the attack begins.
         for _ in _PAGES[1:]:
             self._round()
         self.figures = Figures()

@@ -1,4 +1,4 @@
-"""As `prober.py`, an innocent broker beside an attack on a controller: its heartbeats, and who its master is.
+"""Innocent broker beside an attack on a controller: sends heartbeats and requests its master, like `prober.py`.
 
 controller_prober.py CONTROLLER_HOST:PORT PID
 """
@@ -26,7 +26,7 @@ ADDRESS = "127.0.0.1:1"
 
 
 class ControllerProber(Prober):
-    """A broker that is the master of its name, and stays it whatever others do to theirs."""
+    """A broker that is the master of its name. It must stay master regardless of requests for other names."""
 
     def __init__(self, controller: _Server) -> None:
         super().__init__(controller, controller, frozenset())

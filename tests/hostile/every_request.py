@@ -1,7 +1,7 @@
-"""Hostile requests of every code that a server answers, derived from what its handlers read.
+"""Hostile requests for every code of a server, derived from the fields that its handlers read.
 
-`learn` asks a server in this process: which header does the handler of a code read, which JSON does it take its body
-for? A code that is added to the server is attacked without a word here.
+`learn` observes a server in this process: the header class and the JSON type of the body that each handler decodes.
+New request codes are thus attacked automatically.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gantrymq.protocol.receipt_handle import ReceiptHandle
 from gantrymq.protocol.record import encode_host
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 
-#: What a field or a leaf of a body is taken for when it is nothing special, by its name in Python or in JSON.
+#: Plausible values of header fields and JSON fields, by their name in Python or in JSON.
 _PLAUSIBLE = {
     "topic": "orders",
     "default_topic": "TBW102",
@@ -69,7 +69,7 @@ _PLAUSIBLE = {
     "subject": "User:somebody",
 }
 
-#: What text, a number, a time or a place must survive.
+#: Hostile values for texts, numbers, times and offsets. None removes the field.
 TEXTS = (
     None,
     "",
@@ -94,7 +94,7 @@ TEXTS = (
     "%RETRY%" + "x" * 300,
     "\U0001f600",
 )
-#: Bytes that are no text in either encoding of a header.
+#: Bytes that are not valid text in either header encoding.
 NO_TEXTS = (b"\xff\xfe", b"\xed\xa0\x80", b"\\ud800")
 BODIES = (
     b"\x00" * 40,
@@ -112,7 +112,7 @@ BODIES = (
     b"{" + b",".join(b'"%d":1' % i for i in range(50_000)) + b"}",
     b"key=value\n" * 1000,
 )
-#: What stands where a body's JSON has something else.
+#: Hostile values for the fields of a JSON body.
 _LEAVES = (
     None,
     -1,
@@ -135,7 +135,7 @@ _LEAVES = (
     {},
     {"": None},
 )
-#: JSON that `json` doesn't write: a number of 5,000 digits in place of this text.
+#: Placeholder for a number of 5,000 digits, which `json` does not write.
 _DIGITS = "5000 digits"
 _LONG_LIST = 10_000
 _LARGE = 15_000_000
@@ -146,7 +146,10 @@ _BINARY = Struct(">hBhiiii")
 
 @dataclass
 class Known:
-    """What the handler of `code` reads: ext fields by name, each with what it may be, and the JSON of a body."""
+    """The fields and the body that the handler of `code` reads.
+
+    `fields` are header fields with a plausible value each. `body` is the JSON of the body.
+    """
 
     code: int
     fields: dict[str, str] = field(default_factory=dict)
@@ -156,7 +159,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Request:
-    """One request; `what` says what is wrong with it."""
+    """One request. `what` describes its error."""
 
     code: int
     what: str
@@ -186,11 +189,14 @@ class Request:
         return _BINARY.pack(self.code, 0, 479, opaque, 0, 0, len(fields)) + fields
 
 
-# -- learning ---------------------------------------------------------------------------------------------------
+# -- fields and bodies of handlers ------------------------------------------------------------------------------
 
 
 async def learn(handlers: dict[int, RequestHandler], ask: Callable[[Request], typing.Awaitable[object]]) -> list[Known]:
-    """What the handlers of a running server read. `ask` sends a request to it and returns when it was handled."""
+    """Returns the fields and bodies that the handlers of a running server read.
+
+    `ask` sends a request to the server and returns when it was handled.
+    """
     seen: list[object] = []
     original = dict(handlers)
 
@@ -221,7 +227,7 @@ async def learn(handlers: dict[int, RequestHandler], ask: Callable[[Request], ty
         for code in sorted(original):
             one = Known(code)
             known.append(one)
-            # Each round goes further into the handler, to what it reads next.
+            # Each round gets further in the handler, to the fields that it reads next.
             for _ in range(4):
                 seen.clear()
                 await ask(Request(code, "plausible", one.fields, one.body or b"{}"))
@@ -247,7 +253,7 @@ def _text(value: object) -> str:
 
 
 def _example(name: str, kind: typing.Any) -> typing.Any:
-    """A value of a type that a request could have there."""
+    """Returns a plausible value of this type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return _example(name, arguments[0])
@@ -270,11 +276,11 @@ def _example(name: str, kind: typing.Any) -> typing.Any:
     return "attackers" if "group" in name else "x"
 
 
-# -- attacking --------------------------------------------------------------------------------------------------
+# -- attacks ----------------------------------------------------------------------------------------------------
 
 
 def hostile_fields(known: Known) -> Iterator[Request]:
-    """Each field missing or with a value that it shouldn't have, the others as they should be."""
+    """Yields requests with one missing or hostile field each. The other fields are valid."""
     yield Request(known.code, "no fields", {})
     for name in known.fields:
         for value in TEXTS:
@@ -287,14 +293,17 @@ def hostile_fields(known: Known) -> Iterator[Request]:
 
 
 def unreadable_fields(known: Known) -> Iterator[Request]:
-    """Each field with bytes that are no text. The connection may be closed: such a header can't be believed."""
+    """Yields requests with invalid text in one field.
+
+    The server may close the connection, because the header is unreliable.
+    """
     for name in known.fields:
         for value in NO_TEXTS:
             yield Request(known.code, f"{name}={value!r}", {**known.fields, name: value}, known.body)
 
 
 def hostile_bodies(known: Known) -> Iterator[Request]:
-    """Bodies that are something else; where it is known what a body should be, each of its parts is something else."""
+    """Yields requests with hostile bodies. If the body's type is known, each of its parts is replaced in turn."""
     for body in BODIES:
         yield Request(known.code, f"body of {len(body)} bytes: {body[:20]!r}", known.fields, body)
     if known.body_type is None:
@@ -312,7 +321,10 @@ def hostile_bodies(known: Known) -> Iterator[Request]:
 
 
 def large_bodies(known: Known) -> Iterator[Request]:
-    """Bodies as long as a frame may be, of JSON where that is known: what takes the longest to read, or to act on."""
+    """Yields requests with bodies of the largest frame size that take long to decode or to process.
+
+    If the type of the body is known, they are JSON.
+    """
     if known.body_type is None:
         return
     for what, piece in (

@@ -1,7 +1,7 @@
-"""A broker or a proxy in a process of its own, attacked while an innocent client measures what it feels of that.
+"""A broker or a proxy in its own process, attacked while an innocent client measures the effects.
 
-`under_attack` is the way in: it starts broker and prober, lets the test attack, and asserts at the end what holds
-whatever was done.
+Tests use `under_attack`. It starts the broker and the prober, runs the attack, and at the end asserts the conditions
+that must hold after every attack.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ from gantrymq.store.config import StoreConfig
 from gantrymq.store.verify import verify
 from gantrymq.testing.processes import ProcessCluster, ServerProcess
 
-#: An innocent client's answer takes no longer, whatever the others do; ms.
+#: Longest response time of an innocent client, in milliseconds.
 SLOWEST_MS = 250.0
-#: What the broker holds at most besides its files; MiB.
+#: Largest memory of the broker without mapped files, in MiB.
 MOST_MEMORY = 300.0
-#: And this is all that one attack brings into its log; bytes.
+#: Largest size of the log lines of one attack, in bytes.
 MOST_LOG = 1 << 20
-#: Beyond it the broker gets a MemoryError, before the machine's other users do; bytes.
+#: Memory limit of the broker in bytes, so that it gets a MemoryError before it affects the machine's other users.
 _MEMORY_LIMIT = 2 << 30
-#: A server that has taken nothing for so long reads no more; s.
+#: If a server accepts no bytes for this time, it has stopped reading; in seconds.
 _NOT_TAKEN_S = 1.0
 
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+: ")
-#: How a line of a traceback begins.
+#: Prefix of the lines of a traceback.
 _CONTINUED = "  | "
-#: A proxy ends so soon after SIGTERM, whatever its peers do; s.
+#: Longest time from SIGTERM to the end of a proxy, in seconds.
 PROXY_STOP_S = 10.0
 
 
 @dataclass
 class Target:
-    """A broker under attack, maybe with a proxy before it. `figures` are there when the attack is over."""
+    """A broker under attack, optionally with a proxy. `figures` is complete when the attack is over."""
 
     process: ServerProcess
     name_server: ServerProcess
-    #: Where the attack is on it: the innocent client comes by it, too.
+    #: The proxy, if the attack and the innocent client use one.
     proxy: ServerProcess | None
     directory: Path
-    #: Where its files are for this process.
+    #: Path of its files for this process.
     store: Path
     _prober: ProberProcess
     figures: Figures = field(default_factory=Figures)
@@ -91,18 +91,18 @@ class Target:
         return self.process.log_path.read_text(errors="replace")
 
     def status(self, name: str) -> int:
-        """A number of /proc/PID/status, such as VmRSS in KiB."""
+        """Returns a number of /proc/PID/status, such as VmRSS in KiB."""
         found = re.search(rf"^{name}:\s+(\d+)", Path(f"/proc/{self.pid}/status").read_text(), re.MULTILINE)
         assert found is not None
         return int(found[1])
 
     async def probe_no_more(self) -> None:
-        """For a test that ends the broker itself."""
+        """Stops the prober, for tests that stop the broker themselves."""
         self.figures = await self._prober.stop()
         self.is_probed_out = True
 
     async def start_again(self, work: Callable[[Peer], Awaitable[None]]) -> None:
-        """After its end: on the same store, and stopped again when `work` is done."""
+        """Starts the broker again on the same store, runs `work`, and stops it."""
         properties = load_properties(self.config)
         self.process = again = ServerProcess("broker", "broker-a", self.directory, properties, ())
         try:
@@ -113,14 +113,14 @@ class Target:
 
     @property
     def config(self) -> Path:
-        """Its file."""
+        """Returns the path of its configuration file."""
         return self.directory / "conf" / "broker-a.properties"
 
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     async def peer(self) -> Peer:
-        """A new connection."""
+        """Returns a client with a new connection."""
         return await self.peer_of(self.process)
 
     async def peer_of(self, server: ServerProcess) -> Peer:
@@ -130,14 +130,14 @@ class Target:
         return Peer(connection)
 
     def socket(self, server: ServerProcess | None = None) -> socket.socket:
-        """A raw connection, blocking."""
+        """Returns a blocking raw connection."""
         host, port = (server or self.process).address.rsplit(":", 1)
         return socket.create_connection((host, int(port)), timeout=60)
 
 
 @dataclass
 class Peer:
-    """A client that asks what it likes."""
+    """A client that can send arbitrary requests."""
 
     connection: Connection
     serialize_type: SerializeType = SerializeType.JSON
@@ -203,16 +203,16 @@ def pull_header(topic: str, offset: int = 0, *, suspend_ms: int = 0, **changed: 
 
 
 def frame(code: int, header: Header | None = None, body: bytes = b"", *, opaque: int = 1, **fields: str) -> bytes:
-    """A request as bytes, for a raw socket."""
+    """Returns a request as bytes, for a raw socket."""
     request = RemotingCommand.request(code, header, body, fields=fields)
     request.opaque = opaque
     return request.encode()
 
 
 async def flood(attacker: socket.socket, data: bytes) -> None:
-    """Sends all of `data` and reads nothing; returns when it is sent, or when it isn't taken any more.
+    """Sends all of `data` without reading. Returns when it is sent, or when the server accepts no more.
 
-    A server that reads no more from a peer that doesn't read its answers defends itself: that is no failure.
+    A server may stop reading from a peer that does not read its responses. This is no failure.
     """
     attacker.setblocking(False)
     view, at, moved = memoryview(data), 0, time.monotonic()
@@ -224,15 +224,15 @@ async def flood(attacker: socket.socket, data: bytes) -> None:
             await asyncio.sleep(0.005)
 
 
-#: For an attack that still succeeds.
+#: Marks an attack that still succeeds.
 not_yet = partial(pytest.mark.xfail, strict=True, raises=AssertionError)
 
-#: The fixture of `conftest.py`: `under_attack` in a directory of the test's own. All arguments go by name.
+#: Type of the fixture in `conftest.py`: `under_attack` in the directory of the test. All arguments are by keyword.
 UnderAttack = Callable[..., AbstractAsyncContextManager[Target]]
 
 
 class ProberProcess:
-    """`prober.py` beside a broker, or `proxy_prober.py` beside its proxy."""
+    """Process of `prober.py` beside a broker, or of `proxy_prober.py` beside its proxy."""
 
     def __init__(self, broker: ServerProcess, other: ServerProcess, arguments: Sequence[str], script: str) -> None:
         servers = [text for server in (broker, other) for text in (server.address, str(server.pid))]
@@ -270,15 +270,17 @@ async def under_attack(
     prober_user: tuple[str, str] | None = None,
     report: Callable[[str], None] = print,
 ) -> AsyncIterator[Target]:
-    """A cluster in `directory`, or with its store on `disk`, probed until the end of the block.
+    """Starts a cluster in `directory`, or with its store on `disk`. The prober runs until the end of the block.
 
-    With `proxy` the innocent client comes by a proxy with these properties, which is held to the same limits, and ends
-    within `PROXY_STOP_S`; `prober_user` is the name and the password with which it signs its calls.
+    At the end, asserts that the longest stall of the prober was below `slowest_ms`. The broker must be alive, use at
+    most `most_memory` MiB and have no errors in its log. It must end on SIGTERM and leave a store without problems.
 
-    `inevitable` are answers that an innocent send may get meanwhile, `log_may_have` patterns of errors that belong in
-    the log of such an attack. Asserts at the end that the prober was stalled for less than `slowest_ms`, that the
-    broker lives, holds no more than `most_memory` MiB, has no fault in its log, ends as told, and leaves a store
-    without a problem.
+    Args:
+        inevitable: Response codes that an innocent send may get during the attack.
+        log_may_have: Patterns of errors that the attack may cause in the log.
+        proxy: If true, the innocent client uses a proxy with `proxy_properties`. The proxy has the same limits, and
+            must end within `PROXY_STOP_S`.
+        prober_user: User name and password with which the innocent client signs its calls.
     """
     store = {
         "mappedFileSizeCommitLog": str(64 << 20),
@@ -330,7 +332,7 @@ async def under_attack(
 
 
 def stop_in_time(proxy: ServerProcess) -> None:
-    """Stops a proxy, whose peers may go on."""
+    """Stops a proxy while its peers stay connected, and asserts that it ends in time."""
     began = time.monotonic()
     proxy.stop()
     took_s = time.monotonic() - began
@@ -355,7 +357,7 @@ def _check(target: Target, log_may_have: Sequence[str], most_memory: float, slow
 
 
 def faults(log: str, log_may_have: Sequence[str] = ()) -> list[str]:
-    """What shouldn't be in a log: our own errors, each with the lines that belong to it, and lines of nobody's."""
+    """Returns unexpected log entries: our own errors with their tracebacks, and lines without a known format."""
     entries: list[str] = []
     for line in log.split("\n")[:-1]:
         if line.startswith(_CONTINUED) and entries:

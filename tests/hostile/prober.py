@@ -1,11 +1,10 @@
-"""An innocent client beside an attack, in a process of its own: how long does it wait, what goes wrong for it?
+"""Innocent client beside an attack, in its own process: measures its response times and counts its errors.
 
     prober.py BROKER_HOST:PORT PID NAMESERVER_HOST:PORT PID [CODE,CODE...]
 
-Every 20 ms it sends a small message to a topic of its own and pulls it back, and asks the NameServer for its route.
-The codes are answers to a send that the
-attack makes inevitable (a full disk). `ready` is printed after the first round; the figures, as one line of JSON, when
-standard input closes.
+Every 20 ms it sends a small message to its own topic, pulls it, and requests the route from the NameServer. The
+codes are responses to a send that the attack makes inevitable, for example with a full disk. It prints `ready` after
+the first round. When standard input closes, it prints the figures as one line of JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
 TOPIC = "innocent"
 INTERVAL_S = 0.02
 SAMPLE_S = 0.01
-#: What an attack began may still be under way when it is over.
+#: Rounds after the attack, because its effects can last longer.
 ROUNDS_AFTER = 10
 ANSWER_TIMEOUT_S = 60.0
 _MOST_ERRORS = 20
@@ -42,7 +41,10 @@ _OWN = Path("/proc/self")
 
 
 class Schedule(NamedTuple):
-    """What the processor did for a server so far, ms: its loop ran, waited for a processor, and so did its threads."""
+    """CPU times of a server in milliseconds.
+
+    The loop ran for `run` and waited for a processor for `starved`. Its threads waited for `threads_starved`.
+    """
 
     run: float
     starved: float
@@ -51,10 +53,10 @@ class Schedule(NamedTuple):
 
 @dataclass
 class Figures:
-    """Times in ms, memory in MiB. `slowest_ms` includes `starved_ms`, in which the machine was busy with others.
+    """Figures of a prober: times in milliseconds, memory in MiB.
 
-    `memory` is what a server holds itself: the pages of mapped files are the kernel's, which takes them back when it
-    wants.
+    `slowest_ms` includes `starved_ms`, in which other programs used the processors. `memory` is the server's own
+    memory, without pages of mapped files, which the kernel can reclaim at any time.
     """
 
     rounds: int = 0
@@ -67,12 +69,12 @@ class Figures:
 
     @property
     def stall_ms(self) -> float:
-        """The slowest answer without the time for which the machine gave the broker or its prober no processor."""
+        """Returns the slowest response time without the time in which the server or its prober got no processor."""
         return self.slowest_ms - self.starved_ms
 
 
 class _Server:
-    """A connection with a server, for one request at a time."""
+    """A connection to a server, for one request at a time."""
 
     def __init__(self, address: str, pid: int) -> None:
         host, port = address.rsplit(":", 1)
@@ -94,7 +96,10 @@ class _Server:
 
 
 def _schedstat(task: Path) -> tuple[float, float]:
-    """How long it ran and was starved, ms; 0 for a thread that has ended, and where the kernel doesn't count."""
+    """Returns the running and the waiting time in milliseconds.
+
+    0 for an ended thread, or if the kernel does not count them.
+    """
     try:
         run, starved = (task / "schedstat").read_text().split()[:2]
     except OSError:
@@ -103,16 +108,16 @@ def _schedstat(task: Path) -> tuple[float, float]:
 
 
 def starved_ms(took_ms: float, before: Schedule, after: Schedule) -> float:
-    """For how long a server's loop and this process wanted a processor and had none.
+    """Returns the time in which a server's loop and this process waited for a processor.
 
-    So did a thread of the server's for which its loop waited: the loop slept meanwhile.
+    It includes the waiting time of a server thread while the loop was blocked by this thread.
     """
     run, starved, threads = (max(now - then, 0.0) for now, then in zip(after, before, strict=True))
     return min(took_ms, starved + min(threads, max(took_ms - run - starved, 0.0)))
 
 
 class Prober:
-    """Asks one after the other."""
+    """Sends its requests one after the other."""
 
     def __init__(self, broker: _Server, name_server: _Server, inevitable: frozenset[int]) -> None:
         self.figures = Figures()

@@ -1,4 +1,4 @@
-"""A gRPC peer with frames of its own: it begins calls, sends what it likes, and reads answers or leaves them."""
+"""gRPC client that writes its own HTTP/2 frames: starts calls, sends arbitrary payloads, and discards the responses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _END_STREAM, _END_HEADERS = 1, 4
 _LARGEST_FRAME = 16_384
 _FIRST_WINDOW = 65_535
 _WIDE_WINDOW = 1 << 30
-#: A peer gives up when the proxy has taken nothing for so long, s.
+#: If the proxy accepts no bytes for this time, the client gives up; in seconds.
 _NOT_TAKEN_S = 2.0
 
 
@@ -23,14 +23,14 @@ def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """A field with texts of less than 127 + 128 bytes."""
+    """Encodes a header field whose name and value have less than 127 + 128 bytes."""
     return b"\x00" + b"".join(
         (bytes((len(text),)) if len(text) < 127 else bytes((127, len(text) - 127))) + text for text in (name, value)
     )
 
 
 def signed(user: str, password: str) -> dict[str, str]:
-    """The metadata of a call of this user."""
+    """Returns the metadata of a call that this user signs."""
     now = time.strftime("%Y%m%dT%H%M%SZ")
     signature = hmac.new(password.encode(), now.encode(), hashlib.sha1).hexdigest().upper()
     items = f"Credential={user}/cn/RocketMQ, SignedHeaders=x-mq-date-time, Signature={signature}"
@@ -38,18 +38,18 @@ def signed(user: str, password: str) -> dict[str, str]:
 
 
 def message(data: bytes, *, is_gzip: bool = False) -> bytes:
-    """A gRPC message with its prefix."""
+    """Returns a gRPC message with its prefix."""
     return bytes((is_gzip,)) + len(data).to_bytes(4, "big") + data
 
 
 class ProxyPeer:
-    """One connection. What it sends keeps to the proxy's windows; answers are read and thrown away."""
+    """One connection. It respects the proxy's flow-control windows, and discards all responses."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
         self._stream_id = -1
         self._window = _FIRST_WINDOW
-        #: By stream: what the proxy lets it send, and what it still has to send.
+        #: For each stream: the remaining window, and the unsent bytes.
         self._windows: dict[int, int] = {}
         self._to_send: dict[int, tuple[memoryview, bool]] = {}
         self._reading = asyncio.ensure_future(self._read(reader))
@@ -63,7 +63,7 @@ class ProxyPeer:
         return cls(*await asyncio.open_connection(host, int(port)))
 
     def call(self, method: str, payload: bytes = b"", *, ends: bool = True, **metadata: str) -> None:
-        """Begins a call with its messages."""
+        """Starts a call and sends its messages."""
         self._stream_id += 2
         fields = {
             ":method": "POST",
@@ -80,11 +80,11 @@ class ProxyPeer:
         self._send(self._stream_id)
 
     def send_half_a_frame(self) -> None:
-        """The head of a frame of DATA, and half of its payload."""
+        """Sends the header of a DATA frame and half of its payload."""
         self._write(_frame(_DATA, 0, 1, bytes(1000))[:500])
 
     async def taken(self) -> bool:
-        """Whether the proxy has taken all in time; one that doesn't defends itself."""
+        """Returns true if the proxy accepted everything in time. A proxy may refuse to, as a defence."""
         with suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(_NOT_TAKEN_S):
                 while self._to_send and not self._writer.is_closing():

@@ -1,4 +1,4 @@
-"""As `prober.py`, an innocent gRPC client beside an attack on a proxy: it asks for a route, and sends a message.
+"""Innocent gRPC client beside an attack on a proxy: requests a route and sends a message, like `prober.py`.
 
 proxy_prober.py BROKER_HOST:PORT PID PROXY_HOST:PORT PID [USER PASSWORD]
 """
@@ -24,7 +24,7 @@ _SERVICE = "/apache.rocketmq.v2.MessagingService/"
 
 
 class ProxyProber(Prober):
-    """One call after the other."""
+    """Makes its calls one after the other."""
 
     def __init__(self, broker: _Server, proxy: _Server, address: str, user: str, password: str) -> None:
         super().__init__(broker, proxy, frozenset())

@@ -1,4 +1,4 @@
-"""A disk of some MiB that fills up: a tmpfs in a mount namespace of its own, which needs no rights."""
+"""A disk of some MiB that fills up: a tmpfs in a mount namespace of its own, which needs no privileges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ import pytest
 
 
 class SmallDisk:
-    """`directory` is the disk for the servers that are started in `for_new_processes`; others find it at `outside`."""
+    """A small disk.
+
+    Its path is `directory` for servers started in `for_new_processes`, and `outside` for other processes.
+    """
 
     def __init__(self, directory: Path, holder: subprocess.Popen[bytes], python: Path) -> None:
         self.directory = directory
@@ -23,12 +26,12 @@ class SmallDisk:
 
     @contextmanager
     def for_new_processes(self) -> Iterator[None]:
-        """Python processes that this one starts see the disk."""
+        """Lets Python processes that start in this context use the disk."""
         with mock.patch.object(sys, "executable", str(self._python)):
             yield
 
     def fill(self, leave: int = 0) -> None:
-        """Takes all room but `leave` bytes."""
+        """Fills the disk except for `leave` bytes."""
         ballast = self.outside / "ballast"
         ballast.touch()
         free = shutil.disk_usage(self.outside).free - leave
@@ -37,13 +40,13 @@ class SmallDisk:
                 file.write(bytes(4096))
 
     def empty(self) -> None:
-        """Gives back what `fill` took."""
+        """Frees the space that `fill` used."""
         (self.outside / "ballast").unlink()
 
 
 @contextmanager
 def small_disk(directory: Path, size: int) -> Iterator[SmallDisk]:
-    """A disk of `size` bytes at `directory`. Skips the test where user namespaces aren't allowed."""
+    """Creates a disk of `size` bytes at `directory`. Skips the test if user namespaces are not allowed."""
     directory.mkdir(parents=True)
     command = f"mount -t tmpfs -o size={size} none {directory} && echo mounted && cat"
     if shutil.which("unshare") is None or shutil.which("nsenter") is None:

@@ -1,4 +1,4 @@
-"""Requests of all kinds from many connections at once, in no order: what one of them leaves behind meets the others."""
+"""Requests of all kinds from many connections at once, in random order, so that the effects of some meet others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from every_request import Known, Request, hostile_bodies, hostile_fields
 from hostile_support import Peer, UnderAttack, send_header
 from test_every_request import known_to_broker
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.protocol.bodies.topic_config import TopicConfigTable
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -22,10 +22,10 @@ from gantrymq.testing.processes import ServerProcess
 
 _CONNECTIONS = 20
 _REQUESTS = 400
-#: The innocent's topics and rights go with these.
+#: These requests could remove the innocent client's topics and permissions.
 _LEFT_OUT = {RequestCode.UPDATE_BROKER_CONFIG}
 _NAMES = ("orders", "other", "%RETRY%attackers", "%DLQ%attackers")
-#: As many as a topic of these may have had.
+#: Largest number of queues of these topics.
 _QUEUES = 16
 _PROPERTIES = (
     "",
@@ -35,7 +35,7 @@ _PROPERTIES = (
     "KEYS\x01k\x02",
 )
 _DELAYS = {"messageDelayLevel": "1s 2s", "recallMessageEnable": "true", "transactionCheckInterval": "500"}
-#: Half messages that are older than they say they can be.
+#: The test sends half messages with a birth time that is too old for a check.
 _GIVEN_UP = ["nobody is asked any more"]
 
 
@@ -49,7 +49,7 @@ async def test_all_at_once(under_attack: UnderAttack, tmp_path: Path, seed: int)
 
 
 async def test_a_kill_in_the_middle_of_it(under_attack: UnderAttack, tmp_path: Path) -> None:
-    """The next broker finds a store that it can go on with."""
+    """The restarted broker finds a usable store."""
     known = [one for one in await known_to_broker(tmp_path / "learning") if one.code not in _LEFT_OUT]
     async with under_attack(properties=_DELAYS, log_may_have=_GIVEN_UP) as broker:
         riots = [
@@ -65,7 +65,10 @@ async def test_a_kill_in_the_middle_of_it(under_attack: UnderAttack, tmp_path: P
 
 
 async def fill_queues(peer: Peer) -> None:
-    """Each queue gets a message: a topic that was deleted and made again looks as if its units were lost."""
+    """Sends a message to each queue.
+
+    A deleted and recreated topic would otherwise look as if its queue entries were lost.
+    """
     for topic in _NAMES:
         header = CreateTopicRequestHeader(
             topic=topic, default_topic="TBW102", read_queue_nums=_QUEUES, write_queue_nums=_QUEUES, perm=6
@@ -73,7 +76,7 @@ async def fill_queues(peer: Peer) -> None:
         assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code == ResponseCode.SUCCESS
     table = decode_json((await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG)).body, TopicConfigTable)
     for topic, config in table.topic_config_table.items():
-        # Those of groups, too: what was popped of a topic comes back to one that is deleted with it.
+        # Includes the topics of groups, because popped messages of a deleted topic are redelivered there.
         if topic in _NAMES or topic.startswith(("%RETRY%", "%DLQ%")):
             for queue_id in range(config.write_queue_nums):
                 answer = await peer.ask(RequestCode.SEND_MESSAGE_V2, send_header(topic, queue_id=queue_id), b"x")
@@ -81,7 +84,7 @@ async def fill_queues(peer: Peer) -> None:
 
 
 async def run_riot(server: ServerProcess, known: list[Known], chance: random.Random) -> None:
-    """Some requests as they should be, some hostile, some left in the middle."""
+    """Sends valid, hostile and incomplete requests."""
     host, port = server.address.rsplit(":", 1)
     left = _REQUESTS
     while left:

@@ -1,4 +1,4 @@
-"""Configuration values at the ends of what a number can be: refused, or the broker works with them."""
+"""Extreme configuration values: the broker rejects them or works with them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
 
 VALUES = ("-1", "0", "1", "2147483647", "-2147483648", "9223372036854775807", "", "x", "1.5", "9" * 5000)
-#: Whose values say what a client may do: with another one it may not.
+#: Keys that limit what a client may do, so other values can forbid it.
 _FORBIDS = {"brokerPermission", "maxMessageSize"}
 
 
@@ -47,7 +47,7 @@ async def test_values_while_the_broker_runs(under_attack: UnderAttack) -> None:
 
 
 async def works(peer: Peer) -> bool:
-    """A message can be sent, read, and waited for."""
+    """Returns true if a message can be sent, pulled and received by a long poll."""
     topic = "orders"
     answer = await peer.send(topic, b"x" * 100)
     if answer.code != ResponseCode.SUCCESS:
@@ -68,7 +68,7 @@ _TEXTS = (
     "\\u" * 300_000,
     "#" * 1_000_000,
 )
-#: Keys that nobody changes from outside, and other ways to write one.
+#: Keys that must not change by a request, and other spellings of one.
 _FIXED = ("listenPort", "listen\\u0050ort", " listenPort", "storePathRootDir", "brokerConfigPath", "brokerName")
 
 
@@ -81,7 +81,7 @@ async def test_texts_that_are_hard_to_parse(under_attack: UnderAttack) -> None:
 
 
 async def test_values_that_hold_other_keys(under_attack: UnderAttack) -> None:
-    """A value with lines of its own is one value in the file, too, and what may not be changed isn't."""
+    """A value with line breaks stays one value in the file. It does not change fixed keys."""
     async with under_attack() as broker:
         peer = await broker.peer()
         before = load_properties(broker.config)
@@ -103,7 +103,7 @@ async def test_values_that_hold_other_keys(under_attack: UnderAttack) -> None:
 
 
 async def test_what_a_name_server_lets_nobody_change(under_attack: UnderAttack) -> None:
-    """Else it would write its files wherever somebody likes."""
+    """Otherwise a client could choose the paths to which the NameServer writes."""
     async with under_attack() as broker:
         peer = await broker.peer_of(broker.name_server)
         elsewhere = broker.directory / "somewhere-else"
@@ -118,7 +118,7 @@ def _keys() -> list[str]:
     properties = (
         to_properties(BrokerConfig()) | to_properties(StoreConfig(Path("x"))) | to_properties(ReplicationConfig())
     )
-    # Objects and paths; and where it listens, which is where it is asked.
+    # Leave out objects, paths, and the listen address, which the test needs itself.
     objects = {"store", "replication", "auth"}
     places = {"storePathRootDir", "storePathCommitLog", "brokerConfigPath", "bindAddress"}
     return sorted(properties.keys() - objects - places - _FORBIDS)
@@ -128,7 +128,7 @@ def _keys() -> list[str]:
     "value", ["-1", "0", "1", "2147483647", "9" * 5000, ""], ids=lambda value: value[:11] or "empty"
 )
 async def test_values_at_the_start(tmp_path: Path, value: str) -> None:
-    """The broker starts with each of them and works, or says why it doesn't."""
+    """For each value, the broker starts and works, or reports the reason why it does not."""
     failures = []
     for key in _keys():
         properties = {
@@ -142,7 +142,7 @@ async def test_values_at_the_start(tmp_path: Path, value: str) -> None:
         try:
             await _start_and_stop(properties)
         except GantryError:
-            # A name that is no address, a port that is taken.
+            # For example an invalid address or a port in use.
             continue
         except Exception as e:
             failures.append(f"{key}: {type(e).__name__}: {e}"[:300])

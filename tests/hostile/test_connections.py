@@ -1,4 +1,7 @@
-"""Connections that speak something else, nothing, too much, or no more: the others don't notice."""
+"""Unusual connections do not affect other clients.
+
+They use another protocol, send no data or too much, or are half closed.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from contextlib import suppress
 import pytest
 from hostile_support import UnderAttack, flood, frame, pull_header, send_header
 from ports import free_port
-from waiting import until, wait_until
+from wait_until import until, wait_until
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
 from gantrymq.protocol.headers.offset import QueueRequestHeader
 from gantrymq.remoting.address import parse_address
 
-#: What strangers say first.
+#: First bytes of other protocols.
 _STRANGERS = {
     "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
@@ -52,7 +55,7 @@ async def test_strangers(under_attack: UnderAttack, server: str) -> None:
             sockets = []
             for data in _STRANGERS.values():
                 sockets.append(broker.socket(process))
-                # Some are cut off before they have said all.
+                # The server closes some connections before they have sent everything.
                 with suppress(ConnectionError):
                     sockets[-1].sendall(data)
             for one in sockets:
@@ -60,7 +63,7 @@ async def test_strangers(under_attack: UnderAttack, server: str) -> None:
 
 
 async def test_those_who_speak_slowly(under_attack: UnderAttack) -> None:
-    """500, one byte after the other."""
+    """500 connections that send one byte at a time."""
     request = frame(RequestCode.SEND_MESSAGE_V2, send_header("orders"), b"x")[:-1]
     async with under_attack() as broker:
         sockets = [broker.socket() for _ in range(500)]
@@ -73,7 +76,7 @@ async def test_those_who_speak_slowly(under_attack: UnderAttack) -> None:
 
 
 async def test_those_who_say_no_more_but_stay(under_attack: UnderAttack) -> None:
-    """Their half of the connection is closed; the broker closes the other."""
+    """Half-closed connections: the broker closes its own half, too."""
     async with under_attack() as broker:
         await (await broker.peer()).send("orders", b"x")
         before = broker.descriptors()
@@ -87,7 +90,7 @@ async def test_those_who_say_no_more_but_stay(under_attack: UnderAttack) -> None
 
 
 async def test_silent_ones_that_are_cut_off(under_attack: UnderAttack) -> None:
-    """2,000 at a time; by RST, as if their machines had lost power."""
+    """2,000 connections at a time, ended by RST, as after a loss of power."""
     async with under_attack() as broker:
         before = broker.descriptors()
         sockets = [broker.socket() for _ in range(2000)]
@@ -116,7 +119,7 @@ async def test_clients_that_are_cut_off_while_they_wait(under_attack: UnderAttac
             assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
 
 
-#: Requests that a server refuses, or that have strange names in them.
+#: Requests that a server rejects, or that contain strange names.
 _REFUSED = (
     frame(12345),
     frame(-1),
@@ -136,7 +139,7 @@ async def test_floods_that_could_fill_the_log(under_attack: UnderAttack) -> None
 
 
 async def test_half_messages_that_are_too_old(under_attack: UnderAttack) -> None:
-    """Nobody is asked about them; that needn't be said of each."""
+    """The broker does not check them, and does not log a line for each."""
     half = send_header("orders", {"TRAN_MSG": "true", "PGROUP": "attackers"}, born_timestamp=1)
     given_up = ["nobody is asked any more"]
     async with under_attack(properties={"transactionCheckInterval": "500"}, log_may_have=given_up) as broker:
@@ -168,14 +171,14 @@ async def test_requests_that_want_no_answer(under_attack: UnderAttack) -> None:
         request.flag |= ONEWAY_FLAG
         with broker.socket() as attacker:
             await flood(attacker, request.encode() * 100_000)
-            # All are dealt with when this is answered.
+            # The response to this request shows that all earlier ones are handled.
             attacker.setblocking(True)
             await asyncio.to_thread(attacker.sendall, frame(RequestCode.GET_BROKER_CONFIG))
             assert await asyncio.to_thread(attacker.recv, 4)
 
 
 async def test_handshakes(under_attack: UnderAttack) -> None:
-    """TLS on a server that makes its own certificate: some end their handshakes, most never do."""
+    """TLS on a server with a self-made certificate. Some clients complete the handshake, most do not."""
     pytest.importorskip("cryptography")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -194,7 +197,7 @@ async def test_handshakes(under_attack: UnderAttack) -> None:
 
 
 async def test_the_page_of_figures(under_attack: UnderAttack) -> None:
-    """Whoever never ends a request, or asks for what isn't there, doesn't keep others from the figures."""
+    """Incomplete requests and unknown paths do not keep others from the metrics page."""
     port = free_port()
     async with under_attack(properties={"metricsPort": str(port)}):
         texts = (b"GET /metrics HTTP/1.1\r\nX: ", b"", b"GET /" + b"x" * 100_000, bytes(50), b"POST / HTTP/1.1\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Messages that cost much more to show than to send, and responses of their size that nobody reads."""
+"""Messages that are much more expensive to display than to send, and unread responses of their size."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_bodies_that_decompress_to_much_more(tmp_path: Path, record_proper
             pages = (
                 "messages?topic=bombs&size=200",
                 "messages?topic=bombs&key=k",
-                "letters?group=bombs&search=nothing",
+                "dead-letter-messages?group=bombs&search=nothing",
                 "traces?id=k",
                 "streams?progress=bombs",
             )

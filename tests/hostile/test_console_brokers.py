@@ -1,4 +1,4 @@
-"""Brokers that take connections and never answer, registered by somebody who may."""
+"""Registered brokers that accept connections and never respond."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HANGING = 60
 @pytest.mark.slow
 async def test_brokers_that_never_answer(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     async with console_under_attack(tmp_path, record=record_property) as target, AsyncExitStack() as attackers:
-        # The NameServer removes a broker when the connection that registered it is closed.
+        # The NameServer removes a broker when the connection that registered it closes.
         admin = await attackers.enter_async_context(AdminClient(target.cluster.namesrv_addr))
         for number in range(HANGING):
             silent = attackers.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -46,5 +46,5 @@ async def test_brokers_that_never_answer(tmp_path: Path, record_property: Callab
             async with asyncio.timeout(60):
                 while not await is_shown():
                     await asyncio.sleep(0.2)
-            # The innocent visitor goes on for as long as two rounds of probes take.
+            # The innocent visitor continues for as long as two rounds of probes take.
             await asyncio.sleep(12)

@@ -1,4 +1,4 @@
-"""Passwords that are guessed, many at a time."""
+"""Password guessing with many simultaneous requests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from console_target import console_under_attack
 
 @pytest.mark.slow
 async def test_many_guesses(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
-    """From one address, five are compared with the password; each of them is in the audit log."""
+    """From one address, only five guesses are compared with the password. The audit log has each of them."""
     async with console_under_attack(tmp_path, login=True, record=record_property) as target:
-        # The login of the innocent visitor, from the same address, counts as no failure.
+        # The innocent visitor's login from the same address is not counted as a failure.
         codes: Counter[int] = Counter()
         async with httpx.AsyncClient(base_url=target.url, timeout=60) as attacker:
             token = re.search(r'name="csrf" value="([^"]+)"', (await attacker.get("/login")).text)

@@ -1,4 +1,4 @@
-"""Browsers that read nothing, send slowly or say nothing, in large numbers, beside a visitor of the console."""
+"""Many browsers that read nothing, send slowly or send nothing, beside a visitor of the console."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from console_target import ConsoleTarget, console_under_attack
 
 Record = Callable[[str, object], None]
 
-#: For how long each attack goes on, s: longer than any time limit of the console.
+#: Duration of each attack in seconds: longer than any timeout of the console.
 _LASTS_S = 15.0
 _FORM = "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 1000\r\n"
 
@@ -30,7 +30,7 @@ def is_closed(sock: socket.socket) -> bool:
 
 
 def send(sock: socket.socket, data: bytes) -> bool:
-    """Whether the connection is open."""
+    """Sends `data`. Returns true if the connection is open."""
     try:
         sock.send(data)
     except BlockingIOError:
@@ -41,8 +41,9 @@ def send(sock: socket.socket, data: bytes) -> bool:
 
 
 async def keep(target: ConsoleTarget, count: int, first: Callable[[int], bytes], then: bytes, every_s: float) -> int:
-    """Keeps `count` connections for _LASTS_S: sends `first`, then `then` each time; opens others for those that the
-    console closes. How many it closed.
+    """Keeps `count` connections open for _LASTS_S. Returns how many the console closed.
+
+    Each connection sends `first`, then `then` every `every_s` seconds. New connections replace closed ones.
     """
     closed = 0
     loop = asyncio.get_running_loop()
@@ -84,7 +85,7 @@ async def test_heads_that_come_slowly(tmp_path: Path, record_property: Record) -
 
 @pytest.mark.slow
 async def test_large_heads(tmp_path: Path, record_property: Record) -> None:
-    """Those that are larger than 64 KiB are refused, the others wait for their end."""
+    """Heads of more than 64 KiB are rejected; smaller incomplete ones time out."""
     async with console_under_attack(tmp_path, record=record_property) as target:
         assert await keep(target, 500, lambda n: b"GET / HTTP/1.1\r\nX-Large: " + b"x" * 60_000, b"x" * 1000, 0.5) > 0
 
@@ -105,7 +106,7 @@ async def test_connections_without_a_request(tmp_path: Path, record_property: Re
         with ExitStack() as stack:
             silent = [stack.enter_context(target.connect()) for _ in range(60)]
             await keep(target, 500, lambda n: b"", b"", 0.5)
-            # The console has closed them: they waited longer than it waits for a request.
+            # The console has closed them, because they exceeded its timeout for a request.
             assert [is_closed(one) for one in silent] == [True] * 60
 
 
@@ -119,5 +120,5 @@ async def test_handshakes_that_never_end(tmp_path: Path, record_property: Record
     await asyncio.to_thread(subprocess.run, [*make, *made], check=True, capture_output=True)
     files = ["--cert", str(certificate), "--key", str(key)]
     async with console_under_attack(tmp_path, arguments=files, record=record_property) as target:
-        # The head of a ClientHello of 512 bytes.
+        # The start of a ClientHello of 512 bytes.
         assert await keep(target, 500, lambda n: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"", 0.5) >= 0

@@ -1,4 +1,4 @@
-"""A store whose files are damaged, missing or of somebody else: the broker starts, or says which file it is."""
+"""A store whose files are damaged, missing or foreign: the broker starts, or names the file in its error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DAMAGES = {
     "digits": lambda data: b"9" * 5000,
     "larger": lambda data: data + bytes(4096),
 }
-#: Only for files that hold JSON.
+#: Only for JSON files.
 _OF_JSON = ("other JSON", "a list", "deep", "digits")
 
 
@@ -46,7 +46,7 @@ def config(directory: Path) -> BrokerConfig:
 
 
 async def used_store(directory: Path) -> Path:
-    """A store that has every file."""
+    """Creates a store that has every kind of file."""
     broker = Broker(config(directory))
     await broker.start()
     peer = await peer_of(broker)
@@ -95,7 +95,7 @@ async def test_each_file_is_something_else(tmp_path: Path, way: str) -> None:
 
 
 async def starts_or_says_why(store: Path, path: Path) -> None:
-    """Works, or refuses, at the start or only what needs that file."""
+    """Asserts that the broker works, or that its error names the file."""
     problem = await _problem(config(store))
     assert problem is None or path.name in problem or path.parent.name in problem, f"{path}: {problem}"
 

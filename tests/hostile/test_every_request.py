@@ -1,4 +1,4 @@
-"""Each request code of broker and NameServer with fields and bodies that make no sense."""
+"""Each request code of broker and NameServer with meaningless fields and bodies."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.store.config import StoreConfig
 from gantrymq.testing.processes import ServerProcess
 
-#: They may wait for messages as long as they say, or for somebody who never comes; a producer that doesn't know how its
-#: transaction ended is told nothing.
+#: Requests that may get no response: long polls wait, and an unknown transaction state is not confirmed.
 UNANSWERED = {
     RequestCode.PULL_MESSAGE,
     RequestCode.LITE_PULL_MESSAGE,
@@ -34,14 +33,14 @@ UNANSWERED = {
     RequestCode.NOTIFICATION,
     RequestCode.END_TRANSACTION,
 }
-#: Codes from here on don't fit a binary header.
+#: Codes from here on do not fit a binary header.
 _JSON_ONLY = 1 << 15
-#: A line of Prometheus' text format.
+#: Format of a line in Prometheus' text format.
 _FIGURE = re.compile(r'#.*|[a-zA-Z_:][\w:]*(?:\{(?:\w+="(?:[^"\\\n]|\\.)*",?)*\})? \S+')
-#: No answer for so long: there is none.
+#: A request without a response for this time counts as unanswered, in seconds.
 _SILENCE_S = 2.0
 
-#: All requests of a code together write no more into the log: 20 lines for each place in the code.
+#: Largest number of log lines for all requests of a code: 20 lines for each position in the code.
 MOST_LINES = 100
 
 Attacks = Callable[[Known], Iterator[Request]]
@@ -54,11 +53,11 @@ class Attacker:
         host, port = server.address.rsplit(":", 1)
         self._address = host, int(port)
         self._binary = binary
-        #: How often each code was answered.
-        self.answers = Counter[int]()
+        #: Number of responses by code.
+        self.results = Counter[int]()
 
     async def ask_all(self, requests: list[Request]) -> list[Request]:
-        """Sends all at once; those that got no answer."""
+        """Sends all requests at once. Returns those without a response."""
         reader, writer = await asyncio.open_connection(*self._address)
         try:
             for opaque, request in enumerate(requests):
@@ -69,19 +68,19 @@ class Attacker:
                 try:
                     data = await asyncio.wait_for(reader.read(1 << 20), _SILENCE_S)
                 except (TimeoutError, ConnectionResetError):
-                    # A server that closes while more is on its way to it resets the connection.
+                    # The server closed the connection while requests were on their way, so TCP resets it.
                     break
                 if not data:
                     break
                 answers = list(frames.feed(data))
                 waiting -= {answer.opaque for answer in answers}
-                self.answers.update(answer.code for answer in answers)
+                self.results.update(answer.code for answer in answers)
             return [requests[opaque] for opaque in sorted(waiting)]
         finally:
             writer.close()
 
     async def is_served(self, request: Request) -> bool:
-        """Whether a request of its own connection is answered, or the connection closed."""
+        """Returns true if a single request on its own connection gets a response or a closed connection."""
         reader, writer = await asyncio.open_connection(*self._address)
         try:
             writer.write(request.frame(1, binary=self._binary and request.code < _JSON_ONLY))
@@ -120,7 +119,7 @@ async def _known(server: Broker | NameServer) -> list[Known]:
 
         async def ask(request: Request) -> None:
             writer.write(request.frame(1))
-            # One that is answered in any case says that the other has been handled.
+            # The server responds to this code in any case, which shows that the previous request was handled.
             writer.write(Request(-1, "no such code", {}).frame(2))
             frames = FrameReader()
             while True:
@@ -135,9 +134,9 @@ async def _known(server: Broker | NameServer) -> list[Known]:
 async def attack(
     server: ServerProcess, known: list[Known], attacks: Attacks, *, binary: bool, at_once: int = 1000
 ) -> Counter[int]:
-    """All attacks on all codes; how often they were answered with which code.
+    """Runs all attacks on all codes. Returns the number of responses by code.
 
-    Fails with the requests that got no answer, or that brought a fault into the log.
+    Fails with the requests that got no response or caused an error in the log.
     """
     attacker = Attacker(server, binary=binary)
     failures = []
@@ -156,7 +155,7 @@ async def attack(
         if found:
             failures.append(f"{one.code}: {found[0]}")
     assert not failures, "\n".join(failures)
-    return attacker.answers
+    return attacker.results
 
 
 def _lines(server: ServerProcess) -> int:
@@ -188,7 +187,7 @@ def read_figures(port: int) -> str:
         return str(answer.read().decode())
 
 
-#: A user of 5.x, who may do everything; and what somebody else may say of himself.
+#: A user of ACL 2.0 with all permissions, and credentials of other users.
 _ROOT = '{"username":"root","password":"secret"}'
 _CREDENTIALS: list[dict[str, str | bytes]] = [
     {"AccessKey": access_key, "Signature": signature}
@@ -198,7 +197,7 @@ _CREDENTIALS: list[dict[str, str | bytes]] = [
 
 
 async def test_fields_of_those_who_have_no_rights(under_attack: UnderAttack, tmp_path: Path) -> None:
-    """None gets further than to be told so. The innocent needs no rights here: its two codes are on the white lists."""
+    """All requests are rejected for missing permissions. The innocent client's two codes are on the white lists."""
     open_to_all = "310,11"
     properties = {
         "authenticationEnabled": "true",

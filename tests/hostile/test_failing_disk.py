@@ -1,4 +1,7 @@
-"""Files that can't be opened, made or written for a while: what needs them says so, all else goes on, and it heals."""
+"""Files that cannot be opened, created or written for a while.
+
+Affected requests fail, others succeed, and the broker recovers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import msgspec
 import pytest
 from hostile_support import Peer, Target, UnderAttack, pull_header
 from small_disk import small_disk
-from waiting import until
+from wait_until import until
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.namesrv import PutKVConfigRequestHeader
@@ -22,11 +25,11 @@ from gantrymq.protocol.headers.offset import UpdateConsumerOffsetRequestHeader
 from gantrymq.protocol.headers.query import QueryMessageRequestHeader
 
 _MIB = 1 << 20
-#: How a broker tells of a disk that fails it.
+#: Patterns of the broker's messages about disk errors.
 _ERRORS = [r"failed and will be tried again", r"has failed \d+ times", r"can't ", r"no message is taken"]
-#: What a send is answered when the log takes none.
+#: Responses to a send while the log accepts no messages.
 _REFUSED = [ResponseCode.SYSTEM_ERROR, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLUSH_DISK_TIMEOUT]
-#: Log files that end soon, tables that are written often.
+#: Small log files and frequently written tables.
 _SMALL_FILES = {"mappedFileSizeCommitLog": str(1 * _MIB), "flushConsumerOffsetInterval": "100"}
 
 
@@ -38,7 +41,7 @@ class _Offsets(msgspec.Struct):
 
 @contextmanager
 def in_the_way(path: Path) -> Iterator[None]:
-    """A file where a directory should be."""
+    """Replaces a directory by a file."""
     away = path.with_name(path.name + "-away")
     path.rename(away)
     path.write_bytes(b"")
@@ -51,7 +54,7 @@ def in_the_way(path: Path) -> Iterator[None]:
 
 @contextmanager
 def lowered(pid: int, limit: int, value: int) -> Iterator[None]:
-    """A process with a lower limit of its own; only the soft one, which may be raised again."""
+    """Lowers the soft limit of a process. It can be raised again."""
     soft, hard = resource.prlimit(pid, limit)
     resource.prlimit(pid, limit, (value, hard))
     try:
@@ -61,7 +64,7 @@ def lowered(pid: int, limit: int, value: int) -> Iterator[None]:
 
 
 async def begun(broker: Target) -> Peer:
-    """All files are there that a topic, a group and a key bring about."""
+    """Creates all files that a topic, a group and a key need."""
     peer = await broker.peer()
     assert (await peer.send("orders", b"x", {"KEYS": "k"})).code == ResponseCode.SUCCESS
     await peer.ask(RequestCode.PULL_MESSAGE, pull_header("orders"))
@@ -77,7 +80,7 @@ async def is_found(peer: Peer, key: str) -> bool:
 
 
 async def failing_jobs(peer: Peer) -> dict[str, str]:
-    """The last errors of jobs that do nothing else than fail."""
+    """Returns the last errors of the jobs that fail at present."""
     table = json.loads((await peer.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
     return {
         name: table[name.replace("_failingSinceMs", "_lastError")]
@@ -91,7 +94,7 @@ async def all_work(peer: Peer) -> bool:
 
 
 async def healed(peer: Peer) -> None:
-    """New and old topics are written, no job fails."""
+    """Asserts that old and new topics are writable and that no job fails."""
     await until(lambda: all_work(peer), 60)
     for topic in ("orders", f"new-{id(peer)}"):
         assert (await peer.send(topic, b"x", {"KEYS": "healed"})).code == ResponseCode.SUCCESS
@@ -99,7 +102,7 @@ async def healed(peer: Peer) -> None:
 
 
 async def test_no_descriptors(under_attack: UnderAttack) -> None:
-    """Nothing can be opened: no connection, no file of a new queue, no table."""
+    """Without descriptors, no connection, no file of a new queue and no table can be opened."""
     async with under_attack(properties=_SMALL_FILES, inevitable=_REFUSED, log_may_have=_ERRORS) as broker:
         peer = await begun(broker)
         with lowered(broker.pid, resource.RLIMIT_NOFILE, broker.descriptors()):
@@ -107,7 +110,7 @@ async def test_no_descriptors(under_attack: UnderAttack) -> None:
                 await peer.send("orders", b"x" * 30_000)
                 await peer.send(f"topic-{number}", b"x")
                 await commit(peer, number)
-            # Accepted and closed, or not accepted: both are right.
+            # The broker may accept and close them, or not accept them.
             sockets = [broker.socket() for _ in range(100)]
             for one in sockets:
                 one.close()
@@ -115,7 +118,7 @@ async def test_no_descriptors(under_attack: UnderAttack) -> None:
 
 
 async def test_connections_leave_descriptors_for_files(under_attack: UnderAttack, tmp_path: Path) -> None:
-    """Of 300: a thousand connections are closed as they come, or wait, while files are opened all the time."""
+    """With a limit of 300, a thousand connections must not prevent the opening of files."""
     python = tmp_path / "python-with-few-descriptors"
     python.write_text(f'#!/bin/sh\nulimit -n 300\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -168,7 +171,7 @@ async def test_a_file_in_the_place_of_a_name_server_s_directory(under_attack: Un
 
 
 async def test_no_file_may_grow(under_attack: UnderAttack) -> None:
-    """As on a file system of another kind: EFBIG. Nor may the log: its line under way is cut."""
+    """As on another kind of file system: EFBIG. It affects the log file, too, so its current line is cut."""
     cut = r"^.+\d{4}-\d\d-\d\d \d\d:"
     async with under_attack(properties=_SMALL_FILES, inevitable=_REFUSED, log_may_have=[*_ERRORS, cut]) as broker:
         peer = await begun(broker)
@@ -183,7 +186,7 @@ async def test_no_file_may_grow(under_attack: UnderAttack) -> None:
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 async def test_a_full_disk(under_attack: UnderAttack, tmp_path: Path, flush: str) -> None:
-    """To the last byte: neither a page of a mapped file nor a table finds room."""
+    """The disk has no free byte: neither a page of a mapped file nor a table can be written."""
     properties = _SMALL_FILES | {"flushDiskType": flush, "diskSpaceWarningLevelRatio": "100"}
     with small_disk(tmp_path / "small", 64 * _MIB) as disk:
         async with under_attack(disk=disk, properties=properties, inevitable=_REFUSED, log_may_have=_ERRORS) as broker:
@@ -206,12 +209,15 @@ async def commit(peer: Peer, offset: int) -> None:
 
 
 async def is_committed(broker: Target, offset: int) -> None:
-    """The table on the disk has it."""
+    """Waits until the table on the disk has this offset."""
     path = broker.store / "config" / "consumerOffset.json"
 
     def is_written() -> bool:
-        return path.exists() and f'"0":{offset}'.encode() in path.read_bytes().replace(b" ", b"").replace(
-            b"0:", b'"0":'
-        )
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            # The broker replaces the file at this moment.
+            return False
+        return f'"0":{offset}'.encode() in content.replace(b" ", b"").replace(b"0:", b'"0":')
 
     await until(is_written, 30)

@@ -1,4 +1,4 @@
-"""Strangers at the port for slaves of a broker with access control: they read nothing, and count for nothing."""
+"""Strangers on the replication port of a broker with access control: they read nothing, and do not count as slaves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ports import free_port
 
 from gantrymq.replication.frames import encode_opening, encode_report
 
-#: What comes after the first 16 bytes in place of a signature.
+#: Bytes after the first 16 in place of a signature.
 _RESPONSES = [
     b"",
     encode_report(1 << 50, 1, checked=True),
@@ -27,14 +27,14 @@ _RESPONSES = [
 
 
 async def test_strangers_at_a_guarded_port_for_slaves(under_attack: UnderAttack) -> None:
-    """1,000 connections with false handshakes, of which those that say nothing more are closed by the broker."""
+    """1,000 connections with invalid handshakes. The broker closes those that send nothing more."""
     port = free_port()
     credentials = json.dumps({"accessKey": "broker", "secretKey": "secret12"})
     properties = {
         "haListenPort": str(port),
         "authenticationEnabled": "true",
         "innerClientAuthenticationCredentials": credentials,
-        # The innocent client doesn't sign.
+        # The innocent client does not sign its requests.
         "authenticationWhitelist": ",".join(map(str, range(1000))),
     }
     async with under_attack(properties=properties) as broker:
@@ -50,7 +50,7 @@ async def test_strangers_at_a_guarded_port_for_slaves(under_attack: UnderAttack)
             if number % 50 == 0:
                 await asyncio.sleep(0)
         got = [await read_to_end(one) for one in sockets]
-        # A nonce at most.
+        # They receive a nonce at most.
         assert max(map(len, got)) <= 28
         assert not any(b"a secret" in data for data in got)
 

@@ -1,4 +1,4 @@
-"""One small request that ends fifty thousand half messages, and as many requests that end others'."""
+"""One small request that ends fifty thousand half messages, and as many requests with wrong ranges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from hostile_support import UnderAttack, send_header
-from waiting import until
+from wait_until import until
 
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -37,7 +37,7 @@ async def test_fifty_thousand_half_messages(under_attack: UnderAttack, verdict: 
             place = decode_offset_message_id(fields["msgId"])[1]
             ranges.append(HalfRange(int(fields["queueOffset"]), place, OF_BATCH))
         whole = HalfRange(ranges[0].half_offset, ranges[0].physical_offset, OF_BATCH * BATCHES)
-        # Whatever else is asked meanwhile is refused: they overlap what is decided, or each other, or are nobody's.
+        # These requests must be rejected: their ranges overlap each other, or ranges that are decided already.
         wrong = encode_half_ranges([whole] * MAX_RANGES)
         end = EndHalfMessagesRequestHeader(producer_group="g", topics="many", commit_or_rollback=verdict)
 
@@ -56,7 +56,7 @@ async def test_fifty_thousand_half_messages(under_attack: UnderAttack, verdict: 
 
 
 async def test_ranges_of_one_each(under_attack: UnderAttack) -> None:
-    """As many ranges as a request may have, each of which must be looked at."""
+    """The largest number of ranges per request; the broker must check each of them."""
     async with under_attack() as broker:
         peer = await broker.peer()
         body = encode_batch((0, b"x", b"") for _ in range(OF_BATCH))
@@ -64,7 +64,7 @@ async def test_ranges_of_one_each(under_attack: UnderAttack) -> None:
         sent = await peer.ask(RequestCode.SEND_BATCH_MESSAGE, header, body, timeout_ms=20_000)
         start = int(sent.ext_fields["queueOffset"])
         place = decode_offset_message_id(sent.ext_fields["msgId"])[1]
-        # Of what length the records are nobody says; the first is right.
+        # Only the first position is right. The lengths of the records are unknown.
         ranges = encode_half_ranges(
             [HalfRange(start, place, 1), *(HalfRange(start + n, 0, 1) for n in range(1, OF_BATCH))]
         )

@@ -1,4 +1,4 @@
-"""Each request code of a controller with fields and bodies that make no sense, beside an innocent broker."""
+"""Each request code of a controller with meaningless fields and bodies, beside an innocent broker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def known_to_controller(directory: Path) -> list[Known]:
 
         async def ask(request: Request) -> None:
             writer.write(request.frame(1))
-            # One that is answered in any case says that the other has been handled.
+            # The controller responds to this code in any case, which shows that the previous request was handled.
             writer.write(Request(-1, "no such code", {}).frame(2))
             frames = FrameReader()
             while True:
@@ -51,7 +51,10 @@ async def known_to_controller(directory: Path) -> list[Known]:
 
 @asynccontextmanager
 async def attacked(directory: Path) -> AsyncIterator[ServerProcess]:
-    """A controller and an innocent broker; at the end all is asserted that holds whatever was done."""
+    """Starts a controller and an innocent broker.
+
+    At the end, asserts the conditions that must hold after every attack.
+    """
     properties = {
         "bindAddress": "127.0.0.1",
         "listenPort": "0",

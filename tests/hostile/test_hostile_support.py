@@ -1,4 +1,4 @@
-"""The suite's own tools: what they are to notice is noticed."""
+"""Tests of this suite's own tools: they detect what they must detect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from hostile_support import Target, UnderAttack, faults
-from waiting import wait_until
+from wait_until import wait_until
 
 _LINE = "2026-11-22 02:04:52,488 {} gantrymq.broker.broker: something\n"
 
@@ -19,7 +19,7 @@ Harm = Callable[[Target], Awaitable[None]]
 
 async def _stall(broker: Target) -> None:
     os.kill(broker.pid, signal.SIGSTOP)
-    # In some of it, on a busy machine, it wouldn't have run anyway, which doesn't count.
+    # On a busy machine, the broker would not run in some of this time anyway, which does not count.
     await asyncio.sleep(2)
     os.kill(broker.pid, signal.SIGCONT)
 

@@ -1,4 +1,4 @@
-"""A broker with many topics, groups, offsets and messages, as an attacker can make them: what is asked of it then."""
+"""Requests to a broker with as many topics, groups, offsets and messages as an attacker can create."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from every_request import Known, Request
 from hostile_support import Peer, Target, UnderAttack, frame, pull_header, send_header
 from test_every_request import Attacker, known_to_broker, known_to_name_server
 from test_stalls import fill, heartbeat
-from waiting import until
+from wait_until import until
 
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -23,10 +23,10 @@ from gantrymq.protocol.headers.query import QueryConsumeQueueRequestHeader
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
 from gantrymq.system.clock import now_ms
 
-#: How often each request is made, by how many.
+#: Number of repetitions of each request, and of connections.
 _TIMES = 200
 _CONNECTIONS = 40
-#: They end what the test needs, or wait.
+#: Requests that remove what the test needs, or that wait.
 _LEFT_OUT = {
     RequestCode.DELETE_TOPIC_IN_BROKER,
     RequestCode.UPDATE_BROKER_CONFIG,
@@ -36,7 +36,7 @@ _LEFT_OUT = {
 
 
 async def create_topics(peer: Peer, count: int) -> None:
-    """In lists as long as one request may have."""
+    """Creates topics, in lists of the largest allowed length."""
     for start in range(0, count, 1000):
         configs = [TopicConfig(f"topic-{number}", 1, 1) for number in range(start, start + 1000)]
         body = encode_json({"topicConfigList": configs})
@@ -44,7 +44,7 @@ async def create_topics(peer: Peer, count: int) -> None:
 
 
 async def make_large(peer: Peer) -> None:
-    """20,000 topics, 5,000 groups with as many offsets, 100,000 messages in one queue."""
+    """Creates 20,000 topics, 5,000 groups with offsets, and 100,000 messages in one queue."""
     await peer.send("orders", b"x")
     await create_topics(peer, 20_000)
     for start in range(0, 5000, 1000):
@@ -60,12 +60,12 @@ async def make_large(peer: Peer) -> None:
     await fill(peer, "orders", 100_000)
 
 
-# Alone: 38 ms at most, but a disk that neighbours fill has stopped it for 300.
+# Alone, the slowest response takes 38 ms. With other tests on the same disk, it took 300 ms.
 @pytest.mark.slow
 @pytest.mark.alone
 async def test_every_request_again_and_again(under_attack: UnderAttack, tmp_path: Path) -> None:
     brokers, name_servers = await known_to_broker(tmp_path / "learning"), await known_to_name_server(tmp_path)
-    # The NameServer is told that the broker has gone.
+    # A request to the NameServer unregisters the broker.
     async with under_attack(log_may_have=["register with .* fail"]) as broker:
         await make_large(await broker.peer())
         for process, known in ((broker.process, brokers), (broker.name_server, name_servers)):
@@ -84,7 +84,7 @@ def plausible(known: Known) -> Request:
 async def test_a_topic_of_more_queues_than_there_can_be(
     under_attack: UnderAttack, tmp_path: Path, queue_nums: int
 ) -> None:
-    """If such a topic is made at all, each request about it ends soon."""
+    """If the broker creates such a topic at all, each request about it ends soon."""
     brokers = await known_to_broker(tmp_path / "learning")
     async with under_attack() as broker:
         peer = await broker.peer()
@@ -101,7 +101,7 @@ async def test_a_topic_of_more_queues_than_there_can_be(
 
 
 async def test_a_topic_of_as_many_queues_as_there_can_be(under_attack: UnderAttack, tmp_path: Path) -> None:
-    """4,000 of them are used; each request about it ends soon, and so does its deletion."""
+    """The test uses 4,000 of the queues. Each request about the topic ends soon, and so does its deletion."""
     brokers = await known_to_broker(tmp_path / "learning")
     async with under_attack() as broker:
         peer = await broker.peer()
@@ -151,7 +151,7 @@ async def test_offsets_of_queues_that_are_none(under_attack: UnderAttack) -> Non
 
 @pytest.mark.slow
 async def test_more_topics_than_one_registration_holds(under_attack: UnderAttack) -> None:
-    """A broker that can't be registered is found by nobody."""
+    """Clients could not find a broker whose registration fails."""
     count, name = 80_000, "topic-with-a-name-" + "x" * 90
     async with under_attack() as broker:
         peer = await broker.peer()
@@ -166,7 +166,7 @@ async def test_more_topics_than_one_registration_holds(under_attack: UnderAttack
             return (await name_server.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)).code == ResponseCode.SUCCESS
 
         await until(is_known)
-        # All is registered again every 30 s.
+        # Brokers register all topics again every 30 s.
         await until(lambda: now_ms() - began > 35_000, 40)
         assert await is_known()
         assert "register with" not in broker.log
@@ -223,7 +223,7 @@ async def test_all_units_of_a_queue(under_attack: UnderAttack) -> None:
 
 
 async def test_thousands_of_brokers_at_the_name_server(under_attack: UnderAttack) -> None:
-    """All registered by one connection, which then closes."""
+    """One connection registers all of them and then closes."""
     async with under_attack() as broker:
         for end in ("asked", "closed"):
             peer = await broker.peer_of(broker.name_server)
@@ -246,7 +246,7 @@ async def test_thousands_of_brokers_at_the_name_server(under_attack: UnderAttack
 
 
 async def test_thousands_of_values_at_the_name_server(under_attack: UnderAttack) -> None:
-    """Each is written to a file."""
+    """The NameServer writes each value to a file."""
     async with under_attack() as broker:
         peer = await broker.peer_of(broker.name_server)
         for start in range(0, 1000, 500):
@@ -258,7 +258,7 @@ async def test_thousands_of_values_at_the_name_server(under_attack: UnderAttack)
 
 
 async def test_hundreds_of_users(under_attack: UnderAttack) -> None:
-    """Each with rights of his own."""
+    """Each user has permissions of its own."""
     policy = encode_json(
         {"policies": [{"entries": [{"resource": "Topic:*", "actions": ["Pub"], "decision": "Allow"}]}]}
     )
@@ -283,7 +283,10 @@ async def test_hundreds_of_users(under_attack: UnderAttack) -> None:
 
 
 async def test_a_stop_in_the_middle_of_it(under_attack: UnderAttack) -> None:
-    """Senders and waiting clients go on until the broker closes their connections: it stops in time, and cleanly."""
+    """Producers and long polls continue until the broker closes their connections.
+
+    It stops in time and without errors.
+    """
     async with under_attack() as broker:
         peer = await broker.peer()
         await peer.send("orders", b"x")

@@ -1,4 +1,4 @@
-"""Strangers at the port for slaves: clients don't notice, and no slave's log is theirs to hold up."""
+"""Strangers on the replication port: clients are not affected, and a slave's log is not delayed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ports import free_port
 
 from gantrymq.replication.frames import encode_opening, encode_report
 
-#: What strangers say.
+#: First bytes of other protocols.
 _RUBBISH = [
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
@@ -30,7 +30,11 @@ _RUBBISH = [
 
 
 async def test_strangers_at_the_port_for_slaves(under_attack: UnderAttack) -> None:
-    """Rubbish, 1,000 who say nothing, 30 who want the log and don't read, 10 who read it again and again."""
+    """Many kinds of strangers at once.
+
+    There are connections with garbage, 1,000 silent ones, 30 that request the log without reading, and 10 that read
+    it repeatedly.
+    """
     port = free_port()
     async with under_attack(properties={"haListenPort": str(port)}) as broker:
         peer = await broker.peer()
@@ -56,7 +60,7 @@ async def test_strangers_at_the_port_for_slaves(under_attack: UnderAttack) -> No
 
 
 async def follow(port: int, broker_id: int) -> None:
-    """As a slave that is empty each time: 30 MB."""
+    """Reads the log like an empty slave, several times: 30 MB each."""
     got = 0
     for number in range(1, 6):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

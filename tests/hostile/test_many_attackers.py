@@ -1,4 +1,4 @@
-"""What one client can't do to the others, forty can't do together."""
+"""Attacks by forty clients: they are as harmless as those by one client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients may have the servers keep for them: all of it has a bound, and who asks for little is served."""
+"""Memory that servers allocate for clients: all of it is limited, and small requests still succeed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hostile_support import Target, UnderAttack, flood, frame, pull_header, send_header
 from small_disk import small_disk
 from test_stalls import heartbeat, pop_header
-from waiting import until
+from wait_until import until
 
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -23,7 +23,7 @@ _MIB = 1 << 20
 
 @pytest.mark.parametrize(("connections", "size"), [(60, 15 * _MIB), (1000, 900_000)])
 async def test_frames_that_never_end(under_attack: UnderAttack, connections: int, size: int) -> None:
-    """They claim 16 MiB, and all but the end of that comes."""
+    """The frames announce 16 MiB, and their end is missing."""
     begin = frame(RequestCode.SEND_MESSAGE_V2, send_header("orders"), bytes(15 * _MIB + 1000))[:size]
     async with under_attack() as broker:
         sockets = [broker.socket() for _ in range(connections)]
@@ -33,7 +33,7 @@ async def test_frames_that_never_end(under_attack: UnderAttack, connections: int
 
 
 async def test_a_large_frame_comes_through_when_others_never_end(under_attack: UnderAttack) -> None:
-    """In the time that clients wait."""
+    """The large frame succeeds within the client's timeout."""
     begin = frame(RequestCode.SEND_MESSAGE_V2, send_header("orders"), bytes(15 * _MIB))[:-1000]
     async with under_attack() as broker:
         sockets = [broker.socket() for _ in range(60)]
@@ -45,7 +45,7 @@ async def test_a_large_frame_comes_through_when_others_never_end(under_attack: U
             one.close()
 
 
-#: Requests with large answers.
+#: Requests with large responses.
 _ANSWERS = {
     "messages": frame(RequestCode.PULL_MESSAGE, pull_header("orders", max_msg_nums=1)),
     "many messages": frame(
@@ -60,7 +60,7 @@ async def test_answers_that_nobody_reads(under_attack: UnderAttack, kind: str, c
     async with under_attack(log_may_have=["has taken nothing of"]) as broker:
         peer = await broker.peer()
         await peer.send("orders", bytes(3 * _MIB))
-        # They lie apart in the log, so that an answer is a copy of them.
+        # The messages are not adjacent in the log, so that a response is a copy of them.
         await asyncio.gather(*(peer.send(f"small-{number % 2}", bytes(1000)) for number in range(8000)))
         for number in range(1000):
             await peer.send(f"topic-with-a-name-of-some-length-so-that-the-answer-is-large-{number}", b"x")
@@ -72,7 +72,7 @@ async def test_answers_that_nobody_reads(under_attack: UnderAttack, kind: str, c
 
 
 async def works_on_nothing_more(broker: Target) -> None:
-    """What it has to answer it has answered, or put off until somebody reads."""
+    """Waits until the broker has sent or deferred all responses."""
     memory, steady = 0, 0
 
     async def is_steady() -> bool:
@@ -85,7 +85,7 @@ async def works_on_nothing_more(broker: Target) -> None:
 
 
 def small_window(broker: Target) -> socket.socket:
-    """A connection of which the kernel keeps little, so that the answers stay with the broker."""
+    """Returns a connection with a small kernel buffer, so that the responses stay in the broker."""
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     host, port = broker.address.rsplit(":", 1)
@@ -105,7 +105,7 @@ async def test_sends_that_are_refused_while_the_disk_is_full(under_attack: Under
             disk.fill(leave=2 * _MIB)
 
             async def is_full() -> bool:
-                # Has the broker look how full the disk is.
+                # Lets the broker check the disk usage.
                 await peer.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)
                 return (await peer.send("orders", b"x")).code != ResponseCode.SUCCESS
 
@@ -123,7 +123,7 @@ async def test_sends_that_are_refused_while_the_disk_is_full(under_attack: Under
 
 @pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.POP_MESSAGE], ids=["pulls", "pops"])
 async def test_what_waiting_requests_want(under_attack: UnderAttack, code: RequestCode) -> None:
-    """Each of them names thousands of tags, half of them others than all before."""
+    """Each request names thousands of tags. Half of the requests name a tag that no earlier one names."""
     tags = "||".join(f"{n:x}" for n in range(3000))
 
     def request(number: int) -> bytes:
@@ -175,10 +175,10 @@ async def test_large_heartbeats_of_many_connections(under_attack: UnderAttack) -
 
 
 async def test_a_registration_that_inflates(under_attack: UnderAttack) -> None:
-    """15 MiB of zlib are 15 GiB of blanks."""
+    """15 MiB of zlib data inflate to 15 GiB of blanks."""
     packer = zlib.compressobj(9)
     begin = packer.compress(b'{"topicConfigSerializeWrapper":') + packer.flush(zlib.Z_FULL_FLUSH)
-    # After a full flush the next block stands for itself, as often as one likes.
+    # After a full flush, the next block is independent and can be repeated.
     blanks = packer.compress(b" " * (16 * _MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
     bomb = begin + blanks * (15 * _MIB // len(blanks))
     header = RegisterBrokerRequestHeader(

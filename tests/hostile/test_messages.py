@@ -1,4 +1,4 @@
-"""Messages with properties, topics and queues that no client should name: none goes round in the background."""
+"""Messages with properties, topics and queues that clients must not use: none circulates in the background."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from every_request import TEXTS
 from hostile_support import Peer, Target, UnderAttack, frame, send_header
-from waiting import until
+from wait_until import until
 
 from gantrymq.protocol import properties as names
 from gantrymq.protocol import topic_name
@@ -24,25 +24,25 @@ from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
 from gantrymq.system.clock import now_ms
 
-#: All properties that RocketMQ itself gives a meaning.
+#: All properties with a meaning in RocketMQ.
 PROPERTIES = sorted(
     value
     for name, value in vars(names).items()
     if name.isupper() and isinstance(value, str) and value.isprintable() and len(value) > 1
 )
-#: Topics that the broker alone writes.
+#: Topics that only the broker writes.
 INTERNAL = [
     *sorted(topic_name.SEND_FORBIDDEN_TOPICS),
     topic_name.TIMER_TOPIC,
     "rmq_sys_REVIVE_LOG_DefaultCluster",
     "rmq_sys_SYNC_BROKER_MEMBER_broker-a",
 ]
-#: What the broker has to write for its own sake in a few seconds; bytes.
+#: Bytes that an idle broker itself writes in a few seconds.
 _QUIET = 300_000
 
 
 def hostile_properties() -> Iterator[bytes]:
-    """Each property with each text, and those that name a topic with each topic of the system."""
+    """Yields each property with each text, and the properties that name a topic with each system topic."""
     later = f"DELAY\x011\x02TIMER_DELIVER_MS\x01{now_ms() + 1000}\x02".encode()
     for name in PROPERTIES:
         for text in TEXTS:
@@ -58,7 +58,7 @@ def hostile_properties() -> Iterator[bytes]:
 
 
 async def send_all(peer: Peer, topics: list[str], properties: list[bytes], **changed: object) -> set[int]:
-    """The codes of the answers; each message must have one."""
+    """Sends all messages. Returns the response codes; each message must get a response."""
     codes = set()
     for topic in topics:
         for start in range(0, len(properties), 200):
@@ -77,7 +77,7 @@ async def log_end(peer: Peer) -> int:
 
 @pytest.mark.parametrize("crc", ["false", "true"])
 async def test_properties(under_attack: UnderAttack, crc: str) -> None:
-    """A record may have a checksum as its last property, too."""
+    """With `crc`, a record also has a checksum as its last property."""
     async with under_attack(properties={"messageDelayLevel": "1s 2s", "enabledAppendPropCRC": crc}) as broker:
         peer = await broker.peer()
         topics = ["orders", "%RETRY%attackers", "%DLQ%attackers", "RMQ_SYS_TRACE_TOPIC", "%RETRY%" + "x" * 240]
@@ -91,7 +91,7 @@ async def test_properties(under_attack: UnderAttack, crc: str) -> None:
 
 
 async def is_quiet(peer: Peer) -> None:
-    """All that was sent is delivered, and nothing goes round and round: for 2 s the log hardly grows."""
+    """Waits until all messages are delivered and none circulates: the log hardly grows for 2 s."""
     ends: list[tuple[int, int]] = []
 
     async def is_still() -> bool:
@@ -103,7 +103,7 @@ async def is_quiet(peer: Peer) -> None:
 
 
 async def test_topics_that_the_broker_alone_writes(under_attack: UnderAttack) -> None:
-    """Neither at once nor later, by a transaction, a batch or a reply, nor by being told that it is the real topic."""
+    """Clients cannot write to them: not directly, by a transaction, a batch or a reply, or by a real-topic property."""
     async with under_attack(properties={"messageDelayLevel": "1s 2s"}) as broker:
         peer = await broker.peer()
         await peer.send("orders", b"x")
@@ -111,14 +111,14 @@ async def test_topics_that_the_broker_alone_writes(under_attack: UnderAttack) ->
         for topic in INTERNAL:
             await send_to(peer, topic)
         await is_quiet(peer)
-        # Delayed messages, half messages and what waits for its time are there because the broker put them there.
+        # The broker itself writes delayed, half and timed messages to these topics.
         at_home = (topic_name.SCHEDULE_TOPIC, topic_name.TRANSACTION_HALF_TOPIC, topic_name.TIMER_TOPIC)
         for topic, end in zip(INTERNAL, before, strict=True):
             assert topic in at_home or await end_of(peer, topic) == end
 
 
 async def send_to(peer: Peer, topic: str) -> None:
-    """By all ways that there are."""
+    """Sends to the topic in all possible ways."""
     name = topic.encode()
     for target in (topic, "orders"):
         for properties in (
@@ -141,7 +141,7 @@ async def end_of(peer: Peer, topic: str) -> int:
 
 
 async def test_a_timer_message_for_the_timer_itself(under_attack: UnderAttack) -> None:
-    """It would be delivered to where it came from, again and again."""
+    """Without this check, the timer would deliver the message to itself repeatedly."""
     properties = b"REAL_TOPIC\x01rmq_sys_wheel_timer\x02REAL_QID\x010\x02TIMER_OUT_MS\x01%d\x02" % (now_ms() + 500)
     async with under_attack() as broker:
         peer = await broker.peer()
@@ -151,7 +151,7 @@ async def test_a_timer_message_for_the_timer_itself(under_attack: UnderAttack) -
 
 
 async def test_half_messages_of_the_future(under_attack: UnderAttack) -> None:
-    """Nobody may ask about them before a time that never comes."""
+    """Their check is not due before a time that never comes."""
     properties = {"TRAN_MSG": "true", "PGROUP": "attackers", "CHECK_IMMUNITY_TIME_IN_SECONDS": "1000000000"}
     header = send_header("orders", properties, born_timestamp=1 << 62)
     async with under_attack(properties={"transactionCheckInterval": "500"}) as broker:
@@ -163,7 +163,7 @@ async def test_half_messages_of_the_future(under_attack: UnderAttack) -> None:
 
 
 async def test_an_accepted_timer_message_comes(under_attack: UnderAttack) -> None:
-    """Broker and delivery add to its properties, which may be as long as they can be."""
+    """The broker and the delivery add properties, even if the message's properties have the largest size."""
     delay = b"TIMER_DELAY_MS\x01500\x02UNIQ_KEY\x010123456789\x02a\x01"
     async with under_attack() as broker:
         peer = await broker.peer()
@@ -204,7 +204,7 @@ async def test_a_random_queue_is_one_that_is_written(under_attack: UnderAttack) 
 
 
 async def test_a_user_s_property_is_not_taken_for_the_broker_s(under_attack: UnderAttack) -> None:
-    """A send that doesn't wait for the disk is answered at once: before one that came before it and does."""
+    """A send without WAIT gets its response at once, even before an earlier send that waits for the disk."""
     async with under_attack(properties={"flushDiskType": "SYNC_FLUSH"}) as broker:
         await (await broker.peer()).send("orders", b"x")
         requests = [b"AWAIT\x01false\x02", b"a\x01WAIT\x02", b"WAIT\x01false\x02"]
@@ -223,7 +223,7 @@ async def test_a_user_s_property_is_not_taken_for_the_broker_s(under_attack: Und
         writer.close()
 
 
-# The files of 2,000 topics: if other tests keep the disk busy, a send waits longer than producers do.
+# Creates the files of 2,000 topics. With other tests on the same disk, a send would exceed the producers' timeout.
 @pytest.mark.alone
 async def test_thousands_of_new_topics(under_attack: UnderAttack) -> None:
     """The broker stores each new topic in its table and registers it with the NameServer."""
@@ -246,7 +246,7 @@ async def test_messages_of_thousands_of_keys(under_attack: UnderAttack) -> None:
 
 
 async def test_mutated_frames(under_attack: UnderAttack) -> None:
-    """Sends and pulls of which some bytes are others, each on a connection of its own if need be."""
+    """Sends and pulls with some changed bytes, on new connections where necessary."""
     chance = random.Random(7)
     valid = [
         frame(RequestCode.SEND_MESSAGE_V2, send_header("orders", {"a": "b", "TAGS": "x"}), b"body" * 20),
@@ -264,7 +264,7 @@ async def mutants(broker: Target, request: bytes, seed: float) -> None:
         for _ in range(20):
             mutant = bytearray(request)
             for _ in range(chance.randrange(1, 4)):
-                # Not the length: the broker would wait for the rest.
+                # The length stays valid; otherwise the broker would wait for more bytes.
                 mutant[chance.randrange(4, len(mutant))] = chance.randrange(256)
             writer.write(mutant)
         await writer.drain()

@@ -1,4 +1,4 @@
-"""Clients and NameServers that are asked by the broker and don't answer, or answer nonsense."""
+"""Clients and NameServers that do not respond to the broker's requests, or respond with nonsense."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from hostile_support import Peer, Target, UnderAttack, flood, frame, send_header
-from waiting import until
+from wait_until import until
 
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -22,24 +22,24 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def _hung(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Takes all, says nothing."""
+    """Reads everything and responds with nothing."""
     while await reader.read(1 << 16):
         pass
 
 
 async def _deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Doesn't even take it."""
+    """Does not read at all."""
     await asyncio.Event().wait()
 
 
 async def _leaving(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Is gone as soon as it is asked."""
+    """Closes the connection at the first request."""
     await reader.read(1)
     writer.close()
 
 
 async def _stammering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Begins a large answer and never ends it."""
+    """Starts a large response and never finishes it."""
     await reader.read(1)
     writer.write(struct.pack(">iI", 16_000_000, 100))
     while True:
@@ -48,7 +48,7 @@ async def _stammering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 
 async def _mad(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answers each request with something else, large or small."""
+    """Responds to each request with a different invalid body, large or small."""
     frames = FrameReader()
     number = 0
     while data := await reader.read(1 << 16):
@@ -62,7 +62,7 @@ async def _mad(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def _flooding(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Asks without end itself."""
+    """Sends endless requests itself."""
     request = frame(RequestCode.GET_BROKER_CONFIG) * 1000
     try:
         while True:
@@ -74,7 +74,7 @@ async def _flooding(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 
 @asynccontextmanager
 async def serving(serve: Serve) -> AsyncIterator[str]:
-    """A server's address."""
+    """Starts a server. Yields its address."""
     tasks = set[asyncio.Task[None]]()
 
     async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,7 +101,7 @@ async def serving(serve: Serve) -> AsyncIterator[str]:
 
 
 async def test_name_servers(under_attack: UnderAttack) -> None:
-    """A broker that knows none but bad ones works for those who know its address, and stops in time."""
+    """A broker with only faulty NameServers works for clients that have its address, and stops in time."""
     async with AsyncExitStack() as stack:
         bad = [
             await stack.enter_async_context(serving(serve))
@@ -122,7 +122,7 @@ async def test_name_servers(under_attack: UnderAttack) -> None:
 
 
 async def client_of_broker(broker: Target, serve: Serve) -> asyncio.Task[None]:
-    """A member of a group that serves as it likes."""
+    """Registers a member of a group that responds with `serve`."""
     host, port = broker.address.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     consumer = ConsumerData("group", subscription_data_set=[SubscriptionData("orders")])
@@ -143,7 +143,7 @@ async def client_of_broker(broker: Target, serve: Serve) -> asyncio.Task[None]:
 
 @pytest.mark.parametrize("serve", [_hung, _deaf, _leaving, _stammering, _mad], ids=lambda serve: serve.__name__[1:])
 async def test_members_of_a_group(under_attack: UnderAttack, serve: Serve) -> None:
-    """Administrators and other clients have the broker ask one: thousands of times at once."""
+    """Administrators and other clients let the broker query a member, thousands of times at once."""
     reply = send_header(
         "DefaultCluster_REPLY_TOPIC", {"REPLY_TO_CLIENT": "member@1", "CORRELATION_ID": "1"}, producer_group="group"
     )

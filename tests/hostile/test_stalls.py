@@ -1,4 +1,4 @@
-"""Requests that cost much more than their bytes: none keeps the broker from serving the others."""
+"""Requests that are much more expensive than their size: none delays the broker's responses to others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from hostile_support import Peer, Target, UnderAttack, flood, frame, pull_header, send_header
-from waiting import until
+from wait_until import until
 
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
@@ -45,7 +45,7 @@ async def test_nothing_at_all(under_attack: UnderAttack) -> None:
     [(1_150_000, 40_000), (2_300_000, 1_000_000)],
 )
 async def test_properties_of_a_batch(under_attack: UnderAttack, properties_length: int, body_length: int) -> None:
-    """They belong to each of its messages: 40 KB of body are 1,800 of them."""
+    """The properties apply to each message of the batch: 40 KB of body have 1,800 messages."""
     message = encode_batch([(0, b"", b"")])
     async with under_attack() as broker:
         peer = await broker.peer()
@@ -56,7 +56,7 @@ async def test_properties_of_a_batch(under_attack: UnderAttack, properties_lengt
 
 @pytest.mark.parametrize("properties_length", [0, 20])
 async def test_a_batch_of_as_many_messages_as_fit(under_attack: UnderAttack, properties_length: int) -> None:
-    """4 MB are 182,361 of them."""
+    """A batch of 4 MB has 182,361 messages."""
     message = encode_batch([(0, b"", b"k\x01" + b"v" * (properties_length - 2) if properties_length else b"")])
     async with under_attack() as broker:
         peer = await broker.peer()
@@ -64,7 +64,7 @@ async def test_a_batch_of_as_many_messages_as_fit(under_attack: UnderAttack, pro
         answers = [
             await peer.ask(RequestCode.SEND_BATCH_MESSAGE, send_header("orders", batch=True), body) for _ in "ab"
         ]
-        # Stored or refused as a whole.
+        # The broker stores or rejects the whole batch.
         assert {answer.code for answer in answers} <= {ResponseCode.SUCCESS, ResponseCode.MESSAGE_ILLEGAL}
 
 
@@ -96,7 +96,7 @@ async def test_a_filter_that_takes_long_and_finds_nothing(under_attack: UnderAtt
         assert answer.code in (ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_NOT_FOUND)
 
 
-#: Expressions that no parser should take long for, and names that none should hash.
+#: Expressions that a parser must not take long for, and names that are expensive to hash.
 _EXPRESSIONS = [
     "(" * 50_000 + "a" + ")" * 50_000,
     "NOT " * 50_000 + "a",
@@ -135,7 +135,7 @@ async def test_a_heartbeat_with_hundreds_of_expressions(under_attack: UnderAttac
         await peer.send("orders", b"x", {"a": "1"})
         body = encode_json(HeartbeatData("attacker@1", consumer_data_set=consumers))
         assert (await peer.ask(RequestCode.HEART_BEAT, body=body)).code == ResponseCode.SUCCESS
-        # One group after the other changes its mind.
+        # The groups change their expressions one after the other.
         for data in consumers[:100]:
             data.subscription_data_set[0].sub_string += " OR a = 3"
             data.subscription_data_set[0].sub_version += 1
@@ -144,7 +144,7 @@ async def test_a_heartbeat_with_hundreds_of_expressions(under_attack: UnderAttac
 
 
 async def test_a_key_that_every_message_has(under_attack: UnderAttack) -> None:
-    """The index has the newest first: whoever asks for the time of the first message has all walked over."""
+    """The index has the newest message first: a query for the time of the first message iterates over all of them."""
     async with under_attack() as broker:
         peer = await broker.peer()
         begin = now_ms()
@@ -166,7 +166,7 @@ async def test_a_key_that_every_message_has(under_attack: UnderAttack) -> None:
 
 
 async def test_popped_and_never_acknowledged(under_attack: UnderAttack) -> None:
-    """Each message by a pop of its own, and all come back at the same time."""
+    """Each message is popped by its own request, and all are redelivered at the same time."""
     count = 20_000
     async with under_attack(properties={"popCkStayBufferTime": "0"}) as broker:
         peer = await broker.peer()
@@ -189,7 +189,7 @@ async def test_popped_and_never_acknowledged(under_attack: UnderAttack) -> None:
 
 
 async def test_thousands_of_connections_that_end_at_once(under_attack: UnderAttack) -> None:
-    """2,000, as many as the limit of descriptors allows on small machines, beside 20 clients of 400 groups."""
+    """2,000 connections, the largest number on small machines, beside 20 clients of 400 groups."""
     async with under_attack() as broker:
         await (await broker.peer()).send("orders", b"x")
         clients = [await broker.peer() for _ in range(20)]
@@ -207,7 +207,7 @@ async def test_thousands_of_connections_that_end_at_once(under_attack: UnderAtta
 
 
 async def test_a_thousand_members_of_one_group_that_leave_at_once(under_attack: UnderAttack) -> None:
-    """Each is told of each that comes and goes."""
+    """The broker notifies each member of each change."""
     async with under_attack() as broker:
         await (await broker.peer()).send("orders", b"x")
         sockets = []
@@ -238,7 +238,7 @@ _WAITING = [
 async def test_a_hundred_thousand_waiting_requests(
     under_attack: UnderAttack, code: RequestCode, header: Header
 ) -> None:
-    """They are woken, then their client is gone; another's is gone while they wait."""
+    """The requests are notified, then their client disconnects. Another client disconnects while its requests wait."""
     async with under_attack() as broker:
         peer = await broker.peer()
         await peer.send("orders", b"x")
@@ -262,7 +262,7 @@ async def test_a_hundred_thousand_waiting_requests(
 async def test_a_flood_of_cheap_requests(
     under_attack: UnderAttack, connections: int, requests: int, flush: str
 ) -> None:
-    """As a producer makes them that is in a hurry."""
+    """Sends requests like a fast producer."""
     request = frame(RequestCode.SEND_MESSAGE_V2, send_header("orders"), b"x")
     async with under_attack(properties={"flushDiskType": flush}, inevitable=[ResponseCode.SYSTEM_BUSY]) as broker:
         await (await broker.peer()).send("orders", b"x")
@@ -270,7 +270,7 @@ async def test_a_flood_of_cheap_requests(
 
 
 async def in_a_hurry(broker: Target, request: bytes, count: int) -> None:
-    """Sends `count` requests as fast as they are taken, and reads their answers."""
+    """Sends `count` requests as fast as the broker accepts them, and reads the responses."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(broker.address.rsplit(":", 1)[1]))
     writer.write(request * count)
     frames = FrameReader()
@@ -285,7 +285,7 @@ def heartbeat(client_id: str, groups: list[str]) -> bytes:
 
 
 async def fill(peer: Peer, topic: str, count: int, properties: bytes = b"") -> None:
-    """Many small messages, by batches of up to 5,000."""
+    """Sends many small messages in batches of up to 5,000."""
     size = min(count, 5000)
     body = encode_batch([(0, b"x", properties)] * size)
     for _ in range(count // size):

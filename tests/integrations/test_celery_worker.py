@@ -1,4 +1,4 @@
-"""Celery's own worker on the transport: results, ETAs, a worker that is killed, and one that is stopped."""
+"""Tests of Celery's own worker on the transport: results, ETAs, and workers that are killed or stopped."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from celery import Celery
 from kombu import pools
-from waiting import wait_until
+from wait_until import wait_until
 
 import gantrymq.integrations.celery  # noqa: F401
 from gantrymq import SyncSimpleConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.testing.embedded import EmbeddedCluster
 
-#: So long a worker may take to start and do its tasks.
+#: Time limit for a worker to start and to finish its tasks, in seconds.
 STARTED_S = 60.0
 APP = """
 import os, time
@@ -106,12 +106,12 @@ def sending(cluster: EmbeddedCluster, queue: str) -> Iterator[Celery]:
     with Celery("tests", broker=f"rocketmq://{cluster.name_server}") as app:
         app.conf.task_default_queue = queue
         yield app
-        # Its close leaves them open, each with its thread.
+        # Celery's `close` leaves the connections open, each with its thread.
         pools.reset()
 
 
 def left(cluster: EmbeddedCluster, queue: str, await_ms: int) -> int:
-    """How many messages others get."""
+    """Returns the number of messages that another consumer of the group receives."""
     consumer = SimpleConsumer(cluster.name_server, f"kombu-{queue}")
     consumer.subscribe(queue)
     with SyncSimpleConsumer(consumer) as others:
@@ -177,7 +177,7 @@ def test_a_long_task_is_kept_and_a_worker_that_is_stopped_ends_it(cluster: Embed
     with sending(cluster, "long") as app, worker(cluster, tmp_path, "long") as process:
         app.send_task("wait", ("x",))
         wait_until(lambda: notes(tmp_path), STARTED_S)
-        # For longer than the visibility timeout.
+        # Longer than the visibility timeout.
         assert left(cluster, "long", 3000) == 0
         process.send_signal(signal.SIGTERM)
         wait_until(lambda: "Warm shutdown" in (tmp_path / "log").read_text())

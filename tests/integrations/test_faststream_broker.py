@@ -1,4 +1,4 @@
-"""The broker for FastStream: with a cluster, without one (its TestBroker), its command line, its AsyncAPI page."""
+"""Tests of the FastStream broker: with a cluster, with its TestBroker, its command line, its AsyncAPI page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from faststream import AckPolicy, FastStream, Logger
 from faststream.exceptions import AckMessage, NackMessage, SetupError, StopConsume
 from faststream.specification import AsyncAPI
 from pydantic import BaseModel, ValidationError
-from waiting import until, wait_until
+from wait_until import until, wait_until
 
 from gantrymq import CONSUME_FROM_FIRST_OFFSET, Message, MessageExt, Producer, PushConsumer, SyncProducer
 from gantrymq.errors import ClientError, RemotingError
@@ -93,7 +93,7 @@ async def test_a_request_is_answered(cluster: EmbeddedCluster) -> None:
 
 
 async def dead(cluster: EmbeddedCluster, group: str, count: int) -> list[bytes]:
-    """The group's dead letters, when there are so many."""
+    """Waits for `count` dead-letter messages of the group and returns their bodies."""
     bodies: list[bytes] = []
     consumer = PushConsumer(
         cluster.name_server, f"{group}-undertakers", lambda message: bodies.append(message.body), **FIRST

@@ -1,4 +1,4 @@
-"""docs/integrations.md: its examples run, and are those of examples/tasks."""
+"""Tests that the examples of docs/integrations.md run and match the files of examples/tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.testing.embedded import EmbeddedCluster
 

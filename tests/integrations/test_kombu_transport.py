@@ -1,4 +1,4 @@
-"""The transport for Kombu: what Kombu asks of every transport, and what this one says of itself."""
+"""Tests of the Kombu transport: the interface of every transport, and its own properties."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import kombu
 import pytest
-from waiting import wait_until
+from wait_until import wait_until
 
 import gantrymq.integrations.celery as transport
 from gantrymq import Message, Producer, SyncProducer
@@ -42,7 +42,7 @@ def publish(channel: Any, queue: kombu.Queue, body: object, **options: Any) -> N
 
 
 def drained(connection: kombu.Connection, queue: kombu.Queue, count: int, **options: Any) -> list[kombu.Message]:
-    """The next messages of a queue."""
+    """Consumes and returns the next `count` messages of a queue."""
     messages: list[kombu.Message] = []
     deadline = time.monotonic() + 20
     with connection.Consumer([queue], callbacks=[lambda body, message: messages.append(message)], **options):
@@ -136,7 +136,7 @@ def test_what_was_not_acknowledged_comes_again(cluster: EmbeddedCluster, connect
     message.requeue()
     (message,) = drained(connection, queue, 1)
     assert message.delivery_info["redelivered"]
-    # One that is closed gives back what it has.
+    # A closed connection returns its unacknowledged messages to the queue.
     connection.release()
     with kombu.Connection(f"rocketmq://{cluster.name_server}") as other:
         (message,) = drained(other, queue, 1)
@@ -223,7 +223,7 @@ def test_nobody_there() -> None:
         pytest.raises(RemotingError, match=r"127\.0\.0\.1:1"),
     ):
         connection.connect()
-    # Kombu's user tries again when it likes.
+    # The transport fails early, because users of Kombu have their own retry policy.
     assert time.monotonic() - began < 10
     assert not [thread for thread in threading.enumerate() if thread.name == "gantrymq-kombu"]
 

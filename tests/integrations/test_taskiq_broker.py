@@ -1,4 +1,4 @@
-"""The broker for taskiq, with taskiq's own worker: tasks done, delayed, and done again when a worker is killed."""
+"""Tests of the taskiq broker with taskiq's own worker: tasks run, run later, and run again after a worker is killed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from wait_until import wait_until
 
-from gantrymq.integrations.held import HeldMessages
+from gantrymq.integrations.in_flight import InFlightMessages
 from gantrymq.integrations.taskiq import RocketMQBroker
 from gantrymq.testing.embedded import EmbeddedCluster
 
-#: So long a worker may take to start and do its tasks.
+#: Time limit for a worker to start and to finish its tasks, in seconds.
 STARTED_S = 60.0
 INVISIBLE_MS = 1500
 APP = f"""
@@ -128,13 +128,13 @@ async def test_a_long_task_is_kept_and_a_worker_that_stops_gives_back(cluster: E
     await broker.startup()
     await other.startup()
     first = await anext(broker.listen())
-    # The other waits for longer than the invisible time, and gets none.
-    held = other._held
-    assert isinstance(held, HeldMessages)
-    assert await held.receive(1, 2000) == []
+    # The other worker polls for longer than the invisible duration and receives nothing.
+    in_flight = other._in_flight
+    assert isinstance(in_flight, InFlightMessages)
+    assert await in_flight.receive(1, 2000) == []
     await broker.shutdown()
     second = await anext(other.listen())
     assert second.data == first.data
     await second.ack()
-    assert len(held) == 0
+    assert len(in_flight) == 0
     await other.shutdown()

@@ -1,4 +1,7 @@
-"""Bodies that the socket writes where they stay are those that are put together of pieces."""
+"""Tests that a body received in place equals a body joined from pieces.
+
+In place means that the socket writes the body directly into its final buffer.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ from hypothesis import strategies as st
 from gantrymq.errors import ConnectionLost, FrameError
 from gantrymq.kernels import native
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.frame_reader import LARGE_FRAME, FrameReader, MakeRoom
+from gantrymq.protocol.frame_reader import LARGE_FRAME, FrameReader, NewReceiveBuffer
 from gantrymq.remoting import client as client_module
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.remoting.tls import TlsConfig, TlsMode
 
@@ -32,23 +36,23 @@ def frame(opaque: int, body: bytes) -> bytes:
     return command.encode()
 
 
-def read(stream: bytes, cuts: list[int], make_room: MakeRoom | None) -> list[tuple[int, bytes]]:
-    """What comes of it where so many bytes at most are there at a time, again and again."""
-    reader = FrameReader(make_room=make_room)
+def read(stream: bytes, cuts: list[int], new_buffer: NewReceiveBuffer | None) -> list[tuple[int, bytes]]:
+    """Reads a stream in pieces with the sizes `cuts`, repeated cyclically, and returns (opaque, body) of each frame."""
+    reader = FrameReader(new_buffer=new_buffer)
     found, at, turn = [], 0, 0
     while at < len(stream):
         count = min(cuts[turn % len(cuts)], len(stream) - at)
         turn += 1
-        room = reader.room()
-        if room is None:
+        buffer = reader.receive_buffer()
+        if buffer is None:
             commands = list(reader.feed(stream[at : at + count]))
         else:
-            count = min(count, len(room))
-            room[:count] = stream[at : at + count]
+            count = min(count, len(buffer))
+            buffer[:count] = stream[at : at + count]
             commands = list(reader.filled(count))
         at += count
         found += [(command.opaque, command.body) for command in commands]
-    assert (reader.held_bytes, reader.frame_length) == (0, 0)
+    assert (reader.buffered_bytes, reader.frame_length) == (0, 0)
     return found
 
 
@@ -63,33 +67,33 @@ def test_frames_come_back_however_the_stream_is_cut(sizes: list[int], cuts: list
     assert native is not None
     bodies = [os.urandom(size) for size in sizes]
     stream = b"".join(frame(number, body) for number, body in enumerate(bodies))
-    # Now and then a few bytes alone.
+    # Adds a piece of a few bytes to each cycle.
     cuts = [*cuts, 7] if small else cuts
-    assert read(stream, cuts, native.Room) == list(enumerate(bodies)) == read(stream, cuts, None)
+    assert read(stream, cuts, native.ReceiveBuffer) == list(enumerate(bodies)) == read(stream, cuts, None)
 
 
 def test_a_frame_that_feed_completes() -> None:
     assert native is not None
     body = os.urandom(2 * LARGE_FRAME)
-    reader = FrameReader(make_room=native.Room)
+    reader = FrameReader(new_buffer=native.ReceiveBuffer)
     stream = frame(1, body) + frame(2, b"small")
     assert list(reader.feed(stream[:LARGE_FRAME])) == []
-    assert reader.held_bytes > 0
+    assert reader.buffered_bytes > 0
     found = list(reader.feed(stream[LARGE_FRAME:]))
     assert [(command.opaque, command.body) for command in found] == [(1, body), (2, b"small")]
     with pytest.raises(FrameError):
         list(reader.feed(b"\xff" * 100))
 
 
-def test_a_room_becomes_bytes() -> None:
+def test_a_buffer_becomes_bytes() -> None:
     assert native is not None
-    room = native.Room(5)
-    memoryview(room)[:] = b"01234"
-    done = room.finish()
+    buffer = native.ReceiveBuffer(5)
+    memoryview(buffer)[:] = b"01234"
+    done = buffer.finish()
     assert (done, type(done)) == (b"01234", bytes)
     with pytest.raises(BufferError, match="finished"):
-        memoryview(room)
-    assert native.Room(0).finish() == b""
+        memoryview(buffer)
+    assert native.ReceiveBuffer(0).finish() == b""
 
 
 def echo(connection: Connection, request: RemotingCommand) -> Reply:
@@ -105,7 +109,7 @@ def half(connection: Connection, request: RemotingCommand) -> Reply:
 
 
 async def check_answers(client: RemotingClient, server: RemotingServer) -> None:
-    """Small and large ones, all at once; then one whose connection ends in the middle, and another connection."""
+    """Checks small and large bodies in parallel, then a connection that ends within a body, then a new connection."""
     address = f"127.0.0.1:{server.port}"
     bodies = [os.urandom(size) for size in (10, 3_000_000, 0, LARGE_FRAME, 700_000, 100)]
     for _ in range(3):
@@ -120,7 +124,7 @@ async def check_answers(client: RemotingClient, server: RemotingServer) -> None:
 async def test_answers(monkeypatch: pytest.MonkeyPatch, natively: bool) -> None:
     if not natively:
         monkeypatch.setattr(client_module, "native", None)
-    server = RemotingServer({ECHO: echo, HALF: half}, host="127.0.0.1")
+    server = RemotingServer({ECHO: echo, HALF: half}, ListenOptions("127.0.0.1"))
     client = RemotingClient(in_place=True)
     await server.start()
     try:
@@ -133,7 +137,7 @@ async def test_answers(monkeypatch: pytest.MonkeyPatch, natively: bool) -> None:
 async def test_answers_over_tls(certificate: tuple[Path, Path]) -> None:
     cert, key = certificate
     tls = TlsConfig(tls_server_mode=TlsMode.ENFORCING, tls_server_cert_path=cert, tls_server_key_path=key)
-    server = RemotingServer({ECHO: echo, HALF: half}, host="127.0.0.1", tls=tls)
+    server = RemotingServer({ECHO: echo, HALF: half}, ListenOptions("127.0.0.1"), tls=tls)
     client = RemotingClient(ssl_context=ssl.create_default_context(cafile=cert), in_place=True)
     await server.start()
     try:

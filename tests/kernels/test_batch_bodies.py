@@ -1,4 +1,4 @@
-"""Rows that native code makes messages of are the messages that Python makes of them."""
+"""Tests that native code and Python encode rows into the same messages."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gantrymq.arrow import batch_bodies, row_messages
+from gantrymq.arrow.batch_bodies import REQUEST_BYTES, REQUEST_MESSAGES, BatchBody
+from gantrymq.arrow.cluster_client import ClusterClient
+from gantrymq.arrow.idempotent_sender import IdempotentSender
+from gantrymq.arrow.row_messages import RowEncoder
 from gantrymq.errors import IllegalMessage
 from gantrymq.kernels import native
 from gantrymq.protocol.batch import decode_batch
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.properties import decode_properties
 from gantrymq.protocol.row_ids import BEGINNING, Place
-from gantrymq.spark import batch_bodies, row_messages
-from gantrymq.spark.batch_bodies import REQUEST_BYTES, REQUEST_MESSAGES, BatchBody
-from gantrymq.spark.cluster import Cluster
-from gantrymq.spark.idempotent_sender import IdempotentSender
 from gantrymq.spark.options import WriteOptions
-from gantrymq.spark.row_messages import RowEncoder
 
 needs_native = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
 Message = tuple[int, bytes, bytes]
@@ -51,7 +51,7 @@ def _value(value: object) -> object:
 
 
 def encoded(rows: pa.RecordBatch, *, natively: bool, keep: list[str] | None = None) -> object:
-    """What becomes of the rows, without what is never the same: messages of each request, or an error."""
+    """Encodes rows and returns the messages of each request, without unique keys, or the text of the error."""
     encoder = RowEncoder(WriteOptions(["a:1"], "t", keep_properties=frozenset(keep or ())), "w-0-0")
     try:
         of_topic = (encoder.encode if natively else encoder._encode_one_by_one)(rows)["t"]
@@ -89,7 +89,7 @@ def test_requests_are_cut_at_the_same_places(size: int) -> None:
 
 @needs_native
 def test_plain_rows_are_none_of_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Native code has them all: what it leaves to Python is the exception."""
+    """Native code encodes all of these rows. Only exceptional rows are left to Python."""
     monkeypatch.setattr(RowEncoder, "_encode_one_by_one", None)
     rows = [{"body": b"x", "keys": "k", "tags": None, "properties": {"a": "b", "PGROUP": "dropped"}}, {"body": b"y"}]
     encoder = RowEncoder(WriteOptions(["a:1"], "t"), "w-0-0")
@@ -122,11 +122,11 @@ def test_without_native_code_python_does_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Recorder(IdempotentSender):
-    """Sends nothing, and keeps what it would."""
+    """Records the messages instead of sending them."""
 
     def __init__(self) -> None:
         queues = [MessageQueue("t", broker, number) for broker in ("a", "b") for number in range(2)]
-        super().__init__(Cluster(["127.0.0.1:9876"], 0), queues, partition=5)
+        super().__init__(ClusterClient(["127.0.0.1:9876"], 0), queues, partition=5)
         self.sent: dict[MessageQueue, list[tuple[Message, Place]]] = {}
 
     async def _send(self, queue: MessageQueue, body: bytes, after: Place) -> int:
@@ -154,14 +154,14 @@ async def test_rows_of_exactly_once_are_the_same(cut: int) -> None:
             await recorder.send(encoded)
         recorders.append(recorder)
     one, other = recorders
-    # Where requests are cut may differ, and with that what follows on what.
+    # The sizes of requests can differ, and so can the positions that the messages follow.
     assert {queue: [message for message, _ in sent] for queue, sent in one.sent.items()} == {
         queue: [message for message, _ in sent] for queue, sent in other.sent.items()
     }
     assert sum(map(len, one.sent.values())) == count
     assert one._places == other._places
     for sent in one.sent.values():
-        # What it follows is what was before.
+        # Each message follows an earlier one or the beginning.
         ends = {BEGINNING} | {place_of(message) for message, _ in sent}
         assert {after for _, after in sent} <= ends
 

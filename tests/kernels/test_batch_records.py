@@ -1,4 +1,4 @@
-"""The records that native code makes of a batch are those that Python makes, whatever the batch holds."""
+"""Tests that native code and Python create the same records from any batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def new_batch(topic: str, born_host: bytes, store_host: bytes) -> RecordBatch:
 
 
 def by_python(batch: RecordBatch, messages: bytes) -> int:
-    """Where the first is that isn't for native code."""
+    """Decodes with Python and returns the position of the first message that native code leaves to Python."""
     at = 0
     try:
         for flag, body, properties in decode_batch(messages):
@@ -53,7 +53,7 @@ def by_python(batch: RecordBatch, messages: bytes) -> int:
 
 
 def damaged(messages: list[tuple[int, bytes, bytes]], data: st.DataObject) -> bytes:
-    """A batch body that is perhaps none."""
+    """Returns a batch body that may be damaged or cut."""
     content = bytearray(encode_batch(messages))
     for _ in range(data.draw(st.integers(0, 2)) if content else 0):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -92,7 +92,10 @@ def test_both_make_the_same_records(
 def test_plain_sends_store_all_of_a_batch_or_nothing(
     messages: list[tuple[int, bytes, bytes]], data: st.DataObject
 ) -> None:
-    """What Python stores, at its place; nothing where it isn't a batch, or has something for Python in it."""
+    """Native code stores the same records as Python, or nothing.
+
+    It stores nothing if the body is not a batch or if a message needs Python.
+    """
     assert native is not None
     content = damaged(messages, data)
     host = encode_host("10.1.2.3", 10911)

@@ -1,4 +1,7 @@
-"""Native code is used where it is there, fits, and isn't switched off; and building it never stands in the way."""
+"""Tests when native code is used, and that a failed build of it does not prevent anything else.
+
+Native code is used if it is installed, has a matching interface and is not switched off.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ needs_sources = pytest.mark.skipif(not (NATIVE / "build").exists(), reason="the 
 
 
 def chosen(*path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What a new process has, with these directories before all others."""
+    """Starts a Python with these directories first on its path and prints the native module that it loads."""
     code = f"import sys; sys.path[:0] = {[str(p) for p in path]}; from gantrymq.kernels import native; print(native)"
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -68,7 +71,7 @@ def test_what_is_published_together_says_the_same() -> None:
 
 
 def build(tmp_path: Path, cargo: str | None, maturin: str = "exit 1") -> str:
-    """What `native/build` says where cargo and maturin are these scripts."""
+    """Returns the output of `native/build` with these scripts as cargo and maturin."""
     sources, programs, venv = tmp_path / "native", tmp_path / "programs", tmp_path / "venv"
     if not sources.exists():
         shutil.copytree(NATIVE, sources, ignore=shutil.ignore_patterns("target"))
@@ -100,7 +103,7 @@ def test_an_old_cargo_is_named_and_left_alone(tmp_path: Path) -> None:
 
 @needs_sources
 def test_without_a_cargo_nothing_fails_and_it_is_said_once(tmp_path: Path) -> None:
-    # As rustup's own cargo does where no toolchain is installed.
+    # rustup's own cargo fails like this if no toolchain is installed.
     assert "no cargo on PATH" in build(tmp_path, "exit 1")
     assert build(tmp_path, "exit 1") == ""
 

@@ -1,4 +1,4 @@
-"""A fault of native code is an error like others: what is done again and again goes on after it."""
+"""Tests that a fault of native code raises an ordinary error, and that a repeating job continues after it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.kernels import native
@@ -20,7 +20,7 @@ SEND = (4 + len(HEADER)).to_bytes(4, "big") + len(HEADER).to_bytes(4, "big") + H
 
 
 def fail() -> None:
-    """A log's place that there can't be: its numbers overflow."""
+    """Stores a message at an impossible position of the log, whose numbers overflow."""
     assert native is not None
     queue: Any = SimpleNamespace(mapping=bytearray(300), position=0, limit=300, max_offset=0)
     log = SimpleNamespace(position=(1 << 63) - 1, limit=(1 << 63) - 1)

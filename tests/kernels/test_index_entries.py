@@ -1,4 +1,4 @@
-"""The index that native code builds of a log is the one that Python builds, byte by byte, whatever the log holds."""
+"""Tests that native code and Python build the same index, byte by byte, from any log."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def records(draw: st.DrawFn) -> bytes:
 
 
 class Log:
-    """What the index needs of a commit log: one file of it."""
+    """The part of a commit log that the index needs, with a single file."""
 
     file_size = 1 << 20
     min_offset = 0
@@ -63,7 +63,7 @@ class Log:
 
 
 class Rooms:
-    """Makes at once what is needed."""
+    """Preallocates synchronously."""
 
     def need(self, make) -> None:
         make()
@@ -75,7 +75,7 @@ class Rooms:
 
 
 def built(log: Log, directory: Path, slots: int, entries: int) -> list[bytes]:
-    """The bytes of the files of the index."""
+    """Builds the index and returns the contents of its files."""
     index = MessageIndex(log, directory, slots, entries, Rooms())  # type: ignore[arg-type]
     index.open(0, was_aborted=False)
     try:

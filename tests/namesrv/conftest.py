@@ -1,4 +1,4 @@
-"""A NameServer on a free port, with its files in the test's own directory, and a client."""
+"""Fixtures: a NameServer on a free port with its files in the test's directory, and a client."""
 
 from __future__ import annotations
 

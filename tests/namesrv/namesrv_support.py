@@ -1,4 +1,4 @@
-"""Registrations as brokers send them, for the NameServer's tests."""
+"""Registrations as brokers send them, for the NameServer tests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def broker_header(
 def topics_body(
     *topics: TopicConfig | str, version: int = 1, state: int = 0, filter_servers: list[str] | None = None
 ) -> RegisterBrokerBody:
-    """A registration of these topics; equal `version`s are equal data versions."""
+    """Returns a registration of these topics. Equal values of `version` give equal data versions."""
     configs = [TopicConfig(t) if isinstance(t, str) else t for t in topics]
     table = TopicConfigTable({c.topic_name: c for c in configs}, DataVersion(state, 1_700_000_000_000, version))
     return RegisterBrokerBody(table, filter_servers or [])
@@ -55,7 +55,7 @@ def registration(
     *,
     fields: dict[str, str] | None = None,
 ) -> RemotingCommand:
-    """The request, with the CRC-32 of its body, compressed when the header says so."""
+    """Returns the request with the CRC-32 of its body. The body is compressed if the header says so."""
     data = encode_register_body(body, compress=header.compressed)
     header.body_crc32 = zlib.crc32(data) & 0x7FFFFFFF
     return RemotingCommand.request(RequestCode.REGISTER_BROKER, header, data, fields=fields)

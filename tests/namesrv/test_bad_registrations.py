@@ -1,4 +1,4 @@
-"""Registrations that are damaged or absurd: a clear error, and the tables as they were."""
+"""Invalid registrations: the NameServer returns a clear error and does not change its tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEW = {"name": "broker-b", "address": "10.0.0.2:10911"}
 
 
 def _parts(*parts: bytes | int) -> bytes:
-    """A compressed body: integers as they are, bytes with their length before them."""
+    """Returns a compressed body of integers and length-prefixed bytes."""
     plain = b"".join(struct.pack(">i", p) if isinstance(p, int) else struct.pack(">i", len(p)) + p for p in parts)
     return zlib.compress(plain)
 
@@ -112,7 +112,7 @@ async def test_an_unknown_version(client: RemotingClient, server: NameServer) ->
     request = registration(broker_header(**_NEW), topics_body("X", "Y"))
     request.version = -1
     await _is_refused(client, server, request, "version -1")
-    # A version from the future is read as the newest known.
+    # An unknown newer version is read as the newest known one.
     request.version = 30_000
     await client.call(server.address, request)
 
@@ -143,7 +143,7 @@ async def _state(client: RemotingClient, server: NameServer) -> list[bytes]:
 async def test_a_registration_of_more_than_a_frame_is_named_in_the_log(
     server: NameServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing can be answered to what isn't read; who has to find the cause looks here."""
+    """The NameServer cannot answer a request that it does not read, so the log must name the cause."""
     reader, writer = await asyncio.open_connection(*server.address.rsplit(":", 1))
     host, port = writer.get_extra_info("sockname")
     writer.write((MAX_FRAME_LENGTH + 1).to_bytes(4, "big") + bytes(1000))
@@ -154,7 +154,10 @@ async def test_a_registration_of_more_than_a_frame_is_named_in_the_log(
 
 
 async def test_parts_of_a_registration_are_merged(client: RemotingClient, server: NameServer) -> None:
-    """A broker with more topics than a frame holds; a part changes topics that are known, too."""
+    """A broker with more topics than fit into one frame registers in parts.
+
+    A part can also change existing topics.
+    """
     for version, parts in ((1, [{"a": 1, "b": 1}, {"c": 1}]), (3, [{"a": 2}, {"b": 2, "c": 2}])):
         for number, part in enumerate(parts):
             body = topics_body(*(TopicConfig(name, n, n) for name, n in part.items()), version=version + number)

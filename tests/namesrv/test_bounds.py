@@ -1,4 +1,4 @@
-"""What one peer asks for, however much, neither holds up a NameServer's loop nor fills its memory."""
+"""However large the requests of one peer are, they neither block the event loop nor fill the memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from namesrv_support import broker_header, registration, topics_body
 from step_timer import StepTimer, loop_steps
-from waiting import until
+from wait_until import until
 
 from gantrymq.errors import BrokerError, RequestRefused
 from gantrymq.namesrv import notifications, route_table
@@ -27,15 +27,18 @@ from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.remoting.client import RemotingClient
 
-#: No step of the loop is longer, s of processor time.
+#: Longest step of the event loop, in seconds of processor time.
 LONGEST_S = 0.05
-#: 7 MB of JSON. The longest step finds its parts, which for 16 MB takes 25 ms on a machine that does nothing else.
+#: They take 7 MB of JSON. The longest step splits the JSON, which takes 25 ms for 16 MB on an idle machine.
 TOPICS = 40_000
 
 
 @contextmanager
 def short() -> Iterator[None]:
-    """What is done in it takes no longer than a step may; without the collector, which sees all of these tests."""
+    """Checks that its block takes no longer than a step may.
+
+    Garbage collection is off, because it would include the objects of all tests.
+    """
     timer = StepTimer()
     gc.disable()
     try:
@@ -59,7 +62,7 @@ async def test_a_large_registration(server: NameServer, client: RemotingClient, 
         await registering
     assert len(server.table.all_topics().topic_list) == TOPICS
     assert timer.longest < LONGEST_S
-    # One with the same version finds everything there.
+    # A registration with the same version changes nothing.
     await client.call(server.address, request, 60_000)
 
 
@@ -71,7 +74,7 @@ async def test_others_are_answered_meanwhile(server: NameServer, client: Remotin
     while not registering.done():
         await other.call(server.address, ask)
         answered += 1
-    # Of all the topics, a few milliseconds' work between two answers.
+    # The registration of all topics takes a few milliseconds between two responses.
     assert answered > 3
     await registering
     await other.close()
@@ -87,7 +90,7 @@ async def test_a_broker_that_goes_while_it_registers_leaves_nothing(server: Name
     with pytest.raises(Exception, match="closed"):
         await registering
     await leaving.close()
-    # Nor does what was left come back with the next broker.
+    # The rest of the registration does not reappear with the next broker, either.
     await client.call(server.address, registration(broker_header("b", "10.0.0.2:1"), topics_body("A", "B")))
     assert server.table.all_topics().topic_list == ["A", "B"]
 

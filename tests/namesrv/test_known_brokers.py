@@ -1,4 +1,4 @@
-"""The file that names the brokers a NameServer had before its restart."""
+"""The file with the brokers that a NameServer had before its restart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from namesrv_support import broker_header, registration, topics_body
 from step_timer import StepTimer
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.namesrv.config import NamesrvConfig
@@ -56,7 +56,7 @@ def awaited(response: RemotingCommand) -> str | None:
 
 @contextmanager
 def killed(config: NamesrvConfig) -> Iterator[None]:
-    """The file as it is now is there again at the end, as if nothing had been written by an orderly stop."""
+    """Restores the current file at the end, as if the NameServer were killed now."""
     data = config.known_brokers_path.read_bytes()
     yield
     config.known_brokers_path.write_bytes(data)
@@ -64,7 +64,10 @@ def killed(config: NamesrvConfig) -> Iterator[None]:
 
 @pytest.fixture
 async def known(config: NamesrvConfig, client: RemotingClient) -> NamesrvConfig:
-    """Of a NameServer that stopped while broker-a had A and AB, broker-b B and AB."""
+    """Returns the configuration of a stopped NameServer.
+
+    At the stop, broker-a had topics A and AB, and broker-b had B and AB.
+    """
     async with running(config) as server:
         await register(client, server, "broker-a", A, "A", "AB")
         await register(client, server, "broker-b", B, "B", "AB")
@@ -142,7 +145,7 @@ async def test_a_broker_that_was_away_before_is_away_for_72_hours_in_all(
         path.write_text(json.dumps(content))
         async with running(known) as server:
             assert server.table.lost.of("AB") == lost
-            # The route of the NameServer before lacked it as well.
+            # The former NameServer's route also lacked this broker.
             assert awaited(await route(client, server, "AB")) == "broker-a"
 
 
@@ -198,7 +201,7 @@ async def test_a_large_table_is_copied_in_a_short_step(config: NamesrvConfig) ->
     file = KnownBrokersFile(config.known_brokers_path, table, Jobs())
     topics = topics_body(*(f"topic-{number}" for number in range(200_000)))
     table.register(broker_header("broker-a", A), topics, zone_name=None, connection=object(), now_ms=0)
-    # With the collector: a list of 200,000 pairs would wake it.
+    # Garbage collection is on here: a list of 200,000 pairs would trigger it.
     timer = StepTimer()
     with timer.step():
         table.copy_of_topics()
@@ -212,7 +215,7 @@ async def test_the_file_is_no_larger_than_its_limit(config: NamesrvConfig, caplo
     table = RouteTable(config)
     file = KnownBrokersFile(config.known_brokers_path, table, Jobs())
     for number in range(3):
-        # Topics with other queues each, whose entries name a broker each.
+        # Each broker has its own topics, so that every entry names one broker.
         name = f"{number}".rjust(200, "b")
         topics = topics_body(*(f"{number}-{topic}".rjust(120, "t") for topic in range(100_000)))
         table.register(broker_header(name, f"10.0.0.{number}:1"), topics, zone_name=None, connection=object(), now_ms=0)

@@ -1,4 +1,4 @@
-"""KVConfigManager and its file."""
+"""The KV configuration and its file (`KVConfigManager`)."""
 
 from __future__ import annotations
 

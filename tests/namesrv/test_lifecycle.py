@@ -1,4 +1,7 @@
-"""How a NameServer begins and ends: the grace at the start, what is finished at the end, its log, TLS."""
+"""Start and stop of a NameServer.
+
+The tests cover the grace period at the start, pending requests at the stop, the log, and TLS.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 from namesrv_support import broker_header, registration, topics_body
 from ports import free_port
-from waiting import until
+from wait_until import until
 
 from gantrymq.cli.main import run
 from gantrymq.config import parse_properties
@@ -28,6 +31,7 @@ from gantrymq.protocol.headers.namesrv import PutKVConfigRequestHeader
 from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.remoting.tls import TlsMode
 
@@ -44,7 +48,7 @@ async def test_requests_that_have_arrived_are_answered_at_the_stop(server: NameS
         await loop.sock_connect(sock, (host, int(port)))
         await loop.sock_sendall(sock, route_request().encode())
         assert await asyncio.wait_for(loop.sock_recv(sock, 1 << 20), 10)
-        # Without a pause: the server can't have read any of them when it is told to stop.
+        # There is no await before the stop, so the server cannot have read any of these requests.
         requests = b"".join(route_request().encode() for _ in range(200))
         assert sock.send(requests) == len(requests)
         async with asyncio.timeout(10):
@@ -76,7 +80,7 @@ async def test_brokers_hear_nothing_of_each_other_from_a_server_that_stops(
     def notified(connection: Connection, request: RemotingCommand) -> None:
         told.append(request)
 
-    broker = RemotingServer({RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: notified}, host="127.0.0.1")
+    broker = RemotingServer({RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: notified}, ListenOptions("127.0.0.1"))
     await broker.start()
     slave = f"127.0.0.1:{broker.port}"
     body = topics_body("A", "B")
@@ -190,7 +194,7 @@ async def test_jobs_survive_errors_and_tell_of_them(
         figures = (await asyncio.to_thread(urlopen, f"http://127.0.0.1:{config.metrics_port}/metrics")).read().decode()
     assert re.search(r'^gantry_job_failures_total\{job="look for silent brokers"\} [1-9]', figures, re.MULTILINE)
     await until(lambda: not job.failing())
-    # It goes on with its work.
+    # The background task continues.
     await client.call(server.address, registration(broker_header(timeout_ms=50), topics_body("A", "B")))
     await until(lambda: server.table.route("A") is None)
     await server.stop()
@@ -226,7 +230,7 @@ async def test_plain_brokers_and_tls_clients_together(tls_config: NamesrvConfig,
     await client.call(server.address, registration(broker_header(), topics_body("A", "B")))
     secure = RemotingClient(ssl_context=ssl.create_default_context(cafile=tls_config.tls_server_cert_path))
     assert (await secure.call(server.address, route_request())).body
-    # A TLS connection that closes takes its broker along, too.
+    # When a TLS connection closes, its broker is removed, too.
     await secure.call(server.address, registration(broker_header("b", "10.0.0.2:1"), topics_body("C", "D")))
     await secure.close()
     await until(lambda: server.table.route("C") is None)

@@ -1,10 +1,10 @@
-"""What a NameServer remembers of brokers that are away."""
+"""The data that a NameServer keeps about brokers that are down."""
 
 from __future__ import annotations
 
 import pytest
 from namesrv_support import broker_header, registration, topics_body
-from waiting import until
+from wait_until import until
 
 from gantrymq.errors import BrokerError
 from gantrymq.namesrv import lost_brokers, route_table
@@ -31,7 +31,10 @@ A, B, C = "10.0.0.1:10911", "10.0.0.2:10911", "10.0.0.3:10911"
 
 @pytest.fixture
 def table() -> RouteTable:
-    """broker-a has A and AB, broker-b B and AB; each has a connection named as itself."""
+    """A table in which broker-a has topics A and AB, and broker-b has B and AB.
+
+    The connection of each broker has the broker's name.
+    """
     table = RouteTable(NamesrvConfig())
     register(table, "broker-a", A, "A", "AB")
     register(table, "broker-b", B, "B", "AB")
@@ -77,7 +80,10 @@ def test_so_is_one_that_falls_silent_until_nobody_keeps_messages_for_so_long(tab
 
 
 def test_so_is_one_that_unregisters(table: RouteTable) -> None:
-    """It may only be restarted: who reads meanwhile has half of the topic as well."""
+    """A broker that unregisters counts as lost too, because it can be restarting.
+
+    Meanwhile a route of the topic lacks its queues.
+    """
     unregister(table, "broker-b", B)
     table.connections_closed(["broker-b 0"])
     assert by_topic(table.lost) == {"B": "broker-b", "AB": "broker-b"}
@@ -96,7 +102,10 @@ def test_a_broker_is_there_while_one_of_its_replicas_is(table: RouteTable) -> No
 def test_a_broker_that_goes_while_it_comes_back_is_lost_with_all_that_it_had(
     table: RouteTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it hasn't registered yet is in no route, and was forgotten with its first topics."""
+    """A broker that fails during its registration is lost with all its topics.
+
+    Topics that it has not registered again are in no route. They must not be dropped after its first topics.
+    """
     monkeypatch.setattr(route_table, "_STEP_TOPICS", 1)
     table.connections_closed(["broker-b 0"])
     steps = table.register_in_steps(
@@ -112,7 +121,10 @@ def test_a_broker_that_goes_while_it_comes_back_is_lost_with_all_that_it_had(
 
 
 def test_a_broker_that_registers_in_parts_is_back_with_each_of_its_topics(table: RouteTable) -> None:
-    """And the topics that it has no more are forgotten a while after the last part."""
+    """A broker that registers in parts is back with each registered topic.
+
+    Its other topics are dropped some time after the last part.
+    """
     table.connections_closed(["broker-b 0"])
     register(table, "broker-b", B, "B", "other")
     assert by_topic(table.lost) == {"AB": "broker-b"}
@@ -158,13 +170,16 @@ def test_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_large_listing_has_steps() -> None:
-    """200,000 topics took the loop 0.2 s, whoever asked."""
+    """A large listing is encoded in steps.
+
+    In one step, 200,000 topics block the event loop for 0.2 s.
+    """
     lost = LostBrokers()
     for name in ("b-1", "b-2"):
         lost.lose(name, "c", {f'"{number}' for number in range(2500)})
     steps = lost.encode_in_steps()
     next(steps)
-    # Others are served meanwhile.
+    # Changes of other clients between two steps.
     lost.forget_topic('"7', None)
     lost.forget("b-2")
     table = decode_json(finish(steps), KVTable).table

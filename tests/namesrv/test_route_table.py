@@ -1,4 +1,4 @@
-"""The rules of the route table, one by one (RouteInfoManager)."""
+"""The rules of the route table (`RouteInfoManager`), one by one."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_acting_master_is_shown_as_master(table: RouteTable, config: NamesrvC
     assert acting != plain
     assert table.encoded_route("A") == acting
     assert table.encoded_route(sync_topic) == plain
-    # A topic that can be written is no acting master's.
+    # For a topic with write permission, a slave is not listed as acting master.
     table.add_write_perm("broker-a")
     assert addresses(table) == [{1: SLAVE, 2: SLAVE_2}]
 
@@ -107,7 +107,7 @@ def test_a_slave_that_becomes_master_moves(table: RouteTable) -> None:
     register(table, broker_header(address=SLAVE, broker_id=1), topics_body("A", "B"))
     register(table, broker_header(address=SLAVE, broker_id=0), topics_body("A", "B", version=2))
     assert addresses(table) == [{0: SLAVE}]
-    # The old master goes later, which is no loss.
+    # The old master unregisters later, which must not remove the new one.
     unregister(table, MASTER)
     assert addresses(table) == [{0: SLAVE}]
 
@@ -211,7 +211,10 @@ def test_topics_with_equal_queues_share_one_answer(table: RouteTable) -> None:
 
 
 def test_a_registration_again_is_as_cheap_with_many_brokers(config: NamesrvConfig) -> None:
-    """All topics on all of them: what a broker costs each 30 s must not grow with the number of the others."""
+    """The cost of a repeated registration does not depend on the number of other brokers.
+
+    Each broker registers every 30 s. All brokers have all topics.
+    """
     body = topics_body(*(f"topic-{number}" for number in range(500)))
     seconds = {}
     for count in (1, 1000):

@@ -1,4 +1,7 @@
-"""The route table against a model of it: brokers register, move, fall silent and leave at random."""
+"""Compares the route table with a simple model in random sequences.
+
+Brokers register, move, become silent, and unregister.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class Live:
 
 
 class Model:
-    """The tables as dictionaries, each rule written as it reads."""
+    """The tables as plain dictionaries, with each rule in its simplest form."""
 
     def __init__(self) -> None:
         self.addresses: dict[str, dict[int, str]] = {}
@@ -107,7 +110,7 @@ class Model:
         return len(mine)
 
     def shown(self, name: str, perm: int) -> dict[int, str]:
-        """The addresses of a broker in a route, its lowest slave as an acting master."""
+        """Returns the addresses of a broker in a route. Its lowest slave can be listed as acting master."""
         places = dict(self.addresses[name])
         if 0 not in places and self.acting[name] and not perm & 2:
             places[0] = places.pop(min(places))

@@ -1,4 +1,4 @@
-"""A NameServer's life: connections that close, brokers that fall silent, files that can't be read."""
+"""Start and stop of a NameServer: closed connections, silent brokers, and files that cannot be read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from namesrv_support import broker_header, registration, topics_body
 from ports import free_port
-from waiting import until
+from wait_until import until
 
 from gantrymq.errors import ConfigError, GantryError
 from gantrymq.namesrv import handlers as handlers_module
@@ -26,6 +26,7 @@ from gantrymq.protocol.headers.namesrv import (
 )
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 
 
@@ -51,7 +52,7 @@ async def test_the_connection_of_the_last_registration_counts(server: NameServer
 
 
 async def test_a_silent_broker_goes_and_its_connection_is_closed(server: NameServer, client: RemotingClient) -> None:
-    # Before it registers: one that was asked for later might be another, of which the NameServer knows no broker.
+    # Opened before the registration. Later the client could open a new connection, without a registered broker.
     connection = await client.connection(server.address)
     await client.call(server.address, registration(broker_header(timeout_ms=100), topics_body("A", "B")))
     await until(lambda: connection.is_closed)
@@ -94,7 +95,7 @@ async def test_brokers_are_told_of_the_lowest_id(
     def notified(connection: Connection, request: RemotingCommand) -> None:
         told.append(request.read_header(NotifyMinBrokerIdChangeRequestHeader))
 
-    broker = RemotingServer({RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: notified}, host="127.0.0.1")
+    broker = RemotingServer({RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: notified}, ListenOptions("127.0.0.1"))
     await broker.start()
     slave, master = f"127.0.0.1:{broker.port}", "127.0.0.1:1"
     body = topics_body("A", TopicConfig("B"))
@@ -123,7 +124,7 @@ async def test_a_taken_port_is_named_and_stop_does_no_harm(config: NamesrvConfig
         await NameServer(config).start()
     await server.stop()
     await server.stop()
-    # Its port is free again, also when it is only made.
+    # The port is free again, even if the server was created but not started.
     for _ in range(2):
         await NameServer(config).stop()
 

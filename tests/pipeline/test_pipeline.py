@@ -1,4 +1,4 @@
-"""`gantry pipeline`: a new project runs as it is, twice, and into its own tables and topic."""
+"""Tests that a new project of `gantry pipeline` runs unchanged, twice, and into its own tables and topic."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def gantry(
 
 
 def expected_sales() -> Counter[tuple[str, str]]:
-    """Cents by day and item."""
+    """Returns the expected sales in cents by day and item."""
     sales: Counter[tuple[str, str]] = Counter()
     for order in orders().values():
         sales[order["time"][:10], order["item"]] += order["quantity"] * order["price_cents"]
@@ -96,7 +96,7 @@ def test_names_that_yaml_or_a_uri_takes_for_something_else(name: str, tmp_path: 
     project = create_project(tmp_path / name)
     spec = msgspec.yaml.decode((project / SPEC).read_text())
     assert spec["name"] == name
-    # Spark doesn't take escapes back: tables would be in a directory beside the project.
+    # Spark does not decode escapes: tables would be in a directory beside the project.
     assert spec["storage"] == f"file://{project / STATE / 'storage'}"
     assert (project / "README.md").read_text().startswith(f"# {name}\n")
 
@@ -106,7 +106,7 @@ def test_names_that_spark_has_no_directories_of(name: str, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="takes no spaces"):
         create_project(tmp_path / name)
     assert not (tmp_path / name).exists()
-    # A program has no paths but those that it is given.
+    # A plain program uses only the paths that it is given, so any name is valid.
     create_project(tmp_path / name, "sessions")
 
 
@@ -168,7 +168,7 @@ def test_a_context_that_is_not_there(tmp_path: Path) -> None:
 
 
 def contexts(directory: Path, name_servers: str) -> dict[str, str]:
-    """An environment with the context `prod`."""
+    """Returns environment variables with the context `prod`."""
     home = directory / "config"
     Contexts(home / "gantrymq" / "contexts.json").add("prod", Context(name_servers))
     return {"XDG_CONFIG_HOME": str(home)}
@@ -183,10 +183,10 @@ def test_a_spark_without_pipelines_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not HAS_SPARK, reason="needs gantrymq[spark]")
 async def test_a_topic_that_no_message_has_made_has_none() -> None:
-    from gantrymq.pipeline.run import messages_of
+    from gantrymq.pipeline.run import message_count
 
     with EmbeddedCluster() as cluster:
-        assert await messages_of(cluster.name_server, "large-orders") == 0
+        assert await message_count(cluster.name_server, "large-orders") == 0
 
 
 @needs_connect
@@ -212,10 +212,10 @@ def test_two_projects_run_at_a_time_and_one_again(tmp_path: Path) -> None:
     bodies = [json.loads(message.body) for message in dump(store, MessageFilter(topic="large-orders"))]
     assert {body["id"] for body in bodies} == large
 
-    # Clusters that are there; one order has come since.
+    # A run against an existing cluster, with one new order.
     with ProcessCluster(project / STATE / "cluster") as cluster:
         send(cluster.namesrv_addr, {"id": "new", "item": "tea", "quantity": 1000, "price_cents": 450})
-        # The context's keys and TLS, of which there are none here, for another address.
+        # The context provides keys and TLS (none here) also if `--name-server` overrides its address.
         done = gantry(
             tmp_path, "run", "shop", "--name-server", cluster.namesrv_addr, "--context", "prod", "--master", "local[2]",
             environment=contexts(tmp_path, "127.0.0.1:1"),

@@ -1,4 +1,4 @@
-"""The names of a broker's keys, which the protocol has, are those that its configuration has."""
+"""Tests that the broker's keys named in the protocol package are keys of its configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed bodies: round trips, and a CompressionError for what is cut off, damaged or a bomb."""
+"""Tests of compressed bodies: round trips, and CompressionError for truncated and damaged bodies and bombs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_sizes(compression: CompressionType, size: int) -> None:
 @given(st.binary(min_size=1, max_size=3000), TYPES, st.data())
 def test_cut_bodies(body: bytes, compression: CompressionType, data: st.DataObject) -> None:
     packed = compress(body, compression)
-    # The last bytes of a frame are its end mark: without them Java reads on, too.
+    # A frame ends with a mark. Without it Java expects more data, too.
     with pytest.raises(CompressionError):
         decompress(packed[: data.draw(st.integers(0, len(packed) - 1))], compression_flag(compression))
 

@@ -1,4 +1,4 @@
-"""JSON bodies: fastjson's unquoted keys, null for what isn't there, and BodyError for everything else."""
+"""Tests of JSON bodies: fastjson's unquoted keys, null for absent values, and BodyError for invalid bodies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gantrymq.protocol.fastjson import (
 )
 from gantrymq.protocol.steps import finish
 
-#: Strings that look like the keys.
+#: Strings that look like unquoted keys.
 TEXT = st.one_of(st.text(), st.sampled_from(['{1:"x"}', ",2:3", '"', "\\", '{"1":2}', "{ -5 :", '\\",1:']))
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | TEXT,
@@ -40,7 +40,7 @@ VALUES = st.recursive(
 
 
 def fastjson(value: Any, space: str = "") -> str:
-    """As fastjson writes: numeric keys bare."""
+    """Encodes JSON as fastjson does, with unquoted numeric keys."""
     if isinstance(value, dict):
         keys = [str(key) if isinstance(key, int) else fastjson(key) for key in value]
         pairs = [
@@ -143,11 +143,11 @@ def test_hostile_bodies_cost_no_more_than_their_size(text: bytes) -> None:
     start = time.thread_time()
     with pytest.raises(BodyError):
         decode_json(text, TopicRouteData)
-    assert time.thread_time() - start < 5  # Quadratic cost would be an hour.
+    assert time.thread_time() - start < 5  # A quadratic algorithm would take an hour.
 
 
 def test_a_request_is_not_read_for_long() -> None:
-    """What isn't standard JSON takes ten times as long to read: so it may be a tenth as long."""
+    """Non-standard JSON takes ten times as long to read, so its limit is a tenth of the size."""
     assert decode_request_json(b"{1:2}", dict[int, int]) == {1: 2}
     long = b"{1:2" + b" " * 300_000 + b"}"
     assert decode_json(long, dict[int, int]) == {1: 2}
@@ -166,7 +166,7 @@ def test_the_objects_of_a_large_body_are_not_searched_for_cycles_while_it_is_rea
     def count(phase: str, info: dict[str, int]) -> None:
         collections.append(phase)
 
-    # Else one may be due before the body is read, besides that after it.
+    # Otherwise a collection may be due before the body is read, in addition to the one after it.
     gc.collect()
     gc.callbacks.append(count)
     try:

@@ -1,4 +1,4 @@
-"""Frames: round trips in both header encodings, however the bytes are cut; named errors for everything else."""
+"""Tests of frames: round trips in both header encodings with any fragmentation, and named errors for invalid input."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_commands_come_back_however_the_stream_is_cut(sent: list[RemotingCommand
     got = [command for piece in pieces(stream, cuts) for command in reader.feed(piece)]
 
     assert [content(command) for command in got] == [content(command) for command in sent]
-    assert reader.held_bytes == 0
+    assert reader.buffered_bytes == 0
     assert b"".join(command.encode() for command in got) == stream
 
 
@@ -88,7 +88,7 @@ def test_any_bytes_are_commands_or_a_protocol_error(data: bytes) -> None:
             _ = command.ext_fields
     except ProtocolError:
         return
-    assert reader.held_bytes <= len(data)
+    assert reader.buffered_bytes <= len(data)
 
 
 @given(commands(), st.data())
@@ -131,7 +131,7 @@ def test_commands_before_the_error_are_given_first() -> None:
         (pack(">iI", MAX_FRAME_LENGTH + 1, 0), FrameError),
         (b"GET / HTTP/1.1\r\n", FrameError),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01", FrameError),  # A TLS ClientHello.
-        (pack(">iI", 4, 1), FrameError),  # The header longer than the frame.
+        (pack(">iI", 4, 1), FrameError),  # The header is longer than the frame.
         (pack(">iI", 4, 2 << 24), FrameError),  # An unknown encoding.
         (pack(">iI", 4, 0), HeaderError),
         (pack(">iI", 4, 1 << 24), HeaderError),
@@ -155,7 +155,7 @@ def binary_header(remark_length: int, rest: bytes) -> bytes:
         binary_header(-1, b"\x00" * 8),
         binary_header(5, b"\x00" * 8),
         binary_header(2**31 - 1, b"\x00" * 8),
-        binary_header(1, b"\xff" + b"\x00" * 4),  # A remark that is no UTF-8.
+        binary_header(1, b"\xff" + b"\x00" * 4),  # A remark that is not UTF-8.
         binary_header(0, pack(">i", -1)),
         binary_header(0, pack(">i", 1)),
         b'{"code":1,"remark":"\xff"}',
@@ -259,7 +259,7 @@ def test_memory_is_what_was_sent_and_not_what_was_announced() -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert reader.held_bytes == 1008
+    assert reader.buffered_bytes == 1008
     assert peak < 100_000
 
 
@@ -269,14 +269,14 @@ def test_a_large_frame_in_many_pieces_costs_no_more_than_its_size() -> None:
     start = time.thread_time()
     got = [command for at in range(0, len(frame), 512) for command in reader.feed(frame[at : at + 512])]
     assert len(got) == 1
-    assert time.thread_time() - start < 2  # 0.03 s; were each piece to copy what came before, 10 s and more.
+    assert time.thread_time() - start < 2  # Takes 0.03 s; 10 s or more if each piece copied the earlier ones.
 
 
 def test_many_small_frames_in_one_piece_cost_no_more_than_their_number() -> None:
     stream = RemotingCommand.request(1, body=bytes(50)).encode() * 40_000
     start = time.thread_time()
     assert sum(1 for _ in FrameReader().feed(stream)) == 40_000
-    assert time.thread_time() - start < 2  # 0.06 s; were each frame to copy what follows it, 10 s and more.
+    assert time.thread_time() - start < 2  # Takes 0.06 s; 10 s or more if each frame copied the rest.
 
 
 LARGE_BODY = bytes(range(256)) * 2 * (LARGE_FRAME // 256)
@@ -295,7 +295,7 @@ def test_large_bodies_however_they_are_cut(cuts: list[int], encoding: SerializeT
         got += reader.feed(piece)
         fed += len(piece)
         unfinished = fed - sum(map(len, frames[: len(got)]))
-        assert unfinished - 200 < reader.held_bytes <= unfinished  # The header may be read already.
+        assert unfinished - 200 < reader.buffered_bytes <= unfinished  # The header may be parsed already.
 
     assert [content(command) for command in got] == [content(command) for command in sent]
     assert all(type(command.body) is bytes for command in got)
@@ -321,7 +321,7 @@ def test_a_large_frame_with_an_impossible_header_is_refused_before_its_body_has_
         list(FrameReader().feed(pack(">iI", LARGE_FRAME, 2) + b"[]"))
 
 
-# -- what one frame may cost ----------------------------------------------------------------------------------------
+# -- limits for a single frame --------------------------------------------------------------------------------------
 
 
 def test_a_header_that_is_no_header_is_refused_before_it_has_come() -> None:
@@ -341,7 +341,7 @@ def test_a_header_of_very_many_fields_is_not_read(value: str, encoding: Serializ
 
     assert len(received(MAX_FIELDS).ext_fields) == (MAX_FIELDS if value or encoding == SerializeType.JSON else 0)
     huge = received(200_000)
-    # The collector looks at all that this process of tests has loaded.
+    # A collection visits all objects of this test process, which would distort the measurement.
     timer = StepTimer()
     gc.disable()
     try:
@@ -349,7 +349,7 @@ def test_a_header_of_very_many_fields_is_not_read(value: str, encoding: Serializ
             _ = huge.ext_fields
     finally:
         gc.enable()
-    assert timer.longest < 0.05  # 0.3 s and more to read it.
+    assert timer.longest < 0.05  # Parsing all fields takes 0.3 s or more.
 
 
 def raw_ext_of(command: RemotingCommand) -> bytes:
@@ -371,18 +371,18 @@ def test_a_reader_tells_of_the_frame_under_way(body: int) -> None:
     reader = FrameReader()
     numbers = []
     for _ in range(2):
-        assert (reader.frame_length, reader.held_bytes) == (0, 0)
+        assert (reader.frame_length, reader.buffered_bytes) == (0, 0)
         assert list(reader.feed(frame[:3])) == []
-        assert (reader.frame_length, reader.held_bytes) == (8, 3)
+        assert (reader.frame_length, reader.buffered_bytes) == (8, 3)
         assert list(reader.feed(frame[3:20])) == []
-        assert (reader.frame_length, reader.held_bytes) == (len(frame), 20)
+        assert (reader.frame_length, reader.buffered_bytes) == (len(frame), 20)
         numbers.append(reader.frame_number)
         assert len(list(reader.feed(frame[20:]))) == 1
     assert numbers[1] > numbers[0]
     assert len(list(reader.feed(frame + frame[:20]))) == 1
-    assert (reader.frame_length, reader.held_bytes) == (len(frame), 20)
+    assert (reader.frame_length, reader.buffered_bytes) == (len(frame), 20)
     reader.clear()
-    assert (reader.frame_length, reader.held_bytes) == (0, 0)
+    assert (reader.frame_length, reader.buffered_bytes) == (0, 0)
 
 
 def test_the_begin_of_a_large_frame_does_not_keep_the_read_that_it_came_with() -> None:

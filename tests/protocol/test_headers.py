@@ -1,4 +1,4 @@
-"""Typed headers: every class comes back from both encodings; what doesn't fit is a HeaderError that names the field."""
+"""Tests of typed headers: round trips in both encodings, and HeaderError with the field's name for invalid values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gantrymq.protocol.headers.offset import QueueRequestHeader
 from gantrymq.protocol.headers.send import SendMessageRequestHeader
 from gantrymq.protocol.java import Int32, Int64
 
-#: Those of every module of `headers`.
+#: The header classes of all modules of `headers`.
 HEADERS = [
     value
     for module in pkgutil.iter_modules(headers.__path__)
@@ -78,7 +78,7 @@ def test_round_trip(header_type: type[Header], encoding: SerializeType, data: st
 
     assert got.read_header(header_type) == header
     assert got.ext_fields == command.ext_fields
-    assert got.read_header(header_type) == header  # Now from the dictionary.
+    assert got.read_header(header_type) == header  # The second read uses the decoded dictionary.
 
 
 @pytest.mark.parametrize("encoding", SerializeType)
@@ -114,7 +114,7 @@ def test_numbers_beyond_javas_int(number: str) -> None:
 
 
 def test_numbers_that_are_no_strings() -> None:
-    # The Go and C++ clients write numbers and booleans as such, and numbers where a string is expected.
+    # The Go and C++ clients send numbers and booleans as JSON values, and numbers for some string fields.
     command = json_command(b'{"topic":5,"queueId":3,"other":{"a":[true]}}')
 
     assert command.read_header(QueueRequestHeader) == QueueRequestHeader(topic="5", queue_id=3)

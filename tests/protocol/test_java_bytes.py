@@ -1,4 +1,4 @@
-"""What Java's own classes wrote is read to the right values, and where the format leaves no choice written the same."""
+"""Tests that bytes written by Java's classes are read correctly, and are written identically if the format is fixed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_send_request(name: str, opaque: int, encoding: str) -> None:
         max_reconsume_times=16,
         batch=False,
     )
-    for _ in range(2):  # The second time from what the first one remembered.
+    for _ in range(2):  # The second iteration uses the header cached by the first one.
         request = decode_send_request(command)
         assert request.target == ("group-1", "TopicTest", "TBW102", 4, 3, 0)
         assert (request.born_timestamp, request.flag) == (1700000000123, 0)
@@ -121,7 +121,7 @@ def test_versions() -> None:
     assert ordinals["V3_0_11"] == codes.VERSION_3_0_11
     assert ordinals["V4_9_4"] == codes.VERSION_4_9_4
     assert ordinals["V5_0_0"] == codes.VERSION_5_0_0
-    assert ordinals["V5_3_3"] <= codes.PROTOCOL_VERSION <= ordinals["V5_5_0"]
+    assert ordinals["V5_5_0"] == codes.PROTOCOL_VERSION
 
 
 # -- messages -------------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_record(name: str, topic: str, born_ip: str, store_ip: str) -> None:
 
 
 def test_compressed_record() -> None:
-    # MessageDecoder.encode leaves the CRC to its caller, so there is none.
+    # MessageDecoder.encode does not set the CRC; its caller has to.
     record = decode_record(java("record-lz4.bin"), check_crc=False)
 
     assert decompress(record.body, record.sys_flag) == PLAIN
@@ -262,7 +262,7 @@ def test_heartbeat(dialect: str) -> None:
     ours = SubscriptionData.parse("TopicTest", "TagA || 中文")
     ours.sub_version = 1700000000123
     assert subscription == ours
-    # Java's fields in Java's names; the order is another.
+    # The fields and names are Java's; only their order differs.
     assert decode_json(encode_json(heartbeat), dict) == decode_json(java(f"heartbeat.{dialect}"), dict)
 
 
@@ -285,7 +285,7 @@ def test_registration(name: str, compressed: bool, version: int) -> None:
     a, b = table.topic_config_table["TopicA"], table.topic_config_table["TopicB"]
     assert (a.topic_name, a.read_queue_nums, a.write_queue_nums, a.perm, a.attributes) == ("TopicA", 8, 4, 6, {})
     assert (b.read_queue_nums, b.perm, b.attributes) == (1, 2, {"message.type": "NORMAL"})
-    # The compressed form doesn't carry these two.
+    # The compressed form has no fields for these two.
     assert (b.topic_sys_flag, b.order) == ((0, False) if compressed else (3, True))
     if version >= codes.VERSION_3_0_11:
         assert body.filter_server_list == ["10.1.2.3:30000"]

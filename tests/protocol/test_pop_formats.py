@@ -1,4 +1,4 @@
-"""Receipt handles, the lists of a pop's answer, and the bodies of the revive log, as Apache's jars write them."""
+"""Tests of receipt handles, pop response headers and revive-log bodies, as Apache's jars write them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gantrymq.protocol.receipt_handle import (
     start_offset_entry,
 )
 
-#: What fastjson2 made of PopCheckPoint, AckMsg, BatchAckMsg and BatchAckMessageRequestBody of 5.5.0.
+#: Output of fastjson2 for PopCheckPoint, AckMsg, BatchAckMsg and BatchAckMessageRequestBody of 5.5.0.
 JAVA_CHECKPOINT = (
     b'{"bm":0,"bn":"b","c":"g","d":[0,2],"it":60000,"n":2,"pt":1700000000000,"q":3,"reviveTime":1700000060000,"ro":0,'
     b'"so":5,"sp":false,"t":"t"}'
@@ -77,7 +77,7 @@ def test_lists_of_an_answer() -> None:
     assert start_offset_entry("t", 1, 5) == "0 1 5"
     assert message_offset_entry("%RETRY%g_t", 0, [5, 7]) == "1 0 5,7"
     assert order_count_entries("t", 1, {}, 3) == "0 1 0"
-    # Java: two of three messages were handed out before.
+    # As Java does if two of the three messages were popped before.
     assert order_count_entries("t", 1, {3: 1, 4: 1}, 3) == "0 qo1%3 1;0 qo1%4 1;0 1 0"
     assert order_count_entries("t", 1, {3: 2, 4: 1}, 2) == "0 qo1%3 2;0 qo1%4 1;0 1 1"
     assert parse_offset_info("0 1 5;1 0 6") == {("0", "1"): "5", ("1", "0"): "6"}

@@ -1,4 +1,4 @@
-"""Properties, message ids and names: what goes in comes back, and what can't is refused."""
+"""Tests of properties, message ids and names: round trips, and errors for invalid values."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_new_month_begins_at_zero() -> None:
         before = int(keys.next()[20:28], 16)
         now_ns += 32 * 86_400_000_000_000
         after = int(keys.next()[20:28], 16)
-    assert before > 28 * 86_400_000 or before < 86_400_000  # The end of a month, or its beginning, by time zone.
+    assert before > 28 * 86_400_000 or before < 86_400_000  # The end or the beginning of a month, by time zone.
     assert 0 <= after < 3 * 86_400_000
 
 
@@ -129,7 +129,10 @@ DAY_NS = 86_400_000_000_000
     ids=["it stands still", "an hour back", "a month forward and back", "a month back and forward", "month by month"],
 )
 def test_unique_keys_do_not_repeat_whatever_the_clock_does(steps: tuple[int, ...]) -> None:
-    """Of 200,000 keys 134,464 repeated when the clock was in a later month at the start: their time stayed 0."""
+    """Keys are unique whatever the clock does.
+
+    If the time in the key stayed 0 after a start in a later month, 134,464 of 200,000 keys would repeat.
+    """
     now_ns = 1704067200_000_000_000 + 15 * DAY_NS
     keys = UniqueKeys()
     made: list[str] = []
@@ -142,7 +145,7 @@ def test_unique_keys_do_not_repeat_whatever_the_clock_does(steps: tuple[int, ...
             now_ns -= 1_000_000
             made.append(keys.next())
             since_ms = int(made[-1][20:28], 16)
-            # The 15th or so of a month: the time is that of the clock.
+            # The time in the key is that of the clock, about the 15th of a month.
             assert 0 < since_ms < 31 * 86_400_000
     assert len(set(made)) == len(made)
 

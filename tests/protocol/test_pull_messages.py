@@ -1,4 +1,4 @@
-"""decode_pull_request and encode_pull_head: quick ways that must give what the plain ones give."""
+"""Tests that decode_pull_request and encode_pull_head, which are fast paths, agree with the general code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ USUAL = {
     "subVersion": "1700000000123",
     "expressionType": "TAG",
 }
-#: Bytes with which the quick way finds its place, put where they don't belong.
+#: Byte patterns that the fast path searches for, placed in other fields.
 LURES = [
     "\x00\x0bqueueOffset\x00\x00\x00\x017",
     "\x00\x0ccommitOffset\x00\x00\x00\x017",

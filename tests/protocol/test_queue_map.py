@@ -1,4 +1,4 @@
-"""Maps by MessageQueue, there and back, and as Java writes them (fastjson2 2.0.59, RocketMQ 5.5)."""
+"""Tests of maps with MessageQueue keys: round trips, and Java's format (fastjson2 2.0.59, RocketMQ 5.5)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.samp
 numbers = st.integers(-(2**63), 2**63 - 1)
 queues = st.builds(MessageQueue, texts, texts, st.integers(-(2**31), 2**31 - 1))
 offsets = st.dictionaries(queues, numbers, max_size=5)
-#: Any JSON that has no object for a key.
+#: Any JSON without objects as keys.
 documents = st.recursive(
     st.none() | st.booleans() | numbers | texts,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),

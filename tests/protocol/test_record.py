@@ -1,4 +1,4 @@
-"""Message records of both versions with IPv4 and IPv6 hosts, batches, and the messages that users see."""
+"""Tests of message records of both versions with IPv4 and IPv6 hosts, of batches, and of decoded messages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ V4 = b"\x0a\x01\x02\x03\x00\x00\x2a\x9f"
 
 @st.composite
 def arguments(draw: st.DrawFn) -> dict[str, object]:
-    """What encode_record takes."""
+    """Returns random arguments for encode_record."""
     born_v6, store_v6 = draw(st.booleans()), draw(st.booleans())
     flags = draw(st.sampled_from([0, TRANSACTION_PREPARED, 3 << 8]))
     return {
@@ -111,7 +111,7 @@ def test_a_changed_body_has_another_crc(fields: dict[str, object], data: st.Data
 
 
 def test_places_of_fields() -> None:
-    """As `CommitLog.checkMessageAndReturnSize` reads them."""
+    """The positions are those that `CommitLog.checkMessageAndReturnSize` reads."""
     encoded = plain(b"body", b"topic", b"a\x01b\x02")
     places = {"queue_id": 12, "queue_offset": 20, "physical_offset": 28, "sys_flag": 36, "born_timestamp": 40}
     for field, place in {**places, "store_timestamp": 56, "body_length": 84}.items():
@@ -120,7 +120,7 @@ def test_places_of_fields() -> None:
     assert encoded[BODY_AT_V4 : BODY_AT_V4 + 4] == b"body"
     assert unpacker("size", "queue_offset")(b"xy" + encoded, 2) == (len(encoded), 3)
     assert unpacker("magic", "queue_id", "physical_offset", "body_length")(encoded) == (MAGIC_V1, 1, 4, 4)
-    # No more than the fields that are asked for must be there.
+    # The data needs to contain only the requested fields.
     assert unpacker("size", "magic")(encoded[:8]) == (len(encoded), MAGIC_V1)
 
 

@@ -1,4 +1,4 @@
-"""A broker's registration in all its forms: round trips, and a BodyError for what can't be read."""
+"""Tests of all forms of a broker's registration: round trips, and a BodyError for invalid ones."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def topics(count: int) -> RegisterBrokerBody:
 
 
 def bare(body: RegisterBrokerBody) -> bytes:
-    """As fastjson writes a map with numeric keys."""
+    """Encodes a registration that has a map with unquoted numeric keys, as fastjson writes it."""
     data = encode_register_body(body)
     return data.replace(b'"topicQueueMappingInfoMap":{}', b'"topicQueueMappingInfoMap":{"t":{"currIdMap":{0:0,1:1}}}')
 
@@ -167,10 +167,13 @@ LARGE = topics(40_000)
     ids=["json", "compressed", "bare-keys", "no-json", "brackets", "bomb", "same-topic"],
 )
 def test_no_step_takes_long(data: bytes, compressed: bool) -> None:
-    """However large: so a server goes on with other requests. The limit is what one may take on a busy machine."""
+    """Short steps let a server handle other requests between them, however large the body is.
+
+    The limit allows for a busy machine.
+    """
     timer = StepTimer()
     steps = register_body_in_steps(data, compressed=compressed, version=PROTOCOL_VERSION)
-    # The collector looks at all that this process of tests has loaded, which is no part of a step.
+    # A collection visits all objects of this test process, which is not part of a step.
     gc.disable()
     try:
         with suppress(StopIteration, BodyError):

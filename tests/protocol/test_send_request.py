@@ -1,4 +1,4 @@
-"""decode_send_request: what was remembered gives the same as reading every field, whatever the header."""
+"""Tests that decode_send_request gives the same result with its cache as without, for any header."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ USUAL = {
     "l": "16",
     "m": "false",
 }
-#: Bytes with which the fast path finds its place, put where they don't belong.
+#: Byte patterns that the fast path searches for, placed in other fields.
 LURES = [
     "\x00\x01g\x00\x00\x00\x0d",
     "\x00\x01g\x00\x00\x00\x0d1700000000123\x00\x01h\x00\x00\x00\x010\x00\x01i",
@@ -65,7 +65,7 @@ def reading_every_field(command: RemotingCommand) -> SendRequest:
 
 def check(ext: bytes, code: int = RequestCode.SEND_MESSAGE_V2) -> SendRequest | str:
     slow = outcome(reading_every_field, request(ext, code))
-    # Remembered: this header if it has the usual shape, and the usual one.
+    # Fills the cache with this header, if it has the usual shape, and with the usual header.
     outcome(decode_send_request, request(encode_fields(USUAL)))
     fast = outcome(decode_send_request, request(ext, code))
     assert fast == slow
@@ -162,7 +162,7 @@ def test_the_usual_header_is_remembered() -> None:
 
 
 def test_a_value_that_looks_like_the_next_fields() -> None:
-    # The head of a remembered header and one byte: no g is found, and inside the value of a is what follows a g.
+    # A cached header's beginning plus one byte. The value of `a` contains the bytes that normally follow `g`.
     def head(n: int) -> bytes:
         lure = "234567890123" + "\x00\x01h\x00\x00\x00\x010\x00\x01i" + "\x00\x00\x00" + chr(n)
         return encode_fields({"a": lure.ljust(50, "x")} | {name: USUAL[name] for name in "bcdef"})

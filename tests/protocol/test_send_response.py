@@ -49,7 +49,7 @@ def test_a_server_that_says_nothing_of_traces() -> None:
     assert decode_send_response(answer, 1) == ("id", 2, None, "", True)
     response.ext_fields["msgId"] = ids = ",".join(["0" * 32] * 256)
     assert decode_send_response(received(response.encode()), 1) == (ids, 2, None, "", True)
-    # Of another queue than the one that was asked for.
+    # The response is for another queue than the requested one.
     assert decode_send_response(answer, 2) is None
     assert decode_send_response(answer, 11) is None
 

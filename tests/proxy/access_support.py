@@ -1,4 +1,4 @@
-"""What tests of access control share: a cluster that has it on, users with rights, clients that sign."""
+"""Shared by tests of access control: a cluster with access control, users with permissions, and signing clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = '{"accessKey": "root", "secretKey": "root-secret"}'
 
 @contextmanager
 def cluster_with_users() -> Iterator[EmbeddedCluster]:
-    """Its only user is root."""
+    """Starts a cluster whose only user is root."""
     auth = AuthConfig(
         authentication_enabled=True,
         authorization_enabled=True,
@@ -36,7 +36,7 @@ def cluster_with_users() -> Iterator[EmbeddedCluster]:
 
 @asynccontextmanager
 async def proxy_with_users(cluster: EmbeddedCluster, **more: Any) -> AsyncIterator[Proxy]:
-    """`more` are fields of ProxyConfig."""
+    """Starts a proxy. `more` are fields of ProxyConfig."""
     async with running_proxy(
         cluster.name_server,
         authentication_enabled=True,
@@ -68,7 +68,7 @@ class SigningRpc(Rpc):
 
 
 async def allow(admin: AdminClient, cluster: EmbeddedCluster, name: str, *rights: tuple[str, str]) -> None:
-    """A user of that name, with those actions on those resources."""
+    """Creates a user and allows these (resource, action) pairs."""
     await admin.create_user(cluster.brokers, UserInfo(name, f"{name}-secret"))
     for resource, action in rights:
         await admin.create_acl(cluster.brokers, acl_of(f"User:{name}", [resource], [action], [], "Allow"))

@@ -1,4 +1,4 @@
-"""RecordedCall: an rpc without a network, which keeps what its handler writes."""
+"""RecordedCall: an rpc without a network that records the responses of its handler."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gantrymq.proxy.call import CLIENT_ID, CLIENT_VERSION, LANGUAGE
 
 
 class RecordedCall:
-    """Stands where the server's own call stands: unary, or a stream of either kind.
+    """Replaces the server's own call: unary, or a stream of either kind.
 
-    What the client sends on a stream is put in with `send`, `finish` ends it. After `cancel_at` responses `write` ends
-    as it does when the client has gone.
+    `send` adds a message of the client's stream, and `finish` ends the stream. After `cancel_at` responses, `write`
+    fails as for a client that has disconnected.
     """
 
     def __init__(
@@ -53,6 +53,9 @@ class RecordedCall:
 
     def keep(self, size: int) -> None:
         pass
+
+    async def next_slice(self) -> None:
+        await asyncio.sleep(0)
 
     async def write(self, response: Message) -> None:
         if self._cancel_at is not None and len(self.written) >= self._cancel_at:

@@ -1,4 +1,4 @@
-"""A cluster for all tests of a module, and for each test a proxy in front of it with a client's stub."""
+"""Fixtures: a cluster for all tests of a module, and for each test a proxy with a client's stub."""
 
 from __future__ import annotations
 

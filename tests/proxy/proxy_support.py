@@ -1,4 +1,4 @@
-"""What tests of the proxy share: a client's stub of grpcio's, topics, messages."""
+"""Shared by tests of the proxy: a stub of a grpcio client, topics, and messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BrokerError, NoRouteInfo
@@ -20,8 +20,11 @@ from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 
 
 class Rpc:
-    """Each method of the service as an attribute: `await rpc.SendMessage(request)`, `rpc.ReceiveMessage(request)` is an
-    asynchronous iterator, `rpc.Telemetry()` a stream with `read` and `write`."""
+    """The methods of the service as attributes.
+
+    `await rpc.SendMessage(request)` makes a unary call. `rpc.ReceiveMessage(request)` is an asynchronous iterator.
+    `rpc.Telemetry()` is a stream with `read` and `write`.
+    """
 
     def __init__(self, channel: grpc.aio.Channel, client_id: str) -> None:
         self.channel = channel
@@ -39,7 +42,7 @@ class Rpc:
         return lambda *request, **options: call(*request, **{"metadata": self.metadata(), "timeout": 20, **options})
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """As Apache's clients send it."""
+        """Returns the metadata of Apache's clients."""
         return (
             ("x-mq-language", "JAVA"),
             ("x-mq-protocol", "v2"),
@@ -51,7 +54,7 @@ class Rpc:
 
 
 async def new_topic(admin: AdminClient, kind: str = "NORMAL", queues: int = 2) -> str:
-    """Of the name that it returns."""
+    """Creates a topic. Returns its name."""
     topic = f"proxy_{kind.lower()}_{uuid.uuid4().hex[:12]}"
     config = TopicConfig(
         topic, read_queue_nums=queues, write_queue_nums=queues, attributes={"+message.type": kind} if kind else {}
@@ -61,7 +64,7 @@ async def new_topic(admin: AdminClient, kind: str = "NORMAL", queues: int = 2) -
 
 
 async def make_topic(admin: AdminClient, config: TopicConfig) -> None:
-    """Makes or changes a topic; returns when the NameServer says so, too."""
+    """Creates or changes a topic. Returns when the NameServer has it, too."""
     brokers = await admin.create_topic(config, cluster="DefaultCluster")
 
     async def is_known() -> bool:
@@ -74,7 +77,7 @@ async def make_topic(admin: AdminClient, config: TopicConfig) -> None:
 
 
 def message(topic: str, body: bytes = b"body", **system: Any) -> pb.Message:
-    """One that a client could send."""
+    """Returns a valid message."""
     properties = system.pop("user_properties", {})
     system.setdefault("message_id", f"01{uuid.uuid4().hex[:30].upper()}")
     system.setdefault("message_type", pb.NORMAL)
@@ -87,7 +90,7 @@ def message(topic: str, body: bytes = b"body", **system: Any) -> pb.Message:
 
 
 def producer_settings(topic: str) -> rpc_pb.TelemetryCommand:
-    """What a producer tells when it comes."""
+    """Returns the first command of a producer: its settings."""
     return rpc_pb.TelemetryCommand(
         settings=pb.Settings(
             client_type=pb.PRODUCER, publishing=pb.Publishing(topics=[pb.Resource(name=topic)]), user_agent=pb.UA()
@@ -96,7 +99,7 @@ def producer_settings(topic: str) -> rpc_pb.TelemetryCommand:
 
 
 async def members_of(admin: AdminClient, group: str) -> list[str]:
-    """A consumer group's client ids, as brokers know them."""
+    """Returns the client ids of a consumer group according to the brokers."""
     try:
         return sorted(client.client_id for client in (await admin.consumer_connection(group)).connection_set)
     except NoRouteInfo:

@@ -1,4 +1,4 @@
-"""Access control: signatures in a call's metadata, the users and policies of the brokers."""
+"""Access control: signatures in a call's metadata, and the users and policies of the brokers."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def test_every_request_has_a_rule() -> None:
     served = {method.request for method in METHODS.values()} - {rpc_pb.SyncLiteSubscriptionRequest}
     for request in served:
         wanted = list(needs(request()))
-        # An empty request names nothing: it needs the right on all, or, where it is about nothing yet, none.
+        # An empty request names no resource. It needs the permission for all resources, or none if it concerns no
+        # resource yet.
         assert all("ANY" in str(need.resource.pattern) for need in wanted)
         assert wanted or request in (
             rpc_pb.HeartbeatRequest,
@@ -127,7 +128,7 @@ async def test_clients_of_the_remoting_protocol(proxy: Proxy, admin: AdminClient
     await allow(admin, cluster, "older", (f"Topic:{mine}", "Pub"))
     here = proxy.remoting_address
     async with Producer(here, "p", hooks=[AclHook("older", "older-secret")]) as producer:
-        # Brokers look at the client's own signature once more.
+        # Brokers verify the client's own signature again.
         assert (await producer.send(Message(mine, b"allowed"))).queue_offset == 0
         with pytest.raises(BrokerError, match="User:older has no permission to access Topic:proxy"):
             await producer.send(Message(others, b"not allowed"))

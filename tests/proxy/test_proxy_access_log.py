@@ -1,4 +1,4 @@
-"""The access log: a line for each call."""
+"""The access log: one line per call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grpc
 import pytest
 from proxy_support import Rpc, message, new_topic
 from running_proxy import proxy_config
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.client.admin.client import AdminClient
@@ -40,10 +40,10 @@ async def test_a_line_for_each_call(cluster: EmbeddedCluster, admin: AdminClient
         for body in (b"one", b""):
             await rpc.SendMessage(rpc_pb.SendMessageRequest(messages=[message(topic, body)]))
         await until(lambda: len(path.read_text().splitlines()) == 2)
-        # The file may be moved away.
+        # The file may be moved, for example by log rotation.
         moved = path.rename(tmp_path / "access.log.1")
         await rpc.SendMessage(rpc_pb.SendMessageRequest(messages=[message(topic, b"three")]))
-    # What is left is written at the end.
+    # The remaining lines are written at the end.
     await proxy.stop()
     lines = [line.split(" ") for line in moved.read_text().splitlines() + path.read_text().splitlines()]
     assert [line[2:5] for line in lines] == [
@@ -70,7 +70,7 @@ async def test_a_line_for_each_request_of_the_remoting_protocol(
     await proxy.stop()
     lines = [line.split(" ") for line in path.read_text().splitlines()]
     assert all(line[1].startswith("127.0.0.1:") and float(line[5]) >= 0 for line in lines)
-    # Its heartbeat says who the client is.
+    # The client id is known from its heartbeat on.
     assert [line[2:5] for line in lines] == [
         ["-", "GET_ROUTEINFO_BY_TOPIC", "SUCCESS"],
         ["10.0.0.1@1", "HEART_BEAT", "SUCCESS"],

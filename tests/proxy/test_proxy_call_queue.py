@@ -1,12 +1,16 @@
-"""Whose calls start when: connections take turns, and small calls don't wait for large ones."""
+"""Order in which calls start: connections alternate, and small calls do not wait for large ones."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 
-from waiting import until
+from calls import RecordedCall
+from wait_until import until
 
-from gantrymq.proxy.call_queue import CALL_BYTES, ROUND_BYTES, CallQueue
+from gantrymq.proxy.call import SLICE_S, Slices
+from gantrymq.proxy.call_queue import CALL_BYTES, LEAST_ROUND_BYTES, ROUND_BYTES, CallQueue
+from gantrymq.proxy.http2.read_slices import ReadSlices
 
 IN_A_ROUND = ROUND_BYTES // CALL_BYTES
 
@@ -14,8 +18,9 @@ IN_A_ROUND = ROUND_BYTES // CALL_BYTES
 class Calls:
     """A queue, and the names of the calls that it has started."""
 
-    def __init__(self) -> None:
-        self.queue = CallQueue(asyncio.get_running_loop())
+    def __init__(self, step_s: float = 0.0) -> None:
+        self.step_s = step_s
+        self.queue = CallQueue(asyncio.get_running_loop(), ReadSlices())
         self.started: list[str] = []
 
     def add(self, connection: str, weight: int = CALL_BYTES, *, is_over: bool = False) -> None:
@@ -35,6 +40,7 @@ class _Call:
     def start(self) -> bool:
         if not self._is_over:
             self._calls.started.append(self._name)
+            time.sleep(self._calls.step_s)
         return not self._is_over
 
 
@@ -54,7 +60,7 @@ async def test_a_connection_with_many_calls_leaves_the_others_their_turn() -> No
         calls.add("busy")
     calls.add("modest")
     await calls.all_started(1001)
-    # The first ones came when nobody waited; then each connection has one.
+    # The first calls found an empty queue. From then on, connections alternate.
     assert calls.started.index("modest") == IN_A_ROUND + 1
 
 
@@ -90,3 +96,43 @@ async def test_calls_that_are_given_up_take_nobody_s_turn() -> None:
     calls.add("last")
     await calls.all_started(IN_A_ROUND + 2)
     assert calls.started[IN_A_ROUND:] == ["last", "large"]
+
+
+async def test_a_queue_whose_calls_are_slow_starts_fewer_at_once() -> None:
+    calls = Calls(step_s=0.002)
+    for _ in range(10 * IN_A_ROUND):
+        calls.add("busy")
+    at_first = len(calls.started)
+    began = len(calls.started)
+    least = at_first
+    while len(calls.started) < 10 * IN_A_ROUND and least > LEAST_ROUND_BYTES // CALL_BYTES:
+        await asyncio.sleep(0)
+        if len(calls.started) > began:
+            least = min(least, len(calls.started) - began)
+            began = len(calls.started)
+    assert at_first == IN_A_ROUND
+    assert least == LEAST_ROUND_BYTES // CALL_BYTES
+
+
+async def test_a_long_handler_lets_others_continue() -> None:
+    call = RecordedCall()
+    other = 0
+
+    async def count() -> None:
+        nonlocal other
+        while True:
+            other += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    seen: list[int] = []
+
+    def work(item: int) -> None:
+        time.sleep(1.5 * SLICE_S)
+        seen.append(item)
+
+    async for item in Slices(call, range(5)):
+        work(item)
+    counting.cancel()
+    assert seen == [*range(5)]
+    assert other >= 4

@@ -1,4 +1,4 @@
-"""What `gantry doctor --proxy` says of proxies, and of what isn't one."""
+"""Findings of `gantry doctor --proxy` about proxies and other servers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_one_that_is_well(proxy: Proxy, admin: AdminClient) -> None:
         "the proxy reaches broker-a",
     ):
         assert part in text
-    # It has said goodbye.
+    # The client has unregistered.
     assert len(proxy.clients) == 0
 
 
@@ -126,7 +126,7 @@ async def test_a_broker_that_the_proxy_does_not_reach() -> None:
         await client.call(cluster.name_server, RemotingCommand.request(RequestCode.REGISTER_BROKER, header, body))
         async with proxy_with(cluster.name_server) as proxy:
             findings = await diagnose_proxy(proxy.address, topic)
-        # Its registration ends with its connection.
+        # The registration ends with the connection.
         await client.close()
     finding = only(findings)
     assert finding.what.startswith("the proxy doesn't reach broker-x: ")
@@ -162,7 +162,7 @@ async def test_a_proxy_without_tls(cluster: EmbeddedCluster) -> None:
 
 
 async def test_routes_that_name_a_port_where_nobody_is(proxy: Proxy, admin: AdminClient) -> None:
-    """As with a container's port that is published under another number."""
+    """As for a container whose port is published under another number."""
     topic = await new_topic(admin)
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -191,7 +191,7 @@ async def test_routes_that_name_a_port_where_nobody_is(proxy: Proxy, admin: Admi
     assert "useEndpointPortFromRequest" in finding.remedy
 
 
-# -- what isn't a proxy ---------------------------------------------------------------------------------------------
+# -- servers that are not proxies -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ Answers = Callable[[int, int, int, bytes], bytes]
 
 @asynccontextmanager
 async def http2_server(answer: Answers) -> AsyncIterator[str]:
-    """Says what `answer` makes of a frame's type, flags, stream and payload."""
+    """Starts a server that responds with `answer` for a frame's type, flags, stream and payload."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -274,7 +274,7 @@ async def test_another_grpc_server() -> None:
 
 
 async def test_what_passes_no_streams_on() -> None:
-    """It answers calls that have ended, and has streams wait for their end."""
+    """The server responds to complete calls, but delays streams until their end."""
     status = rpc_pb.QueryRouteResponse(status=pb.Status(code=pb.TOPIC_NOT_FOUND)).SerializeToString()
     framed = b"\x00" + len(status).to_bytes(4, "big") + status
 
@@ -291,7 +291,7 @@ async def test_what_passes_no_streams_on() -> None:
 
 
 async def test_an_answer_in_pieces() -> None:
-    """Fields that go on in another frame, padded data, pings and fields of others between."""
+    """Header fields in a CONTINUATION frame, padded data, pings, and fields of other calls in between."""
     status = rpc_pb.QueryRouteResponse(status=pb.Status(code=pb.OK, message="x" * 300)).SerializeToString()
     framed = b"\x00" + len(status).to_bytes(4, "big") + status
     pongs: list[bytes] = []

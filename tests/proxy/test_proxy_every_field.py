@@ -1,4 +1,7 @@
-"""Every rpc with each of its fields missing, empty, negative and huge: an answer that says so, and nothing breaks."""
+"""Every rpc with each of its fields missing, empty, negative and huge.
+
+The response must be an error code, and the proxy must still work.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ from gantrymq.system.clock import now_ms
 from gantrymq.testing.embedded import EmbeddedCluster
 
 GROUP = "every_field"
-#: So deep are the fields of fields that are tried.
+#: Largest depth of nested fields.
 DEPTH = 5
-#: Brokers answer calls that wait for messages once a second.
+#: Number of parallel calls, because brokers respond to long polls only once a second.
 AT_ONCE = 128
 BAD: dict[int, tuple[object, ...]] = {
     FieldDescriptor.CPPTYPE_INT32: (-1, -(2**31), 2**31 - 1),
@@ -37,21 +40,21 @@ BAD: dict[int, tuple[object, ...]] = {
     FieldDescriptor.CPPTYPE_STRING: ("", " ", "\x00", "☃ %|../", "x" * 20_000),
 }
 BAD_BYTES = (b"", b"\xff" * 100_000)
-#: What isn't the client's fault.
+#: Codes that would blame the server.
 NOT_THE_CLIENT = ("CODE_UNSPECIFIED", "INTERNAL_ERROR", "INTERNAL_SERVER_ERROR", "PROXY_TIMEOUT")
-#: What good requests are answered with, if it isn't OK.
+#: Codes of valid requests, if not OK.
 GOOD = {
     "ReceiveMessage": "MESSAGE_NOT_FOUND",
     "PullMessage": "MESSAGE_NOT_FOUND",
     "SyncLiteSubscription": "UNSUPPORTED",
 }
-#: What is the client's fault, and has such a code in Java.
+#: Errors of the client for which Java has such a code, too.
 AS_IN_JAVA = {
     "AckMessage": "ack message result is empty",
     "EndTransaction": "cannot found transaction data",
     "RecallMessage": "recall handle is invalid",
 }
-#: gRPC's own, for what has no response: settings in a stream.
+#: gRPC's own codes, for requests without a response: settings in a stream.
 REFUSED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 
 Edit = Callable[[Any], None]
@@ -64,7 +67,7 @@ def bad_values(field: FieldDescriptor) -> tuple[object, ...]:
 
 
 def edits(shape: Message, depth: int = DEPTH) -> Iterator[tuple[str, Edit]]:
-    """Ways to spoil a message of this shape, one field each."""
+    """Yields edits that make one field of this message type invalid."""
     for field in shape.DESCRIPTOR.fields:
         name = field.name
         yield f"{name} is missing", lambda each, name=name: each.ClearField(name)
@@ -112,7 +115,7 @@ def spoiled(request: Message) -> Iterator[tuple[str, Message]]:
 
 @pytest.fixture
 async def proxy(cluster: EmbeddedCluster) -> AsyncIterator[Proxy]:
-    """One that doesn't wait for messages."""
+    """Yields a proxy that does not wait for messages."""
     waits = {
         "grpc_client_consumer_min_long_polling_timeout_millis": 0,
         "grpc_client_consumer_max_long_polling_timeout_millis": 10,
@@ -122,7 +125,7 @@ async def proxy(cluster: EmbeddedCluster) -> AsyncIterator[Proxy]:
 
 
 async def good_request(method: str, rpc: Rpc, admin: AdminClient) -> Any:
-    """One that is answered with OK."""
+    """Returns a request whose response is OK."""
     kind = {"EndTransaction": "TRANSACTION", "RecallMessage": "DELAY"}.get(method, "NORMAL")
     topic_name = await new_topic(admin, kind)
     topic, group = pb.Resource(name=topic_name), pb.Resource(name=GROUP)
@@ -232,7 +235,7 @@ async def good_request(method: str, rpc: Rpc, admin: AdminClient) -> Any:
 
 
 async def answer(rpc: Rpc, method: str, request: Message) -> tuple[str, str]:
-    """Of the response the code, or gRPC's; and the text."""
+    """Returns the code of the response, or gRPC's code, and the text."""
     kind = next(each for each in METHODS.values() if each.name == method)
     try:
         if kind.client_streams:
@@ -240,7 +243,7 @@ async def answer(rpc: Rpc, method: str, request: Message) -> tuple[str, str]:
             await stream.write(request)
             await stream.done_writing()
             responses = [each async for each in stream]
-            # A command without settings has no answer.
+            # A command without settings has no response.
             status = responses[0].status if responses else pb.Status(code=pb.OK)
         elif kind.server_streams:
             responses = [each async for each in getattr(rpc, method)(request)]
@@ -251,7 +254,7 @@ async def answer(rpc: Rpc, method: str, request: Message) -> tuple[str, str]:
         if e.code() not in REFUSED:
             raise
         return e.code().name, e.details() or ""
-    # That the name is there says that the code is one of RocketMQ's.
+    # `Name` raises an error for unknown codes.
     return pb.Code.Name(status.code), status.message
 
 
@@ -269,13 +272,13 @@ async def test_each_field(method: str, rpc: Rpc, admin: AdminClient, caplog: pyt
                 failed.append(f"{what}: {e.code()} {e.details()}")
                 continue
             is_wrong = code in NOT_THE_CLIENT and text != AS_IN_JAVA.get(method)
-            # What is repeated to the client is cut off.
+            # Text of the request is truncated in the response.
             if is_wrong or len(text) > 1000:
                 failed.append(f"{what}: {code} {text:.300}")
 
     await asyncio.gather(*(ask() for _ in range(AT_ONCE)))
     assert failed == []
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
-    # Others are served as before.
+    # Other requests still work.
     code, _ = await answer(rpc, method, await good_request(method, rpc, admin))
     assert code == GOOD.get(method, "OK")

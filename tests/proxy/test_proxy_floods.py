@@ -1,4 +1,4 @@
-"""Frames that cost a peer little and the proxy much: the processor's time for them is measured, not the clock's."""
+"""Frames that are cheap for a peer and expensive for the proxy. The tests measure the proxy's CPU time."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from gantrymq.proxy.http2.stream import Http2Stream
 STREAMS = 1024
 BLOCK = b"\x83\x86" + literal(b":path", b"/")
 CONNECTIONS = 10
-#: Processor time for all of them, s; 0.1 to 0.3 s are usual.
+#: Limit of the CPU time in seconds; 0.1 to 0.3 s are usual.
 MOST_S = 1.0
-#: The same for settings one by one: 0.4 to 0.7 s are usual.
+#: Limit for many single settings in seconds; 0.4 to 0.7 s are usual.
 MOST_FOR_SETTINGS_S = 3.0
 _READ = 256 * 1024
 
 
 class Answered:
-    """A receiver of a request that is answered from elsewhere."""
+    """The receiver of a request whose response comes from elsewhere."""
 
     def data_received(self, data: bytes, ended: bool) -> None:
         pass
@@ -41,7 +41,10 @@ class Answered:
 
 
 async def flooded(sent: bytes, block: bytes = BLOCK, *, are_reset: bool = False) -> bool:
-    """Whether a connection is closed that is sent so much, and whose streams all have a response and shut windows."""
+    """Sends the bytes to a connection whose streams all have a response and closed windows.
+
+    Returns true if the connection closes.
+    """
     streams: list[Http2Stream] = []
 
     def accept(stream: Http2Stream, fields: Fields) -> Answered:
@@ -63,7 +66,7 @@ async def flooded(sent: bytes, block: bytes = BLOCK, *, are_reset: bool = False)
     for at in range(0, len(sent), _READ):
         connection.data_received(sent[at : at + _READ])
         while not transport.is_read and not transport.closed:
-            # The rest of what was read waits for its next slice.
+            # The rest of the input waits for its next time slice.
             await asyncio.sleep(0)
     assert len(streams) == STREAMS
     return transport.closed
@@ -85,7 +88,7 @@ def headers(stream_id: int, block: bytes, flags: int = frames.END_HEADERS) -> by
     return frames.frame_head(frames.HEADERS, flags, stream_id, len(block)) + block
 
 
-#: "aaaaaaaa" in Huffman code; a value of 9,000 bytes, which no cache has.
+#: "aaaaaaaa" in Huffman code, and a header value of 9,000 bytes that no cache contains.
 EIGHT = b"\x18\xc6\x31\x8c\x63"
 CODED = BLOCK + b"\x00\x01a\xff\xa9\x45" + EIGHT * 1800
 
@@ -126,8 +129,8 @@ CODED = BLOCK + b"\x00\x01a\xff\xa9\x45" + EIGHT * 1800
     ],
 )
 async def test_frames_that_are_cheap_to_send(sent: bytes, is_closed: bool, most_s: float) -> None:
-    # Of this thread alone: servers of other tests may still be ending in this process. And without the collector, which
-    # takes a second after thousands of tests.
+    # CPU time of this thread only, because servers of other tests may still be shutting down. Without garbage
+    # collection, which takes a second after thousands of tests.
     gc.disable()
     timer = StepTimer()
     try:
@@ -162,7 +165,7 @@ async def test_frames_of_streams_that_have_ended(sent: bytes) -> None:
 
 
 async def test_an_end_while_the_transport_closes() -> None:
-    """uvloop's transport refuses to write then."""
+    """uvloop's transport rejects writes then."""
 
     class Refusing(Swallowing):
         def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -183,7 +186,7 @@ async def test_calls_that_are_cancelled_at_once_are_no_flood() -> None:
 
 
 async def test_a_window_that_settings_make_impossible() -> None:
-    """RFC 9113, 6.9.2: a stream's own was opened before."""
+    """RFC 9113, 6.9.2: the stream's own window was enlarged before."""
     opened = frames.window_update(1, frames.MAX_WINDOW - 10)
     assert not await flooded(opened)
     assert await flooded(opened + frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: 1000 + 11}))

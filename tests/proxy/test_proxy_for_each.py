@@ -1,17 +1,17 @@
-"""Rounds over many things: messages that are renewed, clients whose heartbeats go to brokers."""
+"""Rounds over many items: renewals of messages, and heartbeats of clients to brokers."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from waiting import until
+from wait_until import until
 
 from gantrymq.proxy.for_each import for_each
 
 
 async def test_one_that_fails_keeps_it_from_no_other() -> None:
-    """Else a single message that can't be renewed would have those of all clients come again."""
+    """Otherwise one failing renewal would cause a redelivery of all clients' messages."""
     done = []
 
     async def work(number: int) -> None:
@@ -20,7 +20,7 @@ async def test_one_that_fails_keeps_it_from_no_other() -> None:
             raise ValueError(number)
         done.append(number)
 
-    # Who runs it counts the round as failed.
+    # The caller counts the round as failed.
     with pytest.raises(ValueError, match="7"):
         await for_each(range(300), work)
     assert sorted(done) == [number for number in range(300) if number % 100 != 7]

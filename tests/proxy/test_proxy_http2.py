@@ -1,4 +1,4 @@
-"""The HTTP/2 server: header blocks as RFC 7541 has them, windows, what it refuses, and gRPC's own statuses."""
+"""The HTTP/2 server: header blocks of RFC 7541, windows, rejected input, and gRPC's own statuses."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 import grpc
 import pytest
 from proxy_support import Rpc, message
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.proxy.call import Handlers, ServerStream, Stream
 from gantrymq.proxy.grpc_call import Service
 from gantrymq.proxy.http2 import frames, huffman
 from gantrymq.proxy.http2.hpack import HpackDecoder, HpackError, TooManyHeaders, literal
-from gantrymq.proxy.http2.untaken import UntakenBytes
-from gantrymq.proxy.in_hand import MOST_BYTES, MOST_OF_CONNECTION, SMALL, RequestsInHand
+from gantrymq.proxy.http2.unread_responses import UnreadResponses
+from gantrymq.proxy.incomplete_messages import MAX_BUFFERED_BYTES, IncompleteMessages
 from gantrymq.proxy.message_limits import MessageLimits
+from gantrymq.proxy.request_memory import MAX_BYTES, MAX_CONNECTION_BYTES, SMALL, RequestMemory
 from gantrymq.proxy.server import ProxyServer
 from gantrymq.proxy.statuses import GrpcCode, GrpcError
-from gantrymq.proxy.unfinished import MOST_HELD_BYTES, UnfinishedMessages
 from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 from gantrymq.remoting.tls import TlsConfig
@@ -33,7 +33,7 @@ from gantrymq.remoting.tls import TlsConfig
 
 
 def test_the_requests_of_the_rfc() -> None:
-    """RFC 7541, C.4: three requests on one connection, with Huffman codes and fields of the table."""
+    """RFC 7541, C.4: three requests on one connection, with Huffman codes and table fields."""
     decoder = HpackDecoder()
     blocks = (
         "828684418cf1e3c2e5f23a6ba0ab90f4ff",
@@ -52,7 +52,7 @@ def test_the_table_forgets_the_oldest() -> None:
     decoder = HpackDecoder()
     for n in range(200):
         decoder.decode(b"\x40" + bytes((4,)) + b"%04d" % n + bytes((100,)) + b"v" * 100, 10_000)
-    # 4096 bytes hold 30 entries of 136.
+    # 4096 bytes contain 30 entries of 136 bytes.
     ((name, _),) = decoder.decode(bytes((0x80 | 62,)), 10_000)
     assert name == b"0199"
     ((name, _),) = decoder.decode(bytes((0x80 | 91,)), 10_000)
@@ -96,7 +96,7 @@ async def echo(call: Any, request: rpc_pb.SendMessageRequest) -> rpc_pb.SendMess
 
 
 class Server:
-    """What its handlers saw."""
+    """Events that its handlers recorded."""
 
     def __init__(self) -> None:
         self.cancelled = 0
@@ -159,9 +159,9 @@ async def server(handlers: Server) -> AsyncIterator[ProxyServer]:
     await server.start()
     yield server
     await server.stop()
-    assert service.unfinished.held_bytes == 0
-    assert service.in_hand.bytes == 0
-    assert service.untaken.bytes == 0
+    assert service.incomplete_messages.buffered_bytes == 0
+    assert service.request_memory.bytes == 0
+    assert service.unread.bytes == 0
 
 
 @pytest.fixture
@@ -280,18 +280,18 @@ async def test_tls_and_plain_on_one_port(server: ProxyServer) -> None:
             assert response.status.code == pb.OK
 
 
-# -- frames by hand ----------------------------------------------------------------------------------------------------
+# -- raw frames --------------------------------------------------------------------------------------------------------
 
 
 class Peer:
-    """A connection that is made of frames."""
+    """A connection at the level of frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self.writer = writer
 
     async def frame(self, kind: int) -> tuple[int, int, bytes]:
-        """The next frame of that type: flags, stream, payload."""
+        """Returns the next frame of this type: flags, stream, payload."""
         while True:
             head = await asyncio.wait_for(self._reader.readexactly(9), 10)
             length, flags, stream_id = frames.read_header(head)
@@ -300,12 +300,15 @@ class Peer:
                 return flags, stream_id, payload
 
     async def end_code(self) -> int:
-        """Of the GOAWAY, after which the connection is closed. Who sends on and on may lose it to the reset."""
+        """Returns the code of the GOAWAY frame, after which the connection must be closed.
+
+        A peer that continues to send may lose this frame to the reset.
+        """
         try:
             _, _, payload = await self.frame(frames.GOAWAY)
             assert await asyncio.wait_for(self._reader.read(), 10) == b""
         except (ConnectionResetError, BrokenPipeError):
-            # The kernel says the latter where the end of the stream came before the reset.
+            # The kernel reports a broken pipe if the end of the stream came before the reset.
             return frames.ErrorCode.ENHANCE_YOUR_CALM
         code: int = struct.unpack_from(">I", payload, 4)[0]
         return code
@@ -413,7 +416,7 @@ async def test_what_http2_forbids_ends_the_connection(server: ProxyServer, stub:
 
 
 async def test_who_is_answered_may_open_windows_and_ping(peer: Peer) -> None:
-    """gRPC's core opens the connection's window by the few bytes of each answer."""
+    """gRPC's core enlarges the connection's window by the few bytes of each response."""
     payload = framed(send_request(b"0"))
     for first in range(1, 8001, 200):
         for stream_id in range(first, first + 200, 2):
@@ -424,7 +427,7 @@ async def test_who_is_answered_may_open_windows_and_ping(peer: Peer) -> None:
 
 
 async def test_a_rapid_reset_ends_the_connection(peer: Peer, server: ProxyServer, stub: Rpc) -> None:
-    """CVE-2023-44487: streams that are opened to be given up at once."""
+    """CVE-2023-44487: streams that are opened and cancelled at once."""
     sent = b"".join(
         peer.begin(2 * n + 1) + frames.rst_stream(2 * n + 1, frames.ErrorCode.CANCEL) for n in range(20_000)
     )
@@ -451,7 +454,7 @@ async def test_a_gzip_bomb_is_refused(peer: Peer) -> None:
 
 
 async def test_a_smaller_table_is_confirmed(peer: Peer) -> None:
-    """Netty refuses a block that doesn't begin by that (RFC 7541, 4.2)."""
+    """Netty rejects a header block that does not begin with the new size (RFC 7541, 4.2)."""
     peer.writer.write(frames.settings({frames.SETTING_HEADER_TABLE_SIZE: 0}))
     for stream_id in (1, 3):
         peer.writer.write(peer.begin(stream_id) + data(stream_id, framed(send_request(b"0"))))
@@ -461,59 +464,59 @@ async def test_a_smaller_table_is_confirmed(peer: Peer) -> None:
 
 async def test_data_beyond_a_streams_window(peer: Peer) -> None:
     begun = b"\x00" + (8_323_072).to_bytes(4, "big") + b"x" * 16_000
-    # A connection gets room for four messages of 8 MB: the fifth has its first window and no more.
+    # A connection gets quota for four messages of 8 MB. The fifth only has its first window.
     for stream_id in (1, 3, 5, 7, 9):
         peer.writer.write(peer.begin(stream_id) + data(stream_id, begun, 0))
     peer.writer.write(data(9, b"x" * 16_000, 0) * 4)
     assert await peer.end_code() == frames.ErrorCode.FLOW_CONTROL_ERROR
 
 
-# -- room for messages -------------------------------------------------------------------------------------------------
+# -- quota for messages ------------------------------------------------------------------------------------------------
 
 
 class Waiting:
-    """What asks for room."""
+    """A call that requests quota."""
 
     def __init__(self, connection: object) -> None:
         self.connection = connection
         self.given = 0
         self.is_refused = False
 
-    def room_given(self, size: int) -> None:
+    def granted(self, size: int) -> None:
         self.given += size
 
-    def room_taken(self) -> None:
+    def revoked(self) -> None:
         self.is_refused = True
 
 
 def test_long_messages_take_turns() -> None:
-    unfinished = UnfinishedMessages(100)
+    incomplete = IncompleteMessages(100)
     a, b, c, d = (Waiting(name) for name in "aabc")
-    unfinished.ask(a, 40, 0.0)
-    unfinished.ask(b, 20, 0.0)
-    # Half of it is the most that a connection gets, unless nobody has any.
+    incomplete.request(a, 40, 0.0)
+    incomplete.request(b, 20, 0.0)
+    # A connection gets at most half of the quota, unless no connection has any.
     assert (a.given, b.given) == (40, 0)
-    unfinished.ask(c, 50, 0.0)
-    unfinished.ask(d, 30, 0.0)
+    incomplete.request(c, 50, 0.0)
+    incomplete.request(d, 30, 0.0)
     assert (c.given, d.given) == (50, 0)
-    unfinished.done(c, 0.0)
+    incomplete.done(c, 0.0)
     assert (b.given, d.given) == (0, 30)
-    unfinished.done(a, 1.0)
+    incomplete.done(a, 1.0)
     assert b.given == 20
     for call in (b, d, d):
-        unfinished.done(call, 1.0)
-    # One that is larger than all the room is let in alone.
-    unfinished.ask(a, 1000, 2.0)
-    unfinished.ask(c, 1, 2.0)
+        incomplete.done(call, 1.0)
+    # A call that exceeds the whole quota is accepted alone.
+    incomplete.request(a, 1000, 2.0)
+    incomplete.request(c, 1, 2.0)
     assert (a.given, c.given) == (1040, 50)
-    unfinished.look(6.0)
+    incomplete.revoke_slow(6.0)
     assert not a.is_refused
-    unfinished.look(8.0)
+    incomplete.revoke_slow(8.0)
     assert a.is_refused
 
 
 async def test_many_unfinished_messages_leave_others_served(server: ProxyServer, stub: Rpc, handlers: Server) -> None:
-    """Four peers with a thousand streams each: 256 MB, if they were all taken."""
+    """Four peers with a thousand streams each: 256 MB without a limit."""
     service = server._service
     begun = b"\x00" + (8_000_000).to_bytes(4, "big") + b"x" * 16_000
     writers = []
@@ -528,13 +531,13 @@ async def test_many_unfinished_messages_leave_others_served(server: ProxyServer,
             writer.write(peer.begin(stream) + data(stream, begun, 0) + data(stream, b"x" * 16_000, 0) * 3)
             if not n % 100:
                 await writer.drain()
-                most = max(most, service.unfinished.held_bytes)
+                most = max(most, service.incomplete_messages.buffered_bytes)
     assert (await stub.SendMessage(send_request(b"0"))).status.code == pb.OK
-    most = max(most, service.unfinished.held_bytes)
-    assert most <= MOST_HELD_BYTES + (1 << 20)
+    most = max(most, service.incomplete_messages.buffered_bytes)
+    assert most <= MAX_BUFFERED_BYTES + (1 << 20)
     for writer in writers:
         writer.transport.abort()
-    await until(lambda: not service.unfinished.held_bytes)
+    await until(lambda: not service.incomplete_messages.buffered_bytes)
     response = await stub.SendMessage(send_request(b"%010d" % 1_000_000 + b"y" * 1_000_000))
     assert response.status.code == pb.OK
 
@@ -546,7 +549,7 @@ async def test_a_silent_connection_is_closed(handlers: Server) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(frames.PREFACE + frames.settings({}))
     assert await Peer(reader, writer).end_code() == frames.ErrorCode.NO_ERROR
-    # One with a call is asked first, and stays while it answers.
+    # A connection with a pending call first gets GOAWAY, and stays open until the response.
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     peer = Peer(reader, writer)
     writer.write(frames.PREFACE + frames.settings({}) + peer.begin(1))
@@ -560,7 +563,7 @@ async def test_a_silent_connection_is_closed(handlers: Server) -> None:
 
 @pytest.mark.parametrize("is_error", [False, True], ids=["silent", "error"])
 async def test_a_silent_connection_that_takes_nothing_is_closed(handlers: Server, is_error: bool) -> None:
-    """It would never be written what it still gets."""
+    """Its remaining responses could never be written."""
     service = Service(handlers.handlers, MessageLimits(1024, 0))
     server = ProxyServer(service, host="127.0.0.1", port=0, tls=TlsConfig(), max_idle_s=1.0, jobs=Jobs())
     await server.start()
@@ -569,7 +572,7 @@ async def test_a_silent_connection_that_takes_nothing_is_closed(handlers: Server
         peer.connect(("127.0.0.1", server.port))
         peer.sendall(frames.PREFACE + frames.settings({}))
         (connection,) = await until(lambda: list(server.connections))
-        # More than the buffers of both ends have; nothing of it is ever read.
+        # More than the buffers of both ends; none of it is read.
         assert connection._transport is not None
         connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connection.send(frames.ping(b"12345678") * 30_000)
@@ -609,8 +612,19 @@ async def test_a_stream_whose_client_takes_nothing_is_given_up(handlers: Server,
     writer.close()
 
 
+async def test_a_stream_with_an_invalid_message_ends_its_handler(handlers: Server, server: ProxyServer) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    peer = Peer(reader, writer)
+    writer.write(frames.PREFACE + frames.settings({}) + peer.begin(1, method="Telemetry"))
+    writer.write(data(1, framed(rpc_pb.TelemetryCommand()), 0))
+    await until(lambda: handlers.streams == 1)
+    writer.write(data(1, b"\x00\xff\xff\xff\xff", 0))
+    await until(lambda: not handlers.streams)
+    writer.close()
+
+
 async def test_wider_windows_are_confirmed_before_they_are_used(server: ProxyServer) -> None:
-    """gRPC's own core takes what comes before for too much."""
+    """gRPC's own core rejects earlier data as too large."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     peer = Peer(reader, writer)
     writer.write(frames.PREFACE + frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: 0}))
@@ -627,7 +641,7 @@ async def test_wider_windows_are_confirmed_before_they_are_used(server: ProxySer
     writer.close()
 
 
-# -- what is kept for clients, and of them -----------------------------------------------------------------------------
+# -- state for clients -------------------------------------------------------------------------------------------------
 
 
 class SlowPeer:
@@ -636,32 +650,32 @@ class SlowPeer:
     def __init__(self) -> None:
         self.is_closed = False
 
-    def takes_nothing(self) -> None:
+    def reads_nothing(self) -> None:
         self.is_closed = True
 
 
 def test_who_took_nothing_for_the_longest_time_is_closed() -> None:
-    untaken = UntakenBytes(1000)
+    unread = UnreadResponses(1000)
     first, second, third = (SlowPeer() for _ in range(3))
-    untaken.keep(first, 300)
-    untaken.keep(second, 300)
-    untaken.keep(first, 100)
-    untaken.taken(first, 50)
-    untaken.keep(third, 400)
+    unread.add(first, 300)
+    unread.add(second, 300)
+    unread.add(first, 100)
+    unread.remove(first, 50)
+    unread.add(third, 400)
     assert (first.is_closed, second.is_closed, third.is_closed) == (False, True, False)
-    assert untaken.bytes == 750
-    # What a closed one had is counted no more.
-    untaken.taken(second, 300)
-    untaken.taken(first, 350)
-    untaken.taken(third, 400)
-    assert untaken.bytes == 0
-    untaken.keep(first, 1001)
+    assert unread.bytes == 750
+    # Bytes of a closed connection do not count any more.
+    unread.remove(second, 300)
+    unread.remove(first, 350)
+    unread.remove(third, 400)
+    assert unread.bytes == 0
+    unread.add(first, 1001)
     assert first.is_closed
-    assert untaken.bytes == 0
+    assert unread.bytes == 0
 
 
 async def test_answers_that_nobody_reads_end_their_connection(server: ProxyServer, stub: Rpc, handlers: Server) -> None:
-    """Each of a connection's streams has an answer for which the window is shut."""
+    """Each of a connection's streams has a response and a closed window."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     peer = Peer(reader, writer)
     writer.write(frames.PREFACE + frames.settings({frames.SETTING_INITIAL_WINDOW_SIZE: 0}))
@@ -688,7 +702,7 @@ async def test_a_socket_that_nobody_reads_takes_no_more_than_its_buffer(server: 
     transport = connection._transport
     assert transport is not None
     assert transport.get_write_buffer_size() < 3 * 1024 * 1024
-    # Who reads at last gets all.
+    # A peer that reads late gets everything.
     received = 0
     while received < 1000 * 100_000:
         _, _, payload = await peer.frame(frames.DATA)
@@ -698,44 +712,44 @@ async def test_a_socket_that_nobody_reads_takes_no_more_than_its_buffer(server: 
 
 
 def test_requests_in_hand_of_one_connection_leave_room_for_others() -> None:
-    in_hand = RequestsInHand()
-    large = MOST_OF_CONNECTION // 4
-    assert [in_hand.take("a", large) for _ in range(5)] == [True] * 4 + [False]
-    assert in_hand.take("b", large)
-    assert in_hand.take("a", SMALL)
-    in_hand.done("a", large)
-    assert not in_hand.take("a", large)
-    in_hand.done("a", SMALL)
-    assert in_hand.take("a", large)
+    request_memory = RequestMemory()
+    large = MAX_CONNECTION_BYTES // 4
+    assert [request_memory.reserve("a", large) for _ in range(5)] == [True] * 4 + [False]
+    assert request_memory.reserve("b", large)
+    assert request_memory.reserve("a", SMALL)
+    request_memory.release("a", large)
+    assert not request_memory.reserve("a", large)
+    request_memory.release("a", SMALL)
+    assert request_memory.reserve("a", large)
     for connection in "cdefgh":
         for _ in range(4):
-            in_hand.take(connection, large)
-    assert in_hand.bytes == MOST_BYTES
-    assert not in_hand.take("z", large)
-    while in_hand.take("z", SMALL):
+            request_memory.reserve(connection, large)
+    assert request_memory.bytes == MAX_BYTES
+    assert not request_memory.reserve("z", large)
+    while request_memory.reserve("z", SMALL):
         pass
-    assert in_hand.bytes == 2 * MOST_BYTES
+    assert request_memory.bytes == 2 * MAX_BYTES
 
 
 def test_the_largest_request_always_has_room_by_itself() -> None:
-    in_hand = RequestsInHand()
-    assert in_hand.take("a", 2 * MOST_BYTES)
-    assert not in_hand.take("a", SMALL + 1)
-    in_hand.done("a", 2 * MOST_BYTES)
-    assert in_hand.bytes == 0
+    request_memory = RequestMemory()
+    assert request_memory.reserve("a", 2 * MAX_BYTES)
+    assert not request_memory.reserve("a", SMALL + 1)
+    request_memory.release("a", 2 * MAX_BYTES)
+    assert request_memory.bytes == 0
 
 
 async def test_requests_that_hang_are_bounded(handlers: Server, stub: Rpc, server: ProxyServer) -> None:
-    """A broker that doesn't answer keeps requests here."""
+    """A broker without responses keeps requests pending here."""
     padding = "x" * 60_000
     calls = [
         asyncio.ensure_future(stub.EndTransaction(rpc_pb.EndTransactionRequest(trace_context=padding)))
         for _ in range(200)
     ]
-    # Each call is refused, or waits in its handler.
+    # Each call is rejected, or waits in its handler.
     await until(lambda: handlers.begun + sum(call.done() for call in calls) == len(calls))
     refused = [call for call in calls if call.done()]
-    assert handlers.begun <= MOST_OF_CONNECTION // 60_000
+    assert handlers.begun <= MAX_CONNECTION_BYTES // 60_000
     assert {call.result().status.code for call in refused} == {pb.TOO_MANY_REQUESTS}
     assert (await stub.SendMessage(send_request(b"0"))).status.code == pb.OK
     handlers.may_end.set()

@@ -1,4 +1,4 @@
-"""Requests that would take long to read or to answer are refused, however they are made."""
+"""Requests that are expensive to decode or to execute are rejected in every form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip], ids=["plain", "gzip"])
 async def test_calls_other_than_sends_are_small(rpc: Rpc, compression: grpc.Compression) -> None:
-    # To read 130 MiB of this takes 13 s; in gzip it is 130 KiB.
+    # Decoding 130 MiB of this takes 13 s. With gzip, it is 130 KiB.
     entries = [rpc_pb.AckMessageEntry()] * (2 * 1024 * 1024)
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await rpc.AckMessage(rpc_pb.AckMessageRequest(entries=entries), compression=compression)
@@ -36,7 +36,7 @@ async def test_a_body_that_no_broker_takes(rpc: Rpc, admin: AdminClient, mib: in
     topic = await new_topic(admin)
     response = await rpc.SendMessage(rpc_pb.SendMessageRequest(messages=[message(topic, bytes(mib * 1024 * 1024))]))
     assert response.status.code == pb.MESSAGE_BODY_TOO_LARGE
-    # The connection goes on, and the client with it.
+    # The connection stays open.
     response = await rpc.SendMessage(rpc_pb.SendMessageRequest(messages=[message(topic, b"small")]))
     assert response.status.code == pb.OK
 

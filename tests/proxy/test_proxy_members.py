@@ -1,4 +1,4 @@
-"""Heartbeats for clients: a broker that hangs holds up those of no other."""
+"""Heartbeats for clients: a broker that hangs does not delay those to other brokers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from calls import RecordedCall
 from proxy_support import members_of, new_topic
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.client.admin.client import AdminClient
@@ -57,12 +57,12 @@ async def test_a_broker_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
                 run = uuid.uuid4().hex
                 groups = [f"{run}_{n}" for n in range(GROUPS)]
                 for group in groups:
-                    clients.tell(RecordedCall(client_id=f"client of {group}"), consumer(group, topic), monotonic())
+                    clients.register(RecordedCall(client_id=f"client of {group}"), consumer(group, topic), monotonic())
 
                 async def is_there() -> bool:
                     return await members_of(admin, groups[-1]) == [f"client of {groups[-1]}"]
 
-                # Asked one after the other, in so many rounds as there are groups, the hung one takes a minute.
+                # With one connection at a time, the hanging broker would take a minute for all groups.
                 await until(is_there)
             finally:
                 os.kill(hung.pid, signal.SIGCONT)
@@ -81,16 +81,16 @@ async def test_who_leaves_while_a_broker_is_told_is_not_there(tmp_path: Path) ->
             members.start()
             try:
                 await brokers.route("topic")
-                # Of a group's members the first stays, so that the lane of the second does.
+                # The first member of each group stays, so that the connection of the second one stays, too.
                 for number, group in enumerate(("group", "other", "group", "other")):
-                    clients.tell(RecordedCall(client_id=f"{number}"), consumer(group, "topic"), monotonic())
+                    clients.register(RecordedCall(client_id=f"{number}"), consumer(group, "topic"), monotonic())
                 await until(lambda: members_of_all(admin, {"group": ["0", "2"], "other": ["1", "3"]}))
                 os.kill(broker.pid, signal.SIGSTOP)
-                clients.tell(RecordedCall(client_id="4"), consumer("another", "topic"), monotonic())
-                await until(lambda: members._telling)
+                clients.register(RecordedCall(client_id="4"), consumer("another", "topic"), monotonic())
+                await until(lambda: members._busy)
                 clients.remove("4")
                 os.kill(broker.pid, signal.SIGCONT)
-                await until(lambda: not members._telling and not members._leaving)
+                await until(lambda: not members._busy and not members._leaving)
                 assert await members_of_all(admin, {"group": ["0", "2"], "other": ["1", "3"], "another": []})
             finally:
                 os.kill(broker.pid, signal.SIGCONT)
@@ -111,13 +111,14 @@ async def test_topics_that_are_not_there_hold_up_no_heartbeat(cluster: EmbeddedC
     try:
         await brokers.route(topic)
         for n in range(8):
-            clients.tell(RecordedCall(client_id=f"{n}"), producer(*(f"t{n}_{m}" for m in range(10_000))), monotonic())
-        clients.tell(RecordedCall(client_id="honest"), producer(topic), monotonic())
+            settings = producer(*(f"t{n}_{m}" for m in range(10_000)))
+            clients.register(RecordedCall(client_id=f"{n}"), settings, monotonic())
+        clients.register(RecordedCall(client_id="honest"), producer(topic), monotonic())
 
         async def is_known() -> bool:
             return topic in await admin.producers(cluster.brokers[0])
 
-        # To ask for all the others takes longer.
+        # A request to all other brokers takes longer.
         await until(is_known)
     finally:
         await members.stop()
@@ -127,16 +128,16 @@ async def test_topics_that_are_not_there_hold_up_no_heartbeat(cluster: EmbeddedC
 def test_settings_of_all_clients_are_bounded() -> None:
     clients = Clients()
     for n in range(MAX_TOPICS // 1000):
-        clients.tell(RecordedCall(client_id=f"{n}"), producer(*(f"t{m}" for m in range(1000))), 1.0)
+        clients.register(RecordedCall(client_id=f"{n}"), producer(*(f"t{m}" for m in range(1000))), 1.0)
     with pytest.raises(ProxyError, match="they too many topics") as error:
-        clients.tell(RecordedCall(client_id="one more"), producer(*(f"t{m}" for m in range(1000))), 1.0)
+        clients.register(RecordedCall(client_id="one more"), producer(*(f"t{m}" for m in range(1000))), 1.0)
     assert error.value.code == pb.TOO_MANY_REQUESTS
     assert clients.get("one more") is None
-    # Who wants little is let in; who is there may say the same again, and less.
-    clients.tell(RecordedCall(client_id="modest"), producer("t"), 1.0)
-    clients.tell(RecordedCall(client_id="0"), producer(*(f"t{m}" for m in range(1000))), 1.0)
-    clients.tell(RecordedCall(client_id="0"), producer("t"), 1.0)
-    clients.tell(RecordedCall(client_id="one more"), producer(*(f"t{m}" for m in range(900))), 1.0)
+    # A client with small settings is accepted. A known client may repeat or reduce its settings.
+    clients.register(RecordedCall(client_id="modest"), producer("t"), 1.0)
+    clients.register(RecordedCall(client_id="0"), producer(*(f"t{m}" for m in range(1000))), 1.0)
+    clients.register(RecordedCall(client_id="0"), producer("t"), 1.0)
+    clients.register(RecordedCall(client_id="one more"), producer(*(f"t{m}" for m in range(900))), 1.0)
 
 
 def test_the_bytes_of_settings_are_bounded() -> None:
@@ -145,15 +146,15 @@ def test_the_bytes_of_settings_are_bounded() -> None:
     large.user_agent.hostname = "x" * 1_000_000
     count = MAX_SETTINGS_BYTES // client_memory(large)
     for n in range(count):
-        clients.tell(RecordedCall(client_id=f"{n}"), large, 1.0)
+        clients.register(RecordedCall(client_id=f"{n}"), large, 1.0)
     with pytest.raises(ProxyError):
-        clients.tell(RecordedCall(client_id="one more"), large, 1.0)
+        clients.register(RecordedCall(client_id="one more"), large, 1.0)
     assert len(clients.expire(2.0)) == count
-    clients.tell(RecordedCall(client_id="then"), large, 1.0)
+    clients.register(RecordedCall(client_id="then"), large, 1.0)
 
 
 def test_clients_that_want_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each stays for two minutes, a kilobyte or two of memory, however little it has told."""
+    """Each client uses a kilobyte or two for two minutes, even with small settings."""
     monkeypatch.setattr("gantrymq.proxy.clients.MAX_SETTINGS_BYTES", 1000 * client_memory(producer()))
     clients = Clients()
     tell_all(clients, 1900)
@@ -166,4 +167,4 @@ def test_clients_that_want_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 
 def tell_all(clients: Clients, count: int) -> None:
     for n in range(count):
-        clients.tell(RecordedCall(client_id=f"{n}"), producer(), 1.0)
+        clients.register(RecordedCall(client_id=f"{n}"), producer(), 1.0)

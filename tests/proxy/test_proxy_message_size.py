@@ -1,4 +1,7 @@
-"""What a message takes in memory, by its encoding: honest requests pass, others are refused before they are built."""
+"""Memory of a message, calculated from its encoding.
+
+Valid requests pass; others are rejected before they are decoded.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +33,12 @@ LIMITS = MessageLimits(130 * 1024 * 1024, 4 * 1024 * 1024)
 
 
 def field(number: int, payload: bytes = b"") -> bytes:
-    """A field with a length; the payload is shorter than 128 bytes."""
+    """Returns a length-delimited field. The payload must be shorter than 128 bytes."""
     return bytes((number << 3 | 2, len(payload))) + payload
 
 
 def is_refused(method: str, data: bytes) -> bool:
-    """Whether the rpc's limits are reached before the message is built."""
+    """Returns true if the message exceeds the rpc's limits before it is decoded."""
     kind = next(each for each in METHODS.values() if each.name == method)
     try:
         memory_of(data, shape_of(kind.request), LIMITS.of(kind))
@@ -129,7 +132,7 @@ def test_bytes_that_are_no_message(data: bytes) -> None:
 
 
 def test_no_message_passes_that_protobuf_takes_apart_otherwise() -> None:
-    """Random bytes: where protobuf finds elements, they have been counted."""
+    """Random bytes: all elements that protobuf decodes have been counted."""
     chosen = random.Random(33)
     shape = shape_of(rpc_pb.SendMessageRequest)
     built = 0
@@ -144,7 +147,7 @@ def test_no_message_passes_that_protobuf_takes_apart_otherwise() -> None:
         try:
             memory = memory_of(data, shape, NO_LIMIT)
         except NotAMessage:
-            # Groups alone are read by protobuf and refused here.
+            # Only groups are valid for protobuf and rejected here.
             assert any(byte & 7 in (3, 4) for byte in data)
             continue
         inside = sum(1 + each.HasField("system_properties") + len(each.user_properties) for each in request.messages)

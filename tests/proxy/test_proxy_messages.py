@@ -1,4 +1,4 @@
-"""Messages from brokers to gRPC's clients and back."""
+"""Conversion of messages from brokers to gRPC clients and back."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def zipped(body: bytes) -> pb.Message:
 
 
 def with_whole_header(plain: bytes) -> bytes:
-    """What gzip may write: extra data, a file's name, a comment, a checksum of the header."""
+    """Returns gzip data with all optional header fields: extra data, file name, comment, header checksum."""
     raw = zlib.compressobj(wbits=-15)
     deflated = raw.compress(plain) + raw.flush()
     header = b"\x1f\x8b\x08\x1e" + bytes(6) + b"\x03\0abc" + b"name\0" + b"comment\0"

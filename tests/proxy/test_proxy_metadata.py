@@ -1,4 +1,4 @@
-"""What a proxy knows of topics and groups while brokers hang, or are gone."""
+"""The proxy's cached data of topics and groups while brokers hang or are down."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.metadata import FIFO, MESSAGE_TYPE, Metadata
 from gantrymq.testing.processes import ProcessCluster
 
-#: Each is asked of a broker that is taken at random.
+#: The proxy queries each name at a random broker.
 NAMES = [f"name{n}" for n in range(8)]
 
 
@@ -40,7 +40,7 @@ async def test_a_broker_that_hangs_is_not_the_only_one(tmp_path: Path) -> None:
                 await brokers.route(name)
             os.kill(hung.pid, signal.SIGSTOP)
             try:
-                # One that keeps order is never taken for one that doesn't, nor a topic's kind for none.
+                # An orderly group must never count as unordered, and a topic must not lose its type.
                 groups = await asyncio.gather(*map(metadata.group, NAMES))
                 assert [group is not None and group.consume_message_orderly for group in groups] == [True] * len(NAMES)
                 assert await asyncio.gather(*map(metadata.topic_type, NAMES)) == [FIFO] * len(NAMES)
@@ -51,7 +51,7 @@ async def test_a_broker_that_hangs_is_not_the_only_one(tmp_path: Path) -> None:
                 broker.stop()
             with pytest.raises(RemotingError):
                 await metadata.group("another")
-            # What was known is known.
+            # Cached data stays available.
             assert await metadata.topic_type(NAMES[0]) == FIFO
         finally:
             await brokers.stop()

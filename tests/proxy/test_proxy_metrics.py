@@ -1,4 +1,4 @@
-"""What Prometheus is told of a proxy."""
+"""Prometheus metrics of a proxy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grpc
 import pytest
 from proxy_support import Rpc, message, new_topic, producer_settings
 from running_proxy import proxy_config
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
@@ -63,7 +63,7 @@ async def test_calls_are_counted_by_method_and_result(cluster: EmbeddedCluster, 
 
         async def page_without_remoting() -> str:
             text = await page(proxy.metrics_port)
-            # That its client has gone, the proxy sees later.
+            # The proxy notices the disconnect of its client a moment later.
             return text if "gantry_proxy_remoting_connections{" + labels + "} 0" in text else ""
 
         text = await until(page_without_remoting)

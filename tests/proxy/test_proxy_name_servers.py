@@ -1,4 +1,4 @@
-"""NameServers that accept and never answer."""
+"""NameServers that accept connections and never respond."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 from gantrymq.testing.embedded import EmbeddedCluster
 
-#: A NameServer has 3 s; beside other tests the machine may take as long again.
+#: Timeout in seconds. A NameServer has 3 s; beside other tests, the machine can take twice as long.
 ANSWERED_S = 6
 
 
 @pytest.fixture
 async def hung() -> AsyncIterator[str]:
-    """The address of a NameServer that reads what it is asked, and no more."""
+    """Yields the address of a NameServer that reads requests without a response."""
 
     async def read_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(65536):
@@ -34,7 +34,7 @@ async def hung() -> AsyncIterator[str]:
 
 
 def requests(rpc: Rpc, topic: str) -> list[Any]:
-    """Twenty routes and twenty sends, all at once."""
+    """Returns twenty route queries and twenty sends, all at once."""
     route = rpc_pb.QueryRouteRequest(
         topic=pb.Resource(name=topic),
         endpoints=pb.Endpoints(scheme=pb.IPv4, addresses=[pb.Address(host=HOST, port=1)]),
@@ -56,7 +56,7 @@ async def test_the_only_one_hangs(hung: str) -> None:
 async def test_one_of_two_hangs(hung: str, cluster: EmbeddedCluster, admin: AdminClient) -> None:
     topic = await new_topic(admin)
     async with running_proxy(f"{hung};{cluster.name_server}") as proxy:
-        # Which is asked first is chance.
+        # Otherwise, the first NameServer is random.
         proxy.brokers.routes._current = 0
         async with grpc.aio.insecure_channel(proxy.address) as channel:
             answers = await asyncio.gather(*requests(Rpc(channel, "host@1"), topic))

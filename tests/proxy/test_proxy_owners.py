@@ -1,4 +1,4 @@
-"""Client ids and receipt handles belong to those who got them: user, connection, group and topic."""
+"""Client ids and receipt handles belong to their owner: user, connection, group and topic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from access_support import SigningRpc, allow, cluster_with_users, proxy_with_users
 from calls import RecordedCall
 from proxy_support import members_of, message, new_topic
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
@@ -61,7 +61,7 @@ class Consumer:
         return rpc_pb.TelemetryCommand(settings=pb.Settings(client_type=pb.PUSH_CONSUMER, subscription=subscription))
 
     def as_client(self, client_id: str) -> SigningRpc:
-        """This user's calls in the name of another client."""
+        """Returns a stub for this user's calls with another client's id."""
         return SigningRpc(self.rpc.channel, self.user, f"{self.user}-secret", client_id)
 
     async def listen(self) -> Any:
@@ -156,7 +156,7 @@ async def test_another_user_answers_no_question(
     await forging.write(stacks("forged"))
     with pytest.raises(grpc.aio.AioRpcError):
         await forging.read()
-    # Nor does another stream of the same user, which is not the client's own.
+    # Another stream of the same user, which is not the client's own, is also rejected.
     other = victim.rpc.Telemetry()
     await other.write(stacks("by another stream"))
     await other.done_writing()
@@ -209,7 +209,7 @@ async def test_a_receipt_handle_is_its_receivers(
         handle + "x",
     ):
         assert (await receiver.ack(received, wrong)).code == pb.INVALID_RECEIPT_HANDLE
-    # A message of another topic doesn't come into the group's dead letters by its place in the commit log.
+    # The commit log offset of another topic's message must not move this message to the group's dead-letter queue.
     words = handle.split(" ")
     words[8] = foreign.system_properties.receipt_handle.split(" ")[8]
     forwarded = await receiver.rpc.ForwardMessageToDeadLetterQueue(
@@ -235,7 +235,7 @@ async def test_a_receipt_handle_is_its_receivers(
 
 
 async def receive_soon(consumer: Consumer) -> pb.Message:
-    """A group that is new begins at the end of a topic's queues; it is served what comes after its first receive."""
+    """Receives one message. A new group begins at the end of the queues, so messages are sent until one arrives."""
     found: list[pb.Message] = []
 
     async def is_received() -> bool:
@@ -262,31 +262,31 @@ def settings(group: str = "") -> pb.Settings:
 def test_without_users_an_id_belongs_to_its_connection() -> None:
     clients = Clients()
     own = RecordedCall(connection="one")
-    clients.tell(own, settings("g"), 0.0)
+    clients.register(own, settings("g"), 0.0)
     stranger = RecordedCall(connection="two")
     with pytest.raises(ProxyError, match="belongs to another connection") as error:
-        clients.tell(stranger, settings("g"), 1.0)
+        clients.register(stranger, settings("g"), 1.0)
     assert error.value.code == pb.FORBIDDEN
-    # By its own connection it may come again, and go to another group by its own stream.
+    # On its own connection, the client may register again, and join another group with its own stream.
     again = RecordedCall(connection="one")
-    clients.tell(again, settings("g"), 2.0)
-    clients.tell(again, settings("h"), 3.0)
-    # Its connection is lost, which the server sees later than the client.
+    clients.register(again, settings("g"), 2.0)
+    clients.register(again, settings("h"), 3.0)
+    # The server notices the lost connection later than the client.
     again.silent_s = LOST_S
-    clients.tell(stranger, settings("h"), 4.0)
+    clients.register(stranger, settings("h"), 4.0)
     clients.stream_over(stranger)
-    clients.tell(own, settings("h"), 5.0)
+    clients.register(own, settings("h"), 5.0)
 
 
 def test_a_user_takes_an_id_along_but_not_into_another_group() -> None:
     clients = Clients()
-    clients.tell(RecordedCall(user="alice", connection="one"), settings("g"), 0.0)
+    clients.register(RecordedCall(user="alice", connection="one"), settings("g"), 0.0)
     for call, wanted in (
         (RecordedCall(user="bob", connection="one"), settings("g")),
         (RecordedCall(user="alice", connection="two"), settings("h")),
         (RecordedCall(user="alice", connection="two"), settings()),
     ):
         with pytest.raises(ProxyError, match="belongs to"):
-            clients.tell(call, wanted, 1.0)
+            clients.register(call, wanted, 1.0)
     newest = RecordedCall(user="alice", connection="two")
-    assert clients.tell(newest, settings("g"), 2.0).telemetry is newest
+    assert clients.register(newest, settings("g"), 2.0).telemetry is newest

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 from proxy_support import Rpc, message, new_topic
-from waiting import until
+from wait_until import until
 
 from gantrymq.cli.proxy_processes import ProxyProcesses
 from gantrymq.client.admin.client import AdminClient
@@ -33,7 +33,7 @@ async def processes(cluster: EmbeddedCluster) -> AsyncIterator[ProxyProcesses]:
 
 
 async def send(address: str, topic: str) -> int:
-    # Without the pool that all channels of a process share: a connection of its own.
+    # Opens its own connection. By default, all channels of a process share one.
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         request = rpc_pb.SendMessageRequest(messages=[message(topic)])
         response = await Rpc(channel, "c").SendMessage(request, wait_for_ready=True)

@@ -1,4 +1,4 @@
-"""The generated messages are those of proto/."""
+"""The generated messages correspond to proto/."""
 
 from __future__ import annotations
 

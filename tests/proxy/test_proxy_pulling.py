@@ -1,4 +1,4 @@
-"""PullMessage and offsets, through a whole proxy."""
+"""PullMessage and offsets, through a complete proxy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def group() -> str:
 
 @pytest.fixture
 async def queue(rpc: Rpc, admin: AdminClient) -> pb.MessageQueue:
-    """The one queue of a topic with the messages 0 to 4, of tags a and b in turn."""
+    """Creates a topic with one queue and the messages 0 to 4, with the tags a and b in turn."""
     topic = await new_topic(admin, queues=1)
     for n in range(5):
         sent = message(topic, b"%d" % n, tag="ab"[n % 2])
@@ -32,7 +32,7 @@ async def queue(rpc: Rpc, admin: AdminClient) -> pb.MessageQueue:
 async def pull(
     rpc: Rpc, queue: pb.MessageQueue, offset: int, *, batch_size: int = 32, expression: str = "*", poll_ms: int = 0
 ) -> tuple[pb.Code, list[bytes], int | None]:
-    """The status's code, the bodies, and where to go on."""
+    """Returns the status code, the bodies, and the next offset."""
     request = rpc_pb.PullMessageRequest(
         group=pb.Resource(name="pullers"),
         message_queue=queue,

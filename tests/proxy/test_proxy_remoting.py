@@ -1,4 +1,4 @@
-"""Clients that speak the remoting protocol, for whom the proxy is the NameServer and all brokers."""
+"""Clients with the remoting protocol. For them, the proxy is the NameServer and all brokers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import grpc
 import pytest
 from proxy_support import Rpc, new_topic
 from running_proxy import proxy_config
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.broker_api import BrokerApi
@@ -35,9 +35,9 @@ from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION
-from gantrymq.proxy.passing.link import Link
-from gantrymq.proxy.passing.server import MAX_TOPICS
 from gantrymq.proxy.proxy import Proxy
+from gantrymq.proxy.remoting.link import Link
+from gantrymq.proxy.remoting.server import MAX_TOPICS
 from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 from gantrymq.remoting.client import RemotingClient
@@ -47,7 +47,7 @@ from gantrymq.testing.embedded import EmbeddedCluster
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    """What comes again comes soon."""
+    """Starts a cluster with short retry delays."""
     with EmbeddedCluster(
         transaction_time_out=200, transaction_check_interval=100, message_delay_level=" ".join(["1s"] * 18)
     ) as cluster:
@@ -71,7 +71,7 @@ def group() -> str:
 
 
 class Inbox:
-    """Keeps what comes; fails on each body the first time if it's told so."""
+    """Stores messages. If `fails`, fails for each body the first time."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.bodies: list[bytes] = []
@@ -117,7 +117,7 @@ async def test_a_message_of_another_kind_than_its_topic(producer: Producer, admi
         (Message(delayed, b"now"), "DELAY, but actual type is NORMAL"),
         (Message(fifo, b"out of order"), "FIFO, but actual type is NORMAL"),
     ):
-        # Whether or not it's known what the topic takes.
+        # The result must be the same with and without a cached topic type.
         for _ in range(2):
             with pytest.raises(BrokerError, match=actual) as error:
                 await producer.send(message)
@@ -143,7 +143,7 @@ async def test_members_by_the_proxy_and_beside_it_share_queues(
             queues = [queue for consumer in consumers for queue in consumer.assignment if queue.topic == topic]
             return len(queues) == len(set(queues)) == 4 and all(consumer.assignment for consumer in consumers)
 
-        # They learn of one another by their brokers' word, which comes through the proxy.
+        # The brokers notify the consumers of each other, through the proxy.
         await until(are_shared)
         assert len((await admin.consumer_connection(group)).connection_set) == 3
 
@@ -240,7 +240,7 @@ async def test_what_a_broker_refuses_is_told(producer: Producer, admin: AdminCli
     assert address is not None
     with pytest.raises(BrokerError, match="queueId\\[99\\] is illegal"):
         await producer.client.api.max_offset(address, topic, 99)
-    # Operators ask brokers themselves.
+    # Administrative requests must be sent to the brokers directly.
     with pytest.raises(BrokerError) as error:
         await BrokerApi(producer.client.remoting).create_topic(address, TopicConfig("another"))
     assert error.value.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
@@ -272,7 +272,7 @@ async def test_a_client_that_leaves_takes_its_connections_along(
                 return False
             return connection.client_addr != known.client_addr
 
-        # By itself, and with a new connection to its broker.
+        # The client reconnects by itself, with a new connection to its broker.
         await until(is_back)
 
 
@@ -349,7 +349,7 @@ async def test_answers_that_nobody_reads_stay_with_their_broker(
     (upstream,) = link._open.values()
     await until(lambda: upstream.is_stopped)
     assert connection._transport is not None
-    # 50 MB would be there otherwise.
+    # Without the limit, it would be 50 MB.
     assert connection._transport.get_write_buffer_size() < 2 * 1024 * 1024
     while answers < pulls:
         length = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 20), "big")
@@ -359,12 +359,15 @@ async def test_answers_that_nobody_reads_stay_with_their_broker(
 
 
 async def test_a_heartbeat_has_no_topics_looked_for(here: str) -> None:
-    """Ten thousand requests to NameServers for one of a client would be too many."""
+    """Otherwise one request of a client could cause ten thousand requests to NameServers."""
     remoting = RemotingClient()
     subscriptions = [SubscriptionData.parse(f"none_{n}", "*") for n in range(MAX_TOPICS)]
     for count, code in ((MAX_TOPICS, ResponseCode.SUCCESS), (MAX_TOPICS + 1, ResponseCode.SYSTEM_ERROR)):
         told = [*subscriptions, *subscriptions[: count - MAX_TOPICS]]
         data = HeartbeatData("client", consumer_data_set=[ConsumerData("g", subscription_data_set=told)])
         request = RemotingCommand.request(RequestCode.HEART_BEAT, body=encode_json(data))
-        assert (await remoting.invoke(here, request)).code == code
+        response = await remoting.invoke(here, request)
+        assert response.code == code
+        # Clients take the brokers' fields as support for version 2, which needs the response of each broker.
+        assert not response.ext_fields
     await remoting.close()

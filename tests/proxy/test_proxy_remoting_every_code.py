@@ -1,4 +1,4 @@
-"""Every request code at the port of the remoting protocol: fields missing, negative and huge, bodies of rubbish."""
+"""Every request code on the remoting port: fields missing, negative and huge, and invalid bodies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.remoting.client import RemotingClient
 
-#: Of all requests' headers those names that say where a request goes, and how long it takes.
+#: Names of header fields that select the target of a request, and its duration.
 NAMES = ("topic", "b", "originTopic", "bname", "n", "queueId", "consumerGroup", "group", "extraInfo", "i", "properties")
 TIMES = ("suspendTimeoutMillis", "pollTime")
 TEXTS = ("", " ", "\x00", "-1", "9" * 30, "☃ %|../", "x" * 30_000)
@@ -25,7 +25,7 @@ def requests(code: int, topic: str) -> list[RemotingCommand]:
     good = {"topic": topic, "b": topic, "bname": "broker-a", "n": "broker-a", "consumerGroup": "g", "queueId": "0"}
     found = [RemotingCommand.request(code), RemotingCommand.request(code, fields=good)]
     found += [RemotingCommand.request(code, fields={**good, name: text}) for name in NAMES for text in TEXTS]
-    # What is longer than a day is taken for no time at all.
+    # Durations of more than a day count as zero.
     found += [RemotingCommand.request(code, fields={**good, name: text}) for name in TIMES for text in ("-1", "9" * 30)]
     return found + [RemotingCommand.request(code, fields=good, body=body) for body in BODIES]
 
@@ -40,7 +40,7 @@ async def test_each_code(code: RequestCode, proxy: Proxy, admin: AdminClient, ca
         *(client.invoke(proxy.remoting_address, request, 15_000) for request in requests(code, topic))
     )
     assert all(answer.remark is None or len(answer.remark) <= 2000 for answer in answers)
-    # It goes on.
+    # The proxy still works.
     assert (await client.invoke(proxy.remoting_address, route)).code == 0
     await client.close()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -1,11 +1,11 @@
-"""Requests of the remoting protocol as metrics are told of them."""
+"""Metrics of remoting requests."""
 
 from __future__ import annotations
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import ONEWAY_FLAG, RemotingCommand
 from gantrymq.proxy.metrics import CallFigures
-from gantrymq.proxy.passing.requests_seen import CONNECTION_LOST, ONEWAY, OTHER, RequestsSeen
+from gantrymq.proxy.remoting.requests_seen import CONNECTION_LOST, ONEWAY, OTHER, RequestsSeen
 
 HERE = "127.0.0.1:50000"
 
@@ -26,7 +26,7 @@ def test_how_requests_end() -> None:
     seen.after_response(HERE, pull.without_content(), RemotingCommand.response(ResponseCode.PULL_NOT_FOUND))
     seen.after_response(HERE, unknown.without_content(), RemotingCommand.response(7777))
     seen.lost(HERE)
-    # Those are told once.
+    # Lost requests are counted once.
     seen.lost(HERE)
     seen.after_response(HERE, pull, RemotingCommand.response())
     assert figures.results == {

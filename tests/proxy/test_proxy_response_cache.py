@@ -1,4 +1,4 @@
-"""Encoded responses are reused while the route is the same object, within a limit of bytes."""
+"""Cached encoded responses: reused while the route is the same object, within a limit of bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_least_recently_used_response_is_dropped() -> None:
     cache, size = ResponseCache(), MAX_BYTES // 3
     for key in ("a", "b", "c"):
         cache.get((key,), ROUTE, lambda: bytes(size))
-    # A larger response for a changed route takes the place of the old one.
+    # A larger response for a changed route replaces the old one.
     cache.get(("a",), TopicRouteData([], []), lambda: bytes(size + 10))
     assert cache.get(("c",), ROUTE, lambda: b"anew") == bytes(size)
     assert cache.get(("b",), ROUTE, lambda: b"anew") == b"anew"

@@ -1,4 +1,4 @@
-"""Receives under way when their proxy is killed: what wasn't acknowledged comes again, all of it."""
+"""Pending receives when their proxy is killed: all unacknowledged messages are redelivered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 from ports import free_port
 from proxy_support import Rpc, new_topic
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
@@ -43,7 +43,7 @@ async def ready(server: ServerProcess) -> None:
 
 
 class Consumer:
-    """Receives and acknowledges, whatever happens meanwhile."""
+    """Receives and acknowledges despite all failures."""
 
     def __init__(self, rpc: Rpc, topic: str) -> None:
         self._rpc = rpc
@@ -74,7 +74,7 @@ class Consumer:
         )
 
     async def _ack(self, received: pb.Message) -> None:
-        # Whose acknowledgement is under way when the proxy is killed may come no more.
+        # If the proxy is killed during an acknowledgement, the message may not be delivered again.
         self.received.add(received.body)
         system = received.system_properties
         entry = rpc_pb.AckMessageEntry(message_id=system.message_id, receipt_handle=system.receipt_handle)

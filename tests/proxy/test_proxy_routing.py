@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from proxy_support import Rpc, make_topic, message, new_topic, producer_settings
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
@@ -14,10 +14,10 @@ from gantrymq.proxy.call import METHODS
 from gantrymq.proxy.clients import Client, Clients, Watcher
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.membership import Membership
+from gantrymq.proxy.producer.message_queue_selector import MessageQueueSelector, consistent_hash
+from gantrymq.proxy.producer.transactions import MAX_TRANSACTIONS, Half, Transactions
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.routing import _permissions
-from gantrymq.proxy.sending.queue_choice import QueueChoice, consistent_hash
-from gantrymq.proxy.sending.transactions import MAX_TRANSACTIONS, Half, Transactions
 from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
 
@@ -109,7 +109,7 @@ async def test_a_topic_without_readable_queues(rpc: Rpc, admin: AdminClient) -> 
     assert (status.code, status.message) == (pb.FORBIDDEN, "no writable queue")
 
 
-# -- who is there -----------------------------------------------------------------------------------------------------
+# -- registered clients -----------------------------------------------------------------------------------------------
 
 
 async def test_a_client_comes_by_its_settings_and_goes_when_it_says_so(
@@ -146,7 +146,7 @@ async def test_a_producer_is_known_to_its_brokers(rpc: Rpc, admin: AdminClient) 
 
 
 class _Stream:
-    """Enough of a stream for the table of clients."""
+    """The attributes of a stream that the table of clients needs."""
 
     def __init__(self, client_id: str) -> None:
         self.client_id = client_id
@@ -170,10 +170,10 @@ def test_the_table_of_clients() -> None:
 
     clients.watch(Watcher(changed, lambda client: gone.append(client.client_id)))
     one, two = _Stream("one"), _Stream("two")
-    clients.tell(one, consumer_of("g"), 0.0)  # type: ignore[arg-type]
-    clients.tell(two, consumer_of("g"), 1.0)  # type: ignore[arg-type]
+    clients.register(one, consumer_of("g"), 0.0)  # type: ignore[arg-type]
+    clients.register(two, consumer_of("g"), 1.0)  # type: ignore[arg-type]
     assert [client.client_id for client in clients.consumers("g")] == ["one", "two"]
-    client = clients.tell(one, consumer_of("h"), 2.0)  # type: ignore[arg-type]
+    client = clients.register(one, consumer_of("h"), 2.0)  # type: ignore[arg-type]
     assert (client.language, client.version, client.telemetry) == ("GO", "5", one)
     assert [client.client_id for client in clients.consumers("g")] == ["two"]
     assert came == [("one", "g"), ("two", "g"), ("one", "h")]
@@ -208,7 +208,7 @@ async def test_every_method_is_answered(rpc: Rpc, proxy: Proxy) -> None:
     assert (status.code, status.message) == (pb.UNSUPPORTED, "lite topics are not supported")
 
 
-# -- which queue, which half ------------------------------------------------------------------------------------------
+# -- queues and halves ------------------------------------------------------------------------------------------------
 
 
 def test_consistent_hash_is_guavas() -> None:
@@ -228,7 +228,7 @@ def test_queues_take_turns() -> None:
         [QueueData("b", 2, 2, 6), QueueData("a", 1, 1, 6), QueueData("c", 9, 9, 4)],
         [BrokerData("x", name, {0: "h:1"}) for name in "abc"],
     )
-    choice = QueueChoice()
+    choice = MessageQueueSelector()
     chosen = [choice.choose("t", route, "") for _ in range(6)]
     assert chosen[:3] == chosen[3:]
     assert sorted((q.broker_name, q.queue_id) for q in chosen[:3] if q) == [("a", 0), ("b", 0), ("b", 1)]

@@ -1,4 +1,4 @@
-"""SendMessage, EndTransaction and RecallMessage, by a client's stub, and what readers of other protocols get."""
+"""SendMessage, EndTransaction and RecallMessage by a client's stub, and the messages as other protocols read them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from proxy_support import Rpc, message, new_topic
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -25,7 +25,7 @@ async def send(rpc: Rpc, *messages: pb.Message) -> rpc_pb.SendMessageResponse:
 
 
 async def read(cluster: EmbeddedCluster, topic: str, count: int) -> list[MessageExt]:
-    """The first `count` messages of a topic, as a client of the remoting protocol reads them."""
+    """Returns the first `count` messages of a topic, read by the remoting protocol."""
     found: list[MessageExt] = []
     async with LitePullConsumer(cluster.name_server, "GID_proxy_readers") as consumer:
         await consumer.assign(await consumer.queues(topic))
@@ -173,7 +173,7 @@ async def test_a_transaction_ends_once(rpc: Rpc, admin: AdminClient) -> None:
     assert (again.code, again.message) == (pb.INTERNAL_SERVER_ERROR, "cannot found transaction data")
 
 
-# -- what is refused ------------------------------------------------------------------------------------------------
+# -- rejected requests ----------------------------------------------------------------------------------------------
 
 _CONTROL = "a\x05b"
 
@@ -271,7 +271,7 @@ async def test_a_request_is_refused_as_by_java(rpc: Rpc, admin: AdminClient) -> 
 
 async def test_an_unknown_topic_is_not_found(rpc: Rpc) -> None:
     response = await send(rpc, message("proxy_nowhere"))
-    # Java asks for the topic's type first, which nobody knows.
+    # Java first queries the topic's type, which does not exist.
     assert response.status.code == pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
 
 

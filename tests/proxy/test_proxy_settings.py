@@ -1,4 +1,4 @@
-"""What clients are told of how to behave."""
+"""Settings that the proxy sends to clients."""
 
 from __future__ import annotations
 

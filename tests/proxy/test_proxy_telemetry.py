@@ -1,4 +1,4 @@
-"""Telemetry: settings both ways, what brokers learn of clients, and what clients are asked, through a whole proxy."""
+"""Telemetry through a complete proxy: settings both ways, registration at the brokers, and requests to clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import grpc
 import pytest
 from proxy_support import Rpc, members_of, message, new_topic, producer_settings
 from running_proxy import proxy_config
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
@@ -52,7 +52,7 @@ def consumer_settings(
 
 @asynccontextmanager
 async def listening(rpc: Rpc, command: rpc_pb.TelemetryCommand) -> AsyncIterator[Any]:
-    """A client's stream, when its settings are answered."""
+    """Yields a client's stream after the response to its settings."""
     stream = rpc.Telemetry(timeout=None)
     await stream.write(command)
     answer = await stream.read()
@@ -74,7 +74,7 @@ async def told(rpc: Rpc, command: rpc_pb.TelemetryCommand) -> pb.Settings:
 
 
 def another(rpc: Rpc) -> Rpc:
-    """Another client on the same channel."""
+    """Returns another client on the same channel."""
     return Rpc(rpc.channel, f"host@1@0@{uuid.uuid4().hex[:8]}")
 
 
@@ -140,7 +140,7 @@ async def test_settings_that_no_client_has(
     assert proxy.clients.get(rpc.client_id) is None
 
 
-# -- what brokers see -------------------------------------------------------------------------------------------------
+# -- state of the brokers ---------------------------------------------------------------------------------------------
 
 
 async def test_brokers_see_a_groups_members(proxy: Proxy, rpc: Rpc, admin: AdminClient, group: str) -> None:
@@ -160,7 +160,7 @@ async def test_brokers_see_a_groups_members(proxy: Proxy, rpc: Rpc, admin: Admin
     assert connection.consume_type == "CONSUME_PASSIVELY"
     assert connection.subscription_table[topic].tags_set == ["a", "b"]
     assert (await admin.consumer_connection(f"{group}_2")).consume_type == "CONSUME_ACTIVELY"
-    # Three connections for the three of a group, and the stranger is on one of them.
+    # The three members of the group use three connections, and the other client shares one of them.
     assert len(proxy.members.lanes) == 3
 
     left = ids.pop(0)
@@ -171,7 +171,7 @@ async def test_brokers_see_a_groups_members(proxy: Proxy, rpc: Rpc, admin: Admin
 
     await until(is_gone)
     assert await members_of(admin, group) == ids
-    # Its place is free for another.
+    # Another client can take its position.
     newcomer = another(rpc)
     await told(newcomer, consumer_settings(group, topic))
     ids = sorted([*ids, newcomer.client_id])
@@ -225,7 +225,7 @@ async def test_brokers_know_producers_by_their_topics(rpc: Rpc, admin: AdminClie
     await until(are_known)
 
 
-# -- what clients are asked -------------------------------------------------------------------------------------------
+# -- requests to clients ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("resolution", [pb.COMMIT, pb.ROLLBACK], ids=["commit", "rollback"])
@@ -253,8 +253,8 @@ async def test_a_broker_asks_for_an_orphaned_transaction(
             )
         )
         assert answer.status.code == pb.OK
-        # The end was that of the half which the broker had asked for: it doesn't ask for it once more, be it 10 times.
-        # It asks each 100 ms, and may have done so again before the end came.
+        # After the end, the broker does not check this half message again. It checks each 100 ms, so some checks may be
+        # earlier.
         assert await asked_until_silent(stream) < 5
     queue = pb.MessageQueue(topic=pb.Resource(name=topic), broker=pb.Broker(name="broker-a"))
     end = await rpc.QueryOffset(rpc_pb.QueryOffsetRequest(message_queue=queue, query_offset_policy=pb.END))
@@ -262,7 +262,7 @@ async def test_a_broker_asks_for_an_orphaned_transaction(
 
 
 async def asked_until_silent(stream: Any) -> int:
-    """How often a client is asked until a second passes in which it isn't; 5 is enough."""
+    """Returns how often a client gets a check until a second passes without one; stops at 5."""
     asked = 0
     with suppress(TimeoutError):
         while asked < 5:
@@ -286,7 +286,7 @@ async def test_an_operator_asks_what_a_consumer_does(rpc: Rpc, admin: AdminClien
 
         asking = asyncio.ensure_future(admin.consumer_running_info(group, rpc.client_id, jstack=True))
         nonce = (await stream.read()).print_thread_stack_trace_command.nonce
-        # Nobody answers for another.
+        # Another client's response must be ignored.
         async with listening(another(rpc), producer_settings(topic)) as other:
             await other.write(stacks("not mine", nonce))
             await stream.write(stacks("main: at rest", nonce))

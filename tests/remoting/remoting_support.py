@@ -1,4 +1,4 @@
-"""What the tests of remoting share: servers and clients that are closed, and a peer that writes bytes of its own."""
+"""Helpers of the remoting tests: servers and clients that are closed at the end, and a peer that sends raw bytes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from waiting import until
+from wait_until import until
 
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 
 TIMEOUT_S = 20.0
@@ -37,8 +38,11 @@ def frame(code: int, body: bytes = b"", opaque: int = 0, encoding: SerializeType
 
 
 @asynccontextmanager
-async def serving(handlers: dict[int, RequestHandler] | None = None, **options: Any) -> AsyncIterator[RemotingServer]:
-    server = RemotingServer({ECHO: echo, SILENT: silent} | (handlers or {}), host="127.0.0.1", **options)
+async def serving(
+    handlers: dict[int, RequestHandler] | None = None, *, port: int = 0, fast_listen: bool = False, **options: Any
+) -> AsyncIterator[RemotingServer]:
+    listen = ListenOptions("127.0.0.1", port, fast_listen=fast_listen)
+    server = RemotingServer({ECHO: echo, SILENT: silent} | (handlers or {}), listen, **options)
     await server.start()
     try:
         yield server
@@ -60,7 +64,7 @@ def address(server: RemotingServer) -> str:
 
 
 class Peer:
-    """A socket whose bytes the test writes itself."""
+    """A socket through which the test sends raw bytes."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -71,14 +75,14 @@ class Peer:
         await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(self.sock, data), TIMEOUT_S)
 
     def send_what_fits(self, data: bytes) -> int:
-        """As many bytes as the kernel takes now."""
+        """Sends as many bytes as the kernel accepts now, and returns their number."""
         try:
             return self.sock.send(data)
         except BlockingIOError:
             return 0
 
     async def commands(self, count: int) -> list[RemotingCommand]:
-        """The next `count` commands. Raises EOFError when the other side closes before."""
+        """Waits for the next `count` commands. Raises EOFError if the other side closes the connection before."""
         while len(self._got) < count:
             data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, 1 << 20), TIMEOUT_S)
             if not data:
@@ -88,7 +92,7 @@ class Peer:
         return got
 
     async def closed_by_other(self) -> None:
-        """Waits for the end of the stream, or its reset."""
+        """Waits for the end of the stream or for a connection reset."""
         try:
             while await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, 1 << 20), TIMEOUT_S):
                 pass

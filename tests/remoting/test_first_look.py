@@ -1,4 +1,7 @@
-"""A server's first look at what it reads: what it is given, and that it has turns like everything else."""
+"""The first look of a server: a callback that gets each read before it is decoded.
+
+The tests cover its input, and that its time counts like all other work.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,18 @@ from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting import connection as connection_module
 from gantrymq.remoting import flow_control
 from gantrymq.remoting.answers import encode_reply
-from gantrymq.remoting.connection import Connection, FirstLook, RpcHook
+from gantrymq.remoting.connection import Connection, FirstLook, Reply, RpcHook
+from gantrymq.remoting.connection_limits import ConnectionLimits
 from gantrymq.remoting.turns import CROWDED_TURN_S, ROUND_S, Turns
 
-#: Frames with this code are dealt with by `Look`.
+#: `Look` handles frames with this code.
 PLAIN = 7
 LOOK_S = 0.0015
 
 
 class Written(Keeping):
     def answers(self) -> list[int]:
-        """Opaque numbers, in their order."""
+        """Returns the opaque numbers of the responses, in order."""
         return [command.opaque for command in FrameReader().feed(self.data)]
 
 
@@ -45,7 +49,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Look:
-    """Answers the PLAIN frames that a read begins with; each call takes LOOK_S of the clock."""
+    """Answers the PLAIN frames at the start of a read.
+
+    Each call takes `LOOK_S` of the simulated time.
+    """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.seen: list[bytes] = []
@@ -71,7 +78,8 @@ def whole_frames(data: bytes) -> Iterator[RemotingCommand]:
 
 
 def connected(look: FirstLook, *, turns: Turns | None = None, hooks: list[RpcHook] | None = None) -> Connection:
-    connection = Connection({ECHO: echo}, is_server=True, turns=turns, first_look=look, hooks=hooks or [])
+    limits = ConnectionLimits(turns if turns is not None else Turns())
+    connection = Connection({ECHO: echo}, is_server=True, limits=limits, first_look=look, hooks=hooks or [])
     connection.connection_made(Written())
     return connection
 
@@ -82,7 +90,7 @@ def written_by(connection: Connection) -> Written:
 
 
 async def test_it_is_given_what_begins_with_a_frame(clock: Clock) -> None:
-    """However a stream is cut into reads, all is answered once, and in order."""
+    """Wherever a stream is split into reads, each frame is answered once, and in order."""
     codes = [PLAIN, PLAIN, ECHO, PLAIN, ECHO]
     stream = b"".join(frame(code, opaque=number) for number, code in enumerate(codes))
     begins = {0, *(sum(len(frame(code, opaque=n)) for n, code in enumerate(codes[:end])) for end in range(1, 5))}
@@ -96,6 +104,22 @@ async def test_it_is_given_what_begins_with_a_frame(clock: Clock) -> None:
             assert written_by(connection).answers() == [0, 1, 2, 3, 4]
             assert all(any(stream[at:].startswith(seen) for at in begins) for seen in look.seen)
             connection.connection_lost(None)
+
+
+@pytest.mark.parametrize(("codes", "look_s"), [([PLAIN, ECHO], 0.0), ([ECHO], LOOK_S)])
+async def test_a_command_begins_after_the_requests_before_it(clock: Clock, codes: list[int], look_s: float) -> None:
+    took: list[float] = []
+
+    def timed(connection: Connection, request: RemotingCommand) -> Reply:
+        took.append(clock() - connection.command_began)
+        return echo(connection, request)
+
+    limits = ConnectionLimits(Turns())
+    connection = Connection({ECHO: timed}, is_server=True, limits=limits, first_look=Look(clock))
+    connection.connection_made(Written())
+    connection.data_received(b"".join(frame(code, opaque=number) for number, code in enumerate(codes)))
+    assert took == pytest.approx([look_s])
+    connection.connection_lost(None)
 
 
 async def test_its_answers_go_out_with_those_of_the_same_read(clock: Clock) -> None:
@@ -125,8 +149,11 @@ async def test_hooks_see_every_request(clock: Clock) -> None:
 
 
 async def test_who_floods_has_turns_like_others(clock: Clock) -> None:
-    """A crowd whose reads are dealt with by the first look alone takes a round's time at most, and one look more. Who
-    asks for little has its turn in the same round; the others have theirs in rounds that follow."""
+    """Many connections whose reads only the first look handles are limited like others.
+
+    They take at most the time budget of one event-loop iteration, and one look more. A cheap connection is served in
+    the same iteration, and the remaining ones in later iterations.
+    """
     turns = Turns()
     look = Look(clock)
     cheap = connected(look, turns=turns)

@@ -1,4 +1,7 @@
-"""Inputs that peers began and did not complete: one limit for all, a deadline, the oldest are disconnected first."""
+"""Inputs that peers began and did not complete.
+
+They share one limit and have a deadline. The oldest ones are disconnected first.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import cast
 
 import pytest
 from certificates import Pair
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.remoting.arrivals import HANDSHAKE_BYTES, Arrivals
@@ -32,19 +35,19 @@ def test_the_oldest_are_disconnected_first() -> None:
     first, second, third = (Peer() for _ in range(3))
     inputs.begin(first, 40, 0.0)
     inputs.begin(second, 40, 1.0)
-    # A new input of the same peer is the youngest.
+    # A new input of the same peer counts as the youngest.
     inputs.begin(first, 40, 2.0)
     inputs.begin(third, 20, 3.0)
     assert inputs.bytes == 100
     inputs.resize(third, 30)
     assert (inputs.bytes, len(inputs)) == (70, 2)
     assert [len(peer.refused) for peer in (first, second, third)] == [0, 1, 0]
-    # Not in the table any more: nothing to count.
+    # It was removed from the table, so it does not count.
     inputs.resize(second, 1000)
     inputs.complete(second)
     inputs.complete(first)
     assert inputs.bytes == 30
-    # One alone may be larger than the limit: its own limits hold.
+    # A single input can exceed the shared limit. Only its own limits apply.
     inputs.resize(third, 1000)
     assert not third.refused
 
@@ -116,7 +119,7 @@ async def test_the_oldest_handshakes_are_ended(port: int, inputs: IncompleteInpu
     for reader, _ in peers[:2]:
         assert await asyncio.wait_for(reader.read(), 10) == b""
     assert all(not reader.at_eof() for reader, _ in peers[2:])
-    # A client that completes its handshake is served, and ends the oldest.
+    # A client that completes its handshake is served, and the oldest one is disconnected.
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context(TlsConfig(tls_enable=True)))
     assert await asyncio.wait_for(reader.readexactly(7), 10) == b"welcome"
     await until(lambda: len(inputs) == 2)

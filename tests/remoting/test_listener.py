@@ -1,4 +1,4 @@
-"""Listening sockets: two ports, and descriptors that run out."""
+"""Listening sockets: two ports, and a process that runs out of file descriptors."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from contextlib import AsyncExitStack, contextmanager
 import pytest
 from ports import free_port
 from remoting_support import ECHO, Peer, address, calling, frame, peer_of, serving
-from waiting import until
+from wait_until import until
 
 from gantrymq.errors import GantryError
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting.listener import Listener, most_connections, reserved_descriptors
+from gantrymq.remoting.listener import Listener, ListenOptions, most_connections, reserved_descriptors
 from gantrymq.remoting.server import RemotingServer
 
 
 @contextmanager
 def descriptors(more: int) -> Iterator[int]:
-    """This process may open some more than it has; the limit."""
+    """Limits this process to `more` additional file descriptors, and yields the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = max(map(int, os.listdir("/dev/fd"))) + 1 + more
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -68,19 +68,19 @@ async def test_connections_are_refused_before_files_starve(caplog: pytest.LogCap
                 else:
                     refused += 1
                     peer.close()
-            # Both ends are this process's.
+            # This process owns both ends of each connection.
             reserve = reserved_descriptors(limit)
             assert len(served) >= (200 - reserve) // 2 - 5
             files = [os.open(os.devnull, os.O_RDONLY) for _ in range(reserve - 3)]
             for fd in files:
                 os.close(fd)
-            # Those that are there are served, and whoever comes when there is room again.
+            # Existing connections are served, and new ones are accepted when descriptors are free again.
             assert await is_served(served[0])
             served.pop().close()
             await until(lambda: len(server.connections) == len(served))
             assert await is_served(await stack.enter_async_context(peer_of(server)))
     lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
-    # Once a second.
+    # Logged at most once a second.
     assert lines[0].startswith(
         f"1 connections were refused: there are {len(served) + 1}, and the other descriptors (of"
     )
@@ -91,7 +91,7 @@ async def test_an_eighth_is_for_files_which_may_be_opened_later() -> None:
     accepted: list[socket.socket] = []
     count = 0
     with descriptors(1000) as limit:
-        listener = Listener("127.0.0.1", 0, accepted.append, lambda: count)
+        listener = Listener(ListenOptions("127.0.0.1"), accepted.append, lambda: count)
         listener.start()
         most = most_connections(limit)
         assert 0.8 * limit < most < 0.9 * limit
@@ -135,7 +135,7 @@ async def test_accepting_goes_on_after_the_system_had_no_room(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving() as server:
-        # As with ENFILE: not even the spared descriptor helps.
+        # Simulates ENFILE: not even the reserved descriptor helps.
         monkeypatch.setattr(server._listener, "_refuse_without_descriptor", lambda listening: False)
         waiting = socket.socket()
         waiting.setblocking(False)
@@ -159,17 +159,17 @@ async def test_two_ports() -> None:
 
 
 async def test_the_second_port_is_taken() -> None:
-    # The port two above is free, too.
+    # The port two above is also free.
     async with serving(port=free_port()) as server:
         with pytest.raises(GantryError, match=f"127.0.0.1:{server.port}.*is another server using it"):
-            RemotingServer({}, host="127.0.0.1", port=server.port + 2, fast_listen=True)
+            RemotingServer({}, ListenOptions("127.0.0.1", server.port + 2, fast_listen=True))
         async with serving(port=server.port + 2) as above:
             assert above.port == server.port + 2
 
 
 def test_a_port_that_is_none() -> None:
     with pytest.raises(GantryError, match="can't listen"):
-        RemotingServer({}, host="127.0.0.1", port=1, fast_listen=True)
+        RemotingServer({}, ListenOptions("127.0.0.1", 1, fast_listen=True))
 
 
 async def test_a_burst_of_connections(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,16 +1,18 @@
-"""Requests whose work goes on in later turns of the loop."""
+"""Long requests that run in steps over several event-loop iterations."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import RequestRefused
+from gantrymq.limits import LONG_REQUESTS
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting import long_requests
@@ -19,7 +21,7 @@ from gantrymq.remoting.long_requests import LongRequests, Steps
 
 
 class Asker(Connection):
-    """A connection that keeps the answers."""
+    """A connection that stores the responses."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -44,7 +46,10 @@ async def running() -> AsyncIterator[LongRequests]:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step takes 1 ms: so the clocks say, one asked once after each, and one before and after it."""
+    """Replaces the clocks so that each step takes 1 ms.
+
+    The wall clock is read once after each step, and the CPU clock before and after it.
+    """
     times: Iterator[float] = (n * 0.001 for n in range(1_000_000))
     monkeypatch.setattr(long_requests, "monotonic", lambda: next(times))
     cpu_times: Iterator[float] = (n * 0.001 for n in range(1_000_000))
@@ -72,7 +77,7 @@ async def test_what_is_done_soon_is_answered_at_once() -> None:
 
 
 async def test_a_turn_is_shared_by_the_requests_that_come_in_it() -> None:
-    """A thousand short requests of one read are a long one."""
+    """Many short requests of one read count like one long request."""
     async with running() as requests:
         asker = Asker()
         replies = [requests.run(asker, request(), steps(3)) for _ in range(20)]
@@ -96,7 +101,7 @@ async def test_the_rest_goes_on_in_later_turns() -> None:
 
 
 async def test_connections_take_turns() -> None:
-    """Whoever asks for much waits for himself, not the others for him."""
+    """A connection with many requests delays only itself, and not the other connections."""
     async with running() as requests:
         greedy, modest = Asker(), Asker()
         done: list[str] = []
@@ -123,7 +128,7 @@ async def test_an_error_is_the_answer() -> None:
 
 
 async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_requests, "MAX_WAITING_BYTES_OF_ONE", 10_000)
+    monkeypatch.setattr(long_requests, "LONG_REQUESTS", replace(LONG_REQUESTS, size_of_one=10_000))
     async with running() as requests:
         askers = [Asker(), Asker()]
         for asker in askers:
@@ -133,7 +138,7 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
                 requests.run(asker, request(bytes(5000)), steps(1000))
             assert refused.value.code == ResponseCode.SYSTEM_BUSY
         assert len(requests) == 2
-        # Who leaves makes room.
+        # A closed connection frees its part of the limit.
         requests.connection_closed(askers[0])
         assert requests.run(askers[0], request(bytes(5000)), steps(1)) is None
         for asker in askers:
@@ -169,7 +174,10 @@ async def test_stop_ends_what_has_begun() -> None:
 
 
 async def test_the_steps_count_for_who_asked() -> None:
-    """While others have much to ask, too, its next requests come after those of who asks for little."""
+    """The CPU time of the steps counts for the connection that sent the request.
+
+    While others are busy too, its next requests come after those of cheap connections.
+    """
     async with running() as requests:
         asker, other = Asker(), Asker()
         requests.run(asker, request(), steps(60))
@@ -181,7 +189,10 @@ async def test_the_steps_count_for_who_asked() -> None:
 
 
 async def test_who_takes_no_answers_waits_and_the_others_do_not() -> None:
-    """All it had asked for was worked off, and its answers gathered: 477 MiB of sixty connections."""
+    """A connection that does not read its responses is paused.
+
+    Without a pause, the unread responses of sixty connections took 477 MiB.
+    """
     async with running() as requests:
         full, other = Asker(), Asker()
         full.pause_writing()

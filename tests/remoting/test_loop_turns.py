@@ -1,4 +1,7 @@
-"""What one peer can ask for in one turn of the loop, how that is measured, and what may wait for one peer."""
+"""Time slices: the work for one peer in an event-loop iteration.
+
+The tests also cover how it is measured, and the limits for pending responses of one peer.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,24 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 
 import pytest
 from remoting_support import ECHO, address, calling, echo, frame, only_connection, peer_of, serving
 from transports import Swallowing
-from waiting import until
+from wait_until import until
 
 from gantrymq.errors import RequestTimeout
+from gantrymq.limits import RESPONSE_TASKS
 from gantrymq.metrics import render
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting import connection as connection_module
-from gantrymq.remoting import flow_control, loop_watch, open_answers
+from gantrymq.remoting import flow_control, loop_watch
+from gantrymq.remoting import server as server_module
 from gantrymq.remoting import turns as turns_module
 from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.connection_limits import ConnectionLimits
 from gantrymq.remoting.flow_control import ONEWAY_LIMIT, UNTAKEN_LIMIT, WRITE_HIGH_WATER
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S, LoopWatch
 from gantrymq.remoting.turns import CROWDED_TURN_S, MOST_S, ROUND_S, SHORT_TURN_S, TURN_S, WAITING_S, Turns
@@ -36,16 +43,16 @@ def busy(seconds: float) -> None:
 
 @pytest.fixture
 def own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns are measured by the processor time of this thread: what others take on this machine doesn't count."""
+    """Measures time slices in CPU time of this thread, so that load from other processes does not count."""
     for module in (connection_module, flow_control):
         monkeypatch.setattr(module, "monotonic", time.thread_time)
 
 
 @contextmanager
 def longest_turns() -> Iterator[list[float]]:
-    """The processor time of this thread in each turn of the loop: others that run don't count.
+    """Yields a list of the CPU time of this thread in each event-loop iteration.
 
-    Nor does the collector, which has all the objects of pytest to look at.
+    Other processes do not count. Garbage collection is off, because it would scan all objects of pytest.
     """
     loop = asyncio.get_running_loop()
     turns: list[float] = []
@@ -78,7 +85,7 @@ async def test_a_read_of_very_many_requests_goes_on_in_later_turns(code: int) ->
         return RemotingCommand.response()
 
     turns_of_all = Turns()
-    connection = Connection({ECHO: handler}, is_server=True, turns=turns_of_all)
+    connection = Connection({ECHO: handler}, is_server=True, limits=ConnectionLimits(turns_of_all))
     transport = Swallowing()
     connection.connection_made(transport)
     answer = len(frame(code))
@@ -91,6 +98,23 @@ async def test_a_read_of_very_many_requests_goes_on_in_later_turns(code: int) ->
     assert handled == (list(range(count)) if code == ECHO else [])
     assert max(turns) < 0.05
     assert turns_of_all.watch.rounds.sum >= count * 0.000001
+    connection.connection_lost(None)
+
+
+async def test_each_command_of_a_read_has_its_own_start() -> None:
+    began: list[tuple[float, float]] = []
+
+    def handler(connection: Connection, request: RemotingCommand) -> Reply:
+        began.append((connection.command_began, time.monotonic()))
+        return RemotingCommand.response()
+
+    connection = Connection({ECHO: handler}, is_server=True)
+    connection.connection_made(Swallowing())
+    before = time.monotonic()
+    connection.data_received(frame(ECHO) * 3)
+    times = [before, *(at for pair in began for at in pair)]
+    assert len(began) == 3
+    assert times == sorted(times)
     connection.connection_lost(None)
 
 
@@ -109,14 +133,16 @@ async def test_answers_that_nobody_asked_for_take_turns_too() -> None:
 
 
 def connections_of(count: int, request_s: float) -> tuple[list[Connection], Turns]:
-    """Connections of one server, whose requests each take `request_s`."""
+    """Returns connections of one server whose requests each take `request_s` seconds."""
 
     def handler(connection: Connection, request: RemotingCommand) -> Reply:
         busy(request_s)
         return RemotingCommand.response()
 
     turns = Turns()
-    connections = [Connection({7: handler, ECHO: echo}, is_server=True, turns=turns) for _ in range(count)]
+    connections = [
+        Connection({7: handler, ECHO: echo}, is_server=True, limits=ConnectionLimits(turns)) for _ in range(count)
+    ]
     for connection in connections:
         connection.connection_made(Swallowing())
     return connections, turns
@@ -150,7 +176,10 @@ async def test_a_turn_is_shared_by_the_connections_that_have_much_to_ask() -> No
 @pytest.mark.usefixtures("own_time")
 @pytest.mark.parametrize("request_s", [0.004, 0.03], ids=["short turns", "long steps"])
 async def test_what_many_connections_ask_at_once_is_many_rounds(request_s: float) -> None:
-    """Each of them once: none is longer than a turn may be, and all together were one stall."""
+    """The requests of many connections are spread over several event-loop iterations.
+
+    Each connection sends one request. All requests in one iteration would block the event loop.
+    """
     connections, turns = connections_of(40, request_s)
     innocent, *others = connections
     innocent.data_received(frame(ECHO))
@@ -159,7 +188,7 @@ async def test_what_many_connections_ask_at_once_is_many_rounds(request_s: float
     with longest_turns() as taken:
         for connection in others:
             connection.data_received(frame(7))
-        # In the same round, but it is known to ask for little.
+        # This connection is served in the same iteration, because it is cheap.
         innocent.data_received(frame(ECHO))
         assert written_to(innocent) == 2 * answer
         while any(not written_to(connection) for connection in others):
@@ -176,9 +205,9 @@ async def test_what_many_connections_ask_at_once_is_many_rounds(request_s: float
 
 @pytest.mark.usefixtures("own_time")
 async def test_reads_that_wait_hold_no_more_than_all_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then nobody else is read but who asks for little; half of it later all are again."""
+    """Above the limit, only cheap connections are read. All are read again when half of the input is served."""
     read = frame(7) * 1000
-    monkeypatch.setattr(turns_module, "MAX_WAITING_BYTES", 20 * len(read))
+    monkeypatch.setattr(turns_module, "WAITING_READS_BYTES", 20 * len(read))
     connections, turns = connections_of(60, 0.00003)
     innocent, *others = connections
     innocent.data_received(frame(ECHO))
@@ -191,7 +220,7 @@ async def test_reads_that_wait_hold_no_more_than_all_may(monkeypatch: pytest.Mon
     assert turns.is_full
     assert is_read(innocent)
     assert not any(is_read(connection) for connection in others)
-    late = Connection({ECHO: echo}, is_server=True, turns=turns)
+    late = Connection({ECHO: echo}, is_server=True, limits=ConnectionLimits(turns))
     late.connection_made(Swallowing())
     assert not is_read(late)
     with longest_turns():
@@ -213,7 +242,8 @@ async def test_who_was_put_off_is_served_in_turn() -> None:
         while any(connection.is_behind for connection in connections):
             await asyncio.sleep(0)
             done = [written_to(connection) for connection in connections]
-            # Every second turn is one of those that had some already; of them all have the same once they took MOST_S.
+            # Every second time slice goes to a connection that was served before. All of these have equal shares after
+            # they used `MOST_S`.
             assert max(done) - min(done) <= MOST_S / 0.01 * len(RemotingCommand.response().encode())
     for connection in connections:
         connection.connection_lost(None)
@@ -221,7 +251,7 @@ async def test_who_was_put_off_is_served_in_turn() -> None:
 
 @pytest.mark.usefixtures("own_time")
 async def test_of_those_that_take_much_who_took_least_comes_first() -> None:
-    """Who asks for little doesn't wait for a crowd."""
+    """A cheap connection does not wait for many expensive ones."""
     connections, _ = connections_of(41, 0.03)
     *others, innocent = connections
     for connection in connections:
@@ -237,7 +267,10 @@ async def test_of_those_that_take_much_who_took_least_comes_first() -> None:
 
 
 async def test_what_others_take_on_the_machine_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small request, in the midst of which the loop was without a processor."""
+    """Time without a processor does not count for the connection.
+
+    Here, other processes ran while the event loop handled a small request.
+    """
     (innocent,), turns = connections_of(1, 0.0)
     times = itertools.count(time.monotonic(), MOST_S)
     monkeypatch.setattr(connection_module, "monotonic", lambda: next(times))
@@ -254,7 +287,7 @@ async def test_who_took_much_comes_before_those_that_came_two_seconds_later() ->
     first.data_received(frame(7))
     heavy.charge(1.0)
     heavy.data_received(frame(7))
-    # As if it was put off by then.
+    # Simulates that the connection was deferred at that time.
     light.last_read += 2.1
     light.charge(0.02)
     light.last_read += 2.1
@@ -278,7 +311,7 @@ async def test_new_ones_whose_turns_are_a_round_each_keep_no_known_one_waiting()
 
 @pytest.mark.usefixtures("own_time")
 async def test_a_large_frame_waits_for_another_round() -> None:
-    """Whoever has sent nothing but that was cheap until now."""
+    """A large frame is deferred, even if its connection was cheap until then."""
     connections, turns = connections_of(10, 0.0075)
     for connection in connections:
         connection.data_received(frame(ECHO))
@@ -298,7 +331,10 @@ async def test_a_large_frame_waits_for_another_round() -> None:
 
 @pytest.mark.usefixtures("own_time")
 async def test_many_short_turns_are_served_when_the_round_is_used_up() -> None:
-    """On a slow machine 100 small messages a second take more than a cheap connection's share of the time."""
+    """A connection with short time slices is served even after the budget of the iteration is used up.
+
+    On a slow machine, 100 small messages a second take more than the share of a cheap connection.
+    """
     (client, flooder), turns = connections_of(2, SHORT_TURN_S / 5)
 
     def receive_when_used_up(connection: Connection) -> bool:
@@ -311,10 +347,10 @@ async def test_many_short_turns_are_served_when_the_round_is_used_up() -> None:
         client.data_received(frame(7))
     assert client.is_busy()
     assert receive_when_used_up(client)
-    # One long turn on its behalf, and it is put off.
+    # After one long time slice, the connection is deferred.
     client.charge(TURN_S)
     assert not receive_when_used_up(client)
-    # So is a connection whose turns leave requests.
+    # A connection is also deferred if requests are left after its time slices.
     flooder.data_received(frame(7))
     flooder.data_received(frame(7) * 300)
     await until(lambda: not flooder.is_behind)
@@ -326,7 +362,10 @@ async def test_many_short_turns_are_served_when_the_round_is_used_up() -> None:
 
 @pytest.mark.usefixtures("own_time")
 async def test_who_has_nothing_left_is_not_put_off() -> None:
-    """However long its request took: its next one would wait behind those of a crowd."""
+    """A connection without pending requests is not deferred, however long its last one took.
+
+    Otherwise its next request would wait for many other connections.
+    """
     (slow,), turns = connections_of(1, 0.03)
     slow.data_received(frame(7))
     assert turns.used > ROUND_S
@@ -374,7 +413,7 @@ async def test_requests_behind_a_slow_one_wait_for_the_next_turn() -> None:
         await peer.send(frame(7, opaque=1) + frame(8, opaque=2) + frame(8, opaque=3))
         answers = await peer.commands(3)
         assert [answer.opaque for answer in answers] == [1, 2, 3]
-        # More comes: it is read again.
+        # New input arrives, so the connection is read again.
         await peer.send(frame(8, opaque=4))
         assert (await peer.commands(1))[0].opaque == 4
     assert order == ["slow", "others", "quick", "quick", "quick"]
@@ -407,7 +446,7 @@ async def test_stop_answers_what_has_arrived_though_it_takes_several_turns() -> 
         assert len(answers) == 10
 
 
-# -- what is measured -----------------------------------------------------------------------------------------------
+# -- measurements ---------------------------------------------------------------------------------------------------
 
 
 async def test_slow_requests_are_logged_the_first_at_once_then_the_slowest(
@@ -445,15 +484,15 @@ async def test_a_stall_is_in_the_metrics() -> None:
     assert 'gantry_loop_turn_seconds_bucket{broker="b",le="+Inf"} 1\n' in text
     assert 'gantry_loop_turn_seconds_count{broker="b"} 1\n' in text
     assert "# TYPE gantry_loop_lateness_seconds histogram\n" in text
-    # It was late by what the request took, but for the part before it was due.
+    # The iteration was late by the duration of the request, minus the time before it was due.
     assert server.loop_watch.lateness.sum > 0.1 * SLOW_REQUEST_S
 
 
-# -- what may wait for one peer -------------------------------------------------------------------------------------
+# -- limits for one peer --------------------------------------------------------------------------------------------
 
 
 async def test_answers_by_tasks_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_answers, "MAX_REQUESTS_OF_ONE", 3)
+    monkeypatch.setattr(server_module, "RESPONSE_TASKS", replace(RESPONSE_TASKS, items_of_one=3))
     go_on = asyncio.Event()
 
     async def work() -> RemotingCommand:
@@ -472,7 +511,7 @@ async def test_answers_by_tasks_have_a_bound(monkeypatch: pytest.MonkeyPatch) ->
             (10, 0),
         ]
         assert (answers[0].remark or "").startswith("[OVERLOAD]system busy")
-        # Another's own bound.
+        # Each connection has its own limit.
         await other.send(frame(7, opaque=1) + frame(ECHO, opaque=2))
         assert [answer.opaque for answer in await other.commands(1)] == [2]
         go_on.set()
@@ -506,9 +545,10 @@ async def test_bodies_of_answers_by_tasks_have_a_bound_for_all_connections() -> 
             assert {answer.code for answer in answers[:-1]} <= {ResponseCode.SYSTEM_BUSY}
             refused = len(answers) - 1
             assert began.count(number) == 5 - refused
-        # With what tasks take besides, three fit in the bound of one connection; less where less is left for a host.
+        # With the overhead of tasks, three requests fit into the limit of one connection. The limit of a host can leave
+        # less.
         assert began == [0, 0, 0, 1, 1, 2]
-        # Who asks for less finds room.
+        # A smaller request still fits.
         await peer.send(frame(7, bytes(100_000), 100) + frame(ECHO, opaque=101))
         assert [answer.opaque for answer in await peer.commands(1)] == [101]
         assert began[-1] == 100
@@ -531,7 +571,7 @@ async def test_a_peer_that_does_not_read_is_not_sent_notifications_without_end()
 
 @pytest.mark.parametrize("is_server", [False, True])
 async def test_answers_by_tasks_to_a_peer_that_does_not_read_end(is_server: bool) -> None:
-    """Whoever answers: a client is asked by its server, too."""
+    """Servers and clients both answer requests, because a server can send requests to its client."""
 
     async def answer() -> RemotingCommand:
         await asyncio.sleep(0)
@@ -542,7 +582,7 @@ async def test_answers_by_tasks_to_a_peer_that_does_not_read_end(is_server: bool
         return None
 
     class Untaken(Swallowing):
-        """Takes nothing."""
+        """A transport whose peer reads nothing."""
 
         aborted = False
 
@@ -566,7 +606,7 @@ async def test_answers_by_tasks_to_a_peer_that_does_not_read_end(is_server: bool
     connection.connection_lost(None)
 
 
-# -- what a peer makes the server log -------------------------------------------------------------------------------
+# -- log lines that a peer causes -----------------------------------------------------------------------------------
 
 
 async def test_unknown_codes_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:

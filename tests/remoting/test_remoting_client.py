@@ -1,4 +1,4 @@
-"""The client on real sockets: connects, timeouts, losses, and requests in the other direction."""
+"""The client on real sockets: connects, timeouts, lost connections, and requests of the server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from remoting_support import (
     only_connection,
     serving,
 )
-from waiting import until
+from wait_until import until
 
 from gantrymq.errors import BrokerError, ClientClosed, ConnectFailed, ConnectionLost, RequestRefused, RequestTimeout
 from gantrymq.protocol.codes import ResponseCode
@@ -35,7 +35,7 @@ MIB = 1024 * 1024
 
 @asynccontextmanager
 async def listening() -> AsyncIterator[socket.socket]:
-    """A socket that takes connections, in the kernel at least, and says nothing."""
+    """Yields a socket whose connections the kernel accepts, and which never answers."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         sock.setblocking(False)
         yield sock
@@ -147,11 +147,11 @@ async def test_no_answer_in_time() -> None:
         return None
 
     async with serving({7: handler}) as server, calling() as client:
-        await client.connection(address(server))  # which would take its part of the 50 ms
+        await client.connection(address(server))  # Otherwise the connect would take part of the 50 ms.
         with pytest.raises(RequestTimeout, match="50 ms") as caught:
             await client.invoke(address(server), request(code=7), timeout_ms=50)
         assert caught.value.address == address(server)
-        # The answer that comes too late is nobody's, and so is a second one.
+        # The late response is ignored, and so is a second one.
         connection, late_request = (await until(lambda: late))[0]
         connection.reply(late_request, RemotingCommand.response(body=b"late"))
         connection.reply(late_request, RemotingCommand.response(body=b"twice"))
@@ -186,7 +186,7 @@ async def test_a_server_that_does_not_read() -> None:
         with pytest.raises(RequestTimeout, match="did not take"):
             await connection.invoke_oneway(request(), timeout_ms=50)
 
-        # It reads: who waits for room goes on.
+        # The peer reads again, so the caller that waits for buffer space continues.
         waiting = asyncio.ensure_future(connection.invoke(request(b"at last"), timeout_ms=20_000))
         await asyncio.sleep(0)
         received = 0
@@ -204,7 +204,7 @@ async def test_a_server_that_does_not_read() -> None:
 
 
 async def test_answers_are_read_while_the_server_does_not_read() -> None:
-    # Two that have much to say must not wait for each other.
+    # Two peers that both send large amounts must not block each other.
     async with listening() as sock, calling() as client:
         connection = await client.connection(address_of(sock))
         peer = await accepted(sock)
@@ -280,7 +280,7 @@ def test_parse_address(text: str, parsed: tuple[str, int]) -> None:
 
 
 async def test_a_connect_that_takes_too_long() -> None:
-    # TLS to one that never answers is the connect that hangs without help from the network.
+    # A TLS handshake with a peer that never answers hangs like a connect, without special network setup.
     context = ssl.create_default_context()
     async with listening() as sock, calling(ssl_context=context, connect_timeout_s=0.1) as client:
         with pytest.raises(ConnectFailed, match=r"no answer in 0\.1 s"):
@@ -302,7 +302,7 @@ async def test_the_server_comes_back() -> None:
         await until(lambda: not client._connections)
 
 
-# -- losses ---------------------------------------------------------------------------------------------------------
+# -- lost connections -----------------------------------------------------------------------------------------------
 
 
 async def test_the_server_goes_while_requests_are_pending() -> None:
@@ -406,7 +406,7 @@ async def test_the_server_asks_its_client() -> None:
         return None
 
     async with serving({7: on_server}) as server, calling({40: on_client}) as client:
-        # Both sides count from 1: equal opaque numbers of different directions don't meet.
+        # Both sides count from 1. Equal opaque numbers in opposite directions must not be mixed up.
         answers = await asyncio.gather(*(client.call(address(server), request(b"%d" % n, code=7)) for n in range(20)))
     assert [answer.body for answer in answers] == [b"client says %d" % n for n in range(20)]
     assert told.count(b"notify") == 20
@@ -430,7 +430,10 @@ async def test_the_client_goes_while_the_server_asks() -> None:
 
 
 async def test_a_connection_on_which_nothing_comes_back_is_closed() -> None:
-    """The peer's machine is gone: the kernel would go on for a quarter of an hour."""
+    """A connection without any response is closed, because the peer's machine can be gone.
+
+    The kernel would retransmit for a quarter of an hour.
+    """
     async with listening() as sock, calling(silence_s=1.0) as client:
         others = asyncio.create_task(client.invoke(address_of(sock), request(), timeout_ms=20_000))
         peer = await accepted(sock)
@@ -448,7 +451,10 @@ async def test_a_connection_on_which_nothing_comes_back_is_closed() -> None:
 
 
 async def test_a_timeout_before_the_fixed_time_leaves_the_others_waiting() -> None:
-    """One send that timed out made the client repeat all that were in flight: they were stored twice."""
+    """A timeout of one request must not close the connection.
+
+    Otherwise the client repeats all sends in flight, and they are stored twice.
+    """
     async with listening() as sock, calling(silence_s=60.0) as client:
         others = asyncio.create_task(client.invoke(address_of(sock), request(b"others"), timeout_ms=20_000))
         peer = await accepted(sock)
@@ -475,7 +481,7 @@ async def test_bytes_that_arrive_after_a_request_keep_the_connection() -> None:
         with pytest.raises(RequestTimeout):
             await client.invoke(address(server), request(code=SILENT), timeout_ms=1000)
         talking.cancel()
-        # A timeout that is too short to tell anything.
+        # A timeout that is too short to draw a conclusion from.
         with pytest.raises(RequestTimeout):
             await client.invoke(address(server), request(code=SILENT), timeout_ms=10)
         assert await client.connection(address(server)) is connection
@@ -501,7 +507,7 @@ def test_a_look_up_that_is_given_up_leaves_nothing_behind() -> None:
             for number in range(4):
                 with pytest.raises(ConnectFailed):
                     await client.connection(f"no-such-host-{number}.invalid:9876")
-        # As many at a time are looked up as there are threads for it: when this one is done, so are those.
+        # Lookups run in a thread pool. After as many further lookups as it has threads, the earlier ones are complete.
         for number in range(4, 12):
             with pytest.raises(socket.gaierror):
                 await loop.getaddrinfo(f"no-such-host-{number}.invalid", 9876)

@@ -1,4 +1,4 @@
-"""How one connection keeps many requests: written together, timed by one timer."""
+"""Many concurrent requests of one connection: they share writes and one timer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from remoting_support import ECHO, address, calling, serving
-from waiting import until
+from wait_until import until
 
 from gantrymq.errors import ConnectionLost, RequestTimeout
 from gantrymq.protocol.command import RemotingCommand
@@ -55,7 +55,7 @@ async def test_each_request_has_its_own_timeout() -> None:
             ended[timeout_ms] = loop.time() - began
 
         began = loop.time()
-        # The others have an end before it: the timer is set anew.
+        # The other timeouts end before this one, so the timer is set again.
         longest = asyncio.create_task(connection.invoke(RemotingCommand.request(7), 60_000))
         await until(lambda: connection._pending)
         answered = connection.invoke(RemotingCommand.request(ECHO, body=b"x"), 20_000)

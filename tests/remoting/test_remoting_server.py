@@ -1,4 +1,7 @@
-"""The server on real sockets: order, errors, peers that misbehave, and what it holds for those who don't read."""
+"""The server on real sockets.
+
+The tests cover order, errors, misbehaving peers, and the buffers for peers that do not read.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from remoting_support import (
     peer_of,
     serving,
 )
-from waiting import until
+from wait_until import until
 
 from gantrymq.errors import GantryError, HeaderError, RequestRefused
 from gantrymq.protocol.codes import ResponseCode
@@ -35,6 +38,7 @@ from gantrymq.remoting import connection as connection_module
 from gantrymq.remoting import server as server_module
 from gantrymq.remoting.connection import BATCH_LIMIT, Connection, Reply
 from gantrymq.remoting.flow_control import WRITE_HIGH_WATER
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S
 from gantrymq.remoting.server import RemotingServer
 
@@ -57,14 +61,14 @@ async def test_a_request_that_holds_up_the_loop_is_logged(caplog: pytest.LogCapt
     assert line.endswith("body=4")
 
 
-# -- answers --------------------------------------------------------------------------------------------------------
+# -- responses ------------------------------------------------------------------------------------------------------
 
 
 @ENCODINGS
 async def test_requests_of_one_write_are_answered_in_one_write_in_order(
     encoding: SerializeType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # In one turn of the loop, which ends after 5 ms, however long the machine takes for it.
+    # All in one time slice: it ends after 5 ms, which a slow machine could exceed.
     monkeypatch.setattr(connection_module, "monotonic", lambda: 1000.0)
     peers: list[Peer] = []
     early: list[int] = []
@@ -72,7 +76,7 @@ async def test_requests_of_one_write_are_answered_in_one_write_in_order(
     def handler(connection: Connection, request: RemotingCommand) -> Reply:
         if not peers[0].nothing_to_read():
             early.append(request.opaque)
-        # Encoded frames and commands mix.
+        # Returns encoded frames and commands in turn.
         if request.opaque % 2:
             return RemotingCommand.response(body=request.body)
         response = RemotingCommand.response()
@@ -263,7 +267,7 @@ async def test_a_handler_that_closes_the_connection() -> None:
     assert handled == [1, 2]
 
 
-# -- work in tasks --------------------------------------------------------------------------------------------------
+# -- responses of tasks ---------------------------------------------------------------------------------------------
 
 
 async def test_respond_with() -> None:
@@ -310,7 +314,7 @@ async def test_work_ends_with_its_connection() -> None:
             connection = await only_connection(server)
         await until(lambda: len(states) == 2)
         assert states == ["started", "cancelled"]
-        assert not connection._open_answers
+        assert not connection._response_tasks
 
 
 async def test_work_for_a_peer_that_is_gone_never_starts() -> None:
@@ -327,7 +331,7 @@ async def test_work_for_a_peer_that_is_gone_never_starts() -> None:
         gc.collect()
 
 
-# -- peers that misbehave -------------------------------------------------------------------------------------------
+# -- misbehaving peers ----------------------------------------------------------------------------------------------
 
 
 async def test_a_peer_that_ends_its_half_still_gets_its_answer() -> None:
@@ -356,7 +360,7 @@ ANSWER = 16 * 1024
 
 
 async def fill(peer: Peer, connection: Connection, handled: Callable[[], int], code: int) -> int:
-    """Sends requests without reading, until the server stops reading them; how many."""
+    """Sends requests without reading until the server stops reading, and returns their number."""
     sent = 0
     while connection._writable is None:
         assert sent < 10_000, "the server goes on reading"
@@ -385,7 +389,7 @@ async def test_a_slow_reader_is_not_read_any_further_and_others_are_served() -> 
         sent = await fill(slow, connection, lambda: handled, 7)
         handled_when_full = handled
 
-        # What comes now waits in the kernel, however much it is.
+        # From here on, all input waits in the kernel, however much it is.
         more = b"".join(frame(7, opaque=sent + n) for n in range(2000))
         taken = slow.send_what_fits(more)
         async with calling() as client:
@@ -395,7 +399,7 @@ async def test_a_slow_reader_is_not_read_any_further_and_others_are_served() -> 
         assert handled - handled_when_full <= 16
         assert buffered(connection) <= WRITE_HIGH_WATER + 32 * (ANSWER + 1000)
 
-        # It reads again: every answer comes, in order, and the requests behind them.
+        # The peer reads again. It gets every response in order, including those to the later requests.
         rest = asyncio.ensure_future(slow.send(more[taken:]))
         answers = await slow.commands(sent + 2000)
         await rest
@@ -417,7 +421,7 @@ async def test_large_answers_to_one_read_wait_for_the_peer() -> None:
 
     async with serving({7: handler}) as server, peer_of(server, receive_buffer=65536) as slow:
         connection = await only_connection(server)
-        # All in one read, or a few.
+        # All in one read, or in a few.
         await slow.send(b"".join(frame(7, opaque=n) for n in range(40)))
         await until(lambda: connection.is_full)
         for _ in range(20):
@@ -425,7 +429,7 @@ async def test_large_answers_to_one_read_wait_for_the_peer() -> None:
             assert buffered(connection) <= WRITE_HIGH_WATER + BATCH_LIMIT + len(body) + 1000
         assert handled < 8
 
-        # What is behind them waits as well, and comes in order.
+        # Later requests wait as well, and their responses come in order.
         await slow.send(frame(ECHO, b"last", opaque=40))
         answers = [await slow.commands(1) for _ in range(41)]
         assert [answer.opaque for (answer,) in answers] == list(range(41))
@@ -468,7 +472,7 @@ async def test_a_slow_reader_that_leaves_takes_nothing_along() -> None:
         async with peer_of(server, receive_buffer=65536) as slow:
             connection = await only_connection(server)
             await fill(slow, connection, lambda: handled, 7)
-        # Closed with unread bytes: a reset, which the next write finds.
+        # A close with unread bytes resets the connection. The next write detects it.
         await until(lambda: not server.connections)
         assert connection._writable is None
 
@@ -523,7 +527,7 @@ async def test_idle_connections_are_closed() -> None:
             talking.last_read -= 60
             await busy.send(frame(ECHO))
             await busy.commands(1)
-            # And another.
+            # Another minute later.
             silent.last_read -= 60
             talking.last_read -= 60
             await idle.closed_by_other()
@@ -536,7 +540,7 @@ async def test_an_idle_connection_is_closed_within_about_a_second() -> None:
         began = time.monotonic()
         connection.last_read = began - 119
         await idle.closed_by_other()
-        # 2 s at most when the machine has nothing else to do; it was 30 and more.
+        # Usually at most 2 s. The bound allows for a busy machine.
         assert 1 <= time.monotonic() - began < 10
 
 
@@ -581,7 +585,7 @@ async def test_idle_slow_readers_are_closed_too() -> None:
         await until(lambda: not server.connections)
 
 
-# -- life -----------------------------------------------------------------------------------------------------------
+# -- start and stop -------------------------------------------------------------------------------------------------
 
 
 async def test_stop_sends_what_was_answered() -> None:
@@ -626,11 +630,11 @@ async def test_stop_twice_and_again() -> None:
 async def test_a_port_that_is_taken() -> None:
     async with serving() as server:
         with pytest.raises(GantryError, match=rf"127.0.0.1:{server.port}.*is another server using it"):
-            RemotingServer({}, host="127.0.0.1", port=server.port)
+            RemotingServer({}, ListenOptions("127.0.0.1", server.port))
 
 
 class Guard:
-    """A hook as an access control has it."""
+    """A hook like that of access control."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, int, int]] = []

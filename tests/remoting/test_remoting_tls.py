@@ -1,4 +1,4 @@
-"""Both sides over TLS, with a certificate made for the test."""
+"""Server and client over TLS, with a certificate created for the test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from remoting_support import ECHO, address, calling, frame, only_connection, peer_of, serving
-from waiting import until
+from wait_until import until
 
 from gantrymq.errors import ConnectFailed, ConnectionLost, RemotingError
 from gantrymq.protocol.command import RemotingCommand
@@ -100,7 +100,10 @@ async def test_stop_during_a_handshake(server_tls: TlsConfig) -> None:
 
 @asynccontextmanager
 async def raw_server(context: ssl.SSLContext | None) -> AsyncIterator[str]:
-    """Reads a little, if it speaks TLS, and closes."""
+    """Runs a server that closes each connection, and yields its address.
+
+    With a TLS context, it reads a little before.
+    """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if context is not None:
@@ -118,7 +121,10 @@ async def raw_server(context: ssl.SSLContext | None) -> AsyncIterator[str]:
 async def test_a_client_certificate_that_is_missing_is_named(
     certificate: tuple[Path, Path], client_context: ssl.SSLContext
 ) -> None:
-    """With TLS 1.3 the handshake has succeeded for the client when the server looks for it."""
+    """The error suggests a missing client certificate.
+
+    With TLS 1.3, the client's handshake succeeds before the server checks the client certificate.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     context.load_verify_locations(certificate[0])
@@ -129,7 +135,7 @@ async def test_a_client_certificate_that_is_missing_is_named(
 
 
 async def test_a_server_without_tls_is_named(client_context: ssl.SSLContext) -> None:
-    """It was "no answer in 3.0 s", after no time at all."""
+    """The error must name the handshake. A timeout message ("no answer in 3.0 s") would be misleading."""
     async with raw_server(None) as to, calling(ssl_context=client_context) as client:
         with pytest.raises(ConnectFailed, match=r"in the TLS handshake|reset by peer|EOF"):
             await client.call(to, RemotingCommand.request(ECHO))

@@ -1,4 +1,7 @@
-"""Which signed requests a server accepts: the order of their numbers, their time, and older forms."""
+"""The signed requests that a server accepts.
+
+The tests cover the order of their numbers, their timestamps, and older signature formats.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ LAST = (1 << 31) - 1
 
 
 def request(opaque: int = 1, at_ms: int | None = None) -> RemotingCommand:
-    """As a client of ours signs it."""
+    """Returns a request signed as by the GantryMQ client."""
     made = RemotingCommand.request(RequestCode.GET_MAX_OFFSET, fields={ACCESS_KEY: "alice", "topic": "T"}, body=b"x")
     made.opaque = opaque
     SIGNER.sign_request(made, now_ms() if at_ms is None else at_ms)
@@ -30,7 +33,7 @@ def problem(made: RemotingCommand, opaques: SignedOpaques | None = None, *, need
 
 @given(st.integers(0, LAST), st.lists(st.integers(0, 2 * WINDOW), max_size=200))
 def test_each_number_is_accepted_once(start: int, steps: list[int]) -> None:
-    """Also those that come out of order, and where the numbers begin anew."""
+    """Each number is accepted once, including numbers that arrive out of order or wrap around."""
     opaques, seen, highest = SignedOpaques(), set(), -1
     for step in steps:
         is_fresh = step not in seen and (highest < 0 or step > highest - WINDOW)

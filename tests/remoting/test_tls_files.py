@@ -1,4 +1,4 @@
-"""A server's modes of TLS, its certificates and their replacement, with files that openssl makes."""
+"""TLS modes of a server, its certificates and their replacement, with files created by openssl."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ import pytest
 import uvloop
 from certificates import Pair, make_certificate
 from remoting_support import ECHO, address, calling, frame, only_connection, peer_of, serving
-from waiting import until
+from wait_until import until
 
 from gantrymq.config import from_properties, to_properties
 from gantrymq.errors import ConfigError, ConnectFailed, RemotingError
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting import arrivals, server_tls
 from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.remoting.tls import ClientAuth, TlsConfig, TlsMode, client_context, server_context
 from gantrymq.remoting.turns import TURN_S
@@ -42,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
 
 @pytest.fixture
 def config(made: dict[str, Pair], tmp_path: Path) -> TlsConfig:
-    """A server with the first certificate, in files of the test's own."""
+    """A TLS configuration whose certificate and key are copies that the test can change."""
     shutil.copy(made["first"].cert, tmp_path / "cert.pem")
     shutil.copy(made["first"].key, tmp_path / "key.pem")
     return TlsConfig(tls_server_cert_path=tmp_path / "cert.pem", tls_server_key_path=tmp_path / "key.pem")
@@ -58,7 +59,7 @@ def trusting(*pairs: Pair, own: Pair | None = None) -> ssl.SSLContext:
 
 
 async def answered(server: RemotingServer, context: ssl.SSLContext | None) -> bool:
-    """Whether a new client gets an answer."""
+    """Returns true if a new client gets a response."""
     async with calling(ssl_context=context) as client:
         try:
             return (await client.call(address(server), RemotingCommand.request(ECHO, body=b"x"))).body == b"x"
@@ -146,7 +147,7 @@ async def test_many_connections_leave_nothing_open(config: TlsConfig, made: dict
         await until(lambda: open_files() <= before)
 
 
-# -- a certificate that the server makes itself ---------------------------------------------------------------------
+# -- a self-made certificate -------------------------------------------------------------------------------------------
 
 BOTH_MAKERS = pytest.mark.parametrize("maker", ["cryptography", "openssl"])
 
@@ -168,13 +169,13 @@ async def test_a_server_without_a_certificate_makes_one(
     async with serving(tls=TlsConfig()) as server:
         assert await answered(server, None)
         assert not caplog.records
-        # All who come at once get the same.
+        # Concurrent clients get the same certificate.
         assert await asyncio.gather(*(answered(server, unchecked) for _ in range(5))) == [True] * 5
         assert len([record for record in caplog.records if "proves nothing" in record.getMessage()]) == 1
         assert unchecked is not None
         first = await certificate_of(server, unchecked)
         assert first == await certificate_of(server, unchecked)
-        # Who checks isn't deceived.
+        # A client that verifies certificates rejects it.
         assert not await answered(server, trusting(made["first"]))
         assert await answered(server, None)
     async with serving(tls=TlsConfig()) as another:
@@ -216,7 +217,7 @@ async def test_a_given_certificate_counts_in_test_mode(config: TlsConfig, made: 
         assert await certificate_of(server, trusting(made["first"])) == der(made["first"])
 
 
-# -- those who are slow to begin ------------------------------------------------------------------------------------
+# -- slow handshakes ------------------------------------------------------------------------------------------------
 
 
 async def test_a_silent_connection_is_closed_in_time(config: TlsConfig) -> None:
@@ -248,7 +249,7 @@ async def test_a_peer_that_leaves_before_its_first_byte(config: TlsConfig) -> No
         assert await answered(server, None)
 
 
-# -- certificates of clients ----------------------------------------------------------------------------------------
+# -- client certificates --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -307,7 +308,7 @@ async def test_a_client_checks_the_name_too(names: str, host: str, is_right: boo
 
     async with serving(tls=config) as server:
         assert await called(checking) is is_right
-        # As Java does.
+        # As in Java.
         assert await called(replace(checking, tls_client_check_server_name=False))
         assert await called(TlsConfig(tls_enable=True))
 
@@ -321,11 +322,11 @@ async def test_a_client_shows_its_certificate(config: TlsConfig, made: dict[str,
         assert await answered(server, client_context(own))
 
 
-# -- certificates that are replaced ---------------------------------------------------------------------------------
+# -- replaced certificates ------------------------------------------------------------------------------------------
 
 
 async def certificate_of(server: RemotingServer, context: ssl.SSLContext) -> bytes | None:
-    """The certificate that a new connection is shown, in DER."""
+    """Returns the certificate that a new connection gets, in DER."""
     _, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
     certificate: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.transport.abort()
@@ -352,12 +353,12 @@ async def test_a_replaced_certificate_is_used_while_connections_go_on(
         connection = await old.connection(address(server))
         assert await certificate_of(server, context) == der(made["first"])
 
-        # A certificate whose key is still to come: the old pair serves on.
+        # A certificate without its new key: the server keeps the old pair.
         shutil.copy(made["second"].cert, config.tls_server_cert_path)
         await until(lambda: "can't be used" in caplog.text)
         assert await certificate_of(server, context) == der(made["first"])
 
-        # As secret managers do it: a file put in the place of the old one.
+        # As secret managers do it: a new file replaces the old one.
         incoming = config.tls_server_key_path.with_name("incoming")
         shutil.copy(made["second"].key, incoming)
         incoming.replace(config.tls_server_key_path)
@@ -411,10 +412,13 @@ def test_files_that_can_t_be_used(config: TlsConfig, made: dict[str, Pair], tmp_
         ({"tls_server_mode": TlsMode.ENFORCING, "tls_server_cert_path": None}, "enforcing needs tls.server.certPath"),
         ({"tls_server_cert_path": tmp_path / "gone"}, "certPath=.*gone.*No such file"),
         ({"tls_server_key_path": tmp_path / "gone"}, "keyPath=.*gone.*No such file"),
-        ({"tls_server_key_path": None}, r"\(in certPath\)"),
+        ({"tls_server_key_path": None}, r"\(in tls\.server\.certPath\)"),
         ({"tls_server_cert_path": text}, "certPath=.*text"),
         ({"tls_server_key_path": made["second"].key}, "(?i)mismatch"),
-        ({"tls_server_cert_path": encrypted.cert, "tls_server_key_path": encrypted.key}, "the key is encrypted"),
+        (
+            {"tls_server_cert_path": encrypted.cert, "tls_server_key_path": encrypted.key},
+            "the key is encrypted: set tls.server.keyPassword",
+        ),
         ({"tls_server_need_client_auth": ClientAuth.REQUIRE}, "require needs tls.server.trustCertPath"),
         (
             {"tls_server_need_client_auth": ClientAuth.OPTIONAL, "tls_server_trust_cert_path": text},
@@ -426,7 +430,7 @@ def test_files_that_can_t_be_used(config: TlsConfig, made: dict[str, Pair], tmp_
 
 
 async def test_a_server_does_not_start_with_them(config: TlsConfig, tmp_path: Path) -> None:
-    server = RemotingServer({}, host="127.0.0.1", tls=replace(config, tls_server_key_path=tmp_path / "gone"))
+    server = RemotingServer({}, ListenOptions("127.0.0.1"), tls=replace(config, tls_server_key_path=tmp_path / "gone"))
     with pytest.raises(ConfigError, match="gone"):
         await server.start()
     await server.stop()

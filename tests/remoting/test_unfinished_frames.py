@@ -1,4 +1,7 @@
-"""Which of the frames that have begun are read, wait, or are given up: the rules alone, told the time; then sockets."""
+"""Incomplete frames: the rules for reading, pausing and dropping them.
+
+The first tests use a simulated clock, and the last ones use sockets.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from remoting_support import ECHO, address, calling, frame, peer_of, serving
-from waiting import until
+from wait_until import until
 
+from gantrymq.limits import INCOMPLETE_FRAMES_BYTES as LIMIT_OF_SERVER
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting import unfinished_frames
 from gantrymq.remoting.unfinished_frames import GIVEN_UP_S, LEAST_PACE, MOST_STALLS, SMALL, UnfinishedFrames
-from gantrymq.remoting.unfinished_frames import LIMIT as LIMIT_OF_SERVER
 
 KIB = 1024
 MIB = 1024 * KIB
-#: Three quarters of it are for frames that are read.
+#: Three quarters of it are for frames that are being read.
 LIMIT = 16 * MIB
 READ_SIZE = 256 * KIB
 
 
 class Peer:
-    """One connection: sends a frame in reads, as long as it is read."""
+    """A connection that sends a frame in several reads while it is not paused."""
 
     def __init__(self, world: World, name: str) -> None:
         self.address = name
@@ -39,14 +42,14 @@ class Peer:
         return self.address
 
     def begin(self, length: int, size: int = READ_SIZE) -> Peer:
-        """The first read of a frame."""
+        """Sends the first part of a frame."""
         self._number += 1
         self._length, self.held = length, 0
         self.send(size)
         return self
 
     def send(self, size: int = READ_SIZE) -> bool:
-        """One more read; whether the frame has arrived."""
+        """Sends one more part, and returns true if the frame is complete."""
         assert self.is_open
         assert self.is_read
         self.held += size
@@ -81,7 +84,7 @@ class World:
         return Peer(self, f"peer {self._peers}")
 
     def pass_seconds(self, seconds: float) -> None:
-        """The looks of so many seconds."""
+        """Runs the periodic checks for this number of seconds."""
         for _ in range(int(seconds)):
             self.now += 1.0
             self.frames.look()
@@ -130,7 +133,7 @@ def test_the_shortest_and_the_oldest_go_on_in_turn(world: World) -> None:
         world.now += 0.1
     busy.send_rest()
     world.frames.look()
-    # The next would be the shortest again, which has no room.
+    # The shortest frame would be next again, but it does not fit.
     assert [peer.is_read for peer in waiting] == [True, False, True, False]
     waiting[0].send_rest()
     world.frames.look()
@@ -143,7 +146,7 @@ def test_a_stream_of_short_ones_keeps_no_long_one_waiting_for_ever(world: World)
     began = world.now
     while not long.is_read:
         assert world.now < began + 10
-        # Each that ends leaves room for the next, and none for the long one.
+        # The space of each completed frame goes to the next short one, and the long one does not fit.
         for _ in range(3):
             busy.append(world.peer().begin(4 * MIB))
             if busy[0].is_read:
@@ -161,7 +164,7 @@ def test_a_frame_that_does_not_go_on_loses_its_place_when_others_wait(world: Wor
     assert (stalled.is_read, waiting.is_read) == (False, True)
     waiting.send_rest()
     world.frames.look()
-    # It has its turn again, and goes on.
+    # It is read again and continues.
     assert stalled.is_read
     stalled.send_rest()
     assert world.frames.held == 0
@@ -177,14 +180,14 @@ def test_a_frame_that_never_goes_on_is_given_up_when_others_wait(world: World) -
 
 
 def test_what_stalled_frames_hold_is_given_up_for_one_that_goes_on(world: World) -> None:
-    """All but the ends of theirs have come."""
+    """Stalled frames are dropped in favour of one that makes progress, even if they lack only their last bytes."""
     stalled = [world.peer().begin(4 * MIB) for _ in range(3)]
     for peer in stalled:
         peer.send(4 * MIB - READ_SIZE - 1)
     honest = world.peer().begin(3 * MIB)
     world.pass_seconds(2)
     assert honest.is_read
-    # No more of them than that takes.
+    # Only as many of them are dropped as needed.
     assert sum(not peer.is_open for peer in stalled) == 1
     honest.send_rest()
 
@@ -203,12 +206,12 @@ def test_a_slow_frame_that_goes_on_arrives(world: World) -> None:
 
 
 def test_everybody_s_turn_comes(world: World) -> None:
-    """Sixty that never end their frames, and one that would."""
+    """Sixty peers never complete their frames, and one honest peer would."""
     hostile = [world.peer().begin(12 * MIB, 1000) for _ in range(60)]
 
     def pass_second() -> None:
         world.pass_seconds(1)
-        # They come again at once.
+        # The dropped peers reconnect at once.
         hostile[:] = [peer if peer.is_open else world.peer().begin(12 * MIB, 1000) for peer in hostile]
 
     for _ in range(60):
@@ -226,10 +229,10 @@ def test_what_is_held_is_never_more_than_the_limit(world: World) -> None:
     waiting = [world.peer().begin(9 * MIB) for _ in range(200)]
     assert world.frames.held <= LIMIT
     assert sum(peer.held for peer in [large, *waiting]) == world.frames.held
-    # First those that wait.
+    # Paused peers are dropped first.
     assert large.is_open
     assert 0 < sum(not peer.is_open for peer in waiting) < 200
-    # Then the large, at last the small, of which the largest.
+    # Then the large frames are dropped, and at last the small ones, largest first.
     small = [world.peer().begin(SMALL - 1, 50 * KIB) for _ in range(100)]
     tiny = [world.peer().begin(SMALL - 1, 100) for _ in range(100)]
     small += [world.peer().begin(SMALL - 1, 50 * KIB) for _ in range(400)]
@@ -295,7 +298,7 @@ async def test_sixty_unfinished_frames_and_a_client_between_them(monkeypatch: py
     monkeypatch.setattr(unfinished_frames, "PACE_S", 0.5)
     async with serving() as server, AsyncExitStack() as stack:
         frames = server.unfinished_frames
-        # Each sends all but the end of a frame of 15 MiB.
+        # Each peer sends a frame of 15 MiB except its last byte.
         begun = memoryview(frame(ECHO, bytes(15 * MIB)))[:-1]
         peers = [await stack.enter_async_context(peer_of(server)) for _ in range(60)]
         sending = [asyncio.ensure_future(peer.send(bytes(begun))) for peer in peers]
@@ -304,14 +307,14 @@ async def test_sixty_unfinished_frames_and_a_client_between_them(monkeypatch: py
                 while frames.held < LIMIT_OF_SERVER // 2:
                     answer = await client.call(address(server), RemotingCommand.request(ECHO, body=b"small"))
                     assert answer.body == b"small"
-                # One that is read has arrived but for its end: the next is read.
+                # The frame that was read lacks only its last byte. After that byte, the next one is read.
                 whole = [peer for peer, sent in zip(peers, sending, strict=True) if sent.done()]
                 for peer in whole:
                     await peer.send(bytes(frame(ECHO, bytes(15 * MIB))[-1:]))
                     assert len((await peer.commands(1))[0].body) == 15 * MIB
                 await until(lambda: sum(sent.done() for sent in sending) > len(whole))
                 assert frames.held <= LIMIT_OF_SERVER
-                # A message that is long, but shorter than theirs, comes next though they stall.
+                # A long message that is shorter than theirs is read next, although they stall.
                 answer = await client.call(address(server), RemotingCommand.request(ECHO, body=bytes(4 * MIB)), 20_000)
                 assert len(answer.body) == 4 * MIB
         finally:

@@ -1,4 +1,7 @@
-"""Which connections are closed when peers take no answers: the rules alone, told the time."""
+"""Unread responses: the rules for closing connections whose peers do not read.
+
+The tests use a simulated clock.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ LIMIT = 16 * MIB
 
 
 class Peer:
-    """One connection; its write buffer holds `unwritten_bytes`."""
+    """A connection with `unwritten_bytes` in its write buffer."""
 
     def __init__(self, world: World, name: str) -> None:
         self.address = name
@@ -92,7 +95,7 @@ async def test_with_twice_the_limit_it_is_closed_at_once_who_has_taken_nothing_f
 
 
 async def test_answers_that_come_later_count() -> None:
-    """Those to requests that waited."""
+    """Responses to requests that were paused count as well."""
     world = World()
     peer = world.peer().owe(MIB)
     peer.owe(LIMIT)

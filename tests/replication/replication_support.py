@@ -1,4 +1,4 @@
-"""Two stores, and a proxy between master and slave that is no good network."""
+"""Two stores, and a proxy between master and slave that simulates a bad network."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from gantrymq.protocol.record import encode_host
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.master import HaMaster
 from gantrymq.replication.slave import HaSlave
@@ -23,7 +24,7 @@ LOG_FILE = 1024 * 1024
 
 @asynccontextmanager
 async def opened(root: Path, *, is_slave: bool = False, **options: Any) -> AsyncIterator[MessageStore]:
-    """A store with small files."""
+    """Opens a store with small files."""
     settings = {"mapped_file_size_commit_log": LOG_FILE, "max_hash_slot_num": 64, "max_index_num": 256, **options}
     store = MessageStore(StoreConfig(root, **settings), HOST)
     store.open()
@@ -38,7 +39,7 @@ async def opened(root: Path, *, is_slave: bool = False, **options: Any) -> Async
 @asynccontextmanager
 async def master_of(store: MessageStore, **options: Any) -> AsyncIterator[HaMaster]:
     config = options.pop("config", None) or ReplicationConfig(**options)
-    master = HaMaster(store, config, host="127.0.0.1")
+    master = HaMaster(store, config, ListenOptions("127.0.0.1"))
     await master.start()
     try:
         yield master
@@ -58,7 +59,7 @@ async def slave_of(store: MessageStore, port: int, *, broker_id: int = 1, **opti
 
 
 def put_many(store: MessageStore, count: int, chance: Random, *, size: int = 300, topic: str = "orders") -> None:
-    """Messages of up to so many bytes into four queues."""
+    """Stores `count` messages of less than `size` bytes in four queues."""
     for _ in range(count):
         queue = store.queue(topic, chance.randrange(4))
         body = chance.randbytes(chance.randrange(size))
@@ -66,7 +67,7 @@ def put_many(store: MessageStore, count: int, chance: Random, *, size: int = 300
 
 
 def log_hash(store: MessageStore, begin: int = 0) -> str:
-    """Of the whole log from a physical offset on."""
+    """Returns a hash of the log from the offset `begin`."""
     digest = hashlib.sha256()
     while (piece := store.log_slice(begin, 1 << 20)) is not None:
         digest.update(piece)
@@ -75,7 +76,7 @@ def log_hash(store: MessageStore, begin: int = 0) -> str:
 
 
 def queue_units(store: MessageStore) -> dict[tuple[str, int], tuple[int, int, list[tuple[int, int, int]]]]:
-    """What the queues have: first and last offset, and all units."""
+    """Returns {queue: (first offset, end offset, all units)}."""
     found = {}
     for topic, ids in store.topics().items():
         for queue_id in ids:
@@ -86,10 +87,11 @@ def queue_units(store: MessageStore) -> dict[tuple[str, int], tuple[int, int, li
 
 
 class Proxy:
-    """Takes connections at `port` and passes on what comes, to `target` and back.
+    """Forwards connections at `port` to `target`, in both directions.
 
-    `most`: how many bytes at once at most; `pause` is awaited before each piece; `spoil` may change a piece that comes
-    from the master. `cut_after` says how many bytes of the master a connection passes on before it is cut.
+    `most` is the largest size of a forwarded piece, in bytes. `pause` returns the delay before each piece. `spoil` can
+    change a piece of the master's data. `cut_after` returns the number of the master's bytes after which a connection
+    is cut.
     """
 
     def __init__(self, target: int) -> None:
@@ -133,7 +135,7 @@ class Proxy:
         self._tasks.add(own)
         ways = [self._pass_on(reader, to_writer, None), self._pass_on(to_reader, writer, self.cut_after())]
         tasks = [asyncio.ensure_future(way) for way in ways]
-        # The end of one side is that of both.
+        # If one side closes, both connections are closed.
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for each in (writer, to_writer):
             each.transport.abort()

@@ -1,4 +1,4 @@
-"""The handshake of a slave and its master: who gets in, and what a stranger sees."""
+"""The handshake between a slave and its master: accepted peers, and the data that a stranger receives."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from struct import pack
 
 import pytest
 from replication_support import log_hash, opened, put_many
-from waiting import until
+from wait_until import until
 
 from gantrymq.errors import FrameError
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.replication.authentication import Credentials, MasterHandshake, SlaveHandshake, Unproved
 from gantrymq.replication.autoswitch_frames import Hello, encode_hello
 from gantrymq.replication.config import ReplicationConfig
@@ -33,7 +34,7 @@ OPENINGS = {
 
 @dataclass
 class Access:
-    """As a broker with authenticationEnabled has it."""
+    """The access control of a broker with `authenticationEnabled`."""
 
     users: dict[str, str] = field(default_factory=lambda: {KEY.access_key: KEY.secret_key})
     needs_handshake: bool = True
@@ -42,8 +43,8 @@ class Access:
     def is_allowed(self, host: str) -> bool:
         return host == self.allowed
 
-    def secret_of(self, access_key: str) -> str | None:
-        return self.users.get(access_key)
+    def master_handshake(self, port: int) -> MasterHandshake:
+        return MasterHandshake(self.users.get, f"127.0.0.1:{port}")
 
 
 def master_side(address: str = ADDRESS) -> MasterHandshake:
@@ -92,7 +93,7 @@ def feed_each_byte(slave: SlaveHandshake, data: bytes) -> None:
 
 
 def begun(master: MasterHandshake, slave: SlaveHandshake) -> tuple[bytes, bytes]:
-    """The challenge, and the slave's response."""
+    """Returns the master's challenge and the slave's response."""
     challenge, rest = master.feed(OPENINGS["plain"])
     assert not rest
     response, rest = slave.feed(challenge)
@@ -120,7 +121,7 @@ def test_a_response_is_good_for_one_connection() -> None:
 
 
 def test_what_a_slave_signs_for_a_false_master_is_worth_nothing_at_the_real_one() -> None:
-    """Somebody who registered as master of that name passes all messages on."""
+    """An attacker who registered as master of this broker name forwards all messages."""
     master = master_side()
     _, response = begun(master, slave_side(address="10.0.0.66:10912"))
     with pytest.raises(FrameError, match=r"it means to follow 10\.0\.0\.66:10912"):
@@ -134,7 +135,7 @@ def test_any_changed_byte_ends_it() -> None:
         _, response = begun(master, slave_side())
         changed = bytearray(response)
         changed[place] ^= 1
-        # If the changed byte is of the length, the message goes on.
+        # If the changed byte belongs to the length, the message continues.
         with pytest.raises(FrameError):
             master.feed(bytes(changed) + bytes(2048))
         assert not master.is_done
@@ -150,7 +151,7 @@ def test_a_false_master_is_left() -> None:
 
 @pytest.mark.parametrize("first", [pack(">qi", 0, 4) + b"java", pack(">qi", -1, 24), pack(">iiqi", 1, 0, 0, -1)])
 def test_a_master_that_signs_nothing(first: bytes) -> None:
-    """Java's, one of an earlier version, one without access control."""
+    """Java's master, an earlier version, and a master without access control."""
     slave = slave_side()
     with pytest.raises(Unproved, match="haAllowUnsigned=true follows it"):
         feed_each_byte(slave, first)
@@ -184,7 +185,7 @@ def test_no_more_than_a_message_is_kept() -> None:
 @asynccontextmanager
 async def listening(store: MessageStore, access: Access) -> AsyncIterator[HaMaster]:
     config = ReplicationConfig(ha_send_heartbeat_interval=50)
-    master = HaMaster(store, config, host="127.0.0.1", access=access, address_of=lambda port: f"127.0.0.1:{port}")
+    master = HaMaster(store, config, ListenOptions("127.0.0.1"), access=access)
     await master.start()
     try:
         yield master
@@ -244,7 +245,7 @@ async def test_a_slave_that_cannot_sign_says_why(tmp_path: Path, key: Credential
         await until(lambda: why in (slave.refusal or ""))
         assert why in slave.status().client.refusal
         assert (len(master.slaves), second.max_physical_offset) == (0, 0)
-        # What an administrator allows takes effect without a restart.
+        # A changed setting takes effect without a restart.
         access.needs_handshake = False
         await until(lambda: master.slaves.replicated(2) == first.max_physical_offset)
         assert slave.refusal is None
@@ -280,7 +281,7 @@ async def test_a_stranger_reads_nothing_and_counts_for_nothing(tmp_path: Path) -
         for opening in (encode_opening(1), pack(">q", 1) * 2, OPENINGS["controller mode"]):
             reader, writer = await asyncio.open_connection("127.0.0.1", master.port)
             writer.write(opening + encode_report(end, 1, checked=True) + pack(">q", end))
-            # A nonce at most.
+            # At most a nonce.
             async with asyncio.timeout(20):
                 assert len(await reader.read()) <= 28
             writer.close()
@@ -295,7 +296,7 @@ async def test_a_handshake_that_is_not_done_has_its_time(tmp_path: Path) -> None
         assert len(await reader.readexactly(28)) == 28
         async with asyncio.timeout(20):
             while not reader.at_eof():
-                # It goes on saying something.
+                # The client continues to send bytes.
                 writer.write(b"\xff")
                 with suppress(TimeoutError):
                     await asyncio.wait_for(reader.read(1), 0.2)

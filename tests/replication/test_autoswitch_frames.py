@@ -1,4 +1,4 @@
-"""Controller mode's frames and epochs."""
+"""Frames and epochs of controller mode."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from gantrymq.replication.epochs import Epoch, Epochs
 
 def test_as_java_writes_them() -> None:
     assert encode_hello(Hello(3, sync_from_last_file=True)) == pack(">ihhq", 1, 1, 0, 3)
-    # To Java's master that is the same.
+    # Java's master treats it like the frame above.
     assert encode_hello(Hello(3, sync_from_last_file=True, is_ours=True)) == pack(">ihhq", 1, 1, 2, 3)
     assert encode_autoswitch_report(77) == pack(">iq", 2, 77)
-    # The ordinal of HAConnectionState.SHUTDOWN, with which Java's master closes the connection.
+    # The ordinal of `HAConnectionState.SHUTDOWN`, for which Java's master closes the connection.
     assert encode_leaving(7) == pack(">iq", 4, 7)
     assert encode_epochs(500, [Epoch(2, 0), Epoch(5, 300)]) == pack(">iiqi", 1, 24, 500, 5) + pack(
         ">iqiq", 2, 0, 5, 300
@@ -75,7 +75,7 @@ def test_slaves_frames_in_any_pieces(cuts: list[int]) -> None:
 def test_hello(sync_from_last_file: bool, is_async_learner: bool, is_ours: bool) -> None:
     hello = Hello(3, sync_from_last_file, is_async_learner, is_ours)
     (found,) = AutoSwitchReportReader().feed(encode_hello(hello))
-    # Who says yes twice has no other word left.
+    # If both flags are set, the frame has no free value to mark a GantryMQ slave.
     assert found == hello._replace(is_ours=is_ours and not (sync_from_last_file and is_async_learner))
 
 
@@ -121,7 +121,7 @@ def test_epochs_grow_only() -> None:
     assert not epochs.append(Epoch(2, 100))
     assert epochs.append(Epoch(3, 100))
     assert not epochs.append(Epoch(1, 200))
-    # Nothing was written in it.
+    # Epoch 3 has no data.
     assert epochs.append(Epoch(5, 100))
     assert epochs.all() == (Epoch(2, 0), Epoch(5, 100))
     epochs.truncate_from(100)
@@ -141,10 +141,10 @@ def test_what_is_gone_of_the_log_has_no_epochs() -> None:
     [
         ([(1, 0)], 100, [(1, 0)], 150, 100),
         ([(1, 0)], 150, [(1, 0)], 100, 100),
-        # The old master has written on in its epoch after the new one began.
+        # The old master continued to write in its epoch after the new epoch began.
         ([(1, 0)], 150, [(1, 0), (2, 100)], 300, 100),
         ([(1, 0), (2, 120)], 150, [(1, 0), (3, 100)], 300, 100),
-        # The same number, but another beginning.
+        # Epochs with the same number but different start offsets.
         ([(1, 0), (2, 120)], 150, [(1, 0), (2, 100)], 300, 100),
         ([(1, 0)], 150, [(2, 0)], 100, None),
         ([], 0, [(2, 0)], 100, None),
@@ -159,7 +159,7 @@ def test_where_two_logs_parted(
 
 
 def test_file_of_java() -> None:
-    # utils/CheckpointFile's own example.
+    # The example in the source of `utils/CheckpointFile`.
     text = "2\n773307083\n7-7000\n8-8000\n"
     assert Epochs.decode(text).all() == (Epoch(7, 7000), Epoch(8, 8000))
     assert Epochs.decode(text).encode() == text

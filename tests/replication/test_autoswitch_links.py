@@ -1,4 +1,4 @@
-"""Links of controller mode: logs with epochs, which are cut where they parted."""
+"""Links in controller mode: logs with epochs, which are truncated where they diverge."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from typing import Any
 
 import pytest
 from replication_support import LOG_FILE, Proxy, log_hash, opened, put_many, queue_units
-from waiting import until
+from wait_until import until
 
 from gantrymq.errors import ReplicationError
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.replication.autoswitch_frames import Hello, encode_hello
 from gantrymq.replication.autoswitch_link import AutoSwitchLink
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.epoch_file import EpochFile
 from gantrymq.replication.epochs import Epoch, Epochs
+from gantrymq.replication.log_transfer import AutoSwitchLogTransfer
 from gantrymq.replication.master import HaMaster
-from gantrymq.replication.sending import AutoSwitchSending
 from gantrymq.replication.slave import HaSlave
 from gantrymq.store.message_store import MessageStore
 
 
 class Replica:
-    """A store with epochs, which may be master or slave."""
+    """A store with epochs that can be master or slave."""
 
     def __init__(self, store: MessageStore, broker_id: int) -> None:
         self.store = store
         self.broker_id = broker_id
-        #: What its slaves have said of other masters.
+        #: Newer epochs that its slaves reported.
         self.newer_epochs: list[int] = []
         self.file = EpochFile(store.config.store_path_root_dir)
         self.file.load(store.max_physical_offset)
@@ -46,21 +47,20 @@ class Replica:
         return self.file.epochs
 
     def begins(self, epoch: int) -> None:
-        """It is made master."""
+        """Makes this replica master."""
         self.store.set_slave(False)
         self.file.begin(epoch, self.end)
 
     @asynccontextmanager
     async def as_master(self, **options: Any) -> AsyncIterator[HaMaster]:
-        def sending() -> AutoSwitchSending:
-            return AutoSwitchSending(self.store, self.epochs, lambda: self.end)
+        def log_transfer() -> AutoSwitchLogTransfer:
+            return AutoSwitchLogTransfer(self.store, self.epochs, lambda: self.end, self.newer_epochs.append)
 
         master = HaMaster(
             self.store,
             ReplicationConfig(**options),
-            host="127.0.0.1",
-            sending=sending,
-            on_newer_epoch=self.newer_epochs.append,
+            ListenOptions("127.0.0.1"),
+            log_transfer=log_transfer,
         )
         await master.start()
         try:
@@ -114,7 +114,7 @@ async def test_epochs_come_with_the_log(tmp_path: Path) -> None:
 
 async def test_connection_cut_at_random(tmp_path: Path) -> None:
     chance = Random(3)
-    # Frames are well below what goes through between two cuts.
+    # Frames are much smaller than the data between two cuts.
     few = {"ha_transfer_batch_size": 4096}
     async with two(tmp_path) as (first, second), first.as_master(**few) as master, Proxy(master.port) as proxy:
         proxy.cut_after = lambda: chance.randrange(60_000) if proxy.cuts < 50 else None
@@ -162,7 +162,10 @@ async def test_deposed_master_is_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_paused", [False, True])
 async def test_a_slave_that_leaves_says_for_which_epoch(tmp_path: Path, *, is_paused: bool) -> None:
-    """Also in the midst of what comes; it doesn't come back until it is told whom to follow."""
+    """A slave that leaves its master reports the newer epoch, even while data arrives.
+
+    It does not reconnect until it gets the address of a master.
+    """
     async with two(tmp_path) as (first, second):
         first.begins(1)
         put_many(first.store, 100, Random(1))
@@ -232,7 +235,7 @@ async def test_slave_whose_end_the_master_has_deleted_begins_anew(
         put_many(first.store, 200, Random(1))
         async with first.as_master() as master, second.as_slave(master.port):
             await until(lambda: second.end == first.end)
-        # What it had then it has deleted since.
+        # The master has deleted the data that it had then.
         first.store.set_slave(True)
         first.store.replica.begin_anew(3 * LOG_FILE)
         first.store.set_slave(False)
@@ -281,7 +284,10 @@ async def test_rubbish_ends_its_connection(tmp_path: Path, data: bytes) -> None:
 
 
 async def test_master_that_wrote_nothing_goes_on_as_a_slave(tmp_path: Path) -> None:
-    """Its epoch begins where its log ends; the other's epoch before goes on there."""
+    """A master that wrote nothing in its epoch can become a slave without losing data.
+
+    Its epoch begins at the end of its log, and the other one's earlier epoch continues there.
+    """
     async with two(tmp_path) as (first, second):
         first.begins(1)
         put_many(first.store, 100, Random(1))

@@ -1,4 +1,4 @@
-"""The epochs of a log, on a disk that takes none for a while."""
+"""The epochs of a log, on a disk that is full for a while."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from random import Random
 
 import pytest
 from replication_support import opened, put_many
-from waiting import until
+from wait_until import until
 
 from gantrymq.errors import ConfigError, StoreError
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.replication import epoch_file
 from gantrymq.replication.autoswitch_frames import Hello
 from gantrymq.replication.autoswitch_link import AutoSwitchLink
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.epoch_file import EpochFile
 from gantrymq.replication.epochs import Epoch
+from gantrymq.replication.log_transfer import AutoSwitchLogTransfer
 from gantrymq.replication.master import HaMaster
-from gantrymq.replication.sending import AutoSwitchSending
 from gantrymq.replication.slave import HaSlave
 
 
 class Full:
-    """A disk without room while `fails` is set."""
+    """A disk that is full while `fails` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fails = True
@@ -38,7 +39,7 @@ class Full:
 
 
 def kept(root: Path) -> tuple[Epoch, ...]:
-    """What a broker that starts there reads."""
+    """Returns the epochs that a starting broker reads from the file."""
     file = EpochFile(root)
     file.load(1 << 40)
     return file.epochs.all()
@@ -56,7 +57,10 @@ def test_what_could_not_be_kept_is_begun_again(tmp_path: Path, monkeypatch: pyte
 async def test_a_slave_has_no_bytes_of_an_epoch_that_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next connection found it in memory, and bytes of it came into the log of which its file knew nothing."""
+    """The slave must not store data of an epoch that is not in its file.
+
+    Otherwise the next connection finds the epoch in memory and accepts its data.
+    """
     async with opened(tmp_path / "a") as first, opened(tmp_path / "b") as second:
         epochs = EpochFile(tmp_path / "a")
         epochs.begin(1, 0)
@@ -64,8 +68,8 @@ async def test_a_slave_has_no_bytes_of_an_epoch_that_is_not_kept(
         master = HaMaster(
             first,
             ReplicationConfig(),
-            host="127.0.0.1",
-            sending=lambda: AutoSwitchSending(first, epochs.epochs, lambda: first.max_physical_offset),
+            ListenOptions("127.0.0.1"),
+            log_transfer=lambda: AutoSwitchLogTransfer(first, epochs.epochs, lambda: first.max_physical_offset),
         )
         await master.start()
         own, disk = EpochFile(tmp_path / "b"), Full(monkeypatch)

@@ -1,4 +1,7 @@
-"""A little of the log waits until a slave has acknowledged what it was sent, a moment at most: then there is more."""
+"""A master gathers small amounts of log data.
+
+It waits a short time for the slave's acknowledgement, so that the next frame has more data.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from gantrymq.replication import connection as connection_module
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.connection import HaConnection
 from gantrymq.replication.frames import encode_report
-from gantrymq.replication.sending import PlainSending
+from gantrymq.replication.log_transfer import PlainLogTransfer
 from gantrymq.replication.slaves import Slaves
 from gantrymq.store.message_store import MessageStore
 
@@ -22,7 +25,7 @@ BROKER_ID = 7
 
 
 class Master:
-    """What a connection needs of one."""
+    """The interface of a master that a connection needs."""
 
     def __init__(self, store: MessageStore) -> None:
         self.store = store
@@ -45,24 +48,24 @@ class Master:
 
 
 class Following:
-    """A master's connection with a Java slave that has all so far, and the time."""
+    """A master's connection to a Java slave that is up to date, with a simulated clock."""
 
     def __init__(self, store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         monkeypatch.setattr(connection_module, "monotonic", lambda: self.now)
         self.store = store
         self.master = Master(store)
-        self.connection = HaConnection(self.master, PlainSending(store))
+        self.connection = HaConnection(self.master, PlainLogTransfer(store))
         self.transport = Keeping()
         self.connection.connection_made(self.transport)
         self.reports()
 
     def reports(self) -> None:
-        """The slave has all that there is."""
+        """Acknowledges the whole log, as the slave does."""
         self.connection.data_received(encode_report(self.store.max_physical_offset, BROKER_ID, checked=False))
 
     def grows(self, count: int = 1, size: int = 300) -> int:
-        """The log gets messages: how many frames are sent at once."""
+        """Stores messages in the log, and returns the number of frames that are sent at once."""
         put_many(self.store, count, Random(1), size=size)
         before = self.transport.calls
         self.connection.send()
@@ -89,7 +92,7 @@ async def test_what_follows_waits_for_the_acknowledgement(following: Following) 
     asked = following.store.max_physical_offset
     assert following.grows() == 0
     assert following.grows() == 0
-    # The next turn is asked for, should nothing be acknowledged.
+    # The connection requests another attempt, in case no acknowledgement arrives.
     assert set(following.master.pauses) == {0.001}
     following.connection.data_received(encode_report(asked, BROKER_ID, checked=False))
     assert following.transport.calls == 2
@@ -110,7 +113,7 @@ async def test_much_does_not_wait(following: Following) -> None:
 
 
 async def test_a_full_frame_does_not_wait(following: Following) -> None:
-    """However small frames are made."""
+    """A full frame is sent at once, however small the frame size is."""
     following.master.config.ha_transfer_batch_size = 4096
     assert following.grows() == 1
     following.grows(20, size=3000)

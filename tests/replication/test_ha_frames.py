@@ -1,4 +1,4 @@
-"""What master and slave send each other, byte by byte and in any pieces."""
+"""The frames between master and slave, byte by byte and split into random pieces."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_checked_frames_in_any_pieces(sent: list[Frame], cuts: list[int]) -> Non
 
 @given(frames, st.lists(st.integers(0, 2000), max_size=8))
 def test_frames_stay_as_they_are_while_more_comes(sent: list[Frame], cuts: list[int]) -> None:
-    # In pieces of every kind of memory; a body is a view of it.
+    # Pieces have different memory types, and a body is a view of its piece.
     kept = list(read_all(FrameReader(), encode(sent, checked=False), cuts))
     assert [Frame(frame.offset, bytes(frame.body)) for frame in kept if isinstance(frame, Frame)] == sent
 
@@ -82,7 +82,7 @@ def test_one_wrong_byte_is_noticed(body: bytes, place: int, change: int) -> None
             found.append(frame)
     except FrameError:
         pass
-    # A frame whose size grew by the change waits for more.
+    # If the change increases the size of the frame, the reader waits for more data.
     assert found in ([], [Frame(40, body)])
 
 
@@ -148,7 +148,10 @@ def test_rubbish_of_slaves(data: bytes) -> None:
 
 @pytest.mark.parametrize("bit", range(64))
 def test_a_slave_of_ours_is_never_taken_for_one_of_java_s(bit: int) -> None:
-    """Whichever bit of its first word flips: without checksums what is damaged later on would go unnoticed."""
+    """No flipped bit in the first word makes a GantryMQ slave look like a Java slave.
+
+    Without checksums, later damage would not be detected.
+    """
     opening = bytearray(encode_opening(4096))
     opening[bit // 8] ^= 1 << bit % 8
     with pytest.raises(FrameError):

@@ -1,4 +1,4 @@
-"""Strangers at the port for slaves, and masters that are none."""
+"""Strangers at the HA port, and servers that are not masters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from struct import pack
 
 import pytest
 from replication_support import LOG_FILE, log_hash, master_of, opened, put_many, slave_of
-from waiting import until
+from wait_until import until
 
 from gantrymq.replication.frames import MAX_BODY, VERSION, Greeting, encode_greeting, encode_header, encode_opening
 from gantrymq.replication.master import MAX_CONNECTIONS
@@ -24,7 +24,7 @@ async def stranger(port: int, data: bytes = b"") -> tuple[asyncio.StreamReader, 
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
-    """Reads what comes until the end."""
+    """Reads until the connection ends."""
     with suppress(ConnectionError):
         while await reader.read(1 << 16):
             pass
@@ -124,14 +124,14 @@ async def test_who_reads_nothing_holds_one_batch_and_is_left(tmp_path: Path) -> 
             await until(lambda: connection._transport.get_write_buffer_size())  # type: ignore[union-attr]
             assert connection._transport is not None
             assert connection._transport.get_write_buffer_size() <= batch + 12
-            # What the sockets hold, and no more.
+            # Only the buffers of the sockets are filled.
             assert slave.next_offset < first.max_physical_offset
             await until(lambda: not master.slaves)
             writer.close()
 
 
 async def test_sign_of_life_at_another_place_for_a_java_slave(tmp_path: Path) -> None:
-    """It has what the master has not: it is told where the log ends, and left."""
+    """The slave is ahead of the master. It gets the end of the master's log, and the connection is closed."""
     async with opened(tmp_path / "a") as first, master_of(first) as master:
         put_many(first, 10, Random(1))
         reader, writer = await stranger(master.port, pack(">q", 1 << 30))
@@ -154,7 +154,10 @@ async def test_java_slave_gets_the_last_file(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def false_master(answer: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
-    """Says this to everybody; its port, and what slaves said first."""
+    """Runs a server that sends `answer` to each client.
+
+    Yields its port and the first bytes that slaves sent.
+    """
     openings: list[bytes] = []
 
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -197,7 +200,7 @@ async def test_rubbish_of_a_master_is_left(tmp_path: Path, answer: bytes) -> Non
         false_master(answer) as (port, openings),
         slave_of(second, port),
     ):
-        # It comes again, in pauses that grow.
+        # The slave reconnects, with growing pauses.
         await until(lambda: len(openings) >= 3)
         assert second.max_physical_offset == 0
 

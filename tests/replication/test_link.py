@@ -16,14 +16,14 @@ from gantrymq.store.message_store import MessageStore
 
 
 def asked(link: Link) -> int:
-    """What Java's master is asked for."""
+    """Returns the offset that the slave requests from a Java master."""
     word, offset = unpack(">qq", link.opening())
     assert word == -1
     return offset
 
 
 def give(link: Link, offset: int, body: bytes, *, checked: bool = False) -> bytes:
-    """One frame; returns what the slave reports then."""
+    """Passes one frame to the link and returns the slave's report."""
     link.feed(encode_header(offset, body, checked=checked) + body)
     while link.step() is not None:
         pass
@@ -51,7 +51,7 @@ async def test_whole_log_of_java(tmp_path: Path) -> None:
         data = log_of(first)
         link = Link(second, 1)
         assert asked(link) == 1
-        # In the midst of a record.
+        # The first frame ends inside a record.
         assert unpack(">q", give(link, 1, data[1:1000]))[0] == second.max_physical_offset < 1000
         assert link.state is LinkState.FOLLOWING
         assert unpack(">q", give(link, 1000, data[1000:]))[0] == len(data)
@@ -84,18 +84,18 @@ async def test_end_is_compared(tmp_path: Path) -> None:
 
         link = Link(second, 1)
         assert asked(link) == half - OVERLAP
-        # Nothing is new yet; what is known isn't told before it is seen to be the same.
+        # There is no new data yet. The slave reports nothing before it has compared the overlap.
         assert give(link, half - OVERLAP, data[half - OVERLAP : half - 10]) == b""
         assert link.state is LinkState.COMPARING
         assert unpack(">q", give(link, half - 10, data[half - 10 :]))[0] == len(data)
         assert log_hash(first) == log_hash(second)
 
-        # It has the same length, but not the same bytes.
+        # The other log has the same length but different bytes.
         other = bytearray(data)
         other[-7] ^= 1
         with pytest.raises(ReplicationError, match="aren't the same"):
             give(Link(second, 1), len(data) - OVERLAP, bytes(other[-OVERLAP:]))
-        # It ends earlier.
+        # The other log ends earlier.
         with pytest.raises(ReplicationError, match=f"has nothing at {len(data) - OVERLAP}"):
             give(Link(second, 1), len(data) - OVERLAP, b"")
         link = Link(second, 1)
@@ -106,7 +106,7 @@ async def test_end_is_compared(tmp_path: Path) -> None:
 
 
 async def test_small_log_is_not_asked_for_its_last_file(tmp_path: Path) -> None:
-    """0 would bring the master's last file, whatever the slave has."""
+    """For offset 0, the master would send its last file, whatever data the slave has."""
     async with opened(tmp_path / "a") as first, opened(tmp_path / "b", is_slave=True) as second:
         put_many(first, 1, Random(1))
         give(Link(second, 1), 1, log_of(first)[1:])
@@ -178,13 +178,13 @@ async def test_java_master_that_has_deleted_its_first_files(tmp_path: Path) -> N
         give(link, begin, data)
         assert second.min_physical_offset == begin
         assert log_hash(first, begin) == log_hash(second, begin)
-        # The last file alone is wanted.
+        # Only the last file is requested.
     async with opened(tmp_path / "c", is_slave=True) as third:
         assert asked(Link(third, 1, whole_log=False, first_offset=begin)) == 0
 
 
 async def test_slave_that_ends_before_a_java_masters_log_begins(tmp_path: Path) -> None:
-    """It gives up its messages when there are others."""
+    """The slave drops its messages only when it receives newer ones."""
     begin = 3 * LOG_FILE
     async with opened(tmp_path / "a") as first, opened(tmp_path / "b") as second:
         put_many(second, 20, Random(2))

@@ -1,4 +1,4 @@
-"""Links between our brokers, encrypted."""
+"""Encrypted links between GantryMQ brokers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from random import Random
 
 import pytest
 from replication_support import log_hash, opened, put_many
-from waiting import until
+from wait_until import until
 
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.tls import TlsConfig, TlsMode
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.master import HaMaster
@@ -23,14 +24,14 @@ async def test_master_that_demands_tls(tmp_path: Path, certificate: tuple[Path, 
     context = None if is_plain else ssl.create_default_context(cafile=cert)
     async with opened(tmp_path / "a") as first, opened(tmp_path / "b", is_slave=True) as second:
         put_many(first, 5000, Random(1))
-        master = HaMaster(first, ReplicationConfig(), host="127.0.0.1", tls=tls)
+        master = HaMaster(first, ReplicationConfig(), ListenOptions("127.0.0.1"), tls=tls)
         slave = HaSlave(second, ReplicationConfig(), broker_id=1, ssl_context=context)
         await master.start()
         try:
             slave.set_master(f"127.0.0.1:{master.port}")
             await slave.start()
             if is_plain:
-                # It comes again and again, and is never let in.
+                # The slave retries, and is refused each time.
                 await until(lambda: slave._pause_s >= 0.3)
                 assert not master.slaves
                 assert second.max_physical_offset == 0

@@ -1,4 +1,4 @@
-"""The log gets to a slave byte for byte, whatever the network does."""
+"""A slave gets an exact copy of the log, whatever the network does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import monotonic
 
 import pytest
 from replication_support import LOG_FILE, Proxy, log_hash, master_of, opened, put_many, queue_units, slave_of
-from waiting import until
+from wait_until import until
 
 from gantrymq.protocol.bodies.ha_status import HaStatus
 from gantrymq.replication.link import LinkState
@@ -38,9 +38,9 @@ async def test_what_is_there_and_what_comes_later(tmp_path: Path) -> None:
 async def test_connection_cut_at_random(tmp_path: Path, count: int, cuts: int) -> None:
     chance = Random(2)
     async with opened(tmp_path / "a") as first, opened(tmp_path / "b", is_slave=True) as second:
-        # Frames are well below what goes through between two cuts.
+        # Frames are much smaller than the data between two cuts.
         async with master_of(first, ha_transfer_batch_size=4096) as master, Proxy(master.port) as proxy:
-            # Each link begins with 4 KiB that are known already.
+            # Each link begins with an overlap of 4 KiB that the slave already has.
             piece = count * 250 // cuts
             proxy.cut_after = lambda: chance.randrange(2 * piece) if proxy.cuts < cuts else None
             async with slave_of(second, proxy.port) as slave:
@@ -78,7 +78,7 @@ async def test_a_job_that_fails_is_tried_again_before_senders_give_up(
         monkeypatch.setattr(repeating, "_work", fails_once)
         connection = slave._connection
         assert connection is not None
-        # As after a turn that was too short for all that had come, or when the connection is lost.
+        # The state after a time slice that was too short for all received data, or after a lost connection.
         if job == "putting":
             connection.pause()
             repeating.wake()
@@ -86,7 +86,7 @@ async def test_a_job_that_fails_is_tried_again_before_senders_give_up(
             connection.abort()
         await until(lambda: repeating.report.failures == 1)
         put_many(first, 100, Random(1))
-        # What is tried again in ten seconds comes too late.
+        # A retry after ten seconds would be too late.
         await until(lambda: second.max_physical_offset == first.max_physical_offset, 8)
         assert log_hash(first) == log_hash(second)
 
@@ -118,7 +118,7 @@ async def test_empty_slave_takes_the_last_file_if_told_so(tmp_path: Path) -> Non
 
 
 async def test_network_that_damages_delays_and_splits(tmp_path: Path) -> None:
-    """Any byte may be wrong: each frame has a checksum."""
+    """Any byte can be damaged. Each frame has a checksum."""
     chance = Random(5)
     damaged = 0
 
@@ -168,7 +168,10 @@ async def test_sync_flush_reports_what_is_on_the_disk(tmp_path: Path) -> None:
 
 
 async def test_a_disk_that_fails_is_asked_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing is acknowledged until it has what came; it was asked 40,000 times a second."""
+    """Until the data is flushed, the slave acknowledges nothing.
+
+    Without a pause, it would check 40,000 times a second.
+    """
     options = {"is_slave": True, "flush_disk_type": "SYNC_FLUSH", "flush_interval_commit_log_ms": 60_000}
     async with opened(tmp_path / "a") as first, opened(tmp_path / "b", **options) as second:
         put_many(first, 100, Random(1))
@@ -182,7 +185,7 @@ async def test_a_disk_that_fails_is_asked_now_and_then(tmp_path: Path, monkeypat
         monkeypatch.setattr(second._log, "flush", fail)
         async with master_of(first) as master, slave_of(second, master.port, ha_send_heartbeat_interval=100):
             await until(lambda: len(asked) > 5)
-            # A look each 25 ms.
+            # One check every 25 ms.
             assert asked[5] - asked[0] > 0.09
             assert second.max_physical_offset == end
             assert master.slaves.replicated(2) < end
@@ -191,7 +194,7 @@ async def test_a_disk_that_fails_is_asked_now_and_then(tmp_path: Path, monkeypat
 
 
 async def test_two_slaves_and_the_flow(tmp_path: Path) -> None:
-    """Half a second's bytes take their time, and no slave holds up another."""
+    """The master sends half a second's data at the limited rate. The slaves do not delay each other."""
     limit = {"ha_flow_control_enable": True, "max_ha_transfer_byte_in_second": 1_000_000}
     async with opened(tmp_path / "a") as first, master_of(first, **limit) as master:
         put_many(first, 2000, Random(1), size=400)
@@ -251,7 +254,7 @@ async def test_master_goes_and_another_comes(tmp_path: Path) -> None:
 
 
 async def test_master_changes_while_the_slave_connects(tmp_path: Path) -> None:
-    """What comes of the former master is not taken any more."""
+    """The slave ignores data of the former master."""
     async with opened(tmp_path / "a") as first, opened(tmp_path / "x") as stranger:
         put_many(first, 100, Random(1))
         put_many(stranger, 100, Random(2))
@@ -261,7 +264,7 @@ async def test_master_changes_while_the_slave_connects(tmp_path: Path) -> None:
             opened(tmp_path / "b", is_slave=True) as second,
             slave_of(second, former.port) as slave,
         ):
-            # The loop hasn't run since it began to connect.
+            # The event loop has not run since the slave started to connect.
             slave.set_master(f"127.0.0.1:{master.port}")
             await until(lambda: master.slaves.replicated(2) == first.max_physical_offset)
             assert log_hash(first) == log_hash(second)

@@ -1,4 +1,4 @@
-"""Who has how much of the log."""
+"""The acknowledged offsets of slaves, the in-sync count, and flow control."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_in_sync() -> None:
     assert slaves.in_sync_count(10_000) == 1
     for offset in (9_000, 9_001, 10_000):
         slaves.joined(slave(offset))
-    # haMaxGapNotInSync itself is too much.
+    # A gap of exactly `haMaxGapNotInSync` is too large.
     assert slaves.in_sync_count(10_000) == 3
 
 
@@ -78,7 +78,7 @@ def test_flow_is_spread() -> None:
         sent += count
     assert 2900 <= sent <= 3000
     assert 900 <= flow.bytes_per_second(3.0) <= 1100
-    # Nothing went for a second; what wasn't used isn't made up for.
+    # Nothing was sent for a second. The unused rate is not carried over.
     assert flow.bytes_per_second(5.5) == 0
     assert flow.allowed(100.0, 1000) == 100
 

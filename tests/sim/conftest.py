@@ -1,4 +1,4 @@
-"""A simulated loop, and hosts on it."""
+"""Fixtures: a simulated event loop and hosts on it."""
 
 from __future__ import annotations
 

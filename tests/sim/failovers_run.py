@@ -1,8 +1,8 @@
-"""Two stores in controller mode, one after the other the master, on simulated machines; the controller is never wrong.
+"""Simulated failovers between two stores in controller mode. The controller itself has no faults.
 
-`python tests/sim/failovers_run.py SEED...` prints a line for each run. A master that was deposed hears of it late, and
-writes on. What both had on their disks is acknowledged: it must be in the log in the end, byte for byte. With
-`--planted` slaves keep what a deposed master wrote.
+`python tests/sim/failovers_run.py SEED...` prints a line for each run. A deposed master is notified late and
+continues to write. Bytes that both stores had on disk count as acknowledged: they must be in the final log. With
+`--planted`, slaves keep the bytes that a deposed master wrote.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from links_run import FAULTS_S, HOST, PORT, TIMING, Links, main
 from sim.cluster import Program
 
 from gantrymq.errors import ReplicationError, StoreBusy
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.replication.autoswitch_frames import Hello
 from gantrymq.replication.autoswitch_link import AutoSwitchLink
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.epoch_file import EpochFile
+from gantrymq.replication.log_transfer import AutoSwitchLogTransfer
 from gantrymq.replication.master import HaMaster
-from gantrymq.replication.sending import AutoSwitchSending
 from gantrymq.replication.slave import HaSlave
 from gantrymq.store.message_store import MessageStore
 
-#: So late a broker hears of another master, s.
+#: Longest delay until a broker is notified of another master, in seconds.
 _LATE_S = 4.0
 
 
 class Failovers(Links):
-    """One run; `master` and `slave` are but names here."""
+    """One run. `master` and `slave` are only names here."""
 
     def __init__(self, seed: str) -> None:
         super().__init__(seed)
-        #: Epoch, its master, and from when on each of the two knows it.
+        #: (epoch, master, time at which each of the two is notified of it).
         self.elected: list[tuple[int, str, dict[str, float]]] = [(1, "master", {})]
-        #: The bytes of the log that were acknowledged.
+        #: Acknowledged bytes of the log.
         self.log = bytearray()
 
     @property
@@ -47,7 +48,7 @@ class Failovers(Links):
 
     @acknowledged.setter
     def acknowledged(self, value: int) -> None:
-        """Set by `acknowledge` alone."""
+        """Does nothing: only `acknowledge` changes the value."""
 
     async def _power(self) -> None:
         await self._restarted(self.chance.choice(self._all), machine=True)
@@ -55,7 +56,7 @@ class Failovers(Links):
     async def _restarted(self, program: Program, *, machine: bool) -> None:
         if self.elected[-1][1] == program.name:
             self._elect(self.chance.choice(self._all).name)
-        # Who starts asks the controller first: nobody goes on as the master that he was.
+        # A starting broker first requests the role from the controller, so it never continues as master on its own.
         for _, _, known in self.elected:
             known[program.name] = 0.0
         await super()._restarted(program, machine=machine)
@@ -69,7 +70,7 @@ class Failovers(Links):
         self.elected.append((self.elected[-1][0] + 1, name, known))
 
     def _known(self, name: str) -> tuple[int, str]:
-        """The last election that a broker has heard of."""
+        """Returns the last election of which the broker was notified."""
         now = self.world.loop.time()
         return next((epoch, master) for epoch, master, known in reversed(self.elected) if known.get(name, 0.0) <= now)
 
@@ -101,7 +102,7 @@ class Failovers(Links):
                 if role is not None:
                     await role.stop()
                 role = None
-                # One that was elected before another, which its log knows already, is no master.
+                # If the log has a later epoch, the broker refuses to become master of an earlier one.
                 with suppress(ReplicationError):
                     role = self._new_role(program, store, file, *known)
                     await role.start()
@@ -133,13 +134,13 @@ class Failovers(Links):
         return HaMaster(
             store,
             config,
-            host=program.host.address,
+            ListenOptions(program.host.address, config.ha_listen_port),
             on_acknowledged=lambda: None,
-            sending=lambda: AutoSwitchSending(store, file.epochs, lambda: len(self.log)),
+            log_transfer=lambda: AutoSwitchLogTransfer(store, file.epochs, lambda: len(self.log)),
         )
 
     def _acknowledge(self, master: HaMaster) -> None:
-        """What a master's clients are told: both have it on their disks."""
+        """Adds the bytes that both have on disk to the acknowledged log, as a master reports them to clients."""
         end = min(master.slaves.replicated(2), master.store.flushed_offset)
         if end > len(self.log):
             self.log += self._bytes(master.store, len(self.log), end)

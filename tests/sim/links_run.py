@@ -1,8 +1,10 @@
-"""A master and a slave, two stores without brokers, on simulated machines that are killed, lose power, and each other.
+"""Simulated faults of a master and a slave: two stores without brokers.
 
-`python tests/sim/links_run.py SEED...` prints a line for each run; the same seed is the same run. With `--planted` the
-slave has a bug. What a slave has
-acknowledged it must have when it is started again; in the end both logs and all queues are equal.
+Machines are killed, lose power or get disconnected.
+
+`python tests/sim/links_run.py SEED...` prints a line for each run. The same seed gives the same run. With `--planted`,
+the slave has a bug. Bytes that a slave has acknowledged must be there after its restart. At the end, both logs and all
+queues must be equal.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from sim.machine import State  # noqa: E402
 
 from gantrymq.errors import StoreBusy  # noqa: E402
 from gantrymq.protocol.record import encode_host  # noqa: E402
+from gantrymq.remoting.listener import ListenOptions  # noqa: E402
 from gantrymq.replication.config import ReplicationConfig  # noqa: E402
 from gantrymq.replication.master import HaMaster  # noqa: E402
 from gantrymq.replication.slave import HaSlave  # noqa: E402
@@ -37,7 +40,7 @@ from gantrymq.store.message_store import MessageStore  # noqa: E402
 
 HOST = encode_host("10.0.0.1", 1)
 PORT = 10912
-#: Faults come for so long, s; then all must be the same within as many.
+#: Duration of the faults, and timeout for the stores to become equal afterwards; each in seconds.
 FAULTS_S = 60.0
 TIMING = {"ha_send_heartbeat_interval": 500, "ha_housekeeping_interval": 2000}
 
@@ -57,7 +60,7 @@ class Links:
         self.refusals: set[str] = set()
 
     def execute(self) -> str:
-        """What came of it, in one line."""
+        """Runs the simulation. Returns its result in one line."""
         self.world.loop.network.tiny_reads = self.chance.choice([0.0, 0.2])
         for program in (self.master, self.slave):
             program.start()
@@ -80,7 +83,7 @@ class Links:
         self._check()
 
     def _check(self) -> None:
-        """What else must be so in the end."""
+        """Hook for further checks at the end."""
 
     @property
     def _all(self) -> list[Program]:
@@ -140,7 +143,9 @@ class Links:
         def acknowledged() -> None:
             self.acknowledged = max(self.acknowledged, master.slaves.replicated(2))
 
-        master = HaMaster(store, config, host=program.host.address, on_acknowledged=acknowledged)
+        master = HaMaster(
+            store, config, ListenOptions(program.host.address, config.ha_listen_port), on_acknowledged=acknowledged
+        )
         await master.start()
         chance = Random(f"{self.world.seed} {self.world.loop.time()}")
         while True:
@@ -169,7 +174,7 @@ class Links:
 
 
 def digest(store: MessageStore) -> str:
-    """Of log and queues."""
+    """Returns a digest of the log and the queues."""
     found, begin = sha256(), store.min_physical_offset
     while (piece := store.log_slice(begin, 1 << 20)) is not None:
         found.update(piece)
@@ -182,7 +187,7 @@ def digest(store: MessageStore) -> str:
 
 
 def plant() -> None:
-    """The slave tells its master what isn't on the disk yet."""
+    """Plants a bug: the slave acknowledges bytes that are not on its disk yet."""
     HaSlave._flushed = lambda slave: None  # type: ignore[method-assign]
 
 
@@ -201,7 +206,7 @@ def main(kind: type[Links], plant: Callable[[], None]) -> None:
             process = program.host.process
             if process is not None and process.state is not State.DEAD:
                 process.kill()
-    # Nothing of the runs is to go on while Python takes them apart.
+    # Exit at once: a normal exit of Python would run more code of the simulated programs.
     os._exit(1 if failed else 0)
 
 

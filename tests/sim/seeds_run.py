@@ -1,4 +1,4 @@
-"""Seeds as tests: one process runs those of a file one after the other, and each test waits for its own."""
+"""Runs seeds as tests: one process per file runs its seeds in turn, and each test waits for its own seed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ for result in run_all(sys.argv[1:], 1, run_seed):
 
 
 class Seeds:
-    """The seeds that are wanted, in that order."""
+    """Runs the given seeds in this order."""
 
     def __init__(self, seeds: list[int]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", _RUN, *map(str, seeds)],
             cwd=ROOT,
-            # Sets are in the same order in every run.
+            # Fixed hash seed: sets have the same order in every run.
             env=os.environ | {"PYTHONHASHSEED": "0"},
             stdout=subprocess.PIPE,
             text=True,
@@ -38,7 +38,7 @@ class Seeds:
         self._problems: dict[int, list[str]] = {}
 
     def problems(self, seed: int) -> list[str]:
-        """What was wrong with a seed; waits until it was run."""
+        """Returns the problems of a seed. Waits until the seed was run."""
         assert self._process.stdout is not None
         while seed not in self._problems:
             line = self._process.stdout.readline()
@@ -53,7 +53,7 @@ class Seeds:
 
 
 def seeds_of_file(request: pytest.FixtureRequest) -> Iterator[Seeds]:
-    """Runs what was chosen of the seeds that a file's tests have as the parameter `seed`."""
+    """Runs the selected seeds of a file, which are the values of its tests' parameter `seed`."""
     chosen = [
         item.callspec.params["seed"]
         for item in request.session.items

@@ -1,4 +1,4 @@
-"""sim/audit.py: a run that touches the real system fails."""
+"""sim/audit.py: a run that uses the real system fails."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_touches_nothing_is_allowed() -> None:
 
 
 def test_a_run_with_a_real_call_fails() -> None:
-    """Though the program takes the error for one of its own."""
+    """Fails even if the program catches the error."""
     code = """
 from sim import system
 system.install()

@@ -1,4 +1,4 @@
-"""sim/checkers: what they must not overlook."""
+"""sim/checkers: problems that the checkers must find."""
 
 from __future__ import annotations
 

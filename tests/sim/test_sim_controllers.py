@@ -1,6 +1,6 @@
-"""Three controllers over a state store with which everything happens: what they answered holds, and is one history.
+"""Three controllers with a faulty state store: their responses form one history, and confirmed changes last.
 
-Clients ask all of them, whoever they believe leads. Each seed is a run; bugs that are planted are found.
+Clients send requests to all controllers, leader or not. Each seed is a run. The planted bugs must be found.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def live(identity: BrokerIdentity) -> LiveBroker:
 
 
 class Controller:
-    """What of a controller decides, without its network."""
+    """The decision logic of a controller, without its network."""
 
     def __init__(self, number: int, store: SimStateStore) -> None:
         self.store = store
@@ -60,13 +60,13 @@ class Controller:
 
 @dataclass
 class History:
-    """What clients were answered."""
+    """Responses that clients received."""
 
     problems: list[str] = field(default_factory=list)
-    #: By epoch, of all who were told of it.
+    #: Master and in-sync set of each epoch, from all responses.
     masters: dict[int, int | None] = field(default_factory=dict)
     sets: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    #: The newest that anybody was told of: who asks after that is told of nothing older.
+    #: The newest (epoch, revision) in a response. Later requests must not get an older one.
     newest: tuple[int, int] = (0, 0)
     answers: int = 0
     elections: int = 0
@@ -83,7 +83,7 @@ class History:
 
 
 async def client(controllers: list[Controller], history: History, chance: Random) -> None:
-    """Elects, alters the set as a master, and looks, by turns and with any of them."""
+    """Elects masters, changes the in-sync set and reads it, at random and on a random controller."""
     known: tuple[int, int, int] = (0, 0, 0)
     while True:
         await asyncio.sleep(chance.expovariate(5))
@@ -181,7 +181,7 @@ def simulate(seed: int, monkeypatch: pytest.MonkeyPatch) -> History:
     return history
 
 
-#: The last two found a change that wasn't kept and was answered as if it were: its controller led again by then.
+#: The last two seeds once found a change that was confirmed but not kept: its controller led again by then.
 @pytest.mark.parametrize("seed", [*range(10), 71, 142])
 def test_one_history(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     history = simulate(seed, monkeypatch)
@@ -194,7 +194,7 @@ def test_one_history(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def any_leader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change compares neither the leader's key nor the broker set's revision."""
+    """Plants a bug: a change compares neither the leader's key nor the revision of the broker set."""
     put = SimEtcd.put
 
     def put_over(self: SimEtcd, leader: int, name: str, value: bytes, known: int) -> int | None:
@@ -205,12 +205,12 @@ def any_leader(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leader answers as long as nobody has told it that it leads no more."""
+    """Plants a bug: a leader responds until it is notified of its end, even without a lease."""
     monkeypatch.setattr(Leadership, "is_leader", property(lambda self: self._term is not None))
 
 
 def not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new leader goes on with what it knows."""
+    """Plants a bug: a new leader continues with its cached state."""
 
     async def load(self: SimStateStore) -> dict[str, bytes]:
         sets = await SimStateStore._request(self, self._etcd.sets)
@@ -231,7 +231,7 @@ def test_planted_bugs_are_found(bug: Callable[[pytest.MonkeyPatch], None], monke
 
 
 def test_the_store_holds_its_own_rules() -> None:
-    """What controllers rely on, without them."""
+    """Checks the guarantees of the store without controllers."""
     loop = SimLoop(Random(1))
 
     async def run() -> None:

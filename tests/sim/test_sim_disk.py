@@ -1,4 +1,4 @@
-"""sim/disk.py: what a kill and a power failure leave of files."""
+"""sim/disk.py: state of files after a kill and after a power failure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(disk: Disk, path: str, data: bytes, *, sync: bool, sync_entry: bool) -
         disk.fsync(fd)
     disk.close(fd)
     if sync_entry:
-        # Its directory's entry in the root, too.
+        # Also syncs the entry of its directory in the root.
         for directory in ("/", os.path.dirname(path)):
             fd = disk.open(directory, os.O_RDONLY)
             disk.fsync(fd)

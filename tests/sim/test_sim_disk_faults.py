@@ -1,4 +1,4 @@
-"""Disks that lie and rot, in whole runs: what goes is what may go, and nothing else."""
+"""Whole runs with disks that lie or have flipped bits: only messages that the fault can affect are lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAN: dict[str, Any] = {
 
 
 def trace_of(directory: Path, **fault: Any) -> str:
-    """Of a run with that fault, which must not fail."""
+    """Returns the trace of a run with this fault. The run must have no problems."""
     plan = PLAN | {"faults": [{"whom": "broker-0"} | fault]}
     path = directory / "trace"
     done = subprocess.run(
@@ -46,14 +46,14 @@ def trace_of(directory: Path, **fault: Any) -> str:
 
 
 def test_a_message_that_rots_before_it_is_read_is_not_served(tmp_path: Path) -> None:
-    # Of each strength another byte flips: in the size, in the checksum, in the body.
+    # The strength selects the byte that flips: in the size, in the checksum or in the body.
     groups: set[str] = set()
     for strength in (0.1, 0.42, 0.8):
         trace = trace_of(tmp_path, kind="rot-unread", at=8.0, lasts=2.0, strength=strength)
         match = re.search(r"^ *([\d.]+) (\S+) rots at", trace, re.MULTILINE)
         assert match is not None
         readers = re.findall(rf"^ *[\d.]+ (\w+) has {re.escape(match[2])} by", trace, re.MULTILINE)
-        # One group's members rested, the others had it before.
+        # The members of one group were suspended; the other groups had received the message before.
         assert len(set(readers)) == 2, strength
         groups |= {"push", "orderly", "lite"} - set(readers)
     assert groups == {"push", "orderly", "lite"}
@@ -65,7 +65,7 @@ def test_syncs_that_lie_lose_what_came_since(tmp_path: Path) -> None:
     stored = {name: float(at) for at, name in re.findall(r"^ *([\d.]+) stored (\S+)", trace, re.MULTILINE)}
     for group in ("push", "orderly", "lite"):
         lost = stored.keys() - set(re.findall(rf"{group} has (\S+) by", trace))
-        # Mostly the last one: groups have had the others by then.
+        # In most cases only the last message is lost: the groups have received the earlier ones by then.
         assert all(begin <= stored[name] <= end for name in lost)
     assert "broker-0#2 WARNING: the last user of the store didn't close it" in trace
 

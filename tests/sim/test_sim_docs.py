@@ -1,4 +1,4 @@
-"""docs/testing.md: its fault and its checker run as they stand there, and each is less than 50 lines."""
+"""docs/testing.md: the fault and the checker on this page run, and each has less than 50 lines."""
 
 from __future__ import annotations
 

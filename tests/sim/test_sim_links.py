@@ -1,4 +1,4 @@
-"""Replication's links under simulated faults; see links_run.py and failovers_run.py."""
+"""Replication under simulated faults (links_run.py and failovers_run.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-#: The script, and what it says when the planted bug is there.
+#: The script, and a part of its output if the planted bug is present.
 RUNS = pytest.mark.parametrize(
     ("script", "found"), [("links_run.py", "was acknowledged"), ("failovers_run.py", "the logs differ")]
 )
@@ -42,7 +42,7 @@ def test_more_faults(script: str, found: str) -> None:
 
 @RUNS
 def test_a_seed_is_the_same_run_each_time(script: str, found: str) -> None:
-    """Alone, and after another one."""
+    """The run is the same alone and after another one."""
     alone, second = run(script, "5"), run(script, "4", "5")
     assert alone.stdout
     assert second.stdout.splitlines()[1] == alone.stdout.strip()

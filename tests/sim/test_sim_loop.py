@@ -14,7 +14,7 @@ from sim.network import End
 
 
 class Peer(asyncio.Protocol):
-    """Notes what it hears; says it again when it is the server."""
+    """Records what it receives. As the server, sends it back."""
 
     def __init__(self, loop: SimLoop, *, echoes: bool = False) -> None:
         self.heard: list[tuple[float, object]] = []
@@ -146,7 +146,7 @@ def test_reads_bring_all_bytes_once(loop: SimLoop, size: int) -> None:
         assert all(begin < end for begin, end in zip([0, *ends], ends, strict=False))
         counts.add(len(ends))
         firsts.add(ends[0])
-    # Bytes of any place come alone, and not all of them at once.
+    # Tiny reads start at any position, and the rest comes in one read.
     assert len(firsts) > min(size, 50) // 2
     assert max(counts) <= 18
     loop.network.tiny_reads = 0.0

@@ -1,4 +1,4 @@
-"""sim/many.py: seeds in processes of their own, and the file of their results."""
+"""sim/many.py: seeds in processes of their own, and the results file."""
 
 from __future__ import annotations
 

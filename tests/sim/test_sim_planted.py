@@ -1,4 +1,4 @@
-"""Bugs that are planted, most of replicas and controllers: a plan finds each, and nothing where there is none."""
+"""Planted bugs, mostly of replicas and controllers: a plan finds each one, and finds nothing without the bug."""
 
 from __future__ import annotations
 

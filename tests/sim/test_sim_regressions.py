@@ -1,4 +1,4 @@
-"""sim/regressions.py: seeds that failed once."""
+"""sim/regressions.py: seeds that failed in the past."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole simulated runs, as ./dev sim makes them: in processes of their own."""
+"""Whole simulated runs of `./dev sim`, in processes of their own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sim(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def test_the_summary_of_some_seeds() -> None:
-    """More of them are run in test_sim_seeds_from_0.py and its like."""
+    """test_sim_seeds_from_0.py and test_sim_seeds_from_60.py run more seeds."""
     done = sim("--seeds", "2", "--jobs", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^2 seeds in .*; 0 failed$", done.stdout, re.MULTILINE)
@@ -42,7 +42,7 @@ def test_what_would_be_left_undone_is_refused(options: list[str]) -> None:
 
 
 def test_a_seed_is_the_same_run_each_time(tmp_path: Path) -> None:
-    """Alone, and after another one; with objects at other places in memory."""
+    """The run is the same alone and after another one, and with other memory addresses."""
     sim("--seed", "1", "--trace", str(tmp_path / "trace"))
     sim("--seeds", "2", "--jobs", "1", "--results", str(tmp_path / "results"), PYTHONMALLOC="malloc")
     trace = (tmp_path / "trace").read_bytes()
@@ -52,7 +52,7 @@ def test_a_seed_is_the_same_run_each_time(tmp_path: Path) -> None:
 
 
 def test_a_seed_is_the_same_run_in_each_time_zone(tmp_path: Path) -> None:
-    """Also where PYTHONHASHSEED is what it is to be."""
+    """PYTHONHASHSEED is set already, so the program does not restart itself to set TZ."""
     for zone in ("UTC", "JST-9"):
         sim("--seed", "36", "--trace", str(tmp_path / zone), PYTHONHASHSEED="0", TZ=zone)
     trace = (tmp_path / "UTC").read_bytes()
@@ -64,7 +64,7 @@ def test_a_seed_is_the_same_run_in_each_time_zone(tmp_path: Path) -> None:
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("number", [0, 3, 6])
 def test_planted_bugs_are_found(number: int) -> None:
-    """Some of them; ./dev sim --planted has all."""
+    """Runs some bugs only; `./dev sim --planted` runs all of them."""
     code = f"from sim import planted; print(planted.find(planted.BUGS[{number}], 200, 1)[0])"
     done = subprocess.run(
         [sys.executable, "-c", code],

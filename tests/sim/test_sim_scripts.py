@@ -1,4 +1,4 @@
-"""Scripts that no planted bug has a plan of: they go through, and what replicas promise holds."""
+"""Scripts without a planted bug: they run to their end, and the guarantees of replication hold."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ PLANS = {
     ),
     "unconfirmed": plan_with("unconfirmed", 16.0, 0.5),
     "relieved": plan_with("relieved", 30.0, 0.5, delayed=0.3, transactions=0.15, messages=160, pause_s=0.3),
+    "young": plan_with(
+        "young", 8.0, 0.1, replicas=1, mode="", controllers=0, consumers={"push": 2, "orderly": 2, "pop": 1, "lite": 2}
+    ),
     "gone-back": plan_with("gone-back", 6.0, 0.2, replicas=2),
 }
 

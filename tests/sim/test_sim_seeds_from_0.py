@@ -1,4 +1,4 @@
-"""Seeds 0 to 59 of the simulator: in two files, so that two processes run them."""
+"""Seeds 0 to 59 of the simulator. Two files share the seeds, so that two processes run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds 60 to 119 of the simulator: in two files, so that two processes run them."""
+"""Seeds 60 to 119 of the simulator. Two files share the seeds, so that two processes run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sim/shrink.py: what is left of a plan whose run fails."""
+"""sim/shrink.py: the smallest failing plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def big() -> Plan:
 
 
 def test_what_has_nothing_to_do_with_it_goes() -> None:
-    """It fails when a broker is killed and there are 37 messages with batches."""
+    """The run fails with a kill of a broker, at least 37 messages and batches. Everything else must go."""
 
     def run(plan: Plan) -> list[str]:
         is_bad = any(fault.kind == "kill" for fault in plan.faults) and plan.messages >= 37 and plan.batches > 0

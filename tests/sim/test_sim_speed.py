@@ -1,4 +1,4 @@
-"""./dev sim --speed: both runs go through, and say what they took."""
+"""`./dev sim --speed`: both runs succeed and print their CPU times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sim/timeline.py: the picture of a run."""
+"""sim/timeline.py: the timeline of a run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_picture_says_what_happened() -> None:
     assert "seed 5: <one> problem" in texts(svg)
     assert "lost: 1" in texts(svg)
     assert texts(svg)[-1] == "push never had 1 & more"
-    # A tenth of 100 s is a tenth of its width.
+    # 10 s of 100 s are a tenth of the width.
     stopped = next(
         rect
         for rect in ElementTree.fromstring(svg).iter(f"{_SVG}rect")
@@ -70,7 +70,7 @@ def test_nothing_makes_a_picture_too() -> None:
 
 
 def test_the_picture_of_a_run(tmp_path: Path) -> None:
-    """A small cluster, whose broker is killed and then stopped."""
+    """A small cluster whose broker is killed and later stopped."""
     plan = (
         '{"seed": "13", "name_servers": 1, "brokers": 1, "producers": 1, "is_synced": true, "messages": 10, '
         '"consumers": {"push": 1, "orderly": 1, "pop": 0, "lite": 0}, "pause_s": 0.5, "ordered": 0.0, '

@@ -1,4 +1,4 @@
-"""Each workload by itself, without faults and with one: what it promises holds, and it gets to its end."""
+"""Each workload alone, without faults and with one: its checks hold, and it finishes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_workload(extras: str, fault: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _RUN, extras, fault],
         cwd=ROOT,
-        # Sets are in the same order in every run.
+        # Fixed hash seed: sets have the same order in every run.
         env=os.environ | {"PYTHONHASHSEED": "0"},
         capture_output=True,
         text=True,

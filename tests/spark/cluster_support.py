@@ -1,4 +1,4 @@
-"""What docs/spark.md says about clusters, run: its commands, an environment to ship, and the processes of a cluster."""
+"""Runs the cluster examples of docs/spark.md: the commands, an environment to ship, and the processes of a cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pyspark
 from packaging.requirements import Requirement
-from waiting import wait_until
+from spark_java import VARIABLES
+from wait_until import wait_until
 
 from gantrymq.spark.session import java_home
 
@@ -27,12 +28,15 @@ ROOT = Path(__file__).parent.parent.parent
 SPARK_HOME = Path(pyspark.__file__).parent
 START_S = 120
 END_S = 20
-#: Where it stands in the documented commands.
+#: The placeholder for the program in the documented commands.
 PROGRAM = "lake_ingest.py --topic orders ..."
 
 
 def documented_command(heading: str, replaced: Mapping[str, str], first: str = "export ") -> str:
-    """The shell's lines under `**heading.**`, from the first with `first` on; each of `replaced` must be there."""
+    """Returns the shell command under `**heading.**`, from `first` on, with replacements.
+
+    Fails if the command does not contain each key of `replaced`.
+    """
     section = (ROOT / "docs" / "spark.md").read_text().split(f"**{heading}.**")[1].split("**")[0]
     block = "\n".join(re.findall(r"^    (.*)$", section, re.MULTILINE))
     command = block[block.index(first) :]
@@ -43,22 +47,27 @@ def documented_command(heading: str, replaced: Mapping[str, str], first: str = "
 
 
 def lake_ingest(name_server: str, topic: str, directory: Path) -> str:
-    """The program of the documented commands, with its arguments; the table is `directory`/table."""
+    """Returns the program of the documented commands with its arguments. It writes the table `directory`/table."""
     program = ROOT / "examples" / "pipelines" / "lake_ingest.py"
     where = f"--out {directory / 'table'} --checkpoint {directory / 'checkpoint'}"
     return f"{program} --name-server {name_server} --topic {topic} {where} --once"
 
 
 def pack_environment(directory: Path) -> None:
-    """`directory`/environment and environment.tar.gz; its Python finds the packages of this process where they are."""
+    """Creates `directory`/environment and packs it into environment.tar.gz.
+
+    Its Python imports the packages of this process from their original location.
+    """
     home = make_environment(directory, sysconfig.get_path("purelib"), ROOT / "src")
     with tarfile.open(directory / "environment.tar.gz", "w:gz") as archive:
         archive.add(home, ".")
 
 
 def install_environment(directory: Path) -> None:
-    """`directory`/environment as pip makes it of the package's wheel and what gantrymq[spark] needs, of which there are
-    copies; Spark's jars are linked to."""
+    """Creates `directory`/environment with the package's wheel and copies of the dependencies of gantrymq[spark].
+
+    The result is like that of pip, except that Spark's jars are links.
+    """
     home = make_environment(directory)
     (packages,) = home.glob("lib/python*/site-packages")
     wheels = directory / "wheels"
@@ -82,7 +91,7 @@ def install_environment(directory: Path) -> None:
 
 
 def needed_packages(name: str, extras: set[str]) -> set[str]:
-    """What the installed package needs with these extras, and what that needs."""
+    """Returns the package's dependencies with these extras, direct and indirect."""
     found: set[str] = set()
 
     def look(name: str, extras: set[str]) -> None:
@@ -100,7 +109,7 @@ def needed_packages(name: str, extras: set[str]) -> set[str]:
 
 
 def make_environment(directory: Path, *paths: str | Path) -> Path:
-    """`directory`/environment, whose Python finds packages in `paths`; of this process's editable ones nothing."""
+    """Creates `directory`/environment, whose Python finds packages in `paths`, but no editable ones of this process."""
     home = directory / "environment"
     venv.create(home, symlinks=True)
     (packages,) = home.glob("lib/python*/site-packages")
@@ -111,17 +120,20 @@ def make_environment(directory: Path, *paths: str | Path) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The variables of a user's shell: none of Spark's, which a session in this process may have set."""
+    """Returns a user's shell variables, without those of Spark that a session in this process may have set."""
     of_spark = ("SPARK_", "PYSPARK_")
     own = {name: value for name, value in os.environ.items() if not name.startswith(of_spark)}
-    return own | {"JAVA_HOME": str(java_home()), "SPARK_LOCAL_IP": "127.0.0.1"} | more
+    return own | VARIABLES | {"JAVA_HOME": str(java_home()), "SPARK_LOCAL_IP": "127.0.0.1"} | more
 
 
 @contextmanager
 def started(
     command: Sequence[str | Path], ready: str, log: Path, variables: Mapping[str, str]
 ) -> Iterator[re.Match[str]]:
-    """A process, ended with what it has started; yields what the regular expression `ready` finds in its log."""
+    """Runs a process until the block ends, then stops it with all its children.
+
+    Yields the match of the regular expression `ready` in its log.
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -138,7 +150,7 @@ def started(
 
 
 def run(command: Sequence[str | Path], directory: Path, variables: Mapping[str, str], timeout_s: float) -> str:
-    """What the command prints; it must succeed."""
+    """Runs a command that must succeed, and returns its output."""
     log = directory / "command.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -155,7 +167,7 @@ def run(command: Sequence[str | Path], directory: Path, variables: Mapping[str, 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """In order, so that it ends executors and containers, which have sessions of their own."""
+    """Sends SIGTERM first, so that the process stops executors and containers, which have their own sessions."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

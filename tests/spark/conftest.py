@@ -1,4 +1,4 @@
-"""One Spark session and one cluster of two brokers for all tests of this directory; each test has topics of its own."""
+"""Provides one Spark session and one cluster of two brokers for all Spark tests. Each test creates its own topics."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from gantrymq.testing.embedded import EmbeddedCluster
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = (
         session_builder("gantrymq-tests")
         .master("local[2]")
         .config("spark.ui.enabled", "false")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.sql.shuffle.partitions", "1")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.streaming.pollingDelay", "20ms")
@@ -57,7 +58,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def new_topic(cluster: EmbeddedCluster) -> Callable[..., str]:
-    """Makes a topic, with so many queues on each broker."""
+    """Returns a function that creates a topic with a number of queues on each broker."""
 
     def make(queues: int = 4) -> str:
         topic = f"spark-{next(_numbers)}"

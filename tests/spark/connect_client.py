@@ -1,8 +1,8 @@
-"""A program on a Spark Connect server: makes itself known, reads, writes and streams topics, and prints what it found.
+"""Client of a Spark Connect server: registers the data source, reads, writes and streams topics, prints the results.
 
     python connect_client.py sc://HOST:PORT NAME_SERVER SOURCE TARGET DIRECTORY
 
-It runs without a Java, and with pyspark-client in place of pyspark. DIRECTORY is the server's.
+It runs without Java, and with pyspark-client instead of pyspark. DIRECTORY is on the server's machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(remote: str, name_server: str, source: str, target: str, directory: str
         return reader.load().where("tags = 'Odd' AND queueOffset >= 0").count()
 
     def by_functions(topic: str) -> dict[str, list[int]]:
-        """Of the user's own, of rows and of pandas, which go to the server's workers with the query."""
+        """Applies user functions on rows and on pandas data, which Spark sends to the server's workers."""
         reader = spark.read.format("rocketmq").option("nameServer", name_server).option("subscribe", topic)
         rows = reader.load()
         double = F.udf(lambda body: 2 * int(bytes(body)), "bigint")

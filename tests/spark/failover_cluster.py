@@ -1,4 +1,4 @@
-"""A NameServer, a controller and three brokers of one name, in processes of their own: one of them is the master."""
+"""A NameServer, a controller and three brokers of one name, each in its own process. One broker is the master."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.testing.processes import HOST, START_TIMEOUT_S, ServerProcess
 
 NAME = "broker-a"
-#: A master that is killed is missed after so long.
+#: Time until the controller considers a killed master dead, in ms.
 MISSED_MS = 2000
 _WAIT_S = 120.0
 
 
 class FailoverCluster:
-    """A context manager; `namesrv_addr` as a ProcessCluster has it."""
+    """Context manager that runs the cluster. `namesrv_addr` has the same form as in ProcessCluster."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -54,7 +54,7 @@ class FailoverCluster:
         self._stack.close()
 
     async def until_in_sync(self, admin: AdminClient) -> None:
-        """All brokers have what the master has."""
+        """Returns when all brokers are in the sync-state set."""
 
         async def same() -> bool:
             info = (await admin.sync_state_sets(self._controller, [NAME])).get(NAME)
@@ -63,7 +63,7 @@ class FailoverCluster:
         await until(same, _WAIT_S)
 
     async def kill_master(self, admin: AdminClient) -> None:
-        """Returns when the controller has made another one the master."""
+        """Kills the master and returns when the controller has elected another one."""
         first = await self._master(admin)
         os.kill(self._brokers[first].pid, signal.SIGKILL)
 

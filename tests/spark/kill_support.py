@@ -1,4 +1,4 @@
-"""Drivers of streams that are killed at random, in the midst of a micro-batch."""
+"""Kills the drivers of streams at random times within a micro-batch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from spark_support import WAIT_S
-from waiting import wait_until
+from wait_until import wait_until
 
-#: How often a test kills its driver. Those with 20 kills are run by `-m many_kills` alone (conftest.py).
+#: Number of times that a test kills its driver. Tests with 20 kills run only with `-m many_kills` (conftest.py).
 kills = pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.many_kills)])
 
 
@@ -25,15 +25,15 @@ def batches_begun(checkpoint: Path) -> int:
 def kill_in_a_batch(
     process: subprocess.Popen[bytes], log: Path, checkpoint: Path, before: int, longest_s: float
 ) -> None:
-    """SIGKILL to a driver and all that it has started, once it has begun more than `before` micro-batches."""
+    """Sends SIGKILL to a driver's process group after it has begun more than `before` micro-batches."""
 
     def has_gone_on() -> bool:
         assert process.poll() is None, log.read_text()[-4000:]
         return batches_begun(checkpoint) > before
 
-    # After a start and the micro-batch that the last kill left unfinished.
+    # This includes the start and the micro-batch that the last kill interrupted.
     wait_until(has_gone_on, 3 * WAIT_S)
-    # Anywhere in a micro-batch: not a wait for a state, but where in it the kill hits.
+    # The kill must hit a random point of the micro-batch, so this is not a wait for a state.
     time.sleep(random.uniform(0, longest_s))
     assert process.poll() is None, log.read_text()[-4000:]
     os.killpg(process.pid, signal.SIGKILL)

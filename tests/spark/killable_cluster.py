@@ -1,4 +1,4 @@
-"""Killable: two brokers in processes of their own, one of which is killed."""
+"""Killable: two brokers in their own processes, one of which can be killed."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import os
 import signal
 import time
 
-from waiting import until, wait_until
+from wait_until import until, wait_until
 
-from gantrymq.spark.cluster import Cluster
+from gantrymq.arrow.cluster_client import ClusterClient
 from gantrymq.testing.processes import START_TIMEOUT_S, ProcessCluster
 
 
 class Killable(ProcessCluster):
-    """Two brokers, the second of which is killed and started again."""
+    """Two brokers; the second one can be killed and restarted."""
 
     def kill(self) -> None:
-        """Returns when the NameServer has noticed."""
+        """Kills broker-b and returns when the NameServer has removed it."""
         os.kill(self.brokers[1].pid, signal.SIGKILL)
         wait_until(lambda: not self.brokers[1].is_running)
         asyncio.run(self._until_registered({"broker-a"}))
 
     def start_again(self) -> None:
-        """Returns when it has registered."""
+        """Restarts broker-b and returns when it is registered."""
         self.brokers[1].stop()
         self.brokers[1] = self._start("broker", "broker-b", self._properties_of_broker(1))
         self.brokers[1].wait_until_ready(time.monotonic() + START_TIMEOUT_S)
         asyncio.run(self._until_registered({"broker-a", "broker-b"}))
 
     async def _until_registered(self, names: set[str]) -> None:
-        async with Cluster([self.namesrv_addr], 20_000) as cluster:
+        async with ClusterClient([self.namesrv_addr], 20_000) as cluster:
 
             async def are_registered() -> bool:
                 return await cluster.brokers() == names

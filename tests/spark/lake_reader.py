@@ -1,4 +1,4 @@
-"""Prints what a table of messages with numbers has: rows, different numbers, the least and the greatest.
+"""Prints the row count, distinct count, minimum and maximum of a table of numbered messages.
 
 spark-submit ... lake_reader.py FORMAT TABLE
 """

@@ -1,4 +1,4 @@
-"""The example that writes into a lake, killed at random, and a look at what the table has."""
+"""Runs the example that writes into a lake, kills it at random times, and checks the table."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from gantrymq.testing.processes import ProcessCluster
 COUNT = 20_000
 TOPIC = "lake"
 SEND_AT_ONCE = 1000
-#: Micro-batches of the whole.
+#: Number of micro-batches of the whole topic.
 BATCHES = 40
-#: What the kills have left, however much: 40 micro-batches take ten minutes on a busy machine.
+#: Timeout for the rest after the kills, in seconds. 40 micro-batches take ten minutes on a busy machine.
 REST_S = 1200.0
 EXAMPLE = ROOT / "examples" / "pipelines" / "lakehouse_ingest.py"
 READER = Path(__file__).parent / "lake_reader.py"
-#: The lakes' names, and the versions of Spark that they aren't made for.
+#: Name of each lake format, and the Spark versions that it does not support.
 _NONE_FOR = {"delta": ("Delta Lake", ("4.3",)), "iceberg": ("Apache Iceberg", ("4.2", "4.3"))}
 
 
 def lake_jars(lake: str) -> list[Path]:
-    """The jars of a lake's format in this environment, where ./dev spark-matrix puts them."""
+    """Returns the jars of a lake format in this environment, where ./dev spark-matrix puts them."""
     return sorted((Path(sys.prefix) / "lakes" / lake).glob("*.jar"))
 
 
 def needs_lake(lake: str) -> pytest.MarkDecorator:
-    """Skips where there are no jars."""
+    """Skips a test if the jars are missing."""
     name, versions = _NONE_FOR[lake]
     version = ".".join(pyspark.__version__.split(".")[:2])
     reason = f"no jars of {lake} in this environment: ./dev spark-matrix puts them there"
@@ -50,12 +50,12 @@ def needs_lake(lake: str) -> pytest.MarkDecorator:
 
 
 def settings_of(lake: str, directory: Path) -> Mapping[str, str]:
-    """Of a session that has the lake; tables of Iceberg are in `directory`."""
+    """Returns the settings of a Spark session with the lake. Iceberg's tables are in `directory`."""
     if lake == "delta":
         return {
             "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
             "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-            # Of what a table's log says, which is little here: 50 tasks for each look at it.
+            # Partitions of the table's log state. The log is small here, and the default is 50 tasks for each read.
             "spark.databricks.delta.snapshotPartitions": "2",
         }
     return {
@@ -67,12 +67,12 @@ def settings_of(lake: str, directory: Path) -> Mapping[str, str]:
 
 
 def table_of(lake: str, directory: Path) -> str:
-    """A table as the examples' option --table names it."""
+    """Returns a table's name for the examples' option --table."""
     return str(directory / "table") if lake == "delta" else "lake.messages"
 
 
 def kill_and_count(lake: str, directory: Path, kills: int, name_server: str) -> list[str]:
-    """Writes the topic into a table while the driver is killed `kills` times at random; what `lake_reader` prints."""
+    """Writes the topic into a table, kills the driver `kills` times, and returns the output of `lake_reader`."""
     table = table_of(lake, directory)
     program = [*submit(lake, directory), str(EXAMPLE), "--name-server", name_server, "--topic", TOPIC, "--format", lake]
     program += ["--table", table, "--checkpoint", str(directory / "checkpoint"), "--limit", str(COUNT // BATCHES)]
@@ -82,22 +82,22 @@ def kill_and_count(lake: str, directory: Path, kills: int, name_server: str) -> 
         with lake_driver([*program, "--interval", "0 seconds"], directory) as process:
             kill_in_a_batch(process, log, checkpoint, before, 2)
         killed += 1
-    # A fast machine is at the end earlier.
+    # A fast machine finishes after fewer kills.
     assert killed > kills // 2, f"{killed} kills only, in {batches_begun(checkpoint)} micro-batches"
     run_to_the_end(program, directory)
     return run_with_lake(lake, READER, [lake, table], directory).split()
 
 
 def run_to_the_end(program: Sequence[str], directory: Path) -> None:
-    """A program with --once."""
-    # The first run of a Spark before 4.2 ends with the micro-batch that the last kill left unfinished.
+    """Runs a program with --once until it has written everything."""
+    # Before Spark 4.2, the first run ends after the micro-batch that the last kill interrupted.
     for _ in range(1 if HAS_ADMISSION_CONTROL else 2):
         with lake_driver([*program, "--once"], directory) as process:
             assert process.wait(REST_S) == 0, (directory / "driver.log").read_text()[-4000:]
 
 
 def run_with_lake(lake: str, program: Path, arguments: Sequence[str], directory: Path) -> str:
-    """What a program prints in a session that has the lake."""
+    """Runs a program in a session with the lake and returns its output."""
     printed = subprocess.run(
         [*submit(lake, directory), str(program), *arguments],
         cwd=directory,
@@ -106,7 +106,7 @@ def run_with_lake(lake: str, program: Path, arguments: Sequence[str], directory:
         text=True,
         timeout=REST_S,
     )
-    # A program's own errors are there as well.
+    # Errors of the program itself are in its output as well.
     assert printed.returncode == 0, printed.stdout[-4000:] + printed.stderr[-2000:]
     return printed.stdout
 
@@ -122,7 +122,7 @@ def send_all(cluster: ProcessCluster) -> None:
 
 
 def submit(lake: str, directory: Path) -> Sequence[str]:
-    """spark-submit, up to its program."""
+    """Returns the spark-submit command without the program."""
     own = {
         "spark.ui.enabled": "false",
         "spark.log.level": "WARN",
@@ -139,7 +139,7 @@ def submit(lake: str, directory: Path) -> Sequence[str]:
 
 @contextmanager
 def lake_driver(command: Sequence[str], directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Its log is driver.log in `directory`; ended with all that it has started."""
+    """Runs the driver until the block ends, then kills its process group. Its log is `directory`/driver.log."""
     with (directory / "driver.log").open("ab") as log:
         process = subprocess.Popen(
             command,

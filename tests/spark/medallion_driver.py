@@ -1,9 +1,9 @@
-"""Parts of a topic's flights into the tables of medallion.py, the last one with a new field; prints them as JSON.
+"""Writes parts of a topic's flights into the tables of medallion.py, and prints the tables as JSON.
 
 spark-submit ... medallion_driver.py NAME_SERVER TOPIC LAKE PARTS
 
-PARTS is a file of JSON, lists of bodies. Each is sent and taken in by a run of the stream; before the last one `dest`
-becomes a field. Then bronze is read again.
+PARTS is a JSON file with lists of bodies. Each list is sent and then read by one run of the stream. The last run has
+the new field `dest`. Then bronze is read again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(name_server: str, topic: str, lake: str, parts: str) -> None:
         shown.append(rows("gold", "string(day)", "origin", "flights", "delayed", "mean_delay"))
     without_dest = rows("silver", "dest").count([None])
     bronze = spark.read.format("delta").load(f"{lake}/bronze")
-    # As after a crash, and for the field that is new.
+    # Reads bronze again, as after a crash, and to fill the new field.
     medallion.refine(bronze, lake)
     print(
         json.dumps(

@@ -1,4 +1,4 @@
-"""Takes changes into a lake's table by change_capture.py, some of them twice, and prints its rows as they are, as JSON.
+"""Merges changes into a lake's table with change_capture.py, some of them twice, and prints the rows as JSON.
 
 spark-submit ... merge_driver.py FORMAT NAME_SERVER TOPIC TABLE CHECKPOINT
 """
@@ -20,10 +20,10 @@ def main(lake: str, name_server: str, topic: str, table: str, checkpoint: str) -
     query = capture.start(capture.read(spark, name_server, topic), lake, table, checkpoint, once=True)
     query.awaitTermination()
     name = f"delta.`{table}`" if lake == "delta" else table
-    # Iceberg's catalog keeps a table for 30 s as a session knew it, and the query's session is another one.
+    # Iceberg's catalog caches a session's view of a table for 30 s, and the query has its own session.
     spark.sql(f"REFRESH TABLE {name}")
     rows = spark.table(name)
-    # Older changes than those that the table has, and some once more.
+    # Older changes than those in the table, and some changes a second time.
     older = rows.selectExpr("id", "name", "'nowhere' AS city", "'u' AS op", "version - 1 AS version").where("id < 1000")
     again = rows.where("id >= 1000").unionByName(older).collect()
     capture.merge(spark.createDataFrame(again, rows.schema), name)

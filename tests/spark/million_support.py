@@ -1,4 +1,4 @@
-"""A million numbered messages, and drivers that read them as processes of their own."""
+"""A million numbered messages, and drivers that read them in their own processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_support import WAIT_S
-from waiting import until, wait_until
+from wait_until import until, wait_until
 
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.producing.producer import Producer
@@ -25,16 +25,16 @@ from gantrymq.remoting.client import RemotingClient
 
 COUNT = 1_000_000
 TOPIC = "million"
-#: On each of two brokers.
+#: Number of queues on each of two brokers.
 QUEUES = 4
 SEND_AT_ONCE = 2000
 KILLS = 2
-#: Micro-batches of the whole.
+#: Number of micro-batches of the whole topic.
 BATCHES = 12
 
 
 async def fill(name_server: str, brokers: Sequence[str]) -> None:
-    """Sends the numbers to TOPIC, which is made on all `brokers` (host:port)."""
+    """Creates TOPIC on all `brokers` (host:port) and sends the numbers to it."""
     remoting = RemotingClient()
     api = BrokerApi(remoting)
     for address in brokers:
@@ -65,13 +65,13 @@ def assert_each_number_once(numbers: DataFrame) -> None:
 
 
 def read_in_batch(spark: SparkSession, name_server: str) -> DataFrame:
-    """The column number."""
+    """Returns a DataFrame with the column `number`."""
     messages = spark.read.format("rocketmq").option("nameServer", name_server).option("subscribe", TOPIC)
     return messages.schema("body binary").load().select(F.col("body").cast("string").cast("long").alias("number"))
 
 
 def stream_with_killed_drivers(name_server: str, directory: Path) -> None:
-    """Reads the stream into parquet files of `directory`/out; all drivers but the last are killed on the way."""
+    """Reads the stream into Parquet files in `directory`/out. Kills each driver but the last midway."""
     for _ in range(KILLS):
         before = batches_begun(directory)
         with driver("local[2]", name_server, directory) as process:
@@ -90,10 +90,10 @@ def stream_with_killed_drivers(name_server: str, directory: Path) -> None:
 
 @contextmanager
 def driver(master: str, name_server: str, directory: Path, batches: int = BATCHES) -> Iterator[subprocess.Popen[bytes]]:
-    """`stream_driver.py`, killed at the end with its JVM when it still runs."""
+    """Runs `stream_driver.py`. At the end of the block, it is killed with its JVM if it still runs."""
     program = Path(__file__).parent / "stream_driver.py"
     arguments = [master, name_server, TOPIC, str(COUNT // batches), str(directory)]
-    # A local cluster's executors are started by the scripts of SPARK_HOME.
+    # Scripts of SPARK_HOME start the executors of a local cluster.
     home = {"SPARK_HOME": str(Path(pyspark.__file__).parent), "SPARK_LOCAL_IP": "127.0.0.1"}
     with (directory / "driver.log").open("ab") as log:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""MortalCluster: two brokers and a NameServer in this process, each of which can be stopped and started by itself."""
+"""MortalCluster: two brokers and a NameServer in this process, which a test can stop and start individually."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from ports import free_port
-from waiting import until
+from wait_until import until
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.broker.broker import Broker
@@ -32,7 +32,7 @@ QUEUES = 2
 
 
 class MortalCluster:
-    """A context manager; `name_server` is host:port."""
+    """Context manager that runs the cluster. `name_server` is host:port."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -47,7 +47,7 @@ class MortalCluster:
 
     @property
     def alive(self) -> set[str]:
-        """The brokers that run."""
+        """Names of the running brokers."""
         return set(self._brokers)
 
     def __enter__(self) -> Self:
@@ -66,9 +66,10 @@ class MortalCluster:
         self._loop.stop()
 
     def start_name_server(self, *, remembers: bool = False, wait_s: int = 0) -> None:
-        """On the port of the one before; it `remembers` the brokers of that one, or is as new.
+        """Starts a NameServer on the port of the previous one.
 
-        It answers with routes after `wait_s`.
+        If `remembers` is true, it keeps the previous one's data about brokers; otherwise it starts empty. It serves
+        routes after `wait_s` seconds.
         """
         root = self._directory / "namesrv"
         config = NamesrvConfig(
@@ -96,7 +97,7 @@ class MortalCluster:
             self._name_server = None
 
     def start_broker(self, name: str) -> None:
-        """Returns when it has registered."""
+        """Starts a broker and returns when it is registered."""
         config = BrokerConfig(
             broker_name=name,
             broker_ip1=HOST,
@@ -116,17 +117,17 @@ class MortalCluster:
         self._brokers[name] = self._loop.submit(start()).result()
 
     def stop_broker(self, name: str) -> None:
-        """The NameServer forgets it at once."""
+        """Stops a broker, which unregisters it from the NameServer at once."""
         self._loop.submit(self._brokers.pop(name).stop()).result()
 
     def clients(self) -> set[str]:
-        """host:port of everybody who is connected with a broker."""
+        """Returns host:port of all clients that are connected to a broker."""
         return {c.address for broker in self._brokers.values() for c in broker._server.connections}
 
     # -- topics ---------------------------------------------------------------------------------------------------
 
     def give_up(self, broker_name: str) -> None:
-        """Has the NameServer forget a broker that is away."""
+        """Deletes the NameServer's record of a broker that is down."""
 
         async def forget() -> None:
             async with AdminClient(self.name_server) as admin:
@@ -135,7 +136,7 @@ class MortalCluster:
         self._loop.submit(forget()).result()
 
     def create_topic(self, topic: str, queues: int = QUEUES) -> None:
-        """On the brokers that run; returns when the NameServer knows it of all of them."""
+        """Creates a topic on all running brokers and returns when the NameServer has its route for each of them."""
 
         async def create() -> None:
             remoting = RemotingClient()
@@ -144,6 +145,17 @@ class MortalCluster:
                 await api.create_topic(
                     broker.address, TopicConfig(topic, read_queue_nums=queues, write_queue_nums=queues)
                 )
+            await remoting.close()
+
+        asyncio.run(create())
+        self.wait_for_route(topic)
+
+    def wait_for_route(self, topic: str) -> None:
+        """Waits until the NameServer has the topic's route for all running brokers."""
+
+        async def wait() -> None:
+            remoting = RemotingClient()
+            api = BrokerApi(remoting)
 
             async def is_known() -> bool:
                 with suppress(NoRouteInfo):
@@ -153,7 +165,7 @@ class MortalCluster:
             await until(is_known)
             await remoting.close()
 
-        asyncio.run(create())
+        asyncio.run(wait())
 
     def delete_topic(self, topic: str) -> None:
         async def delete() -> None:
@@ -163,7 +175,7 @@ class MortalCluster:
         asyncio.run(delete())
 
     def send(self, topic: str, numbers: Sequence[int]) -> None:
-        """Bodies `0`, `1`, ..., one after the other to each queue of the brokers that run."""
+        """Sends the numbers as bodies, one message to each queue of the running brokers in turn."""
 
         async def send() -> None:
             async with Producer(self.name_server, "numbers") as producer:

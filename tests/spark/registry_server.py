@@ -1,4 +1,4 @@
-"""A schema registry for tests: Confluent's REST interface, as far as it is used, over a dictionary."""
+"""A schema registry for tests: the part of Confluent's REST interface that is used, with data in memory."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 @dataclass
 class Registry:
-    """`schemas` by id, from 1 on; a subject has ids. Requests are counted, and the first of `fails` answered so."""
+    """State of the registry.
+
+    `schemas` has the schema of each id, from 1 on; `subjects` has ids. `requests` records each request. The first
+    entry of `fails` is the next response, and is then removed.
+    """
 
     url: str = ""
     schemas: list[dict[str, Any]] = field(default_factory=list)
     subjects: dict[str, list[int]] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
-    #: Connections that were ever made, and those that are open.
+    #: Total number of connections, and the open ones.
     connections: int = 0
     open: set[Any] = field(default_factory=set)
     fails: list[tuple[int, bytes]] = field(default_factory=list)
     authorization: str | None = None
-    #: Bytes that the next answer begins with, and whether more of the last one follow, without end, each after this
-    #: pause in s.
+    #: First bytes of the next response, and a pause in seconds. If set, the response never ends:
+    #: its last byte is repeated after each pause.
     endless: tuple[bytes, float] | None = None
 
     def add(self, subject: str, text: str, kind: str = "AVRO", references: Any = ()) -> int:
@@ -40,7 +44,7 @@ class Registry:
         return number
 
     def add_proto(self, subject: str, file: bytes, references: Any = ()) -> int:
-        """A file descriptor; shown as text, as a registry shows the source, unless it is asked for serialized."""
+        """Adds a file descriptor. As registries do, it is returned as source text, except with format=serialized."""
         return self.add(subject, base64.b64encode(file).decode(), "PROTOBUF", references)
 
     def answer(self, method: str, target: str, body: bytes) -> tuple[int, Any]:
@@ -78,7 +82,7 @@ class Registry:
     def _shown(self, number: int, serialized: bool) -> dict[str, Any]:
         schema = dict(self.schemas[number - 1])
         if schema["schemaType"] == "AVRO":
-            # As registries do.
+            # Registries omit the type of Avro schemas.
             del schema["schemaType"]
         elif schema["schemaType"] == "PROTOBUF" and not serialized:
             schema["schema"] = 'syntax = "proto3"; ...'
@@ -91,7 +95,7 @@ def running_registry() -> Iterator[Registry]:
     is_over = Event()
 
     class Handler(BaseHTTPRequestHandler):
-        # As registries do: connections are kept.
+        # Registries use persistent connections.
         protocol_version = "HTTP/1.1"
 
         def setup(self) -> None:

@@ -1,4 +1,4 @@
-"""Topics and messages for the Spark tests, made with the project's client."""
+"""Topics and messages for the Spark tests, created with the project's client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 from pyspark.sql.streaming.query import StreamingQuery
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.producing.producer import Producer
@@ -23,7 +23,7 @@ needs_admission_control = pytest.mark.skipif(
     not HAS_ADMISSION_CONTROL, reason="Spark asks Python data sources how much a micro-batch may have since 4.2"
 )
 
-#: Brokers whose pulls bring whole Arrow batches.
+#: Broker settings with which a pull returns whole Arrow batches.
 BULK_TRANSFER = {
     "max_transfer_count_on_message_in_memory": 10_000,
     "max_transfer_bytes_on_message_in_memory": 4 * 1024 * 1024,
@@ -31,12 +31,12 @@ BULK_TRANSFER = {
     "max_transfer_bytes_on_message_in_disk": 4 * 1024 * 1024,
 }
 SEND_AT_ONCE = 100
-#: So long a query may take, s: a Spark that starts on a busy machine takes a minute or two, a micro-batch some seconds.
+#: Timeout of a query in seconds. On a busy machine, Spark starts in one or two minutes; a micro-batch takes seconds.
 WAIT_S = 240.0
 
 
 def create_topic(cluster: EmbeddedCluster, topic: str, queues: int, brokers: Sequence[int] = (0, 1)) -> None:
-    """On some of the cluster's brokers; returns when the NameServer knows it of all of them."""
+    """Creates a topic on some brokers and returns when the NameServer has its route for each of them."""
 
     async def create() -> None:
         remoting = RemotingClient()
@@ -58,7 +58,7 @@ def create_topic(cluster: EmbeddedCluster, topic: str, queues: int, brokers: Seq
 
 
 def send_numbers(cluster: EmbeddedCluster, topic: str, numbers: range) -> None:
-    """Bodies `0`, `1`, ...; keys `k0`, ...; the tag Even or Odd; in batches over all queues."""
+    """Sends the numbers as bodies, with keys `k0`, ... and the tag Even or Odd, in batches to all queues."""
     messages = [Message(topic, b"%d" % n, keys=f"k{n}", tags="Odd" if n % 2 else "Even") for n in numbers]
 
     async def send() -> None:
@@ -70,7 +70,7 @@ def send_numbers(cluster: EmbeddedCluster, topic: str, numbers: range) -> None:
 
 
 def committed_offsets(cluster: EmbeddedCluster, group: str, topic: str, queues: int) -> list[int]:
-    """What `group` has committed for each queue, broker by broker; -1 for nothing."""
+    """Returns the offset that `group` has committed for each queue, broker by broker. -1 means no offset."""
 
     async def query() -> list[int]:
         remoting = RemotingClient()
@@ -87,7 +87,7 @@ def committed_offsets(cluster: EmbeddedCluster, group: str, topic: str, queues: 
 
 
 def run_available(start: Callable[[], StreamingQuery], timeout_s: float) -> StreamingQuery:
-    """Runs a query with Trigger.AvailableNow and limits up to its end; the last run that had anything.
+    """Runs a query with Trigger.AvailableNow and limits until its end. Returns the last run that had rows.
 
     A Spark without admission control runs one micro-batch at a time.
     """

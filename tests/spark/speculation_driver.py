@@ -1,10 +1,10 @@
-"""A Spark driver as a process of its own: two writes on a cluster that copies slow tasks.
+"""A Spark driver in its own process: two writes on a cluster with speculative execution.
 
     python speculation_driver.py MASTER NAME_SERVER ONCE_TOPIC TRANSACTIONAL_TOPIC DIRECTORY
 
-The first attempt of one task sends half of its rows and is slow then, until Spark kills it; its copy waits for that
-half. DIRECTORY gets a file named PARTITION-ATTEMPT for each attempt of the first write, and of the second one in
-`second`; that of the slow attempt when its half is sent.
+The first attempt of one task sends half of its rows and then blocks until Spark kills it. Its speculative copy waits
+until this half is sent. Each attempt of the first write creates a file PARTITION-ATTEMPT in DIRECTORY, and each attempt
+of the second write in `second`. The slow attempt creates its file after it has sent its half.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def slowly(directory: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.R
 
 
 def _wait_for(file: Path) -> None:
-    """Where Python starts slowly Spark copies a task that hasn't begun."""
+    """Waits for the file. If Python starts slowly, Spark can copy a task that has not begun."""
     until = time.monotonic() + SLOW_S
     while not file.exists() and time.monotonic() < until:
         time.sleep(0.05)

@@ -1,8 +1,8 @@
-"""A Spark driver as a process of its own: reads a topic as a stream until its end, numbers into parquet files.
+"""A Spark driver in its own process: reads a topic as a stream until its end and writes numbers into Parquet files.
 
     python stream_driver.py MASTER NAME_SERVER TOPIC MAX_OFFSETS_PER_TRIGGER DIRECTORY
 
-DIRECTORY gets the checkpoint and the rows (out); started again with the same one it goes on.
+DIRECTORY stores the checkpoint and the rows (`out`). A restart with the same DIRECTORY continues.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(master: str, name_server: str, topic: str, most: str, directory: str) -
     while not is_done:
         query = numbers.start(f"{directory}/out")
         query.awaitTermination()
-        # Without it a run has one micro-batch.
+        # Without admission control, a run has only one micro-batch.
         is_done = HAS_ADMISSION_CONTROL or not any(progress.numInputRows for progress in query.recentProgress)
     spark.stop()
 

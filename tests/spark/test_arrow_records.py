@@ -6,6 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gantrymq.arrow.arrow_records import ArrowRecords
+from gantrymq.arrow.body_values import CorruptBodies
+from gantrymq.arrow.columns import ARROW_TYPES
+from gantrymq.arrow.native_records import NativeRecords
+from gantrymq.arrow.numpy_records import NumpyRecords
+from gantrymq.arrow.record_batches import INFLATED_BYTES, record_batches
 from gantrymq.errors import CompressionError, ProtocolError, RecordError
 from gantrymq.kernels import native
 from gantrymq.protocol.compression import CompressionType, compress, compression_flag
@@ -13,14 +19,10 @@ from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.record import decode_records, encode_host, encode_record
 from gantrymq.protocol.sys_flag import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
-from gantrymq.spark.arrow_records import ARROW_TYPES, ArrowRecords
-from gantrymq.spark.native_records import NativeRecords
-from gantrymq.spark.numpy_records import NumpyRecords
-from gantrymq.spark.record_batches import INFLATED_BYTES, CorruptBodies, record_batches
 
 V4, V6 = encode_host("10.1.2.3", 10911), encode_host("2001:db8::7", 10911)
 COLUMNS = list(ARROW_TYPES)
-#: Every test runs with both.
+#: Runs a test with both implementations.
 both = pytest.mark.parametrize(
     "kind",
     [
@@ -83,7 +85,7 @@ def test_born_times_beyond_sparks_are_its_last_and_first(kind: type[ArrowRecords
 
 
 def check_against_messages(kind: type[ArrowRecords], buffer: bytes) -> None:
-    """Every column equals what the client's decoder makes of the same bytes."""
+    """Checks that every column equals the output of the client's decoder for the same bytes."""
     messages = list(decode_messages(buffer))
     found = rows(kind, buffer)
     assert len(found) == len(messages)
@@ -104,7 +106,7 @@ def check_against_messages(kind: type[ArrowRecords], buffer: bytes) -> None:
 
 NAMES = st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "a", "AGS", "KEYS2", "größe"])
 VALUES = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), max_size=20)
-#: Well formed, without the last separator, with names that come again, and anything at all.
+#: Well formed, without the last separator, with repeated names, or arbitrary text.
 PROPERTIES = st.one_of(
     st.dictionaries(NAMES, VALUES, max_size=5).map(encode_properties),
     st.dictionaries(NAMES, VALUES, max_size=5).map(lambda p: encode_properties(p)[:-1]),
@@ -160,11 +162,11 @@ def test_both_make_the_same_of_any_bytes(buffer: bytes, data: st.DataObject) -> 
     damaged = bytearray(buffer)
     for _ in range(data.draw(st.integers(0, 2)) if damaged else 0):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    assert all_of(NumpyRecords, bytes(damaged)) == all_of(NativeRecords, bytes(damaged))
+    assert run_all(NumpyRecords, bytes(damaged)) == run_all(NativeRecords, bytes(damaged))
 
 
-def all_of(kind: type[ArrowRecords], buffer: bytes) -> list[object] | None:
-    """All that there is to know of a buffer; None where it isn't of records."""
+def run_all(kind: type[ArrowRecords], buffer: bytes) -> list[object] | None:
+    """Returns all columns and errors of a buffer, or None if it does not consist of records."""
     try:
         records = kind(buffer, check_crc=False)
     except RecordError:
@@ -186,13 +188,13 @@ PACKED = [compress(b"name=value;" * n, kind) for n in (0, 1, 20, 9000) for kind 
 @given(st.lists(st.sampled_from(PACKED), min_size=1, max_size=3), st.sampled_from([0, *CompressionType]), st.data())
 @settings(max_examples=1000, deadline=None)
 def test_both_inflate_the_same_of_any_bytes(packed: list[bytes], number: int, data: st.DataObject) -> None:
-    # A frame, then something else, which may be another frame.
+    # A frame followed by other bytes, which may be another frame.
     damaged = bytearray(b"".join(packed))
     for _ in range(data.draw(st.integers(0, 2))):
         damaged[data.draw(st.integers(0, min(len(damaged) - 1, 40)))] = data.draw(st.integers(0, 255))
     body = bytes(damaged[: data.draw(st.integers(0, len(damaged)))])
     buffer = encode_record(0, 0, 0, 0, COMPRESSED | number << 8, 0, V4, 0, V4, 0, 0, body, b"orders", b"")
-    assert all_of(NumpyRecords, buffer) == all_of(NativeRecords, buffer)
+    assert run_all(NumpyRecords, buffer) == run_all(NativeRecords, buffer)
 
 
 @both
@@ -268,7 +270,7 @@ def test_bytes_that_are_not_utf_8_are_replaced(kind: type[ArrowRecords]) -> None
 @both
 @pytest.mark.parametrize("others", [1, 40])
 def test_of_a_name_that_comes_again_the_last_one_counts(kind: type[ArrowRecords], others: int) -> None:
-    """As a broker leaves them that adds its own to those of another."""
+    """Repeated names occur if a broker adds its properties to those of another broker."""
     more = [(f"n{n}", str(n)) for n in range(others)]
     given = [("MSG_REGION", "old"), *more, ("MSG_REGION", "new"), ("n0", "last")]
     again = b"".join(b"%b\x01%b\x02" % (name.encode(), value.encode()) for name, value in given)

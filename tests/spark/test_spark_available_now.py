@@ -1,4 +1,4 @@
-"""Runs of Trigger.AvailableNow on whose way servers die: each fails with a reason, and the next one completes it."""
+"""Tests that a Trigger.AvailableNow run fails with a reason if a server dies, and that the next run completes it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _broker_comes_back(cluster: MortalCluster) -> None:
 
 
 def _name_server_comes_back(cluster: MortalCluster) -> None:
-    """The brokers register again when they are started again; a NameServer that waits for them would do as well."""
+    """Restarts the brokers, so that they register again. A NameServer that waits for its brokers would do as well."""
     for name in sorted(cluster.alive):
         cluster.stop_broker(name)
     cluster.start_name_server()
@@ -69,7 +69,7 @@ def test_a_run_fails_and_the_next_one_completes_it(
 
     def write(rows: DataFrame, batch: int) -> None:
         if is_whole and not lost:
-            # Its tasks have yet to pull.
+            # The tasks of this micro-batch have not pulled yet.
             lost.append(batch)
             lose(mortal)
         rows.write.mode("overwrite").parquet(f"{tmp_path}/table/batch={batch}")
@@ -100,7 +100,7 @@ def test_a_run_fails_and_the_next_one_completes_it(
         run()
     assert lost == [0]
     come_back(mortal)
-    # What comes meanwhile is taken along.
+    # The next run also reads messages that arrived in the meantime.
     mortal.send(topic, range(ROWS, ROWS + 40))
     run()
     found = spark.read.parquet(f"{tmp_path}/table").collect()

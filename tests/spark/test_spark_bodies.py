@@ -1,4 +1,4 @@
-"""Bodies as the column `value`: bodyFormat, bodySchema and bodySchemaFile."""
+"""Tests of bodies decoded into the column `value`: bodyFormat, bodySchema and bodySchemaFile."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from google.protobuf import descriptor_pb2
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
+from gantrymq.arrow.offsets import OffsetRange
+from gantrymq.arrow.rows import read_ranges
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import CodecError, ConfigError
 from gantrymq.protocol.message import Message, MessageQueue
-from gantrymq.spark.columns import COLUMNS, arrow_schema, default_schema
-from gantrymq.spark.offsets import OffsetRange
+from gantrymq.spark.columns import READ_TYPES
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.rows import read_ranges
+from gantrymq.spark.read_schema import arrow_schema, default_schema
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.testing.embedded import EmbeddedCluster
 
 NewTopic = Callable[..., str]
 ORDER = StructType([StructField("id", LongType(), False), StructField("items", StringType())])
 GOOD = b'{"id": 1, "items": "tea"}'
-#: 16,000 bytes are sent compressed.
+#: The client compresses a body of 16,000 bytes.
 LONG = json.dumps({"id": 2, "items": "x" * 16_000}).encode()
 
 
@@ -34,7 +35,7 @@ def options_of(**more: str) -> ReadOptions:
 
 
 def send(cluster: EmbeddedCluster, topic: str, *bodies: bytes) -> OffsetRange:
-    """To the first queue of broker-a."""
+    """Sends bodies to the first queue of broker-a and returns their offset range."""
     queue = MessageQueue(topic, "broker-a", 0)
 
     async def send() -> None:
@@ -53,7 +54,7 @@ def rows_of(cluster: EmbeddedCluster, part: OffsetRange, schema: StructType, **m
 
 
 VALUES = StructType([StructField("queueOffset", LongType()), StructField("value", ORDER)])
-ALL = StructType([StructField("body", COLUMNS["body"]), StructField("bodyError", StringType()), *VALUES.fields])
+ALL = StructType([StructField("body", READ_TYPES["body"]), StructField("bodyError", StringType()), *VALUES.fields])
 
 
 def test_values_of_messages(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:

@@ -1,4 +1,4 @@
-"""Avro bodies: Spark's types of a schema, and their values."""
+"""Tests of Avro bodies: Spark types of a schema, and decoded values."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StructType
 
+from gantrymq.arrow.body_values import ValueDecoder
 from gantrymq.errors import CodecError, ConfigError
 from gantrymq.spark.bodies.avro_bodies import avro_bodies
-from gantrymq.spark.bodies.decoding import ValueDecoder
 from gantrymq.spark.versions import to_arrow_schema
 
 ORDER = {
@@ -121,13 +121,13 @@ ENUM = {"type": "enum", "name": "Kind", "symbols": ["NEW", "OLD"]}
 @pytest.mark.parametrize(
     ("schema", "body", "problem"),
     [
-        # -1 and -2 as Avro writes them, which Python's lists take.
+        # -1 and -2 in Avro's encoding. Python lists would accept these indexes.
         (ENUM, b"\1", "-1 of the 2 symbols of Kind"),
         (ENUM, b"\3", "-2 of the 2 symbols of Kind"),
         (ENUM, b"\4", "2 of the 2 symbols of Kind"),
         (["null", "string"], b"\1\2a", "-1 of the 2 types of a union"),
         (["null", "string"], b"\3", "-2 of the 2 types of a union"),
-        # 2**64 in ten bytes, of which eight bytes' worth are 0.
+        # 2**64 in ten bytes. Its low 64 bits are 0.
         (["null", "string"], b"\x80" * 9 + b"\4", "of the 2 types of a union"),
         (["null", "string"], b"\x80" * 4_000_000, "longer than ten bytes"),
         ({"type": "array", "items": ["null", "long"]}, b"\2\1\2\0", "-1 of the 2 types"),
@@ -157,7 +157,7 @@ def test_blocks_with_their_sizes() -> None:
 
 @pytest.mark.parametrize("items", ["null", {"type": "record", "name": "Empty", "fields": []}])
 def test_arrays_of_nothing(items: Any) -> None:
-    # b"\xfe\xff\xff\xff\x0f\0" would be two thousand million of them.
+    # b"\xfe\xff\xff\xff\x0f\0" would encode two billion of them.
     with pytest.raises(CodecError, match="an array whose items take no bytes"):
         avro_bodies(json.dumps({"type": "array", "items": items}))
 

@@ -1,4 +1,4 @@
-"""The column `value` of a write as bodies; what is written is read back."""
+"""Tests that a write encodes the column `value` into bodies, and that a read decodes the same values."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ from pyspark.sql.types import (
 )
 from registry_server import Registry, running_registry
 
+from gantrymq.arrow.row_messages import RowEncoder
 from gantrymq.errors import ConfigError, IllegalMessage
 from gantrymq.protocol.batch import decode_batch
 from gantrymq.spark.bodies import registry as registry_module
 from gantrymq.spark.options import ReadOptions, WriteOptions
-from gantrymq.spark.row_messages import RowEncoder, check_columns
 from gantrymq.spark.versions import to_arrow_schema
+from gantrymq.spark.write_schema import check_columns
 from gantrymq.testing.embedded import EmbeddedCluster
 
 NewTopic = Callable[..., str]
@@ -102,13 +103,13 @@ AVRO = {
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    monkeypatch.setattr(registry_module, "_kept", {})
+    monkeypatch.setattr(registry_module, "_cache", {})
     with running_registry() as running:
         yield running
 
 
 def written(kind: DataType, *values: Any, topic: str = "orders", **options: str) -> list[bytes]:
-    """The bodies of rows with such a column `value`."""
+    """Returns the bodies of rows with this `value` column."""
     given = {"nameserver": "127.0.0.1:9876", "topic": topic, "retrytimeoutms": "0"} | options
     schema = StructType([StructField("value", kind)])
     parsed = pickle.loads(pickle.dumps(WriteOptions.parse(given)))
@@ -140,7 +141,7 @@ def test_json() -> None:
         "items": [{"count": 1}, {}],
         "labels": {"a": 0.5, "b": None},
     }
-    # A number, as it is read.
+    # A decimal is encoded as a number, because a read expects one.
     assert b'"total":12.50' in bodies[0]
     assert bodies[1] == b"{}"
     assert read_back(ORDER, *bodies, bodyformat="json") == [VALUE, NOTHING]
@@ -155,14 +156,14 @@ def test_avro() -> None:
     schema = {"bodyformat": "avro", "bodyschema": json.dumps(AVRO)}
     bodies = written(ORDER, VALUE, NOTHING, **schema)
     assert read_back(None, *bodies, **schema) == [VALUE | {"version": 7}, NOTHING | {"version": 7}]
-    # Narrower numbers fit, in any order of fields.
+    # Narrower number types are accepted, and fields can have any order.
     kind = StructType([StructField("version", ByteType()), StructField("id", IntegerType())])
     (body,) = written(kind, {"version": 3, "id": 1}, **schema)
     assert read_back(None, body, **schema) == [NOTHING | {"version": 3, "id": 1}]
 
 
 def shop() -> descriptor_pb2.FileDescriptorProto:
-    """`Order` is the second message, and has a choice between two fields."""
+    """Returns a file descriptor. `Order` is its second message and has a oneof of two fields."""
     file = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
     file.dependency.append("google/protobuf/timestamp.proto")
     file.enum_type.add(name="Kind").value.add(name="NEW", number=0)
@@ -198,7 +199,7 @@ def shop() -> descriptor_pb2.FileDescriptorProto:
 
 
 def descriptor_set(directory: Path) -> dict[str, str]:
-    """The options of a file with it."""
+    """Writes the descriptor set to a file and returns the options that refer to it."""
     whole = descriptor_pb2.FileDescriptorSet()
     timestamp_pb2.DESCRIPTOR.CopyToProto(whole.file.add())
     whole.file.append(shop())
@@ -275,12 +276,12 @@ def test_values_that_are_none() -> None:
 def test_with_a_registry(registry: Registry, tmp_path: Path) -> None:
     of_registry = {"schema.registry.url": registry.url}
     avro = {"bodyformat": "avro", "bodyschema": json.dumps(AVRO)} | of_registry
-    # Its own schema is registered, once.
+    # The write registers its own schema, once.
     for _ in range(2):
         bodies = written(ORDER, VALUE, **avro)
     assert registry.subjects == {"orders-value": [1]}
     assert bodies[0][:5] == b"\0\0\0\0\1"
-    # Another one, which is there: the latest is taken.
+    # Without a schema of its own, a write uses the latest registered one.
     del avro["bodyschema"]
     bodies += written(ORDER, VALUE, **avro)
     assert bodies[0] == bodies[1]
@@ -288,7 +289,7 @@ def test_with_a_registry(registry: Registry, tmp_path: Path) -> None:
 
     proto = descriptor_set(tmp_path) | of_registry | {"schema.registry.subject": "shop"}
     bodies = written(SHOP_ORDER, SHOP_VALUE, **proto)
-    # The second message of its file.
+    # The body refers to the second message of its file.
     assert bodies[0][:7] == b"\0\0\0\0\2\2\2"
     assert read_back(None, *bodies, **proto) == [SHOP_VALUE | {"cash": None}]
     del proto["bodyschemafile"]
@@ -306,11 +307,11 @@ def test_with_a_registry(registry: Registry, tmp_path: Path) -> None:
 def test_schemas_that_a_registry_has_not(registry: Registry) -> None:
     avro = {"bodyformat": "avro", "bodyschema": json.dumps(AVRO), "schema.registry.url": registry.url}
     with pytest.raises(
-        ConfigError, match=r"hasn't got this schema under subject orders-value .*auto\.register\.schemas"
+        ConfigError, match=r"doesn't have this schema under subject orders-value .*auto\.register\.schemas"
     ):
         written(ORDER, VALUE, **avro, **{"auto.register.schemas": "false"})
     assert not registry.schemas
-    with pytest.raises(ConfigError, match="doesn't take this schema: Schema being registered is incompatible"):
+    with pytest.raises(ConfigError, match="doesn't accept this schema: Schema being registered is incompatible"):
         written(StringType(), "x", **avro | {"bodyschema": '"incompatible"'})
     with pytest.raises(ConfigError, match="no schema of subject orders-value"):
         written(ORDER, VALUE, bodyformat="json", **{"schema.registry.url": registry.url})
@@ -372,7 +373,7 @@ def test_there_and_back(spark: SparkSession, cluster: EmbeddedCluster, new_topic
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Europe/Amsterdam"])
 def test_old_times(zone: str) -> None:
-    """Their offsets have seconds, and many tables have 0001-01-01 or 1900-01-01 where nothing is known."""
+    """Old UTC offsets have seconds. Many tables use 0001-01-01 or 1900-01-01 for unknown times."""
     times = [datetime(1, 1, 2, tzinfo=UTC), datetime(1800, 1, 1, 12, tzinfo=UTC), datetime(1900, 1, 1, tzinfo=UTC)]
     kind = pa.struct([("at", pa.timestamp("us", zone)), ("all", pa.list_(pa.timestamp("us", zone)))])
     batch = pa.RecordBatch.from_arrays([pa.array([{"at": time, "all": [time]} for time in times], kind)], ["value"])

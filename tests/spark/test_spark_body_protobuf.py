@@ -1,4 +1,4 @@
-"""Protobuf bodies: Spark's types of a message, and their values."""
+"""Tests of Protobuf bodies: Spark types of a message, and decoded values."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 from pyspark.sql.types import StructType
 
+from gantrymq.arrow.body_values import ValueDecoder
 from gantrymq.errors import ConfigError
-from gantrymq.spark.bodies.decoding import ValueDecoder
 from gantrymq.spark.bodies.protobuf_bodies import protobuf_bodies
 from gantrymq.spark.versions import to_arrow_schema
 
@@ -20,7 +20,7 @@ _ONE, _MANY = _Field.LABEL_OPTIONAL, _Field.LABEL_REPEATED
 
 
 def descriptors() -> bytes:
-    """As protoc writes them for shop.proto, which imports the one of Timestamp."""
+    """Returns the descriptor set that protoc writes for shop.proto, which imports timestamp.proto."""
     file = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
     file.dependency.append("google/protobuf/timestamp.proto")
     kind = file.enum_type.add(name="Kind")

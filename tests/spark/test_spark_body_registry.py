@@ -1,4 +1,4 @@
-"""Bodies as Confluent's serializers write them, their schemas in a registry."""
+"""Tests of bodies in the format of Confluent's serializers, with schemas in a registry."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from fastavro import parse_schema, schemaless_writer
 from google.protobuf import descriptor_pb2
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 from registry_server import Registry, running_registry
-from waiting import wait_until
+from wait_until import wait_until
 
+from gantrymq.arrow.body_values import ValueDecoder
 from gantrymq.errors import ClientError, CodecError, ConfigError, GantryError
 from gantrymq.spark.bodies import registry as registry_module
 from gantrymq.spark.bodies.body_format import BodyOptions
 from gantrymq.spark.bodies.confluent import encode_indexes, split_indexes
-from gantrymq.spark.bodies.decoding import ValueDecoder
-from gantrymq.spark.bodies.unknown_ids import AT_ONCE, FOR_S, PAUSE_S, UnknownIds
+from gantrymq.spark.bodies.registry import FREE_MISSES, MISS_PAUSE_S, UNKNOWN_FOR_S, UnknownIds
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.store.options import StoreOptions
 from gantrymq.spark.versions import to_arrow_schema
 
 ORDER = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
-#: Its next version.
+#: The next version of ORDER.
 WITH_NOTE = {
     **ORDER,
     "fields": [{"name": "note", "type": ["null", "string"], "default": None}, {"name": "id", "type": "long"}],
@@ -42,8 +42,8 @@ _Field = descriptor_pb2.FieldDescriptorProto
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    # Another registry may have had the same port.
-    monkeypatch.setattr(registry_module, "_kept", {})
+    # An earlier registry may have used the same port.
+    monkeypatch.setattr(registry_module, "_cache", {})
     with running_registry() as running:
         yield running
 
@@ -52,7 +52,7 @@ def options_of(registry: Registry, **more: str) -> BodyOptions:
     given = {"nameserver": "127.0.0.1:9876", "subscribe": "orders", "schema.registry.url": registry.url}
     body = ReadOptions.parse(given | {"retrytimeoutms": "0"} | more).body
     assert body is not None
-    # As they come to a task.
+    # A task receives pickled options.
     unpickled: BodyOptions = pickle.loads(pickle.dumps(body))
     return unpickled
 
@@ -85,7 +85,7 @@ def test_each_body_is_read_by_the_schema_it_names(registry: Registry) -> None:
     assert values == [{"id": 1, "note": None}, {"id": 2, "note": "tea"}] * 3
     assert not errors
     assert registry.requests == ["GET /schemas/ids/1", "GET /schemas/ids/2"]
-    # What an id means never changes: the next task of the process asks nothing.
+    # The schema of an id never changes, so the next task of the process sends no request.
     decoded(options, *bodies)
     assert len(registry.requests) == 2
 
@@ -139,33 +139,33 @@ def test_bodies_that_name_ever_other_ids_are_asked_for_now_and_then(registry: Re
     good, other = avro(ORDER, number, {"id": 2}), avro(WITH_NOTE, late, {"id": 3, "note": None})
     begun = time.monotonic()
     values, errors = decoder.decode([good, *(avro(ORDER, 1000 + i, {"id": 1}) for i in range(10_000)), good])
-    assert len(registry.requests) <= 1 + AT_ONCE + (time.monotonic() - begun) / PAUSE_S
-    # What is known is not asked for.
+    assert len(registry.requests) <= 1 + FREE_MISSES + (time.monotonic() - begun) / MISS_PAUSE_S
+    # Cached schemas are not requested again.
     assert (values[0].as_py(), values[10_001].as_py()) == ({"id": 2}, {"id": 2})
     assert list(errors) == list(range(1, 10_001))
     assert "has no schema 1000, which the body names" in errors[1]
-    assert any(f"schema {999 + place} was not asked for" in error for place, error in errors.items())
-    # It was never said of it that there is none.
+    assert any(f"schema {999 + place} was not requested" in error for place, error in errors.items())
+    # This id was never reported as missing, so it is requested again later.
     assert wait_until(lambda: decoder.decode([other])[0].to_pylist()[0]) == {"id": 3}
 
 
 def test_what_is_remembered_of_unknown_ids() -> None:
     unknown = UnknownIds()
     unknown.add(0, 0.0)
-    assert unknown.has(0, FOR_S - 1)
-    assert not unknown.has(0, FOR_S)
+    assert unknown.has(0, UNKNOWN_FOR_S - 1)
+    assert not unknown.has(0, UNKNOWN_FOR_S)
     now = 0.0
     for schema_id in range(1, 10_000):
-        if not unknown.may_ask(now):
-            now += PAUSE_S
-            assert unknown.may_ask(now)
+        if not unknown.may_request(now):
+            now += MISS_PAUSE_S
+            assert unknown.may_request(now)
         unknown.add(schema_id, now)
-    assert now == pytest.approx((10_000 - AT_ONCE) * PAUSE_S)
-    assert len(unknown) <= AT_ONCE + FOR_S / PAUSE_S + 1
+    assert now == pytest.approx((10_000 - FREE_MISSES) * MISS_PAUSE_S)
+    assert len(unknown) <= FREE_MISSES + UNKNOWN_FOR_S / MISS_PAUSE_S + 1
     assert unknown.has(9_999, now)
-    # One that is asked for again is remembered from then on.
-    unknown.add(9_999, now + FOR_S)
-    assert unknown.has(9_999, now + FOR_S + 1)
+    # An id that is requested again gets a new expiry time.
+    unknown.add(9_999, now + UNKNOWN_FOR_S)
+    assert unknown.has(9_999, now + UNKNOWN_FOR_S + 1)
 
 
 def test_a_schema_of_the_reads_own(registry: Registry) -> None:
@@ -188,7 +188,7 @@ def test_subject_and_version(registry: Registry) -> None:
         options_of(registry, bodyformat="avro")
     with pytest.raises(ConfigError, match=r"schema\.registry\.subject, a name in the registry, is required"):
         options_of(registry, bodyformat="avro", subscribe="orders,returns")
-    with pytest.raises(ConfigError, match="is AVRO, not what bodyFormat protobuf says"):
+    with pytest.raises(ConfigError, match="is AVRO, not protobuf as in option bodyFormat"):
         options_of(registry, bodyformat="protobuf", **{"schema.registry.subject": "shop/orders"})
     body = StoreOptions.parse({"path": "/data", "schema.registry.url": registry.url} | of_subject).body
     assert body is not None
@@ -209,7 +209,7 @@ def test_a_dataframe_stays_when_the_subject_gets_a_version(registry: Registry) -
 
 def test_avro_with_references(registry: Registry) -> None:
     place = {"type": "record", "name": "Place", "namespace": "geo", "fields": [{"name": "x", "type": "int"}]}
-    # No namespace of its own: it must not get that of where it is put.
+    # Without a namespace: it must not inherit that of the enclosing record.
     line = {"type": "record", "name": "Line", "fields": [{"name": "place", "type": "geo.Place"}]}
     registry.add("geo.Place", json.dumps(place))
     registry.add("Line", json.dumps(line), references=[{"name": "geo.Place", "subject": "geo.Place", "version": 1}])
@@ -251,7 +251,7 @@ def test_a_reference_that_is_gone(registry: Registry) -> None:
     problem = r"no version 3 of subject geo\.Place, which another schema refers to as geo\.Place: bring it back there"
     with pytest.raises(CodecError, match=problem):
         decoder_of(options_of(registry, bodyformat="avro"))
-    # Of bodies only those that name it can't be read.
+    # Only bodies that name this schema are unreadable.
     other = registry.add("other", json.dumps(ORDER))
     options = options_of(registry, bodyformat="avro", bodyschema=json.dumps(ORDER))
     values, errors = decoded(options, avro(ORDER, number, {"id": 1}), avro(ORDER, other, {"id": 2}))
@@ -267,7 +267,7 @@ def test_a_reference_that_is_no_schema(registry: Registry, place: str, problem: 
     number = registry.add("orders-value", json.dumps(order), references=references)
     with pytest.raises(GantryError, match=problem):
         decoder_of(options_of(registry, bodyformat="avro"))
-    # Of bodies only those that name it can't be read, and it is asked for once.
+    # Only bodies that name this schema are unreadable, and it is requested once.
     other = registry.add("other", json.dumps(ORDER))
     options = options_of(registry, bodyformat="avro", bodyschema=json.dumps(ORDER))
     registry.requests.clear()
@@ -322,7 +322,7 @@ def test_protobuf(registry: Registry) -> None:
     )
     bodies = [
         before + b"\0" + b"\x08\x02",
-        # The place in full.
+        # The message index in its long form.
         before + b"\x02\0" + b"\x08\x03\x1a\x02\x08\x04",
         before + b"\x04\0\0",
         before + b"\x02\x0e",
@@ -348,7 +348,7 @@ def test_protobuf_of_several_messages(registry: Registry, tmp_path: Any) -> None
     registry.add_proto("orders-value", shop_file("Order", "Return").SerializeToString())
     with pytest.raises(ConfigError, match=r"bodyMessage is required .*: shop\.Order, shop\.Return"):
         options_of(registry, bodyformat="protobuf")
-    # A later file has a message more at the beginning: each body's own file says which it is.
+    # A later file has another message at the beginning. The file named by each body defines its indexes.
     other = registry.add_proto("orders-value", shop_file("Cart", "Order").SerializeToString())
     options = options_of(registry, bodyformat="protobuf", bodymessage="shop.Order", **{"schema.registry.version": "1"})
     bodies = [b"\0\0\0\0\1\0\x08\x02", b"\0\0\0\0" + bytes((other,)) + b"\x02\x02\x08\x03"]
@@ -356,7 +356,7 @@ def test_protobuf_of_several_messages(registry: Registry, tmp_path: Any) -> None
     assert decoded(options, b"\0\0\0\0" + bytes((other,)) + b"\0\x08\x03")[1] == {
         0: "the body is a shop.Cart, not a shop.Order"
     }
-    # With a file of the read's own the registry is asked nothing.
+    # With its own descriptor file, a read sends no request to the registry.
     set_file = tmp_path / "shop.desc"
     set_file.write_bytes(descriptor_pb2.FileDescriptorSet(file=[shop_file("Order", "Return")]).SerializeToString())
     registry.requests.clear()
@@ -419,7 +419,7 @@ def test_json(registry: Registry) -> None:
     values, errors = decoded(options, before + b'{"id": 1, "items": [{"name": "tea"}]}', b'{"id": 1}', kind=kind)
     assert (values[0]["id"], values[0]["items"]) == (1, [{"name": "tea"}])
     assert list(errors) == [1]
-    # Columns of the read's own need no schema.
+    # With its own column types, a read needs no schema.
     registry.requests.clear()
     own = StructType([StructField("id", LongType())])
     assert decoded(options_of(registry, bodyformat="json"), before + b'{"id": 1}', kind=own)[0] == [{"id": 1}]
@@ -453,16 +453,16 @@ def test_a_registry_that_is_away_is_asked_again(registry: Registry) -> None:
     assert len(registry.requests) == 3
     registry.fails.append((503, b"starting\nup"))
     with pytest.raises(
-        ClientError, match=r"doesn't answer: http://127.*: 503 starting up \(tried for 0 s, option retry"
+        ClientError, match=r"doesn't respond: http://127.*: 503 starting up \(tried for 0 s, option retry"
     ):
         options_of(registry, bodyformat="avro")
-    # Of several addresses one answers.
+    # Of several addresses, one answers.
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         away = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         both = {"bodyformat": "avro", "schema.registry.url": f"{away}, {registry.url}/"}
         assert options_of(registry, **both).schema_id == 1
-        with pytest.raises(ClientError, match=f"doesn't answer: {away}: .*refused"):
+        with pytest.raises(ClientError, match=f"doesn't respond: {away}: .*refused"):
             options_of(registry, bodyformat="avro", **{"schema.registry.url": away})
 
 
@@ -470,13 +470,13 @@ def test_a_registry_that_is_away_makes_no_body_a_bad_one(registry: Registry) -> 
     number = registry.add("orders-value", json.dumps(ORDER))
     options = options_of(registry, bodyformat="avro")
     registry.fails.append((503, b""))
-    with pytest.raises(ClientError, match="doesn't answer"):
+    with pytest.raises(ClientError, match="doesn't respond"):
         decoded(options, avro(ORDER, number, {"id": 1}))
     assert decoded(options, avro(ORDER, number, {"id": 1})) == ([{"id": 1}], {})
 
 
 def test_answers_that_come_slowly(registry: Registry) -> None:
-    """In their headers, or in their body: each read has some bytes."""
+    """The response is slow in its headers or in its body. Each read still receives some bytes."""
 
     def ask(slow: Registry) -> str:
         with pytest.raises(ClientError) as caught:
@@ -487,12 +487,12 @@ def test_answers_that_come_slowly(registry: Registry) -> None:
         registry.endless = b"HTTP/1.1 200 OK\r\nx: y", 0.5
         other.endless = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n{", 0.5
         for problem in threads.map(ask, [registry, other]):
-            assert "no complete answer within 10 s" in problem
+            assert "no complete response within 10 s" in problem
 
 
 def test_an_answer_without_end(registry: Registry) -> None:
     registry.endless = b"HTTP/1.1 200 OK\r\n\r\n ", 0.0
-    with pytest.raises(ConfigError, match="its answer has more than 16777216 bytes"):
+    with pytest.raises(ConfigError, match="its response has more than 16777216 bytes"):
         options_of(registry, bodyformat="avro")
 
 
@@ -510,10 +510,10 @@ def test_who_asks(registry: Registry) -> None:
 
 def test_what_is_no_registry(registry: Registry) -> None:
     for status, answer, problem in [
-        (200, b"<html></html>", "doesn't answer as a schema registry does"),
-        (200, b'{"id": "x"}', "doesn't answer as a schema registry does"),
+        (200, b"<html></html>", "doesn't respond like a schema registry"),
+        (200, b'{"id": "x"}', "doesn't respond like a schema registry"),
         (302, b"https://elsewhere/", "leads to https://elsewhere/: name that"),
-        (418, b"tea", "doesn't answer as a schema registry does: 418 tea"),
+        (418, b"tea", "doesn't respond like a schema registry: 418 tea"),
     ]:
         registry.fails.append((status, answer))
         with pytest.raises(ConfigError, match=problem):
@@ -523,9 +523,9 @@ def test_what_is_no_registry(registry: Registry) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
-        ("schema.registry.url", "registry:8081", r"'registry:8081' is no address"),
+        ("schema.registry.url", "registry:8081", r"'registry:8081' is no address like"),
         ("schema.registry.url", "http://me:hush@registry:8081", "user and password go into option schema"),
-        ("schema.registry.basic.auth.user.info", "me", "user:password is wanted"),
+        ("schema.registry.basic.auth.user.info", "me", "the form is user:password"),
         ("schema.registry.version", "newest", "'newest' is no whole number"),
         ("schema.registry.ssl.key.location", "/key.pem", "no meaning without schema.registry.ssl.certificate.location"),
         ("schema.registry.ssl.ca.location", "/none.pem", "can't be used"),

@@ -1,4 +1,4 @@
-"""What a read does while a broker is away that has a part of its messages, and while a NameServer knows nothing."""
+"""Tests reads while a broker with some of the messages is down, and while a NameServer has no routes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 from mortal_cluster import MortalCluster
-from waiting import wait_until
+from wait_until import wait_until
 
+from gantrymq.arrow.cluster_client import BrokersAway, ClusterClient, run
+from gantrymq.arrow.columns import ARROW_TYPES
+from gantrymq.arrow.filters import PushedFilters
+from gantrymq.arrow.name_server_client import NoBrokers
+from gantrymq.arrow.planning import CLOCK_MARGIN_MS, plan_batch
+from gantrymq.arrow.rows import read_ranges
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import ConfigError, NoRouteInfo, RouteNotReady
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.cluster import BrokersAway, Cluster, NoBrokers, run
-from gantrymq.spark.filters import PushedFilters
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.planning import CLOCK_MARGIN_MS, plan_batch
 from gantrymq.spark.reader import RocketMQStreamReader
-from gantrymq.spark.rows import read_ranges
 from gantrymq.spark.versions import ReadAllAvailable, ReadMaxRows
 
 BODY = pa.schema([("body", ARROW_TYPES["body"])])
@@ -40,7 +41,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalCluster]
 
 @pytest.fixture
 def cluster(brokers: MortalCluster) -> Iterator[MortalCluster]:
-    """All of it runs before and after a test."""
+    """Restarts brokers that are down after a test."""
     yield brokers
     for name in {"broker-a", "broker-b"} - brokers.alive:
         brokers.start_broker(name)
@@ -48,7 +49,7 @@ def cluster(brokers: MortalCluster) -> Iterator[MortalCluster]:
 
 @pytest.fixture
 def topic(cluster: MortalCluster) -> str:
-    """With 200 messages, 50 in each queue."""
+    """Creates a topic with 200 messages, 50 in each queue."""
     topic = f"away-{next(_numbers)}"
     cluster.create_topic(topic)
     cluster.send(topic, range(200))
@@ -60,9 +61,9 @@ def options_for(cluster: MortalCluster, topic: str, **more: str) -> ReadOptions:
     return ReadOptions.parse(given if {"assign", "subscribepattern"} & given.keys() else given | {"subscribe": topic})
 
 
-def ask(options: ReadOptions, question: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
+def ask(options: ReadOptions, question: Callable[[ClusterClient], Coroutine[Any, Any, T]]) -> T:
     async def answer() -> T:
-        async with Cluster(options.name_servers, options.retry_timeout_ms) as cluster:
+        async with ClusterClient(options.name_servers, options.retry_timeout_ms) as cluster:
             return await question(cluster)
 
     return run(answer())
@@ -116,7 +117,7 @@ def test_half_of_a_topic_is_an_error_or_a_warning(
     assert len(left) == 100
     assert set(left) < set(everything)
     assert "broker-b is away" in caplog.text
-    # It is waited for.
+    # The read waits for the broker.
     starting = threading.Thread(target=cluster.start_broker, args=("broker-b",))
     starting.start()
     try:
@@ -164,7 +165,7 @@ def test_a_broker_that_comes_back_is_read_from_where_the_stream_began(
 
     cluster.start_broker("broker-b")
     cluster.send(topic, range(210, 230))
-    # A queue that is new on a broker that was there is read as a whole.
+    # A new queue on a known broker is read from its beginning.
     cluster.create_topic(topic, 3)
     cluster.send(topic, range(230, 260))
     restarted = RocketMQStreamReader(options_for(cluster, topic, **began), BODY)
@@ -189,20 +190,20 @@ def test_a_stream_that_began_at_the_earliest_reads_all_of_a_broker_that_comes_ba
 def test_a_run_of_what_is_available_is_complete(
     cluster: MortalCluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The checkpoint knows of a broker that is away."""
+    """The checkpoint includes a broker that is down."""
     options = options_for(cluster, topic, startingoffsets="earliest")
     stream = RocketMQStreamReader(options, BODY)
     start = stream.initialOffset()
     end = stream.latestOffset(start, ALL)
     cluster.send(topic, range(200, 240))
     cluster.stop_broker("broker-b")
-    # While a stream runs the others go on.
+    # A running stream continues with the other brokers.
     assert len(bodies(stream, end, stream.latestOffset(end, ALL))) == 20
     stream.stop()
     run_ = RocketMQStreamReader(options, BODY)
     with caplog.at_level(logging.WARNING):
         assert len(bodies(run_, end, run_.latestOffset(end, ALL))) == 20
-    assert "broker broker-b is away: 2 queues of this stream stay where they are" in caplog.text
+    assert "broker broker-b is away: 2 queues of this stream keep their position" in caplog.text
     with pytest.raises(BrokersAway, match=r"broker-b is away.*says a NameServer"):
         run_.prepareForTriggerAvailableNow()
     cluster.give_up("broker-b")
@@ -222,7 +223,7 @@ def test_a_run_of_what_is_available_is_complete(
 def test_a_run_of_what_is_available_does_not_end_halfway(
     cluster: MortalCluster, topic: str, known: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A broker that was there when the run began goes away on the way."""
+    """A broker goes down during a run after it was there at the start."""
     options = options_for(cluster, topic, startingoffsets="earliest")
     if not known:
         cluster.stop_broker("broker-b")
@@ -234,11 +235,13 @@ def test_a_run_of_what_is_available_does_not_end_halfway(
     place = stream.latestOffset(start, ReadMaxRows(60)) if known else start
     read = bodies(stream, start, place)
     cluster.stop_broker("broker-b")
-    # First what there is, then it says what is missing.
+    # The run first returns the available rows, then raises the error.
     following = stream.latestOffset(place, ALL)
     read += bodies(stream, place, following)
     assert len(read) == (130 if known else 100)
-    with pytest.raises(BrokersAway, match="no answer of the masters of broker-b: 2 queues aren't read up to") as caught:
+    with pytest.raises(
+        BrokersAway, match="no response from the masters of broker-b: 2 queues aren't read up to"
+    ) as caught:
         stream.latestOffset(following, ALL)
     assert "(option retryTimeoutMs)" in "".join(caught.value.__notes__)
     lenient = RocketMQStreamReader(
@@ -247,9 +250,9 @@ def test_a_run_of_what_is_available_does_not_end_halfway(
     lenient._target = stream._target
     with caplog.at_level(logging.WARNING):
         assert lenient.latestOffset(following, ALL) == following
-    assert "ending nevertheless, as failOnDataLoss is false" in caplog.text
+    assert "the run ends here, as failOnDataLoss is false" in caplog.text
     lenient.stop()
-    # A run that goes on from the checkpoint, and the same one, should the broker come back in time.
+    # The run continues from the checkpoint; so does the current one if the broker is back in time.
     cluster.start_broker("broker-b")
     rest = stream.latestOffset(following, ALL)
     assert sorted(read + bodies(stream, following, rest)) == list(range(200))
@@ -280,7 +283,7 @@ def test_a_run_waits_for_a_broker_that_starts_again(cluster: MortalCluster, topi
 
 @pytest.fixture
 def forgetful(cluster: MortalCluster) -> Iterator[Callable[[], None]]:
-    """The NameServer starts again and knows no broker. Called, it brings the brokers back a moment later."""
+    """Restarts the NameServer without routes. The yielded function then restarts the brokers in the background."""
     names = sorted(cluster.alive)
     for name in names:
         cluster.stop_broker(name)
@@ -352,11 +355,11 @@ def test_a_running_stream_stays_where_it_is(cluster: MortalCluster, topic: str) 
 
 @pytest.fixture
 def half(cluster: MortalCluster, topic: str) -> str:
-    """A topic of which the NameServer, which starts again, has the queues of broker-a alone."""
+    """Restarts the NameServer so that its route of a topic has only the queues of broker-a."""
     cluster.stop_name_server()
+    cluster.stop_broker("broker-b")
     cluster.start_name_server(remembers=True)
-    cluster.stop_broker("broker-a")
-    cluster.start_broker("broker-a")
+    cluster.wait_for_route(topic)
     return topic
 
 
@@ -368,7 +371,6 @@ def test_no_batch_has_half_of_a_topic_after_a_restart(
             numbers(options_for(cluster, half, **naming))
         assert "deleteKvConfig -s LOST_BROKERS" in str(caught.value)
     assert len(numbers(options_for(cluster, half, failondataloss="false"))) == 100
-    cluster.stop_broker("broker-b")
     starting = threading.Timer(0.3, cluster.start_broker, ("broker-b",))
     starting.start()
     try:
@@ -385,7 +387,7 @@ def test_no_stream_begins_with_half_of_a_topic_after_a_restart(cluster: MortalCl
 
 
 def test_no_write_goes_to_half_of_a_topic_after_a_restart(cluster: MortalCluster, half: str) -> None:
-    """A sharding key would go to another queue than it does otherwise."""
+    """Otherwise a sharding key would be sent to another queue than usual."""
     options = options_for(cluster, half)
     for question in (
         lambda brokers: brokers.write_queues(half),
@@ -393,7 +395,6 @@ def test_no_write_goes_to_half_of_a_topic_after_a_restart(cluster: MortalCluster
     ):
         with pytest.raises(RouteNotReady, match="broker-b, with queues of topic"):
             ask(options, question)
-    cluster.stop_broker("broker-b")
     cluster.start_broker("broker-b")
     assert len(ask(options, lambda brokers: brokers.write_queues(half))) == 4
     assert len(ask(options, lambda brokers: brokers.all_write_queues(half))) == 4

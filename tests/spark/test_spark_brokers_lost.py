@@ -1,4 +1,4 @@
-"""A plain topic's broker is killed: the NameServer remembers what the route no longer says."""
+"""Tests reads after a broker of a plain topic is killed. The NameServer remembers it although the route omits it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ import pyarrow as pa
 import pytest
 from killable_cluster import Killable
 from ports import free_port
-from waiting import until
+from wait_until import until
 
+from gantrymq.arrow.cluster_client import BrokersAway, ClusterClient, run
+from gantrymq.arrow.columns import ARROW_TYPES
+from gantrymq.arrow.filters import PushedFilters
+from gantrymq.arrow.name_server_client import LOST_BROKERS_NAMESPACE
+from gantrymq.arrow.planning import plan_batch
+from gantrymq.arrow.rows import read_ranges
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.producing.producer import Producer
@@ -36,14 +42,8 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBrokerRequestHeader
 from gantrymq.protocol.message import Message
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.cluster import BrokersAway, Cluster, run
-from gantrymq.spark.filters import PushedFilters
-from gantrymq.spark.name_servers import LOST_BROKERS_NAMESPACE
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.planning import plan_batch
 from gantrymq.spark.reader import RocketMQStreamReader
-from gantrymq.spark.rows import read_ranges
 from gantrymq.spark.versions import ReadAllAvailable
 from gantrymq.testing.processes import ProcessCluster
 
@@ -60,7 +60,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killable]:
 
 @pytest.fixture
 def cluster(brokers: Killable) -> Iterator[Killable]:
-    """All of it runs before and after a test."""
+    """Restarts the killed broker after a test."""
     yield brokers
     if not brokers.brokers[1].is_running:
         brokers.start_again()
@@ -68,7 +68,7 @@ def cluster(brokers: Killable) -> Iterator[Killable]:
 
 @pytest.fixture
 def topic(cluster: Killable) -> str:
-    """With 40 messages, 10 in each of its two queues on each broker."""
+    """Creates a topic with 40 messages, 10 in each of its two queues on each broker."""
     topic = f"lost-{next(_numbers)}"
 
     async def make() -> None:
@@ -83,7 +83,7 @@ def topic(cluster: Killable) -> str:
 
 
 async def _make_on(broker: str, name_server: str, topic: str) -> None:
-    """A topic with one queue; returns when the NameServer knows it."""
+    """Creates a topic with one queue on `broker` and returns when the NameServer has its route."""
     remoting = RemotingClient()
     api = BrokerApi(remoting)
     await api.create_topic(broker, TopicConfig(topic, read_queue_nums=1, write_queue_nums=1))
@@ -105,7 +105,7 @@ def options_for(cluster: ProcessCluster, topic: str, **more: str) -> ReadOptions
 
 def numbers(options: ReadOptions) -> list[int]:
     async def plan() -> list[list[int]]:
-        async with Cluster(options.name_servers, options.retry_timeout_ms) as cluster:
+        async with ClusterClient(options.name_servers, options.retry_timeout_ms) as cluster:
             return await plan_batch(cluster, options, PushedFilters())
 
     return sorted(
@@ -156,7 +156,7 @@ def test_a_topic_that_only_the_lost_broker_had(cluster: Killable, caplog: pytest
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_broker_that_is_given_up_is_not_waited_for(cluster: Killable, topic: str, is_killed: bool) -> None:
-    """Also one that was stopped in order may only be restarted."""
+    """A broker that was stopped cleanly counts as lost too, because it may be restarting."""
     if is_killed:
         cluster.kill()
     else:
@@ -193,9 +193,9 @@ def test_a_stream_begins_without_it_and_a_run_of_what_is_available_does_not(
 
 
 async def test_any_name_server_may_know(cluster: Killable, topic: str, tmp_path: Path) -> None:
-    """One that has started since remembers nothing, nor do Apache's."""
+    """A NameServer that started later, or one of Apache's, has no record of lost brokers."""
     with ProcessCluster(tmp_path, brokers=0) as newer:
-        async with Cluster([newer.namesrv_addr, cluster.namesrv_addr], 300) as both:
+        async with ClusterClient([newer.namesrv_addr, cluster.namesrv_addr], 300) as both:
             assert set(await both.brokers_elsewhere(topic)) == {"broker-a", "broker-b"}
             assert await both.lost_brokers([topic]) == {}
             await asyncio.to_thread(cluster.kill)
@@ -206,9 +206,9 @@ async def test_any_name_server_may_know(cluster: Killable, topic: str, tmp_path:
 
 
 async def test_no_answer_does_not_say_that_no_broker_is_lost(cluster: Killable, topic: str) -> None:
-    """A NameServer that is away for that question only would make a half of a topic look like all of it."""
+    """If the query fails, an incomplete topic must not look complete."""
     nobody = f"127.0.0.1:{free_port()}"
-    async with Cluster([nobody], 300) as alone, Cluster([nobody, cluster.namesrv_addr], 300) as both:
+    async with ClusterClient([nobody], 300) as alone, ClusterClient([nobody, cluster.namesrv_addr], 300) as both:
         for topics in ([topic], None):
             with pytest.raises(ConnectFailed):
                 await alone.lost_brokers(topics)
@@ -216,7 +216,7 @@ async def test_no_answer_does_not_say_that_no_broker_is_lost(cluster: Killable, 
 
 
 async def test_a_static_topics_table_names_its_brokers(tmp_path: Path) -> None:
-    """Also those that unregistered, and also at Apache's NameServers."""
+    """The table also names brokers that unregistered, and also works with Apache's NameServers."""
     server = NameServer(
         NamesrvConfig(bind_address="127.0.0.1", listen_port=0, kv_config_path=tmp_path / "kvConfig.json")
     )
@@ -239,7 +239,7 @@ async def test_a_static_topics_table_names_its_brokers(tmp_path: Path) -> None:
     for number, name in ((1, "broker-b"), (2, "broker-c")):
         gone = BrokerRequestHeader(broker_name=name, broker_addr=f"10.0.0.{number}:1", cluster_name="c", broker_id=0)
         await brokers.call(server.address, RemotingCommand.request(RequestCode.UNREGISTER_BROKER, gone))
-    async with Cluster([server.address], 300) as cluster:
+    async with ClusterClient([server.address], 300) as cluster:
         assert await cluster.brokers_elsewhere("static") == {
             "broker-a": f"NameServer {server.address}",
             "broker-b": "its table of queues",

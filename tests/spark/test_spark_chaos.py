@@ -1,6 +1,6 @@
-"""Brokers and NameServers come and go, topics are made again: no read has a part of the rows without a word.
+"""Tests that no read is silently incomplete while servers stop and start and topics are created again.
 
-Without Spark: what it asks of a reader and a writer is asked here, in a random order.
+The tests run without Spark. They make the same calls to readers and writers as Spark, in random order.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from mortal_cluster import NAMES, MortalCluster
-from waiting import wait_until
+from wait_until import wait_until
 
+from gantrymq.arrow.cluster_client import BrokersAway, ClusterClient, run
+from gantrymq.arrow.columns import ARROW_TYPES
+from gantrymq.arrow.filters import PushedFilters
+from gantrymq.arrow.name_server_client import NoBrokers
+from gantrymq.arrow.planning import CLOCK_MARGIN_MS, plan_batch
+from gantrymq.arrow.row_messages import RowEncoder
+from gantrymq.arrow.rows import read_ranges
 from gantrymq.errors import NoRouteInfo, RemotingError
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.cluster import BrokersAway, Cluster, NoBrokers, run
-from gantrymq.spark.filters import PushedFilters
-from gantrymq.spark.half_messages import HalfSender, Halves
+from gantrymq.spark.half_messages import HalfMessages, HalfSender
 from gantrymq.spark.options import ReadOptions, WriteOptions
-from gantrymq.spark.planning import CLOCK_MARGIN_MS, plan_batch
 from gantrymq.spark.reader import RocketMQStreamReader
-from gantrymq.spark.row_messages import RowEncoder
-from gantrymq.spark.rows import read_ranges
 from gantrymq.spark.versions import ReadAllAvailable, ReadMaxRows
 from gantrymq.spark.writer import RocketMQBatchWriter, RowsSent
 
@@ -38,7 +39,7 @@ ALL = ReadAllAvailable()
 
 
 class Stream:
-    """A query with a checkpoint, whose driver may die between planning a micro-batch and the end of it."""
+    """A query with a checkpoint. Its driver can die between the planning and the end of a micro-batch."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.began = time.time()
@@ -49,7 +50,7 @@ class Stream:
         self._planned: dict[str, Any] | None = None
 
     def micro_batch(self, most: int | None, *, dies: bool = False) -> bool:
-        """Whether it had anything; one whose driver dies is run again next time."""
+        """Runs a micro-batch and returns whether it had rows. If the driver dies, the next call repeats the batch."""
         end = self._planned
         if end is None:
             end = self._reader.latestOffset(self._place, ALL if most is None else ReadMaxRows(most))
@@ -63,7 +64,7 @@ class Stream:
                 for batch in self._reader.read(partition):
                     found += batch.column("body").to_pylist()
         except RemotingError:
-            # Of a batch that the driver had planned before, when all brokers were there.
+            # The batch may have been planned while all brokers were up.
             self._planned = json.loads(json.dumps(end))
             self.restart()
             return True
@@ -80,7 +81,10 @@ class Stream:
 
 
 class Chaos:
-    """`sent` are the messages of the topic as it is now, and when they were sent; `gone` those of topics before."""
+    """Runs random steps.
+
+    `sent` has the messages of the current topic with their send times, `gone` those of earlier topics with this name.
+    """
 
     def __init__(self, cluster: MortalCluster, seed: int, *, topics_die: bool) -> None:
         self.cluster = cluster
@@ -110,7 +114,7 @@ class Chaos:
         self.next += count
         return list(range(self.next - count, self.next))
 
-    # -- what happens -----------------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------------
 
     def send(self) -> None:
         if self.cluster.alive:
@@ -143,14 +147,14 @@ class Chaos:
         self.gone |= self.sent
         self.sent = {}
 
-    # -- what reads -------------------------------------------------------------------------------------------------
+    # -- reads ------------------------------------------------------------------------------------------------------
 
     def read(self) -> None:
-        """All or an error."""
+        """Reads the topic. The result is complete, or an error is raised."""
         options = self.options(expectedbrokers=",".join(NAMES))
 
         async def plan() -> list[list[Any]]:
-            async with Cluster(options.name_servers, options.retry_timeout_ms) as brokers:
+            async with ClusterClient(options.name_servers, options.retry_timeout_ms) as brokers:
                 return await plan_batch(brokers, options, PushedFilters())
 
         try:
@@ -174,10 +178,10 @@ class Chaos:
         self.random.choice(self.streams).micro_batch(20, dies=True)
 
     def check_streams(self) -> None:
-        """What each of them has in the end."""
+        """Checks the rows that each stream has at the end."""
         everything = self.gone | self.sent
         for stream in self.streams:
-            # One that was planned before the driver died may have nothing.
+            # A micro-batch that was planned before the driver died can be empty.
             stream.restart()
             stream.micro_batch(None)
             while stream.micro_batch(None):
@@ -194,7 +198,7 @@ class Chaos:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("topics_die", [False, True], ids=["brokers", "topics"])
 def test_no_read_is_silently_partial(tmp_path: Path, seed: int, topics_die: bool) -> None:
-    """Either or: a broker that starts again finds messages of topics that were deleted in its log."""
+    """Brokers or topics die, never both: a restarted broker recovers messages of deleted topics from its log."""
     with MortalCluster(tmp_path) as cluster:
         cluster.create_topic(TOPIC)
         chaos = Chaos(cluster, seed, topics_die=topics_die)
@@ -208,14 +212,14 @@ def test_no_read_is_silently_partial(tmp_path: Path, seed: int, topics_die: bool
 
 
 def test_a_transaction_is_whole_though_a_broker_dies_in_its_commit(tmp_path: Path) -> None:
-    """And comes back when the time of the transaction is over."""
+    """The broker comes back after the transaction's timeout."""
     with MortalCluster(tmp_path) as cluster:
         cluster.create_topic(TOPIC)
         options = WriteOptions([cluster.name_server], TOPIC, transactional=True, transaction_timeout_s=1)
         rows = pa.RecordBatch.from_pydict({"body": [str(n) for n in range(40)]})
 
-        async def store() -> list[Halves]:
-            async with Cluster(options.name_servers, 5000) as brokers:
+        async def store() -> list[HalfMessages]:
+            async with ClusterClient(options.name_servers, 5000) as brokers:
                 sender = HalfSender(brokers, 0, options.transaction_timeout_s)
                 await sender.send(RowEncoder(options, "write-0").encode(rows))
                 return sender.halves

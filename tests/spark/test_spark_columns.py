@@ -1,4 +1,4 @@
-"""Columns of reads and writes as a query names them: in any case, with collations."""
+"""Tests of column names in reads and writes: any upper and lower case, and collations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, MapType, StringType, StructType
 from spark_support import send_numbers
 
+from gantrymq.arrow.row_messages import RowEncoder
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.batch import decode_batch
-from gantrymq.spark.columns import arrow_schema
 from gantrymq.spark.datasource import RocketMQDataSource
 from gantrymq.spark.options import WriteOptions
-from gantrymq.spark.row_messages import RowEncoder, check_columns
+from gantrymq.spark.read_schema import arrow_schema
+from gantrymq.spark.write_schema import check_columns
 from gantrymq.testing.embedded import EmbeddedCluster
 
 COLLATED = StringType("UTF8_LCASE")

@@ -1,4 +1,4 @@
-"""What a batch read leaves out because of its bounds and of the query's conditions, without Spark."""
+"""Tests, without Spark, which messages a batch read skips because of its bounds and the query's conditions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 
 def pushed(cluster: EmbeddedCluster, column: str, conditions: list[Any], **options: str) -> tuple[list[Any], list[Any]]:
-    """The conditions that are left to Spark, and the column of what is read."""
+    """Returns the conditions that are left to Spark, and the values of `column` in the rows read."""
     source = RocketMQPushdownDataSource({"nameserver": cluster.name_server, **options})
     reader = source.reader(source.schema())
     left = list(reader.pushFilters(conditions))
@@ -67,7 +67,7 @@ def test_an_end_before_the_start_is_refused(cluster: EmbeddedCluster, bounds: di
 
 @needs_filters
 def test_a_body_may_be_null() -> None:
-    """With corruptBodies=null, so that it isn't is for Spark to see."""
+    """With corruptBodies=null a body can be null, so Spark must check the condition."""
     from pyspark.sql.datasource import IsNotNull
 
     source = RocketMQPushdownDataSource({"nameserver": "ns:1", "subscribe": "numbers", "corruptbodies": "null"})
@@ -77,7 +77,7 @@ def test_a_body_may_be_null() -> None:
 
 @needs_filters
 def test_conditions_are_of_the_rows_that_deduplicate_leaves(cluster: EmbeddedCluster) -> None:
-    """A row is in the read, or it isn't, whatever else is asked for."""
+    """A condition must not change which copy of a message is in the read."""
     from pyspark.sql.datasource import GreaterThanOrEqual
 
     create_topic(cluster, "copies", 1, brokers=[0])
@@ -90,7 +90,7 @@ def test_conditions_are_of_the_rows_that_deduplicate_leaves(cluster: EmbeddedClu
 
 @needs_filters
 def test_a_clock_that_was_set_back(cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By 300 ms, or another master's is that much behind: all rows with the times that are asked for come."""
+    """The clock goes back by 300 ms, or another master's clock is that far behind. All matching rows are found."""
     from pyspark.sql.datasource import GreaterThanOrEqual, LessThan
 
     create_topic(cluster, "clock", 1, brokers=[0])
@@ -120,11 +120,11 @@ def test_more_tags_than_a_broker_takes(cluster: EmbeddedCluster) -> None:
 
 @needs_filters
 def test_tags_of_messages_that_wait_for_their_time(cluster: EmbeddedCluster) -> None:
-    """Where other queues have codes of tags theirs has times."""
+    """Queues of delayed messages have delivery times instead of hash codes of tags."""
     from pyspark.sql.datasource import EqualTo
 
     create_topic(cluster, "late", 1, brokers=[0])
-    # An hour.
+    # Delay level 17 is one hour.
     send(cluster, *(Message("late", tag.encode(), tags=tag, delay_level=17) for tag in ("A", "B")))
     condition = EqualTo(("tags",), "A")
     left, found = pushed(cluster, "tags", [condition], subscribe="SCHEDULE_TOPIC_XXXX")

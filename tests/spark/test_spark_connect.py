@@ -1,4 +1,4 @@
-"""On a Spark Connect server: a client without a Java, with all of PySpark and with pyspark-client alone."""
+"""Tests a Spark Connect server with clients without Java, with all of PySpark and with pyspark-client only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_support import send_numbers
 from gantrymq.testing.embedded import EmbeddedCluster
 
 CLIENT = Path(__file__).parent / "connect_client.py"
-#: Where ./dev spark-matrix makes it.
+#: Created by ./dev spark-matrix.
 SMALL_CLIENT = Path(sys.prefix) / "client" / "bin" / "python"
 RUN_S = 240
 
@@ -53,7 +53,7 @@ def test_everything_from_afar(
         "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     }
-    # What docs/spark.md says about a server: its Python has the package.
+    # docs/spark.md requires this of a server: its Python has the package.
     variables = environment(PYSPARK_PYTHON=sys.executable)
     server = [SPARK_HOME / "bin" / "spark-submit", "--master", "local[2]"]
     for name, value in settings.items():

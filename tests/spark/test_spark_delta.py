@@ -1,4 +1,4 @@
-"""Into Delta Lake exactly once, by examples/pipelines/lakehouse_ingest.py."""
+"""Tests exactly-once writes into Delta Lake with examples/pipelines/lakehouse_ingest.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/spark.md: what it shows is run, and its tables have every option."""
+"""Tests that the examples of docs/spark.md and docs/sql.md run, and that the tables list every option."""
 
 from __future__ import annotations
 
@@ -11,32 +11,56 @@ import pytest
 from pyspark.sql import SparkSession
 from spark_support import send_numbers
 
+from gantrymq.arrow.columns import VALUE
 from gantrymq.cli.main import run
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message
+from gantrymq.spark.columns import READ_TYPES, WRITE_TYPES
 from gantrymq.spark.options import READ_OPTIONS, WRITE_OPTIONS
-from gantrymq.spark.row_messages import COLUMNS
 from gantrymq.spark.store.options import STORE_OPTIONS
 from gantrymq.testing.embedded import EmbeddedCluster
 
-DOCUMENT = (Path(__file__).parent.parent.parent / "docs" / "spark.md").read_text()
+DOCS = Path(__file__).parent.parent.parent / "docs"
+DOCUMENT = (DOCS / "spark.md").read_text()
 
 
-def first_cells(section: str) -> list[str]:
-    """The first column of the tables between that heading and the next of its kind."""
+def tables(section: str) -> dict[str, list[list[str]]]:
+    """Returns the rows of a section's tables, by the header of their first column."""
     (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", DOCUMENT, re.DOTALL | re.MULTILINE)
-    return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    found: dict[str, list[list[str]]] = {}
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        header, _, *rows = [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in table.splitlines()]
+        found.setdefault(header[0], []).extend(rows)
+    return found
+
+
+def names_of(rows: list[list[str]]) -> list[str]:
+    return [row[0].strip("`") for row in rows]
 
 
 def test_every_option_has_its_row() -> None:
-    assert sorted(first_cells("Reading")) == sorted(READ_OPTIONS)
+    assert sorted(names_of(tables("Reading")["option"])) == sorted(READ_OPTIONS)
     own = [
         name
         for name in WRITE_OPTIONS
         if name not in READ_OPTIONS or name in ("nameServer", "context", "retryTimeoutMs")
     ]
-    assert sorted(first_cells("Writing")) == sorted([*COLUMNS, *own])
-    assert sorted(first_cells("A store's files")) == sorted(STORE_OPTIONS)
+    assert sorted(names_of(tables("Writing")["option"])) == sorted(own)
+    assert sorted(names_of(tables("A store's files")["option"])) == sorted(STORE_OPTIONS)
+
+
+def test_the_columns_of_a_read() -> None:
+    """The tables have the names, the order and the types of `columns.TABLE`."""
+    rows = tables("Reading")["column"]
+    assert names_of(rows) == [*READ_TYPES, VALUE]
+    assert [row[1].strip("`") for row in rows[:-1]] == [kind.simpleString() for kind in READ_TYPES.values()]
+
+
+def test_the_columns_of_a_write() -> None:
+    rows = tables("Writing")["column"]
+    assert {row[0].strip("`"): re.findall(r"`([^`]+)`", row[1]) for row in rows} == {
+        name: [kind.simpleString() for kind in kinds] for name, kinds in WRITE_TYPES.items()
+    }
 
 
 def test_links_lead_somewhere() -> None:
@@ -50,7 +74,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def send_json(name_server: str) -> None:
-    """One order and one body that is none."""
+    """Sends one order and one body that is not JSON."""
 
     async def send() -> None:
         async with Producer(name_server, "orders") as producer:
@@ -63,7 +87,7 @@ def send_json(name_server: str) -> None:
 
 @pytest.mark.spark
 def test_the_snippets_run(spark: SparkSession, tmp_path: Path) -> None:
-    """One after the other, as a reader would; the first one's session is the test's."""
+    """The snippets run in order, as a reader would run them. The first one gets the session of the test."""
     snippets = re.findall(r"^```(python|sh)\n(.*?)^```$", DOCUMENT, re.DOTALL | re.MULTILINE)
     assert len(snippets) == 10
     with EmbeddedCluster(directory=tmp_path) as cluster:
@@ -77,8 +101,36 @@ def test_the_snippets_run(spark: SparkSession, tmp_path: Path) -> None:
             else:
                 exec(compile(code, "docs/spark.md", "exec"), names)
         back = spark.read.format("rocketmq").options(nameServer=cluster.name_server, subscribe="large-orders").load()
-        # 100 to 199, tea and coffee.
+        # The numbers 100 to 199, tea and coffee.
         assert back.count() == 102
         bad = spark.read.format("rocketmq").options(nameServer=cluster.name_server, subscribe="bad-orders").load()
         assert [bytes(row.body) for row in bad.collect()] == [b"tea"]
     assert spark.read.parquet(str(tmp_path / "orders")).count() == 200
+
+
+@pytest.mark.spark
+def test_the_statements_of_the_sql_page_run(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The statements run in order, in a session in which nothing was registered."""
+    sql = spark.newSession()
+    results = []
+    with EmbeddedCluster(directory=tmp_path) as cluster:
+        send_numbers(cluster, "orders", range(200))
+        send_json(cluster.name_server)
+        page = (DOCS / "sql.md").read_text()
+        for language, snippet in re.findall(r"^```(sql|sh)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
+            code = snippet.replace("127.0.0.1:9876", cluster.name_server).replace("/data/", f"{tmp_path}/")
+            if language == "sh":
+                assert run(shlex.split(code)[1:]) == 0
+                code = capsys.readouterr().out
+                assert "VIEW `orders`" in code
+            results += [
+                sql.sql(statement).collect() for statement in re.split(r";\s*\Z|;\n", code) if statement.strip()
+            ]
+        back = spark.read.format("rocketmq").options(nameServer=cluster.name_server, subscribe="paid-orders").load()
+        assert back.where("tags = 'paid'").count() == 101
+    rows = [row for result in results for row in result]
+    assert {"Even": 100, "Odd": 100}.items() <= {row[0]: row[1] for row in rows if len(row) == 2}.items()
+    for name in ("messages", "outgoing"):
+        sql.sql(f"DROP TABLE {name}")

@@ -1,4 +1,4 @@
-"""Writes with exactlyOnce: each row once, whatever is run again."""
+"""Tests that writes with exactlyOnce store each row once, even if tasks or batches run again."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from killable_cluster import Killable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from spark_support import WAIT_S, create_topic
-from waiting import wait_until
+from wait_until import wait_until
 
+from gantrymq.arrow import batch_bodies
+from gantrymq.arrow.cluster_client import BrokersAway, ClusterClient, run
+from gantrymq.arrow.idempotent_sender import IdempotentSender, find_write_queues, queues_of_earlier_attempt
+from gantrymq.arrow.row_messages import RowEncoder
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BrokerError, ClientError, ConfigError, IllegalMessage, NoRouteInfo
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.spark import batch_bodies
-from gantrymq.spark.cluster import BrokersAway, Cluster, run
 from gantrymq.spark.datasource import RocketMQDataSource
-from gantrymq.spark.idempotent_sender import IdempotentSender, queues_of_attempts, queues_to_write
 from gantrymq.spark.options import WriteOptions
-from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.spark.writer import RocketMQBatchWriter, RowsSent
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -71,14 +71,19 @@ Rows = Sequence[tuple[str, str | None]]
 
 
 def rows(count: int, *, keyed: int = 3) -> Rows:
-    """Bodies `0`, `1` ...; each `keyed`th has a sharding key, with 0 none."""
+    """Returns rows with the bodies `0`, `1`, ... Every `keyed`th row has a sharding key; 0 means none."""
     return [(str(n), f"key-{n % 7}" if keyed and n % keyed == 0 else None) for n in range(count)]
 
 
 async def attempt(
-    cluster: Cluster, options: WriteOptions, queues: list[MessageQueue], given: Rows, cut: int, write: str = "w-0-5"
+    cluster: ClusterClient,
+    options: WriteOptions,
+    queues: list[MessageQueue],
+    given: Rows,
+    cut: int,
+    write: str = "w-0-5",
 ) -> IdempotentSender:
-    """A task's attempt, with Arrow batches of `cut` rows."""
+    """Runs one attempt of a task, with Arrow batches of `cut` rows."""
     encoder, sender = RowEncoder(options, write), IdempotentSender(cluster, queues, 5)
     for start in range(0, len(given), cut):
         bodies, keys = zip(*given[start : start + cut], strict=True)
@@ -90,23 +95,23 @@ async def attempt(
 
 
 def attempts(options: WriteOptions, *of_each: tuple[Rows, int]) -> list[IdempotentSender]:
-    """One after the other."""
+    """Runs several attempts in sequence."""
 
     async def send() -> list[IdempotentSender]:
-        # The driver.
-        async with Cluster(options.name_servers, 5000) as cluster:
-            queues = await queues_to_write(cluster, options)
-        async with Cluster(options.name_servers, 5000) as cluster:
+        # The driver's part.
+        async with ClusterClient(options.name_servers, 5000) as cluster:
+            queues = await find_write_queues(cluster, options)
+        async with ClusterClient(options.name_servers, 5000) as cluster:
             return [await attempt(cluster, options, queues, given, cut) for given, cut in of_each]
 
     return run(send())
 
 
 def max_offsets(cluster: Killable, queues: Sequence[MessageQueue]) -> int:
-    """How many messages the queues have."""
+    """Returns the total number of messages in the queues."""
 
     async def count() -> int:
-        async with Cluster([cluster.namesrv_addr], 5000) as brokers:
+        async with ClusterClient([cluster.namesrv_addr], 5000) as brokers:
             return sum([await brokers.max_offset(queue) for queue in queues])
 
     return run(count())
@@ -143,12 +148,12 @@ def test_speculative_copies_at_the_same_time(cluster: EmbeddedCluster, new_topic
     options, given = options_for(cluster, topic), rows(20_000)
 
     async def send() -> None:
-        async with Cluster(options.name_servers, 5000) as one, Cluster(options.name_servers, 5000) as other:
-            queues = await queues_to_write(one, options)
+        async with ClusterClient(options.name_servers, 5000) as one, ClusterClient(options.name_servers, 5000) as other:
+            queues = await find_write_queues(one, options)
             tasks = [
                 attempt(one, options, queues, given, 1_100),
                 attempt(other, options, queues, given, 700),
-                # Another writer in between.
+                # Another writer at the same time.
                 attempt(other, options, queues, [(str(-1 - n), key) for n, (_, key) in enumerate(given)], 900, "w-0-6"),
             ]
             for sender in await asyncio.gather(*tasks):
@@ -174,7 +179,7 @@ def test_rows_that_are_others_the_second_time(cluster: EmbeddedCluster, new_topi
 def test_rows_that_were_read_from_such_a_topic(
     cluster: EmbeddedCluster, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch, natively: bool
 ) -> None:
-    """With the property that says which row of which queue they were there."""
+    """The rows carry the GANTRY_SEQ property of their source topic."""
     if not natively:
         monkeypatch.setattr(batch_bodies, "native", None)
     elif batch_bodies.native is None:
@@ -195,8 +200,8 @@ def test_rows_that_were_read_from_such_a_topic(
     options = options_for(cluster, target)
 
     async def send() -> None:
-        async with Cluster(options.name_servers, 5000) as brokers:
-            sender = IdempotentSender(brokers, await queues_to_write(brokers, options), 0)
+        async with ClusterClient(options.name_servers, 5000) as brokers:
+            sender = IdempotentSender(brokers, await find_write_queues(brokers, options), 0)
             encoded = RowEncoder(options, "w-0-0").encode(given)
             assert (encoded[target].plain is not None) is natively
             await sender.send(encoded)
@@ -208,15 +213,15 @@ def test_rows_that_were_read_from_such_a_topic(
 
 @pytest.mark.parametrize("keyed", [3, 0])
 def test_attempts_send_to_the_same_queues(cluster: EmbeddedCluster, keyed: int, tmp_path: Path) -> None:
-    """The topic has more queues when the driver starts again."""
+    """The topic has more queues when the driver restarts."""
     topic, given = f"grows-{keyed}", rows(9_000, keyed=keyed)
     create_topic(cluster, topic, 2)
     options = options_for(cluster, topic)
 
     async def write(first_rows: Rows) -> Sequence[MessageQueue]:
-        async with Cluster(options.name_servers, 5000) as brokers:
-            found = await queues_to_write(brokers, options)
-            queues = await queues_of_attempts(brokers, found, "w-0", 5)
+        async with ClusterClient(options.name_servers, 5000) as brokers:
+            found = await find_write_queues(brokers, options)
+            queues = await queues_of_earlier_attempt(brokers, found, "w-0", 5)
             (await attempt(brokers, options, list(queues), first_rows, 1_000)).finish()
             return queues
 
@@ -228,18 +233,18 @@ def test_attempts_send_to_the_same_queues(cluster: EmbeddedCluster, keyed: int, 
 
 
 async def found_queues(options: WriteOptions) -> list[MessageQueue]:
-    async with Cluster(options.name_servers, 5000) as brokers:
-        return await queues_to_write(brokers, options)
+    async with ClusterClient(options.name_servers, 5000) as brokers:
+        return await find_write_queues(brokers, options)
 
 
 def test_an_attempt_that_goes_to_other_queues_is_refused(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
-    """Of a driver that is still there, and has asked before the first row was stored."""
+    """Such an attempt belongs to a driver that still runs and that chose its queues before the first row was stored."""
     options = options_for(cluster, new_topic(2))
     given = rows(3_000)
 
     async def write() -> None:
-        async with Cluster(options.name_servers, 5000) as brokers:
-            queues = await queues_to_write(brokers, options)
+        async with ClusterClient(options.name_servers, 5000) as brokers:
+            queues = await find_write_queues(brokers, options)
             await attempt(brokers, options, queues, given, 1_000)
             await attempt(brokers, options, queues[:3], given, 1_000)
 
@@ -263,8 +268,8 @@ def test_a_broker_that_keeps_no_account(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As Java's: it takes the request for any other."""
-    monkeypatch.setattr("gantrymq.broker.send_batch.AFTER_MARK", b"\xff nothing has this")
+    """Simulates a Java broker, which treats the request as an ordinary send."""
+    monkeypatch.setattr("gantrymq.broker.send.batches.AFTER_MARK", b"\xff nothing has this")
     topic = new_topic(1)
     options = options_for(cluster, topic)
     with caplog.at_level(logging.WARNING):
@@ -273,8 +278,8 @@ def test_a_broker_that_keeps_no_account(
             [RowsSent(1, 0.0, at_least_once=sender.at_least_once) for sender in senders]
         )
     for broker in senders[0].at_least_once:
-        assert len([text for text in caplog.messages if f"{broker} keeps no account" in text]) == 2
-    assert [text for text in caplog.messages if "so it is at least once" in text]
+        assert len([text for text in caplog.messages if f"{broker} doesn't track rows" in text]) == 2
+    assert [text for text in caplog.messages if "they are stored at least once" in text]
     assert numbers(cluster.name_server, topic) == sorted(2 * list(range(3_000)))
 
 
@@ -285,21 +290,21 @@ def test_the_write_waits_for_expected_brokers(cluster: EmbeddedCluster, new_topi
 
 
 def test_the_topic_must_be_there(cluster: EmbeddedCluster) -> None:
-    """One that is made by the first row is on its broker only: a driver that starts again would have fewer queues."""
+    """A topic that the first row creates is on one broker only, so a restarted driver would find fewer queues."""
     began = time.monotonic()
     with pytest.raises(NoRouteInfo, match="made-by-a-row") as raised:
         RocketMQBatchWriter(options_for(cluster, "made-by-a-row", retry_timeout_ms=60_000))
     assert "gantry admin updateTopic" in raised.value.__notes__[-1]
     assert time.monotonic() - began < 30
-    # It may be on a broker that is away.
+    # The topic may be on a broker that is down.
     options = options_for(cluster, "made-by-a-row", retry_timeout_ms=1, expected_brokers=frozenset({"far"}))
     with pytest.raises(NoRouteInfo) as raised:
         RocketMQBatchWriter(options)
-    assert any("tried again" in note for note in raised.value.__notes__)
+    assert any("retried" in note for note in raised.value.__notes__)
 
 
 def test_a_broker_is_killed_and_comes_back(tmp_path: Path) -> None:
-    """While it is away its rows wait; a driver that starts meanwhile doesn't take the other broker's queues for all."""
+    """The killed broker's rows wait for it. A driver that starts meanwhile does not take the other queues for all."""
     given, topic = rows(16_000), "killed"
 
     with Killable(tmp_path, brokers=2) as brokers:
@@ -308,11 +313,11 @@ def test_a_broker_is_killed_and_comes_back(tmp_path: Path) -> None:
         async def prepare() -> list[MessageQueue]:
             async with AdminClient(brokers.namesrv_addr) as admin:
                 await admin.ensure_topic(topic, queues=2)
-            async with Cluster(options.name_servers, 5000) as cluster:
-                return await queues_to_write(cluster, options)
+            async with ClusterClient(options.name_servers, 5000) as cluster:
+                return await find_write_queues(cluster, options)
 
         async def write() -> IdempotentSender:
-            async with Cluster(options.name_servers, options.retry_timeout_ms) as cluster:
+            async with ClusterClient(options.name_servers, options.retry_timeout_ms) as cluster:
                 return await attempt(cluster, options, queues, given, 1_000)
 
         queues = run(prepare())
@@ -362,7 +367,7 @@ def test_a_batch_that_is_written_again_by_its_name(
 @pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_tasks_that_fail_and_are_run_again(cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
-    """Each task's first attempt dies when most of its rows are on their way."""
+    """Each task's first attempt fails after most of its rows are sent."""
     topic = new_topic(2)
     with driver(["failing", cluster.name_server, topic, "-", "0", tmp_path], tmp_path) as process:
         assert process.wait(WAIT_S) == 0, (tmp_path / "driver.log").read_text()[-4000:]

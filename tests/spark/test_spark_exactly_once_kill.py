@@ -1,4 +1,4 @@
-"""A stream with exactlyOnce whose driver is killed at random: each row once."""
+"""Tests that a stream with exactlyOnce stores each row once although its driver is killed at random times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_support import send_numbers
 
 from gantrymq.testing.embedded import EmbeddedCluster
 
-#: A micro-batch has so many messages, and there are enough for eight of them between two kills.
+#: Messages of a micro-batch. There are enough for eight micro-batches between two kills.
 OF_A_BATCH = 500
 OF_A_KILL = 8 * OF_A_BATCH
 END_S = 600.0

@@ -1,4 +1,4 @@
-"""A stream goes on when the master of what it reads is killed: from its slave, and from a new master."""
+"""Tests that a stream continues after its master is killed: from the slave, and from a new master."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from failover_cluster import FailoverCluster
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from spark_support import WAIT_S
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.broker_api import SendStatus
@@ -26,7 +26,7 @@ from gantrymq.testing.processes import ProcessCluster
 TOPIC = "orders"
 QUEUES = 2
 COUNT = 600
-#: Messages of a micro-batch.
+#: Maximum number of messages of a micro-batch.
 MOST = 50
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 @contextmanager
 def streaming(spark: SparkSession, name_server: str, table: str, checkpoint: Path) -> Iterator[StreamingQuery]:
-    """Rows of the topic, into the memory table `table`."""
+    """Runs a query that reads the topic into the memory table `table`."""
     rows = (
         spark.readStream.format("rocketmq")
         .options(nameServer=name_server, subscribe=TOPIC, startingOffsets="earliest", maxOffsetsPerTrigger=str(MOST))
@@ -58,7 +58,10 @@ def until_rows(spark: SparkSession, query: StreamingQuery, table: str, count: in
 
 
 async def send_all(producer: Producer, numbers: range) -> None:
-    """Each until a master has it and those that must; one whose answer is lost may be there twice."""
+    """Sends each number until it is stored on the master and its required slaves.
+
+    If a response is lost, the message may be stored twice.
+    """
     for number in numbers:
         is_stored = False
         while not is_stored:
@@ -70,7 +73,7 @@ async def send_all(producer: Producer, numbers: range) -> None:
 
 
 def check(spark: SparkSession, table: str, count: int, *, once: bool) -> None:
-    """Every queue from its first offset on, each offset once, and in them all numbers."""
+    """Checks that each queue is read from its first offset, each offset once, and that all numbers are there."""
     rows = spark.table(table).collect()
     for queue_id in range(QUEUES):
         offsets = sorted(row.queueOffset for row in rows if row.queueId == queue_id)
@@ -88,12 +91,12 @@ def with_clients(name_server: str, work: Callable[[AdminClient, Producer], Await
 
 
 def test_from_the_slave_and_from_the_master_again(spark: SparkSession, tmp_path: Path) -> None:
-    class Cluster(ProcessCluster):
+    class ClusterClient(ProcessCluster):
         def start_master_again(self) -> None:
             self.brokers[0].stop()
             self.brokers[0] = self._start_broker(0, 0)
 
-    with Cluster(tmp_path / "cluster", replicas=2) as cluster:
+    with ClusterClient(tmp_path / "cluster", replicas=2) as cluster:
 
         async def send(admin: AdminClient, producer: Producer) -> None:
             await admin.ensure_topic(TOPIC, queues=QUEUES)

@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from gantrymq.arrow.filters import PushedFilters, with_tags
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.spark.filters import PushedFilters
+from gantrymq.spark.conditions import push_condition
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.reader import with_tags
 from gantrymq.spark.versions import HAS_FILTERS
 
 if not HAS_FILTERS:
@@ -42,7 +42,7 @@ NOON_MS = 1_767_268_800_000
 )
 def test_queues(conditions: list[Filter], kept: list[str]) -> None:
     filters = PushedFilters()
-    assert all(filters.push(condition) for condition in conditions)
+    assert all(push_condition(filters, condition) for condition in conditions)
     assert [f"{q.broker_name}{q.queue_id}" for q in QUEUES if filters.keep(q)] == kept
 
 
@@ -58,14 +58,14 @@ def test_queues(conditions: list[Filter], kept: list[str]) -> None:
 )
 def test_offsets(conditions: list[Filter], clipped: tuple[int, int]) -> None:
     filters = PushedFilters()
-    assert all(filters.push(condition) for condition in conditions)
+    assert all(push_condition(filters, condition) for condition in conditions)
     assert filters.clip(0, 100) == clipped
 
 
 def test_times_are_left_to_spark_as_well() -> None:
     filters = PushedFilters()
-    assert not filters.push(GreaterThan(("storeTimestamp",), NOON))
-    assert not filters.push(LessThanOrEqual(("storeTimestamp",), NOON.replace(microsecond=5500)))
+    assert not push_condition(filters, GreaterThan(("storeTimestamp",), NOON))
+    assert not push_condition(filters, LessThanOrEqual(("storeTimestamp",), NOON.replace(microsecond=5500)))
     assert (filters.from_ms, filters.before_ms) == (NOON_MS, NOON_MS + 6)
 
 
@@ -81,7 +81,7 @@ def test_times_are_left_to_spark_as_well() -> None:
 )
 def test_other_conditions_stay_with_spark(condition: Filter) -> None:
     filters = PushedFilters()
-    assert not filters.push(condition)
+    assert not push_condition(filters, condition)
     assert all(map(filters.keep, QUEUES))
     assert filters.clip(0, 100) == (0, 100)
     assert filters.from_ms is None
@@ -94,7 +94,7 @@ def test_other_conditions_stay_with_spark(condition: Filter) -> None:
         ([In(("tags",), ("B", "A"))], None, "A || B"),
         ([In(("tags",), ("B", "A")), EqualTo(("tags",), "B")], None, "B"),
         ([In(("tags",), ("B", "A"))], "B || C", "B"),
-        # What can't be asked of a broker: no tag at all, lists, wildcards, blanks, null.
+        # Conditions that cannot be sent to a broker: no tag at all, lists, wildcards, blanks, null.
         ([EqualTo(("tags",), "A")], "B", "B"),
         ([EqualTo(("tags",), "A || B")], None, None),
         ([EqualTo(("tags",), "*")], None, None),
@@ -104,8 +104,8 @@ def test_other_conditions_stay_with_spark(condition: Filter) -> None:
 )
 def test_tags_go_to_the_broker(conditions: list[Filter], option: str | None, asked_for: str | None) -> None:
     filters = PushedFilters()
-    # Spark looks at them too.
-    assert [filters.push(condition) for condition in conditions] == [False] * len(conditions)
+    # Spark checks the conditions as well.
+    assert [push_condition(filters, condition) for condition in conditions] == [False] * len(conditions)
     options = ReadOptions(["a:1"], ["t"], tags=option)
     assert with_tags(options, filters.tags).tags == asked_for
 

@@ -1,4 +1,4 @@
-"""What clients that speak gRPC send, by a proxy, is what Spark reads, and what Spark writes is what they receive."""
+"""Tests that Spark reads messages that gRPC clients send through a proxy, and the reverse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import grpc
 import pytest
 from pyspark.sql import SparkSession
 from running_proxy import running_proxy
-from waiting import until
+from wait_until import until
 
 from gantrymq.proxy.call import METHODS
 from gantrymq.proxy.times import to_duration
@@ -26,7 +26,7 @@ NewTopic = Callable[..., str]
 
 
 def method(channel: Any, name: str) -> Any:
-    """A call of the service, as a client's stub has it."""
+    """Returns a callable for a method of the service, like a client's stub."""
     path, kind = next((path, kind) for path, kind in METHODS.items() if kind.name == name)
     make = channel.unary_stream if kind.server_streams else channel.unary_unary
     call = make(path, request_serializer=kind.request.SerializeToString, response_deserializer=kind.response.FromString)
@@ -45,7 +45,7 @@ def test_from_grpc_to_spark(spark: SparkSession, cluster: EmbeddedCluster, new_t
 
 
 async def send(cluster: EmbeddedCluster, topic: str, bodies: list[bytes]) -> None:
-    """The second in gzip."""
+    """Sends two bodies, the second one compressed with gzip."""
     async with running_proxy(cluster.name_server) as proxy, grpc.aio.insecure_channel(proxy.address) as channel:
         for encoding, body in zip((pb.IDENTITY, pb.GZIP), bodies, strict=True):
             system = pb.SystemProperties(
@@ -67,7 +67,7 @@ async def send(cluster: EmbeddedCluster, topic: str, bodies: list[bytes]) -> Non
 
 def test_from_spark_to_grpc(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
     topic, group = new_topic(1), f"g_{uuid.uuid4().hex[:8]}"
-    # A group begins where the queues end when it first comes.
+    # A new group starts at the end of the queues.
     assert asyncio.run(receive(cluster, topic, group, 0)) == []
     df = spark.sql("SELECT CAST(CAST(id AS STRING) AS BINARY) AS body, 't' AS tags, 'a b' AS keys FROM range(10)")
     options = {"nameServer": cluster.name_server, "topic": topic}
@@ -77,7 +77,10 @@ def test_from_spark_to_grpc(spark: SparkSession, cluster: EmbeddedCluster, new_t
 
 
 async def receive(cluster: EmbeddedCluster, topic: str, group: str, count: int) -> list[tuple[bytes, str, list[str]]]:
-    """Body, tag and keys of so many messages, in what receives it takes, of each broker at least one."""
+    """Receives `count` messages with as many requests as needed, at least one to each broker.
+
+    Returns their body, tag and keys.
+    """
     received: list[tuple[bytes, str, list[str]]] = []
     waits = {"grpc_client_consumer_min_long_polling_timeout_millis": 0}
 

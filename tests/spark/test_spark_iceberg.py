@@ -1,4 +1,4 @@
-"""Into Apache Iceberg exactly once, by examples/pipelines/lakehouse_ingest.py."""
+"""Tests exactly-once writes into Apache Iceberg with examples/pipelines/lakehouse_ingest.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages as large as brokers take them (maxMessageSize, 4 MiB), many in one batch: written, read, streamed."""
+"""Tests of messages of the largest allowed size (maxMessageSize, 4 MiB): written, read and streamed, many per batch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 LARGEST = 4 * 1024 * 1024
 COUNT = 32
-#: A read of 128 MiB may take so much more than a read of nothing: the pulls on their way, one batch ahead, one decoded.
+#: Additional memory for a read of 128 MiB, in bytes: pulls in flight, one batch ahead, one batch decoded.
 MOST_MEMORY = 64 * 1024 * 1024
 
 
 @pytest.fixture
 def rows(spark: SparkSession) -> Callable[[int], DataFrame]:
-    """Bodies of so many bytes that don't compress, each with its number as key."""
+    """Returns a function that creates rows with incompressible bodies of a given size, and their numbers as keys."""
 
     def rows(size: int) -> DataFrame:
         def make(numbers: Iterator[object]) -> Iterator[object]:
@@ -83,13 +83,13 @@ def test_the_largest_messages(
 
     query = run_available(start, WAIT_S)
     assert digests(target) == expected
-    # Sizes are known well where all are alike.
+    # The size estimate is good if all messages are equally large.
     assert max(progress.numInputRows for progress in query.recentProgress) <= 20
-    # One byte more is refused, and by whom and why is said.
+    # A body with one more byte is rejected, and the error names the broker's limit.
     with pytest.raises(PySparkException, match="4194304"):
         write(rows(LARGEST + 1), target)
     assert digests(target) == expected
-    # So it is with transactions. With exactlyOnce it is a batch of one, and the batch has its own lengths.
+    # Transactions have the same limit. With exactlyOnce a message is sent as a batch of one, whose length fields count.
     write(rows(LARGEST), halves, transactional="true")
     assert digests(halves) == expected
     with pytest.raises(PySparkException, match=r"(?s)at most 4194304.*row 0 of the partition"):
@@ -100,21 +100,21 @@ def test_the_largest_messages(
 
 
 def _memory_of_reading(cluster: EmbeddedCluster, topic: str) -> int:
-    """Bytes that a process of its own has at most, more than before it begins to read."""
+    """Returns the additional memory that a new process uses at most while it reads, in bytes."""
     program = f"""
 from pathlib import Path
 import pyarrow as pa
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.cluster import Cluster, run
-from gantrymq.spark.filters import PushedFilters
+from gantrymq.arrow.columns import ARROW_TYPES
+from gantrymq.arrow.cluster_client import ClusterClient, run
+from gantrymq.arrow.filters import PushedFilters
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.planning import plan_batch
-from gantrymq.spark.rows import read_ranges
+from gantrymq.arrow.planning import plan_batch
+from gantrymq.arrow.rows import read_ranges
 
 options = ReadOptions.parse({{"nameserver": "{cluster.name_server}", "subscribe": "{topic}"}})
 
 async def plan():
-    async with Cluster(options.name_servers, 3000) as cluster:
+    async with ClusterClient(options.name_servers, 3000) as cluster:
         return await plan_batch(cluster, options, PushedFilters())
 
 def resident(field):

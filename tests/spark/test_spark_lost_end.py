@@ -1,4 +1,4 @@
-"""A broker that comes back without the last messages that a stream has read, and gets new ones in their place."""
+"""Tests streams after a broker lost the last messages that were read, and received new ones at the same offsets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from spark_support import create_topic, send_numbers
 
+from gantrymq.arrow.columns import ARROW_TYPES
 from gantrymq.errors import DataLost
-from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.reader import RocketMQStreamReader
 from gantrymq.spark.versions import ReadAllAvailable, ReadMaxRows
@@ -20,19 +20,21 @@ from gantrymq.testing.embedded import EmbeddedCluster
 
 BODY = pa.schema([("body", ARROW_TYPES["body"])])
 ALL = ReadAllAvailable()
-#: Each topic's one queue has so many messages on the disk when the broker crashes, of so many that were read.
+#: Messages of each topic's only queue: on disk when the broker crashes, and read before that.
 KEPT, READ = 95, 100
-#: So many come after the crash: the queue ends before the stream's place, there, and after it.
+#: Messages sent after the crash. The queue then ends before, at or after the stream's position.
 NEW = {"fewer": 3, "as-many": READ - KEPT, "more": 10}
-#: Its stream's place is that of the broker's disk: it has lost nothing.
+#: Topic of a stream that read only what is on disk, so nothing is lost.
 UNHARMED = "unharmed"
 
 Offset = dict[str, Any]
 
 
 class _Places(NamedTuple):
-    """What a checkpoint has: where a stream from the earliest message began, and got to; where one from the latest
-    message began."""
+    """Positions in a checkpoint.
+
+    `start` and `end` are those of a stream from the earliest message; `latest` is the start of one from the latest.
+    """
 
     start: Offset
     end: Offset
@@ -113,7 +115,7 @@ def test_what_came_since_is_read_where_that_is_allowed(lost: _Lost, topic: str) 
 
 @pytest.mark.parametrize("topic", NEW)
 def test_a_micro_batch_that_is_run_again(lost: _Lost, topic: str) -> None:
-    """It would have other rows than at its first time, which a sink may have."""
+    """A repeated micro-batch would have other rows than those that a sink may already have."""
     start, end, _ = lost.places[topic]
     stream = reader(lost.cluster, topic)
     with pytest.raises(DataLost, match=rf"^{topic} broker-a:0 was read up to offset 100, "):
@@ -128,12 +130,12 @@ def test_a_micro_batch_that_is_run_again(lost: _Lost, topic: str) -> None:
 
 
 def test_a_checkpoint_without_times_goes_on(lost: _Lost) -> None:
-    """As earlier versions have left them."""
+    """Earlier versions left such checkpoints."""
     end = {name: part for name, part in lost.places["more"].end.items() if name != "$last"}
     stream = reader(lost.cluster, "more")
     following = stream.latestOffset(end, ALL)
     assert numbers(stream, end, following) == new_numbers("more")[READ - KEPT :]
-    # And what it leaves itself has them.
+    # The new checkpoint has the times.
     assert following["$last"]["more"].keys() == {"broker-a:0"}
     stream.stop()
 

@@ -1,4 +1,4 @@
-"""A topic of a thousand queues: planned without a thousand questions at once, and read as a whole."""
+"""Tests that a topic with a thousand queues is planned with limited parallel requests and read completely."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ import pytest
 from killable_cluster import Killable
 from mortal_cluster import MortalCluster
 
+from gantrymq.arrow.cluster_client import ClusterClient, run
+from gantrymq.arrow.columns import ARROW_TYPES
+from gantrymq.arrow.concurrent_requests import MAX_IN_FLIGHT, request_each
+from gantrymq.arrow.filters import PushedFilters
+from gantrymq.arrow.planning import plan_batch
+from gantrymq.arrow.rows import read_ranges
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.cluster import Cluster, run
-from gantrymq.spark.filters import PushedFilters
-from gantrymq.spark.of_each import AT_ONCE, of_each
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.planning import plan_batch
 from gantrymq.spark.reader import RocketMQStreamReader
-from gantrymq.spark.rows import read_ranges
 from gantrymq.spark.versions import ReadAllAvailable
 
 QUEUES = 500
-#: On each of two brokers.
+#: Each of two brokers has QUEUES queues of this topic.
 TOPIC = "wide"
 MESSAGES = 3
-#: 2,000 to 4,000 requests, on a machine that does other things, too.
+#: Time limit for 2,000 to 4,000 requests on a busy machine, in seconds.
 PLAN_S = 30.0
 COLUMNS = pa.schema([(name, ARROW_TYPES[name]) for name in ("brokerName", "queueId", "body")])
 T = TypeVar("T")
 
 
 class Busiest:
-    """How many requests to each server are under way at once, at most."""
+    """Counts the largest number of parallel requests to each server."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most: Counter[str] = Counter()
@@ -75,7 +75,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalCluster]
                         body = f"{queue.broker_name}:{queue.queue_id}:{number}"
                         await producer.send(Message(TOPIC, body.encode()), queue=queue)
 
-                await of_each(route, fill)
+                await request_each(route, fill)
 
         asyncio.run(send())
         yield running
@@ -89,9 +89,9 @@ def options_for(cluster: MortalCluster, **more: str) -> ReadOptions:
     return ReadOptions.parse({"nameserver": cluster.name_server, "subscribe": TOPIC, "retrytimeoutms": "5000"} | more)
 
 
-def ask(options: ReadOptions, question: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
+def ask(options: ReadOptions, question: Callable[[ClusterClient], Coroutine[Any, Any, T]]) -> T:
     async def answer() -> T:
-        async with Cluster(options.name_servers, options.retry_timeout_ms) as cluster:
+        async with ClusterClient(options.name_servers, options.retry_timeout_ms) as cluster:
             return await question(cluster)
 
     return run(answer())
@@ -112,9 +112,9 @@ def test_a_batch_read(cluster: MortalCluster, monkeypatch: pytest.MonkeyPatch) -
     took_s = time.monotonic() - began
     print(f"{2 * QUEUES} queues planned in {took_s:.2f} s with {busiest.requests} requests, {busiest.most}")
     assert took_s < PLAN_S
-    assert max(busiest.most.values()) <= AT_ONCE
-    # They were asked side by side.
-    assert max(busiest.most.values()) > AT_ONCE / 2
+    assert max(busiest.most.values()) <= MAX_IN_FLIGHT
+    # The requests ran in parallel.
+    assert max(busiest.most.values()) > MAX_IN_FLIGHT / 2
     assert bodies(partitions, options) == everything()
 
 
@@ -126,9 +126,9 @@ def test_a_stream(cluster: MortalCluster, monkeypatch: pytest.MonkeyPatch) -> No
     end = stream.latestOffset(start, ReadAllAvailable())
     stream.commit(end)
     again = stream.latestOffset(end, ReadAllAvailable())
-    assert max(busiest.most.values()) <= AT_ONCE
+    assert max(busiest.most.values()) <= MAX_IN_FLIGHT
     assert again == end
-    # While nothing comes: the route, its static queues, and one request to each broker. Every ten seconds more.
+    # Without new messages, a poll requests the route, its static queues, and each broker once; more every ten seconds.
     polls = []
     for _ in range(3):
         before = busiest.requests
@@ -149,12 +149,12 @@ def test_a_sample_of_each_queue_is_no_flood(cluster: MortalCluster, monkeypatch:
         found += bodies([p.ranges for p in stream.partitions(place, end)], options)
         place = end
     assert sorted(found) == everything()
-    assert max(busiest.most.values()) <= AT_ONCE
+    assert max(busiest.most.values()) <= MAX_IN_FLIGHT
     stream.stop()
 
 
 def test_a_broker_that_hangs_holds_a_stream_up_once(tmp_path: Path) -> None:
-    """Not once for every AT_ONCE of its queues."""
+    """The broker delays the stream once, not once for every MAX_IN_FLIGHT of its queues."""
     with Killable(tmp_path, brokers=2) as brokers:
         options = ReadOptions.parse(
             {"nameserver": brokers.namesrv_addr, "subscribe": TOPIC, "startingoffsets": "latest"}
@@ -182,7 +182,7 @@ def test_a_broker_that_hangs_holds_a_stream_up_once(tmp_path: Path) -> None:
         finally:
             os.kill(brokers.brokers[1].pid, signal.SIGCONT)
         assert {queue for queue, offset in end[TOPIC].items() if offset != start[TOPIC][queue]} == {"broker-a:7"}
-        # A request waits 3 s.
+        # The timeout of a request is 3 s.
         assert took_s < 2.5 * 3
         stream.stop()
 
@@ -199,12 +199,12 @@ def test_a_failure_ends_the_other_questions() -> None:
 
     async def fail() -> set[asyncio.Task[Any]]:
         with pytest.raises(ValueError, match="3"):
-            await of_each(map(str, range(1000)), question)
+            await request_each(map(str, range(1000)), question)
         await asyncio.sleep(0)
         return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
 
     assert asyncio.run(fail()) == set()
-    assert len(asked) <= AT_ONCE + 1
+    assert len(asked) <= MAX_IN_FLIGHT + 1
 
 
 def test_answers_are_in_order() -> None:
@@ -214,4 +214,4 @@ def test_answers_are_in_order() -> None:
         return queue.queue_id
 
     queues = [MessageQueue("t", f"broker-{n % 3}", n) for n in range(1000)]
-    assert asyncio.run(of_each(queues, question)) == list(range(1000))  # type: ignore[arg-type]
+    assert asyncio.run(request_each(queues, question)) == list(range(1000))  # type: ignore[arg-type]

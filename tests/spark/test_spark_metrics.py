@@ -1,4 +1,4 @@
-"""A session's queries watched: metrics over HTTP, progress in a topic."""
+"""Tests the monitoring of a session's queries: metrics over HTTP, progress in a topic."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from urllib.request import urlopen
 import pytest
 from pyspark.sql import SparkSession
 from spark_support import send_numbers
-from waiting import wait_until
+from wait_until import wait_until
 
+from gantrymq.arrow.cluster_client import ClusterClient
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.message import decode_messages
-from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.metrics import watch_queries
 from gantrymq.spark.versions import HAS_ADMISSION_CONTROL
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -30,7 +30,7 @@ def test_a_query_is_watched(
     send_numbers(cluster, topic, range(10))
     with pytest.raises(ConfigError, match="go together"):
         watch_queries(spark, topic=told)
-    with watch_queries(spark, metrics_port=0, host="127.0.0.1", name_server=cluster.name_server, topic=told) as watch:
+    with watch_queries(spark, metrics_port=0, name_server=cluster.name_server, topic=told) as watch:
         source = spark.readStream.format("rocketmq").options(nameServer=cluster.name_server, subscribe=topic)
         query = (
             source.options(startingOffsets="earliest", maxOffsetsPerTrigger="10")
@@ -54,7 +54,7 @@ def test_a_query_is_watched(
     assert (f'gantry_spark_lag_messages{labels},topic="{topic}"}} 0' in text) == HAS_ADMISSION_CONTROL
 
     async def progress() -> dict[str, object]:
-        async with Cluster([cluster.name_server], 5000) as brokers:
+        async with ClusterClient([cluster.name_server], 5000) as brokers:
             for queue in await brokers.read_queues(told):
                 if await brokers.max_offset(queue):
                     found = await brokers.pull(queue, 0, 1, 100_000, "watch", ("*", "TAG"))

@@ -1,4 +1,4 @@
-"""A million numbered messages in 8 queues of 2 brokers, which are processes of their own: each arrives exactly once."""
+"""Tests that each of a million messages in 8 queues of 2 broker processes is read exactly once."""
 
 from __future__ import annotations
 

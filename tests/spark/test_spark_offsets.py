@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gantrymq.errors import ConfigError
-from gantrymq.protocol.message import MessageQueue
-from gantrymq.spark.offsets import (
+from gantrymq.arrow.offsets import (
     EARLIEST_NUMBER,
     LATEST_NUMBER,
     OffsetRange,
@@ -22,7 +20,9 @@ from gantrymq.spark.offsets import (
     plan_ranges,
     to_json,
 )
-from gantrymq.spark.option_values import expected_brokers
+from gantrymq.arrow.option_values import expected_brokers
+from gantrymq.errors import ConfigError
+from gantrymq.protocol.message import MessageQueue
 
 A0, A1, B0 = (MessageQueue("t", broker, n) for broker, n in (("broker-a", 0), ("broker-a", 1), ("b:x", 0)))
 
@@ -135,7 +135,7 @@ def test_each_queue_has_a_row_where_there_are_as_many(
 
 @given(st.integers(1, 5), st.lists(st.sets(st.integers(0, 9)), min_size=1, max_size=30))
 def test_queues_take_turns_when_there_are_fewer_rows(max_rows: int, busy: list[set[int]]) -> None:
-    """Queue 5 waits for as many batches as it takes to serve the nine others, whichever of those have messages."""
+    """Queue 5 waits at most for the batches that serve the nine others, whichever of those have messages."""
     queues = [MessageQueue("t", "broker-a", n) for n in range(10)]
     waiting, start, after = queues[5], dict.fromkeys(queues, 0), None
     most = -(-len(queues) // max_rows)
@@ -155,6 +155,6 @@ def test_bundles_hold_every_range_once_and_are_full(ranges: dict[MessageQueue, t
     assert [part for parts in bundles for part in parts] == planned
     sizes = [sum(part.end - part.start for part in parts) for parts in bundles]
     assert all(size <= max_rows or len(parts) == 1 for size, parts in zip(sizes, bundles, strict=True))
-    # No range would have found room in the bundle before it.
+    # No range would have fit into the previous bundle.
     for (size, _), (_, following) in pairwise(zip(sizes, bundles, strict=True)):
         assert size + following[0].end - following[0].start > max_rows

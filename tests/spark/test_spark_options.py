@@ -9,8 +9,9 @@ from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, Stru
 from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.spark.columns import arrow_schema, default_schema
 from gantrymq.spark.options import ReadOptions, WriteOptions
+from gantrymq.spark.read_schema import arrow_schema, default_schema
+from gantrymq.spark.store.options import StoreOptions
 
 GIVEN = {"nameserver": "ns1:9876; ns2:9876", "subscribe": "orders, returns"}
 
@@ -85,6 +86,19 @@ def test_required_options() -> None:
         WriteOptions.parse({"topic": "t"})
 
 
+def test_tables_of_the_catalog_are_refused_with_the_remedy() -> None:
+    """Spark passes properties for CREATE TABLE without columns, and nothing for queries of a table."""
+    created = GIVEN | {"option.nameserver": "a:1", "owner": "root", "provider": "rocketmq"}
+    for refused in (
+        lambda: ReadOptions.parse(created),
+        lambda: StoreOptions.parse({"path": "/store", "provider": "rocketmq-store"}),
+        lambda: ReadOptions.parse({}),
+        lambda: WriteOptions.parse({}),
+    ):
+        with pytest.raises(ConfigError, match="use CREATE TEMPORARY VIEW"):
+            refused()
+
+
 def test_options_of_the_other_kind() -> None:
     with pytest.raises(ConfigError, match="streaming"):
         parse(True, endingoffsets="latest")
@@ -149,7 +163,7 @@ def test_one_filter_for_the_broker() -> None:
 
 
 def test_brokers_know_no_tags_of_delayed_messages() -> None:
-    """What stands in their place are times: nothing, or other messages would be found."""
+    """These queues have times instead of tag codes, so a broker would return nothing or other messages."""
     for topics in ({"subscribe": "orders,SCHEDULE_TOPIC_XXXX"}, {"assign": '{"SCHEDULE_TOPIC_XXXX": ["broker-a:2"]}'}):
         with pytest.raises(ConfigError, match=r"option tags: .* a condition on the column tags"):
             without_subscribe(tags="A", **topics)
@@ -240,7 +254,7 @@ def test_schemas_that_no_read_has(fields: list[StructField], message: str) -> No
 
 @pytest.fixture
 def prod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a context with keys and TLS."""
+    """Returns the name of a context with keys and TLS."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     keys, of_tls = tmp_path / "tools.yml", tmp_path / "tls.properties"
     keys.write_text("accessKey: reader\nsecretKey: 12345678\n")
@@ -255,7 +269,7 @@ def test_a_context_has_addresses_keys_and_tls(prod: str) -> None:
     assert (options.security.access_key, options.security.secret_key) == ("reader", "12345678")
     assert options.security.tls.tls_enable
     assert options.security.tls.tls_client_trust_cert_path == Path("/etc/ca.pem")
-    # Spark has nothing but the name; the tasks get the keys with the reader.
+    # Spark stores only the context's name. The tasks get the keys with the reader.
     assert "12345678" not in repr(options)
     assert pickle.loads(pickle.dumps(options)) == options
     assert WriteOptions.parse({"context": prod, "topic": "t"}).security == options.security

@@ -1,4 +1,4 @@
-"""How a read is shared out: by bytes, whatever the queues hold."""
+"""Tests that a read is split into partitions by bytes, whatever its queues contain."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from spark_support import create_topic
 
+from gantrymq.arrow import partitions
+from gantrymq.arrow.cluster_client import ClusterClient, run
+from gantrymq.arrow.columns import ARROW_TYPES
+from gantrymq.arrow.filters import PushedFilters
+from gantrymq.arrow.offsets import OffsetRange
+from gantrymq.arrow.partitions import plan_partitions, record_plan, recorded_partitions
+from gantrymq.arrow.planning import plan_batch
+from gantrymq.arrow.rows import read_ranges
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.message import Message, MessageQueue
-from gantrymq.spark import partitions
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.cluster import Cluster, run
-from gantrymq.spark.filters import PushedFilters
-from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.partitions import plan_partitions, record_plan, recorded_partitions
-from gantrymq.spark.planning import plan_batch
-from gantrymq.spark.rows import read_ranges
 from gantrymq.testing.embedded import EmbeddedCluster
 
 BODY = pa.schema([("body", ARROW_TYPES["body"])])
@@ -43,7 +43,7 @@ def test_a_queue_with_most_of_a_topic_is_split() -> None:
     assert len(found) == 7 + 3
     assert all(len(parts) == 1 for parts in found)
     assert max(part.end - part.start for (part,) in found) * 1000 <= 128 * MIB
-    # By bytes, not by messages.
+    # Queues are split by bytes, not by the number of messages.
     assert len(plan([900_000, 30_000], options(), {0: 10.0, 1: 10_000.0})) == 1 + 3
     assert len(plan([900_000], options(maxpartitionbytes=str(90 * 1000 * 1000)), {0: 1000.0})) == 10
 
@@ -53,7 +53,7 @@ def test_at_most_so_many() -> None:
     assert len(found) == 4
     sizes = [sum(part.end - part.start for part in parts) for parts in found]
     assert max(sizes) < 1.5 * min(sizes)
-    # Pieces of a queue that meet again are one.
+    # Adjacent pieces of a queue in the same partition are merged.
     assert all(len({part.queue for part in parts}) == len(parts) for parts in found)
     assert len(plan([100, 100], options(maxpartitions="4"), {})) == 1
     with pytest.raises(ConfigError, match="minPartitions and maxPartitions exclude each other"):
@@ -134,7 +134,7 @@ def test_a_skewed_topic(
                 await producer.send_batch(batch, queue=queue)
             for n, other in enumerate(others):
                 await producer.send_batch([Message(topic, b"%08d" % (1800 + n))], queue=other)
-        async with Cluster(given.name_servers, 5000) as brokers:
+        async with ClusterClient(given.name_servers, 5000) as brokers:
             return await plan_batch(brokers, given, PushedFilters())
 
     found = run(send_and_plan())

@@ -1,4 +1,4 @@
-"""Which queues and offsets a read gets, without Spark: patterns, assigned queues, topics that vanish, repeated rows."""
+"""Tests, without Spark, which queues and offsets a read gets: patterns, assigned queues, lost topics, repeated rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 from spark_support import SEND_AT_ONCE, create_topic, send_numbers
-from waiting import wait_until
+from wait_until import wait_until
 
+from gantrymq.arrow.cluster_client import ClusterClient, run
+from gantrymq.arrow.columns import ARROW_TYPES
+from gantrymq.arrow.filters import PushedFilters
+from gantrymq.arrow.planning import plan_batch
+from gantrymq.arrow.queues import find_queues
+from gantrymq.arrow.row_messages import GANTRY_ID
+from gantrymq.arrow.rows import read_ranges
+from gantrymq.arrow.stream_planning import Progress, advance, initial_position
+from gantrymq.arrow.stream_position import StreamPosition
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.send_command import send_command
@@ -21,17 +30,9 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE, CompressionType, compress, compression_flag
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.protocol.sys_flag import COMPRESSION_MASK
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.cluster import Cluster, run
-from gantrymq.spark.filters import PushedFilters
+from gantrymq.spark.conditions import push_condition
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.planning import plan_batch
-from gantrymq.spark.queues import find_queues
 from gantrymq.spark.reader import RocketMQStreamReader
-from gantrymq.spark.row_messages import GANTRY_ID
-from gantrymq.spark.rows import read_ranges
-from gantrymq.spark.stream_place import StreamPlace
-from gantrymq.spark.stream_planning import Progress, advance, initial_place
 from gantrymq.spark.versions import HAS_FILTERS, ReadAllAvailable, ReadMaxRows
 from gantrymq.system.clock import now_ms
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -45,9 +46,9 @@ def options_for(cluster: EmbeddedCluster, **more: str) -> ReadOptions:
     return ReadOptions.parse({"nameserver": cluster.name_server, "retrytimeoutms": "3000"} | more)
 
 
-def ask(options: ReadOptions, question: Callable[[Cluster], Coroutine[Any, Any, T]]) -> T:
+def ask(options: ReadOptions, question: Callable[[ClusterClient], Coroutine[Any, Any, T]]) -> T:
     async def answer() -> T:
-        async with Cluster(options.name_servers, options.retry_timeout_ms) as brokers:
+        async with ClusterClient(options.name_servers, options.retry_timeout_ms) as brokers:
             return await question(brokers)
 
     return run(answer())
@@ -76,7 +77,7 @@ def test_a_stream_takes_in_topics_that_come_later(cluster: EmbeddedCluster) -> N
     options = options_for(cluster, subscribepattern="later-.*", startingoffsets="earliest")
     stream = RocketMQStreamReader(options, BODY)
     start = stream.initialOffset()
-    assert StreamPlace.from_json(start).ends == {}
+    assert StreamPosition.from_json(start).ends == {}
     assert stream.latestOffset(start, ALL) == start
     create_topic(cluster, "later-1", 2)
     send_numbers(cluster, "later-1", range(300))
@@ -95,20 +96,20 @@ def test_times_of_topics_that_are_not_read_are_refused(cluster: EmbeddedCluster,
                 numbers(options)
     stream = options_for(cluster, subscribe=topic, startingoffsetsbytimestamp=json.dumps({f"{topic}x": 5}))
     with pytest.raises(ConfigError, match="which isn't read"):
-        ask(stream, lambda brokers: initial_place(brokers, stream))
+        ask(stream, lambda brokers: initial_position(brokers, stream))
 
 
 def test_a_stream_needs_an_offset_of_each_queue(cluster: EmbeddedCluster, new_topic: Callable[..., str]) -> None:
     topic, other = new_topic(1), new_topic(1)
-    # Two batches: one for each broker.
+    # Two batches, one for each broker.
     count = 2 * SEND_AT_ONCE
     send_numbers(cluster, topic, range(count))
 
     def begun(offsets: object) -> dict[str, int]:
         options = options_for(cluster, subscribe=f"{topic},{other}", startingoffsets=json.dumps(offsets))
-        place = ask(options, lambda brokers: initial_place(brokers, options))
+        position = ask(options, lambda brokers: initial_position(brokers, options))
         return {
-            f"{queue.broker_name}:{queue.queue_id}": end for queue, end in place.ends.items() if queue.topic == topic
+            f"{queue.broker_name}:{queue.queue_id}": end for queue, end in position.ends.items() if queue.topic == topic
         }
 
     with pytest.raises(ConfigError, match=rf"no offset of {topic} broker-b:0, {other} broker-a:0, {other} broker-b:0"):
@@ -172,7 +173,7 @@ def test_times_of_single_queues(cluster: EmbeddedCluster, new_topic: Callable[..
         startingoffsetsbytimestampstrategy="latest",
     )
     assert len(numbers(one)) == 100
-    starts = ask(one, lambda brokers: initial_place(brokers, one)).ends
+    starts = ask(one, lambda brokers: initial_position(brokers, one)).ends
     assert sorted((queue.broker_name, offset) for queue, offset in starts.items()) == [
         ("broker-a", 100),
         ("broker-b", 0),
@@ -188,7 +189,7 @@ FUTURE_MS = 4_102_444_800_000
         lambda topic: {"startingtimestamp": str(FUTURE_MS)},
         lambda topic: {"startingoffsetsbytimestamp": json.dumps({topic: FUTURE_MS})},
         lambda topic: {"startingoffsetsbytimestamp": json.dumps({topic: {"broker-b:0": FUTURE_MS}})},
-        # In microseconds.
+        # The timestamp is in microseconds by mistake.
         lambda topic: {"startingtimestamp": str(now_ms() * 1000)},
     ],
 )
@@ -201,10 +202,10 @@ def test_a_start_in_the_future_is_refused(
     with pytest.raises(ConfigError, match=f"{topic} broker-.:0 is to start at the time .* in the future"):
         numbers(options)
     with pytest.raises(ConfigError, match="in the future"):
-        ask(options, lambda brokers: initial_place(brokers, options))
+        ask(options, lambda brokers: initial_position(brokers, options))
     at_end = options_for(cluster, subscribe=topic, startingoffsetsbytimestampstrategy="latest", **start(topic))
     assert len(numbers(at_end)) == (100 if "broker-b:0" in str(start(topic)) else 0)
-    ends = ask(at_end, lambda brokers: initial_place(brokers, at_end)).ends
+    ends = ask(at_end, lambda brokers: initial_position(brokers, at_end)).ends
     assert max(ends.values()) == 100
 
 
@@ -218,24 +219,24 @@ def test_a_batch_of_what_nothing_came_since_is_refused(cluster: EmbeddedCluster,
     refused = rf"topic {idle} has no message stored at {since} or later: nothing would be read"
     with pytest.raises(ConfigError, match=refused):
         numbers(options_for(cluster, subscribe=idle, **asked))
-    # One queue of two gets something: the other one is merely idle.
+    # If one of two queues has new messages, the other one is only idle.
     send_numbers(cluster, busy, range(200, 250))
     assert numbers(options_for(cluster, subscribe=busy, **asked)) == list(range(200, 250))
     with pytest.raises(ConfigError, match=refused):
         numbers(options_for(cluster, subscribe=f"{busy},{idle}", **asked))
     both = options_for(cluster, subscribe=f"{busy},{idle}", startingoffsetsbytimestampstrategy="latest", **asked)
     assert numbers(both) == list(range(200, 250))
-    # A queue that is named is meant.
+    # A queue that is named explicitly must have messages.
     newest = options_for(cluster, subscribe=busy, startingoffsets="latest")
-    queue_ends = ask(newest, lambda brokers: initial_place(brokers, newest)).ends
+    queue_ends = ask(newest, lambda brokers: initial_position(brokers, newest)).ends
     (quiet,) = [queue for queue, end in queue_ends.items() if end == 100]
     named = json.dumps({busy: {f"{quiet.broker_name}:0": since}})
     with pytest.raises(ConfigError, match=f"{busy} {quiet.broker_name}:0 has no message stored at"):
         numbers(options_for(cluster, subscribe=busy, startingoffsetsbytimestamp=named))
-    # A stream misses nothing: what comes is later.
+    # This is no error for a stream, which also reads later messages.
     stream = options_for(cluster, subscribe=idle, **asked)
-    assert set(ask(stream, lambda brokers: initial_place(brokers, stream)).ends.values()) == {100}
-    # Neither does an end in the future: it is what there is.
+    assert set(ask(stream, lambda brokers: initial_position(brokers, stream)).ends.values()) == {100}
+    # An end in the future is no error either: the read ends at the current end.
     assert len(numbers(options_for(cluster, subscribe=idle, endingtimestamp=str(FUTURE_MS)))) == 200
 
 
@@ -254,7 +255,7 @@ def test_conditions_that_leave_an_idle_queue_find_nothing(
     found = []
     for broker in ("broker-a", "broker-b"):
         filters = PushedFilters()
-        assert filters.push(EqualTo(("brokerName",), broker))
+        assert push_condition(filters, EqualTo(("brokerName",), broker))
         planned = ask(options, lambda brokers, filters=filters: plan_batch(brokers, options, filters))
         found.append(sum(part.end - part.start for ranges in planned for part in ranges))
     assert sorted(found) == [0, 50]
@@ -268,7 +269,7 @@ def test_a_missing_topic_is_an_error_for_a_new_query_only(
     options = options_for(cluster, subscribe=f"{topic},gone", startingoffsets="earliest")
     with pytest.raises(NoRouteInfo, match="gone"):
         numbers(options)
-    # A topic that a checkpoint knows may be away for a while, with its only broker.
+    # A topic of a checkpoint may be unavailable for a while, together with its only broker.
     stream = RocketMQStreamReader(options, BODY)
     start = {topic: {"broker-a:0": 0, "broker-b:0": 0}, "gone": {"broker-z:0": 7}}
     end = stream.latestOffset(start, ALL)
@@ -314,11 +315,11 @@ def test_a_topic_made_anew_with_more_messages_is_noticed(
     asyncio.run(_delete(cluster, topic))
     create_topic(cluster, topic, 1)
     send_numbers(cluster, topic, range(1000, 1600))
-    with pytest.raises(DataLost, match="its topic was deleted and made again"):
+    with pytest.raises(DataLost, match="its topic was deleted and created again"):
         stream.latestOffset(end, ALL)
-    # As does a batch of the checkpoint that is run again.
+    # A repeated batch of the checkpoint fails in the same way.
     again = RocketMQStreamReader(options, BODY)
-    with pytest.raises(DataLost, match="its topic was deleted and made again"):
+    with pytest.raises(DataLost, match="its topic was deleted and created again"):
         again.partitions(start, end)
     stream.stop()
     again.stop()
@@ -330,13 +331,13 @@ def test_a_topic_made_anew_with_more_messages_is_noticed(
     last = lenient.latestOffset(following, ALL)
     assert sorted(bodies(lenient, end, following) + bodies(lenient, following, last)) == list(range(1000, 1600))
     assert lenient.latestOffset(last, ALL) == last
-    # As many as before.
+    # The new topic has as many messages as the old one.
     asyncio.run(_delete(cluster, topic))
     create_topic(cluster, topic, 1)
     asyncio.run(_fill(cluster, topic, last))
     lenient.stop()
     restarted = RocketMQStreamReader(options, BODY)
-    with pytest.raises(DataLost, match="its topic was deleted and made again"):
+    with pytest.raises(DataLost, match="its topic was deleted and created again"):
         restarted.latestOffset(last, ALL)
     restarted.stop()
 
@@ -364,8 +365,8 @@ def bodies(stream: RocketMQStreamReader, start: dict[str, Any], end: dict[str, A
     return sorted(int(n.as_py()) for p in partitions for batch in stream.read(p) for n in batch.column("body"))
 
 
-class _BusyBroker(Cluster):
-    """One of whose brokers has too much to do to answer pulls."""
+class _BusyBroker(ClusterClient):
+    """A client with one broker that is too busy to respond to pulls."""
 
     async def store_time(self, queue: MessageQueue, offset: int, group: str) -> int | None:
         if queue.broker_name == "broker-a":
@@ -378,18 +379,18 @@ def test_a_busy_broker_holds_up_its_own_queues_only(cluster: EmbeddedCluster, ne
     queues = [MessageQueue(topic, broker, 0) for broker in ("broker-a", "broker-b")]
     asyncio.run(_fill(cluster, topic, {topic: {"broker-a:0": 2, "broker-b:0": 2}}))
     options = options_for(cluster, subscribe=topic)
-    place = ask(options, lambda brokers: initial_place(brokers, options))
+    position = ask(options, lambda brokers: initial_position(brokers, options))
     asyncio.run(_fill(cluster, topic, {topic: {"broker-a:0": 1, "broker-b:0": 1}}))
 
     async def further() -> Progress:
         async with _BusyBroker(options.name_servers, options.retry_timeout_ms) as brokers:
-            return await advance(brokers, options, place)
+            return await advance(brokers, options, position)
 
     assert run(further()).ends == dict(zip(queues, [2, 3], strict=True))
 
 
 async def _fill(cluster: EmbeddedCluster, topic: str, place: dict[str, Any]) -> None:
-    """So many messages for each queue as the place says."""
+    """Sends as many messages to each queue as the position requires."""
     async with Producer(cluster.name_server, "numbers") as producer:
         for key, count in place[topic].items():
             queue = MessageQueue(topic, key.partition(":")[0], 0)
@@ -407,7 +408,7 @@ def test_rows_that_were_written_twice(cluster: EmbeddedCluster, new_topic: Calla
     plain = [Message(topic, b"%d" % n) for n in range(100, 110)]
 
     async def send() -> None:
-        # A task that was run again after it had sent 60 rows; each batch goes to another queue.
+        # Simulates a task that ran again after it sent 60 rows. Each batch goes to another queue.
         async with Producer(cluster.name_server, "numbers") as producer:
             for batch in (rows[:60], plain, rows[:50], plain, rows[50:]):
                 await producer.send_batch(batch)
@@ -415,7 +416,7 @@ def test_rows_that_were_written_twice(cluster: EmbeddedCluster, new_topic: Calla
     asyncio.run(send())
     assert len(numbers(options_for(cluster, subscribe=topic))) == 180
     once = options_for(cluster, subscribe=topic, deduplicate="true")
-    # Messages without an id are no copies of each other.
+    # Messages without an id are never copies of each other.
     assert numbers(once) == sorted([*range(100), *range(100, 110), *range(100, 110)])
 
 
@@ -423,7 +424,7 @@ def test_corrupt_bodies_between_good_ones(cluster: EmbeddedCluster, new_topic: C
     topic = new_topic(1)
     good = compress(b"7", CompressionType.ZSTD)
     flag = compression_flag(CompressionType.ZSTD)
-    # Cut off, no compressed data at all, of a kind that isn't known, and more than is taken.
+    # Truncated data, data that is not compressed, an unknown compression type, and a result above the size limit.
     broken = [
         (good[:-3], flag),
         (b"nonsense", flag),
@@ -432,7 +433,7 @@ def test_corrupt_bodies_between_good_ones(cluster: EmbeddedCluster, new_topic: C
     ]
     options = options_for(cluster, subscribe=topic)
 
-    async def send(brokers: Cluster) -> None:
+    async def send(brokers: ClusterClient) -> None:
         queue = (await brokers.write_queues(topic))[0]
         for body, sys_flag in [(b"5", 0), broken[0], (b"6", 0), *broken[1:], (good, flag)]:
 

@@ -1,4 +1,4 @@
-"""Pulling a range, without Spark: brokers that die, data that is gone."""
+"""Tests, without Spark, how a range is pulled: brokers that die, lost data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from spark_support import BULK_TRANSFER, create_topic, send_numbers
-from waiting import wait_until
+from wait_until import wait_until
 
+from gantrymq.arrow import connection_pool, pull
+from gantrymq.arrow.cluster_client import ClusterClient, run
+from gantrymq.arrow.columns import ARROW_TYPES
+from gantrymq.arrow.connection_pool import task_connections
+from gantrymq.arrow.offsets import OffsetRange
+from gantrymq.arrow.rows import read_ranges
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.client.broker_api import PullResult
@@ -24,13 +30,7 @@ from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.protocol.record import Record
-from gantrymq.spark import connections, pull
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.cluster import Cluster, run
-from gantrymq.spark.connections import connected
-from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.rows import read_ranges
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.offline import OfflineLog
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -53,7 +53,7 @@ def numbered(count: int) -> list[bytes]:
 
 @pytest.fixture
 def one_queue(cluster: EmbeddedCluster) -> MessageQueue:
-    """1,000 numbered messages in one queue, in order."""
+    """Returns a queue with 1,000 numbered messages in order."""
     topic = "spark-pull"
     create_topic(cluster, topic, 1, brokers=[0])
     queue = MessageQueue(topic, "broker-a", 0)
@@ -63,7 +63,7 @@ def one_queue(cluster: EmbeddedCluster) -> MessageQueue:
 
 
 async def _last_offset(cluster: EmbeddedCluster, queue: MessageQueue) -> int:
-    async with Cluster([cluster.name_server], 5000) as brokers:
+    async with ClusterClient([cluster.name_server], 5000) as brokers:
         return await brokers.max_offset(queue)
 
 
@@ -90,7 +90,7 @@ def test_tags_leave_out_the_others(cluster: EmbeddedCluster, one_queue: MessageQ
 
 
 async def others() -> set[asyncio.Task[Any]]:
-    """What else is under way in the loop."""
+    """Returns the other pending tasks of the event loop."""
     return asyncio.all_tasks() - {asyncio.current_task()}
 
 
@@ -101,7 +101,7 @@ def test_an_abandoned_read_leaves_nothing_under_way(
     monkeypatch.setattr(pull, "BATCH_ROWS", 10)
     options = options_for(cluster.name_server, one_queue.topic)
 
-    with connected(options) as brokers:
+    with task_connections(options) as brokers:
         for read in range(3):
             batches = pull.pull_batches([OffsetRange(one_queue, 0, 1000)], options)
             for _ in range(read + 1):
@@ -136,7 +136,7 @@ def test_a_broker_that_stays_away_is_an_error(cluster: EmbeddedCluster, one_queu
 
 
 def lose(log: OfflineLog, records: list[Record]) -> None:
-    """Of a broker that runs: what its queue has is no longer in its log."""
+    """Removes records from the log of a running broker, but not from its queue."""
     for record in records:
         file = log.file_at(record.physical_offset)
         assert file is not None
@@ -168,12 +168,12 @@ def test_a_read_that_does_not_end_in_time_hides_no_error(
     cluster: EmbeddedCluster, one_queue: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "BATCH_ROWS", 10)
-    monkeypatch.setattr(connections, "CANCEL_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(connection_pool, "CANCEL_TIMEOUT_S", 0.01)
     options = options_for(cluster.name_server, one_queue.topic)
     may_end = threading.Event()
-    pull_at_once = Cluster.pull
+    pull_at_once = ClusterClient.pull
 
-    async def pull_or_hang(self: Cluster, queue: MessageQueue, offset: int, *more: Any) -> PullResult:
+    async def pull_or_hang(self: ClusterClient, queue: MessageQueue, offset: int, *more: Any) -> PullResult:
         if offset < 20:
             return await pull_at_once(self, queue, offset, *more)
         try:
@@ -183,7 +183,7 @@ def test_a_read_that_does_not_end_in_time_hides_no_error(
                 await asyncio.sleep(0.001)
         raise AssertionError("nobody sets it")
 
-    monkeypatch.setattr(Cluster, "pull", pull_or_hang)
+    monkeypatch.setattr(ClusterClient, "pull", pull_or_hang)
 
     def fail() -> None:
         with closing(pull.pull_batches([OffsetRange(one_queue, 0, 1000)], options)) as batches:
@@ -193,7 +193,7 @@ def test_a_read_that_does_not_end_in_time_hides_no_error(
     with pytest.raises(ValueError, match="of the task"):
         fail()
     may_end.set()
-    with connected(options) as brokers:
+    with task_connections(options) as brokers:
         wait_until(lambda: not brokers.submit(others()).result())
 
 
@@ -203,7 +203,7 @@ def test_damaged_records_name_their_range(
     options = options_for(cluster.name_server, one_queue.topic)
     (whole,) = pull.pull_batches([OffsetRange(one_queue, 0, 2)], options)
     damaged = whole._replace(buffer=whole.buffer[:-5])
-    monkeypatch.setattr("gantrymq.spark.rows.pull_batches", lambda *_: iter([damaged]))
+    monkeypatch.setattr("gantrymq.arrow.rows.pull_batches", lambda *_: iter([damaged]))
     with pytest.raises(RecordError, match="in spark-pull broker-a:0 offsets 0 to 2: "):
         list(bodies(OffsetRange(one_queue, 0, 2), options))
 
@@ -244,7 +244,7 @@ async def test_a_broker_that_dies_and_comes_back(tmp_path: Path, monkeypatch: py
     batches = bodies(wanted, options_for(name_server.address, "mortal"))
     found = await asyncio.to_thread(next, batches)
     await first.stop()
-    # At another port: the route has to be asked for again.
+    # The new broker has another port, so the client must request the route again.
     rest = asyncio.create_task(asyncio.to_thread(lambda: list(chain(*batches))))
     second = broker()
     await second.start()
@@ -256,7 +256,7 @@ async def test_a_broker_that_dies_and_comes_back(tmp_path: Path, monkeypatch: py
 
 @pytest.fixture(scope="module")
 def small_answers() -> Iterator[EmbeddedCluster]:
-    """A broker that answers a pull with 32 messages at most, as Apache's do."""
+    """A broker that returns at most 32 messages per pull, as Apache's brokers do."""
     with EmbeddedCluster(max_transfer_count_on_message_in_memory=32, max_transfer_count_on_message_in_disk=32) as c:
         create_topic(c, "small", 2, brokers=[0])
         for first in range(0, 10_000, 1000):
@@ -265,10 +265,10 @@ def small_answers() -> Iterator[EmbeddedCluster]:
 
 
 def ranges_of(cluster: EmbeddedCluster, topic: str) -> list[OffsetRange]:
-    """All of the topic."""
+    """Returns ranges that cover the whole topic."""
 
     async def look() -> list[OffsetRange]:
-        async with Cluster([cluster.name_server], 5000) as brokers:
+        async with ClusterClient([cluster.name_server], 5000) as brokers:
             return [OffsetRange(q, 0, await brokers.max_offset(q)) for q in await brokers.read_queues(topic)]
 
     return run(look())
@@ -278,7 +278,7 @@ def test_several_ranges_in_small_answers(small_answers: EmbeddedCluster) -> None
     ranges = ranges_of(small_answers, "small")
     options = options_for(small_answers.name_server, "small")
     found = list(pull.pull_batches(ranges, options))
-    # In order, without a gap, and put together.
+    # In order, without gaps, and merged.
     assert [OffsetRange(queue, start, end) for queue, start, end, _ in found] == ranges
     numbers = [int(n) for batch in read_ranges(ranges, options, BODY) for n in batch.column("body").to_pylist()]
     assert sorted(numbers) == list(range(10_000))
@@ -295,16 +295,16 @@ def test_small_answers_of_a_filter(small_answers: EmbeddedCluster, more: dict[st
 
 
 def test_pace_follows_the_answers() -> None:
-    pace = pull.Pace()
-    assert (pace.rows, pace.pulls) == (pull.BATCH_ROWS, 1)
-    pace.learn(pull.BATCH_ROWS, 32, 10_000)
-    assert (pace.rows, pace.pulls) == (32, pull.MAX_PULLS)
-    # The rest of a range is smaller than a full answer, and says nothing about those.
+    window = pull.PullWindow()
+    assert (window.rows, window.pulls) == (pull.BATCH_ROWS, 1)
+    window.update(pull.BATCH_ROWS, 32, 10_000)
+    assert (window.rows, window.pulls) == (32, pull.MAX_PULLS)
+    # The rest of a range is smaller than a full response, so it does not show how large those are.
     for _ in range(pull.GROW_AFTER):
-        pace.learn(20, 20, 7000)
-    assert pace.rows == 32
+        window.update(20, 20, 7000)
+    assert window.rows == 32
     for _ in range(pull.GROW_AFTER):
-        pace.learn(32, 32, 10_000)
-    assert pace.rows == 64
-    pace.learn(64, 3, 4 * pull.WINDOW_BYTES)
-    assert (pace.rows, pace.pulls) == (3, 2)
+        window.update(32, 32, 10_000)
+    assert window.rows == 64
+    window.update(64, 3, 4 * pull.WINDOW_BYTES)
+    assert (window.rows, window.pulls) == (3, 2)

@@ -1,4 +1,4 @@
-"""A read that takes no more of a broker than it may."""
+"""Tests that a read does not exceed its rate limit for each broker."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gantrymq.arrow import pull
+from gantrymq.arrow.cluster_client import ClusterClient, run
+from gantrymq.arrow.columns import ARROW_TYPES
+from gantrymq.arrow.filters import PushedFilters
+from gantrymq.arrow.offsets import OffsetRange
+from gantrymq.arrow.partitions import plan_partitions
+from gantrymq.arrow.planning import plan_batch
+from gantrymq.arrow.pull import PullRate
+from gantrymq.arrow.rows import read_ranges
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.message import Message, MessageQueue
-from gantrymq.spark import pull_rate
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.cluster import Cluster, run
-from gantrymq.spark.filters import PushedFilters
-from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
-from gantrymq.spark.partitions import plan_partitions
-from gantrymq.spark.planning import plan_batch
-from gantrymq.spark.pull_rate import PullRate
-from gantrymq.spark.rows import read_ranges
 from gantrymq.testing.embedded import EmbeddedCluster
 
 BODY = pa.schema([("body", ARROW_TYPES["body"])])
@@ -36,13 +36,13 @@ def options(**more: str) -> ReadOptions:
 def test_a_broker_rests_for_as_long_as_its_bytes_are_worth() -> None:
     rate = PullRate(1000)
     assert rate.pause_s("a", 5.0) == 0
-    rate.took("a", 500, 5.0)
+    rate.add("a", 500, 5.0)
     assert rate.pause_s("a", 5.2) == pytest.approx(0.3)
     assert rate.pause_s("b", 5.2) == 0
-    rate.took("a", 500, 5.2)
+    rate.add("a", 500, 5.2)
     assert rate.pause_s("a", 5.2) == pytest.approx(0.8)
-    # What wasn't used while nobody asked isn't made up for.
-    rate.took("a", 100, 100.0)
+    # Unused capacity of an idle period does not accumulate.
+    rate.add("a", 100, 100.0)
     assert rate.pause_s("a", 100.0) == pytest.approx(0.1)
 
 
@@ -53,7 +53,7 @@ def test_the_rate_holds_but_for_the_first_pull(pulls: list[tuple[int, float]], b
         now += rate.pause_s("a", now)
         assert taken <= bytes_per_second * now * (1 + 1e-9) + 1e-6
         now += lasts
-        rate.took("a", size, now)
+        rate.add("a", size, now)
         taken += size
 
 
@@ -72,7 +72,7 @@ def test_one_task_reads_a_broker() -> None:
 def test_a_read_takes_its_time(
     cluster: EmbeddedCluster, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull_rate, "LEAST_PULL_BYTES", 2000)
+    monkeypatch.setattr(pull, "LEAST_PULL_BYTES", 2000)
     topic = new_topic(1)
 
     async def send() -> None:
@@ -83,12 +83,12 @@ def test_a_read_takes_its_time(
     given = options(nameserver=cluster.name_server, subscribe=topic, maxbytespersecondperbroker="100000")
 
     async def plan() -> list[list[OffsetRange]]:
-        async with Cluster(given.name_servers, 5000) as brokers:
+        async with ClusterClient(given.name_servers, 5000) as brokers:
             return await plan_batch(brokers, given, PushedFilters())
 
     (ranges,) = run(plan())
     began = time.monotonic()
     found = [body for batch in read_ranges(ranges, given, BODY) for body in batch.column("body").to_pylist()]
-    # 100 messages of 1,000 bytes and more; the last pull isn't waited for.
+    # 100 messages of more than 1,000 bytes each. The read does not pause after its last pull.
     assert time.monotonic() - began > 0.8
     assert [int(body[:9]) for body in found] == list(range(100))

@@ -1,4 +1,4 @@
-"""Batch reads with a Spark session."""
+"""Tests of batch reads with a Spark session."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_support import create_topic, send_numbers
 
+from gantrymq.arrow.columns import READ_COLUMNS
+from gantrymq.arrow.row_messages import GANTRY_ID
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message
-from gantrymq.spark.columns import COLUMNS
-from gantrymq.spark.row_messages import GANTRY_ID
+from gantrymq.spark import register
+from gantrymq.spark.datasource import FILTER_PUSHDOWN
 from gantrymq.spark.versions import HAS_FILTERS
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -50,7 +52,7 @@ def test_every_message_of_both_brokers_once(
     topic = new_topic(4)
     send_numbers(cluster, topic, range(50_000))
     df = read(topic)
-    assert df.columns == [name for name in COLUMNS if name not in ("properties", "bodyError")]
+    assert df.columns == [name for name in READ_COLUMNS if name not in ("properties", "bodyError")]
     rows = df.select("body", "brokerName", "queueId", "queueOffset").collect()
     assert sorted(int(row.body) for row in rows) == list(range(50_000))
     places = {(row.brokerName, row.queueId, row.queueOffset) for row in rows}
@@ -85,7 +87,7 @@ def test_only_the_columns_of_a_schema(
 ) -> None:
     topic = new_topic(1)
     send_numbers(cluster, topic, range(3))
-    # One batch of three: they are in one queue.
+    # A batch of three messages goes to one queue.
     rows = read(topic, "tags string, queueOffset bigint").orderBy("queueOffset").collect()
     assert [tuple(row) for row in rows] == [("Even", 0), ("Odd", 1), ("Even", 2)]
     assert "no column 'value'" in error_of(lambda: read(topic, "value binary").collect())
@@ -102,9 +104,7 @@ def test_tags_are_filtered_by_the_broker(
     assert read(topic, tags="Neither").count() == 0
 
 
-def test_conditions_spare_reading(
-    read: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: NewTopic
-) -> None:
+def test_conditions(read: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
     topic = new_topic(2)
     send_numbers(cluster, topic, range(3000))
     everything = read(topic).select("brokerName", "queueId", "queueOffset", "tags", "body", "storeTimestamp").collect()
@@ -122,8 +122,35 @@ def test_conditions_spare_reading(
         (f"storeTimestamp < '{middle}'", lambda r: r.storeTimestamp < middle),
     ):
         assert numbers(read(topic).where(condition)) == sorted(int(row.body) for row in everything if wanted(row))
-    partitions = read(topic, minPartitions=1).where("queueId = 1 AND brokerName = 'broker-b'").rdd.getNumPartitions()
-    assert partitions == (1 if HAS_FILTERS else 4)
+
+
+def test_two_queries_of_one_dataframe(
+    read: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: NewTopic
+) -> None:
+    """Spark would keep a pushed condition of the first query for all later ones."""
+    topic = new_topic(2)
+    send_numbers(cluster, topic, range(400))
+    rows = read(topic)
+    odd, even = rows.where("tags = 'Odd'"), rows.where("tags = 'Even'")
+    assert (odd.count(), rows.count(), even.count(), rows.count()) == (200, 400, 200, 400)
+    assert numbers(odd.union(even)) == list(range(400))
+
+
+@pytest.mark.skipif(not HAS_FILTERS, reason="Spark hands conditions to Python data sources since 4.1")
+def test_pushed_conditions_spare_reading(
+    spark: SparkSession, read: Callable[..., DataFrame], cluster: EmbeddedCluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(2)
+    send_numbers(cluster, topic, range(400))
+    spark.conf.set(FILTER_PUSHDOWN, "true")
+    register(spark)
+    try:
+        rows = read(topic, minPartitions=1).where("queueId = 1 AND brokerName = 'broker-b'")
+        assert rows.rdd.getNumPartitions() == 1
+        assert rows.count() == 100
+    finally:
+        spark.conf.unset(FILTER_PUSHDOWN)
+        register(spark)
 
 
 def test_offsets_and_times_bound_a_read(
@@ -132,7 +159,7 @@ def test_offsets_and_times_bound_a_read(
     topic = new_topic(1)
     create_topic(cluster, topic, 1)
     send_numbers(cluster, topic, range(500))
-    time.sleep(0.01)  # two messages of one millisecond can't be told apart by time
+    time.sleep(0.01)  # Messages of the same millisecond cannot be separated by time.
     between_ms = time.time_ns() // 1_000_000
     send_numbers(cluster, topic, range(500, 1000))
     assert numbers(read(topic, startingTimestamp=between_ms)) == list(range(500, 1000))
@@ -175,7 +202,7 @@ def test_rows_that_a_task_wrote_twice(
     rows = spark.range(1000).select(F.col("id").cast("string").alias("body"))
     writer = rows.write.format("rocketmq").option("nameServer", cluster.name_server).option("topic", topic)
     writer.mode("append").save()
-    # What the first task sent once more, as when its answer gets lost.
+    # Repeats rows of the first task, as if a response was lost.
     first = read(topic, includeProperties=True).limit(200).collect()
     copies = [Message(topic, bytes(row.body), properties={GANTRY_ID: row.properties[GANTRY_ID]}) for row in first]
 

@@ -1,4 +1,4 @@
-"""Batch reads while producers write, and while a broker dies and comes back."""
+"""Tests of batch reads while producers write, and while a broker is killed and restarted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from spark_support import WAIT_S, send_numbers
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message
@@ -43,7 +43,7 @@ def test_a_dataframe_stays_what_it_was_when_it_was_first_read(
             while not enough.is_set():
                 await producer.send_batch([Message(topic, b"%d" % n) for n in range(sent, sent + 10)])
                 sent += 10
-                await asyncio.sleep(0.01)  # The brokers share the interpreter with the driver.
+                await asyncio.sleep(0.01)  # Yields to the driver: the brokers share its interpreter.
 
     def read() -> DataFrame:
         return spark.read.format("rocketmq").option("nameServer", cluster.name_server).option("subscribe", topic).load()
@@ -75,7 +75,7 @@ def test_a_broker_that_is_killed_during_a_task_and_comes_back(spark: SparkSessio
     begun, killed = tmp_path / "begun", tmp_path / "killed"
 
     def hold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Has the task wait after its first rows until the broker is dead."""
+        """Blocks the task after its first rows until the broker is dead."""
         for batch in batches:
             begun.touch()
             deadline = time.monotonic() + WAIT_S
@@ -128,7 +128,7 @@ def start_broker(directory: Path, namesrv_addr: str) -> ServerProcess:
 
 
 async def fill(namesrv_addr: str) -> None:
-    """Numbers in eight digits, each followed by 1 KiB, all in one queue."""
+    """Sends numbers with eight digits, each followed by 1 KiB, all to one queue."""
     async with Producer(namesrv_addr, "numbers", default_topic_queue_nums=1) as producer:
         for first in range(0, ROWS, 500):
             await producer.send_batch([Message(TOPIC, b"%08d" % n + bytes(1024)) for n in range(first, first + 500)])

@@ -1,4 +1,4 @@
-"""A stream that was away for so long that retention has overtaken it."""
+"""Tests of a stream that was stopped for longer than the retention time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from spark_support import WAIT_S, create_topic, send_numbers
 
+from gantrymq.arrow.cluster_client import ClusterClient
+from gantrymq.arrow.columns import ARROW_TYPES
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import DataLost
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.cluster import Cluster
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.reader import RocketMQStreamReader
 from gantrymq.spark.versions import ReadAllAvailable
@@ -27,7 +27,7 @@ COUNT = 5000
 
 @pytest.fixture(scope="module")
 def overtaken() -> Iterator[tuple[EmbeddedCluster, int]]:
-    """A broker with numbers in one queue, and the first offset that it still has."""
+    """Yields a cluster with numbers in one queue, and the first offset that its broker still has."""
     with EmbeddedCluster(mapped_file_size_commit_log=256 * 1024, file_reserved_time=0) as cluster:
         create_topic(cluster, TOPIC, 1, brokers=[0])
         for first in range(0, COUNT, 500):
@@ -39,13 +39,13 @@ async def _delete_expired(cluster: EmbeddedCluster) -> int:
     assert cluster.directory is not None
     log_directory = cluster.directory / "broker-a" / "commitlog"
     async with AdminClient(cluster.name_server) as admin, asyncio.timeout(WAIT_S):
-        # The one that is written to stays, and one may have been made ahead. What is not on the disk yet is not
-        # deleted, so ask again.
+        # The current file stays, and so may a preallocated one. The broker keeps data that is not flushed yet,
+        # so the test repeats the request.
         complete = sorted(log_directory.iterdir())[:-2]
         while any(path.exists() for path in complete):
             await admin.delete_expired_commit_log(cluster.brokers)
             await asyncio.sleep(1)
-    async with Cluster([cluster.name_server], 5000) as brokers:
+    async with ClusterClient([cluster.name_server], 5000) as brokers:
         return await brokers.min_offset(QUEUE)
 
 

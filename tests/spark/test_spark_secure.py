@@ -1,4 +1,4 @@
-"""Reading from brokers that ask for keys; reading and writing where there is TLS only."""
+"""Tests of reads with access control, and of reads and writes with TLS only."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from gantrymq.arrow.columns import ARROW_TYPES
 from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
@@ -21,7 +22,6 @@ from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.message import Message
 from gantrymq.remoting.tls import TlsMode
-from gantrymq.spark.arrow_records import ARROW_TYPES
 from gantrymq.spark.datasource import RocketMQDataSource
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.reader import RocketMQBatchReader
@@ -73,7 +73,7 @@ def test_others_are_refused(guarded: EmbeddedCluster, keys: dict[str, str]) -> N
 
 @pytest.fixture
 async def tls_only(certificate: tuple[Path, Path], tmp_path: Path) -> AsyncIterator[str]:
-    """The address of a NameServer that, like its broker, takes TLS connections only."""
+    """Yields the address of a NameServer that, like its broker, accepts only TLS connections."""
     cert, key = certificate
     tls: dict[str, Any] = {
         "tls_server_mode": TlsMode.ENFORCING,
@@ -128,6 +128,6 @@ async def test_tls(spark: SparkSession, tls_only: str, certificate: tuple[Path, 
         await asyncio.to_thread(write)
     await asyncio.to_thread(lambda: write(**tls, transactional=transactional))
     assert await asyncio.to_thread(read) == sorted(rows)
-    # Only the certificate is missing: what is checked is who signed the server's.
+    # Without the trusted certificate, the client cannot verify the server's certificate.
     with pytest.raises(ConnectFailed, match="certificate"):
         await asyncio.to_thread(lambda: bodies(tls_only, **{n: v for n, v in tls.items() if "trust" not in n}))

@@ -1,4 +1,4 @@
-"""What becomes of the other requests of a write when a broker refuses one of them."""
+"""Tests how a write ends its other requests if a broker rejects one of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 from mortal_cluster import MortalCluster
 
+from gantrymq.arrow.cluster_client import ClusterClient, run
+from gantrymq.arrow.concurrent_requests import run_all
+from gantrymq.arrow.idempotent_sender import IdempotentSender
+from gantrymq.arrow.row_messages import RowEncoder
+from gantrymq.arrow.row_sender import RowSender, queue_by_hash
 from gantrymq.errors import BrokerError
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.spark.cluster import Cluster, run
-from gantrymq.spark.idempotent_sender import IdempotentSender
-from gantrymq.spark.of_each import all_of
 from gantrymq.spark.options import WriteOptions
-from gantrymq.spark.row_messages import RowEncoder
-from gantrymq.spark.sender import RowSender, queue_of
 
 TOO_LARGE = b"x" * 5_000_000
 
@@ -28,7 +28,7 @@ async def test_nothing_goes_on_after_the_first_error() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            # It may have something to give back, and the one who asked for it is told when it has.
+            # Its cleanup takes an event-loop iteration. The caller gets the error only after that.
             await asyncio.sleep(0)
             ended.append(name)
 
@@ -36,19 +36,19 @@ async def test_nothing_goes_on_after_the_first_error() -> None:
         raise ValueError(what)
 
     with pytest.raises(ValueError, match="one"):
-        await all_of([wait("first"), fail("one"), wait("second"), fail("two")])
+        await run_all([wait("first"), fail("one"), wait("second"), fail("two")])
     assert ended == ["first", "second"]
 
 
 def keyed(queues: list[MessageQueue]) -> pa.RecordBatch:
-    """A row that is refused for the first broker's queue, and one for the other's."""
-    keys = {queue_of(key, queues).broker_name: key for key in map(str, range(100))}
+    """Returns a row that is rejected for the first broker's queue, and one for the other broker's."""
+    keys = {queue_by_hash(key, queues).broker_name: key for key in map(str, range(100))}
     columns = {"body": [TOO_LARGE, b"y"], "shardingKey": [keys["broker-a"], keys["broker-b"]]}
     return pa.RecordBatch.from_pydict(columns)
 
 
 def in_turn(queues: list[MessageQueue]) -> pa.RecordBatch:
-    """The same by the rows' numbers."""
+    """Returns such rows, distributed by row number instead of by key."""
     return pa.RecordBatch.from_pydict({"body": [TOO_LARGE, *[b"y"] * 1000]})
 
 
@@ -59,9 +59,9 @@ def test_a_request_that_waits_for_a_broker_ends_with_the_write(tmp_path: Path, e
         options = WriteOptions([cluster.name_server], "orders", exactly_once=exactly_once)
 
         async def write() -> list[asyncio.Task[object]]:
-            async with Cluster(options.name_servers, 60_000) as brokers:
+            async with ClusterClient(options.name_servers, 60_000) as brokers:
                 queues = await brokers.write_queues("orders")
-                # It may be back within a minute.
+                # The broker could be back within a minute.
                 await asyncio.to_thread(cluster.stop_broker, "broker-b")
                 rows = in_turn(queues) if exactly_once else keyed(queues)
                 sender = IdempotentSender(brokers, queues, 0) if exactly_once else RowSender(brokers, 0)

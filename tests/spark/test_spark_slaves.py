@@ -1,4 +1,4 @@
-"""Messages that come from slaves, without Spark."""
+"""Tests, without Spark, of messages that are pulled from slaves."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from pathlib import Path
 
 import pytest
 from spark_support import create_topic, send_numbers
-from waiting import wait_until
+from wait_until import wait_until
 
+from gantrymq.arrow.cluster_client import BrokersAway, ClusterClient, run
+from gantrymq.arrow.connection_pool import TaskConnections, close_pool, task_connections
+from gantrymq.arrow.options import TOOLS_GROUP
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.broker_api import BrokerApi, PullResult, PullStatus
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, ConfigError
 from gantrymq.protocol.message import Message, MessageQueue, decode_messages
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.spark.cluster import BrokersAway, Cluster, run
-from gantrymq.spark.connections import Connected, close_kept, connected
 from gantrymq.spark.datasource import RocketMQDataSource
-from gantrymq.spark.options import TOOLS_GROUP, ReadOptions, WriteOptions
+from gantrymq.spark.options import ReadOptions, WriteOptions
 from gantrymq.spark.versions import HAS_ADMISSION_CONTROL
 from gantrymq.spark.writer import RocketMQBatchWriter
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -35,7 +36,7 @@ COUNT = 500
 
 @contextmanager
 def filled(directory: Path, **options: object) -> Iterator[EmbeddedCluster]:
-    """A master and its slave, which has all numbers."""
+    """A master and its slave, which has replicated all numbers."""
     with EmbeddedCluster(brokers=1, replicas=2, directory=directory, **options) as cluster:
         create_topic(cluster, TOPIC, 1, brokers=[0])
         send_numbers(cluster, TOPIC, range(COUNT))
@@ -44,7 +45,7 @@ def filled(directory: Path, **options: object) -> Iterator[EmbeddedCluster]:
 
 
 async def last_offset(address: str) -> int:
-    """Of the queue; -1 until the broker knows the topic."""
+    """Returns the queue's end offset, or -1 until the broker has the topic."""
     remoting = RemotingClient()
     try:
         return await BrokerApi(remoting).max_offset(address, TOPIC, 0)
@@ -55,14 +56,14 @@ async def last_offset(address: str) -> int:
 
 
 @contextmanager
-def reading(cluster: EmbeddedCluster, **more: str) -> Iterator[Connected]:
-    close_kept()
+def reading(cluster: EmbeddedCluster, **more: str) -> Iterator[TaskConnections]:
+    close_pool()
     options = ReadOptions.parse({"nameserver": cluster.name_server, "subscribe": TOPIC} | more)
-    with connected(options) as brokers:
+    with task_connections(options) as brokers:
         yield brokers
 
 
-def pull(brokers: Connected, offset: int) -> PullResult:
+def pull(brokers: TaskConnections, offset: int) -> PullResult:
     pulling = brokers.cluster.pull(QUEUE, offset, COUNT, 1 << 20, TOOLS_GROUP, ("*", "TAG"))
     return brokers.submit(pulling).result()
 
@@ -71,8 +72,8 @@ def bodies(result: PullResult) -> list[bytes]:
     return [message.body for message in decode_messages(result.body)]
 
 
-def servers(brokers: Connected) -> set[str]:
-    """Those that it has connected to."""
+def servers(brokers: TaskConnections) -> set[str]:
+    """Returns the addresses of the connected servers."""
     return set(brokers.cluster._remoting._connections)
 
 
@@ -88,7 +89,7 @@ def test_messages_come_from_slaves(tmp_path: Path) -> None:
 
 def test_what_a_slave_has_not_got_its_master_is_asked_for(tmp_path: Path) -> None:
     with filled(tmp_path) as cluster, reading(cluster, readfrom="slave") as brokers:
-        # A slave whose master is there says to try again; the master, that there is nothing.
+        # A slave with a live master responds that the client should retry. The master responds that nothing is new.
         assert pull(brokers, COUNT).status is PullStatus.NO_NEW_MESSAGE
 
 
@@ -96,7 +97,7 @@ def test_a_slave_that_refuses_pulls_is_left_alone(tmp_path: Path, caplog: pytest
     with filled(tmp_path, slave_read_enable=False) as cluster, reading(cluster, readfrom="slave") as brokers:
         for offset in range(3):
             assert bodies(pull(brokers, offset)) == [b"%d" % n for n in range(offset, COUNT)]
-    assert caplog.text.count("a slave of broker broker-a isn't read from, but its master") == 1
+    assert caplog.text.count("reading from the master of broker broker-a instead of a slave") == 1
 
 
 def test_another_word_is_refused() -> None:
@@ -105,15 +106,16 @@ def test_another_word_is_refused() -> None:
 
 
 async def has_master(name_server: str) -> bool:
-    async with Cluster([name_server], 5000) as brokers:
+    async with ClusterClient([name_server], 5000) as brokers:
         await brokers.read_queues(TOPIC)
         return brokers.has_master(QUEUE)
 
 
 def test_reads_and_writes_wait_for_the_master_and_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The slave that is there may be behind, and only the master knows where a queue ends.
+    """Reads and writes need the master.
 
-    With exactlyOnce rows would go to other queues than before.
+    The slave may lag behind, and only the master has the end offset of a queue. With exactlyOnce, rows would go to
+    other queues than before.
     """
     with ProcessCluster(tmp_path, brokers=2, replicas=2) as cluster:
 
@@ -146,6 +148,6 @@ def test_reads_and_writes_wait_for_the_master_and_fail(tmp_path: Path, caplog: p
         reader = lenient.reader(lenient.schema())
         assert sum(len(batch) for part in reader.partitions() for batch in reader.read(part)) == 10
         assert "its slave, whose master is away" in caplog.text
-        # Its messages are there.
-        assert "going on with what that has, as failOnDataLoss is false" in caplog.text
-        assert "going on without its messages" not in caplog.text
+        # The slave's messages are read.
+        assert "the read continues with the messages of the slave, as failOnDataLoss is false" in caplog.text
+        assert "the read continues without its messages" not in caplog.text

@@ -1,4 +1,4 @@
-"""Spark copies a task that is slow, on a cluster of two workers: each row is there once."""
+"""Tests that speculative copies of a slow task, on a cluster of two workers, store each row once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_copies_of_a_slow_task(cluster: EmbeddedCluster, new_topic: Callable[...
         master = stack.enter_context(
             started([*command, "--webui-port", "0"], r"spark://127\.0\.0\.1:\d+", log, variables)
         ).group()
-        # A copy never runs on the host of the first attempt.
+        # Spark never runs a copy on the host of the first attempt.
         for host in ("127.0.0.1", "127.0.0.2"):
             command = [spark_class, "org.apache.spark.deploy.worker.Worker", "--host", host, "--port", "0"]
             command += ["--webui-port", "0", "--cores", "1", "--memory", "600m", "--work-dir", str(tmp_path / host)]

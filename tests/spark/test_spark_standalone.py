@@ -1,4 +1,4 @@
-"""On a standalone cluster, a master and a worker from PySpark's own jars: the commands of docs/spark.md."""
+"""Tests the commands of docs/spark.md on a standalone cluster: a master and a worker from PySpark's own jars."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from gantrymq.testing.embedded import EmbeddedCluster
 
 NewTopic = Callable[..., str]
 RUN_S = 180
-#: What an administrator configures: the machines are small, and tables outlive a session.
+#: An administrator's configuration for small machines. Tables outlive a session.
 DEFAULTS = """
 spark.ui.enabled false
 spark.driver.host 127.0.0.1
@@ -67,7 +67,7 @@ def variables(directory: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def master(directory: Path, variables: dict[str, str]) -> Iterator[str]:
-    """The master's URL."""
+    """Yields the master's URL."""
     spark_class = SPARK_HOME / "bin" / "spark-class"
     address = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     with ExitStack() as stack:
@@ -88,7 +88,7 @@ def test_a_packed_environment(
     directory: Path,
     tmp_path: Path,
 ) -> None:
-    """Workers have nothing but Spark: the package, and what it needs, comes in the archive."""
+    """Workers have only Spark. The archive contains the package and its dependencies."""
     topic = new_topic(2)
     send_numbers(cluster, topic, range(500))
     install_environment(tmp_path)
@@ -101,8 +101,8 @@ def test_a_packed_environment(
     run(["bash", "-ec", command], tmp_path, variables, RUN_S)
     bodies = pq.read_table(tmp_path / "table", columns=["body"]).column("body").to_pylist()
     assert sorted(map(int, bodies)) == list(range(500))
-    # It is where the executor has unpacked the archive, and nowhere else for its Python.
-    assert list(directory.glob("work/app-*/*/environment/lib/python*/site-packages/gantrymq/spark/rows.py"))
+    # The package is only where the executor unpacked the archive.
+    assert list(directory.glob("work/app-*/*/environment/lib/python*/site-packages/gantrymq/arrow/rows.py"))
     bare = make_environment(tmp_path / "bare") / "bin" / "python"
     alone = subprocess.run([bare, "-c", "import gantrymq"], cwd=tmp_path, env=variables, capture_output=True)
     assert b"ModuleNotFoundError" in alone.stderr
@@ -111,7 +111,7 @@ def test_a_packed_environment(
 def test_py_files(
     cluster: EmbeddedCluster, new_topic: NewTopic, master: str, variables: dict[str, str], tmp_path: Path
 ) -> None:
-    """Workers have what the package needs, and not the package."""
+    """Workers have the dependencies of the package, but not the package."""
     topic = new_topic(2)
     send_numbers(cluster, topic, range(500))
     python = make_environment(tmp_path, sysconfig.get_path("purelib")) / "bin" / "python"

@@ -1,4 +1,4 @@
-"""format("rocketmq-store"): the files of a broker, of this project's and of Apache's, read without a broker."""
+"""Tests of format("rocketmq-store"): reads the files of this project's and of Apache's brokers without a broker."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_support import send_numbers
 
+from gantrymq.arrow.store.planning import plan
+from gantrymq.arrow.store.rows import read_range
 from gantrymq.errors import StoreError
 from gantrymq.protocol.record import encode_record
-from gantrymq.spark.columns import arrow_schema, default_schema
+from gantrymq.spark.read_schema import arrow_schema, default_schema
 from gantrymq.spark.store.options import StoreOptions
-from gantrymq.spark.store.planning import plan
-from gantrymq.spark.store.rows import read_range
 from gantrymq.store.offline import OfflineLog
 from gantrymq.testing.embedded import EmbeddedCluster
 
 JAVA_STORE = Path(__file__).parent.parent / "store" / "java_store" / "store.tar.xz"
 MESSAGES = 8_000
 FILE_BYTES = 256 * 1024
-#: In a record with hosts of IPv4.
+#: Position of the body in a record with IPv4 hosts.
 BODY_START = 88
 COLUMNS = arrow_schema(default_schema(include_properties=True, include_body_error=False))
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The store of a broker that has been stopped; several files, two topics."""
+    """Returns the store of a stopped broker, with several files and two topics."""
     directory = tmp_path_factory.mktemp("cluster")
     with EmbeddedCluster(directory=directory, mapped_file_size_commit_log=FILE_BYTES) as cluster:
         send_numbers(cluster, "numbers", range(MESSAGES))
@@ -45,7 +45,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(stopped: Path, tmp_path: Path) -> Path:
-    """A copy of its commit log alone, to be damaged."""
+    """Returns a copy of only its commit log, for a test that damages it."""
     for file in (stopped / "commitlog").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     return tmp_path
@@ -59,21 +59,21 @@ def java_store(tmp_path: Path) -> Path:
 
 
 def read(path: Path, **options: str) -> pa.Table:
-    """What Spark would get, without Spark."""
+    """Returns the rows that Spark would read, without Spark."""
     parsed = StoreOptions.parse({"path": str(path), **options})
     batches = [batch for part in plan(parsed) for batch in read_range(part, parsed, COLUMNS)]
     return pa.Table.from_batches(batches, COLUMNS)
 
 
 def read_part(path: Path, file: Path) -> pa.Table:
-    """What of it is in one file of the commit log."""
+    """Returns the rows from one file of the commit log."""
     options = StoreOptions.parse({"path": str(path), "subscribe": "numbers"})
     parts = [part for part in plan(options) if part.path == file]
     return pa.Table.from_batches([batch for part in parts for batch in read_range(part, options, COLUMNS)], COLUMNS)
 
 
 def written(commit_log: Path) -> list[Path]:
-    """Without the file that is made in advance."""
+    """Returns the files of the commit log that contain data, without the preallocated one."""
     return sorted(file for file in commit_log.iterdir() if any(file.read_bytes()))
 
 
@@ -156,13 +156,13 @@ def test_a_time_range(stopped: Path) -> None:
 
 @pytest.fixture
 def whole(stopped: Path, tmp_path: Path) -> Path:
-    """A copy of the store, to be damaged."""
+    """Returns a copy of the whole store, for a test that damages it."""
     shutil.copytree(stopped, tmp_path / "whole")
     return tmp_path / "whole"
 
 
 def torn_at(log: OfflineLog, lost: int) -> tuple[Path, int]:
-    """The file of one of the last records, and its place in it."""
+    """Returns the file of the `lost`th last record, and the record's position in it."""
     torn = [record.physical_offset for record in log.reader()][-lost]
     file = log.file_at(torn)
     assert file is not None
@@ -171,7 +171,7 @@ def torn_at(log: OfflineLog, lost: int) -> tuple[Path, int]:
 
 @pytest.mark.parametrize("lost", [1, 25])
 def test_a_torn_tail_is_no_message(copied: Path, lost: int, caplog: pytest.LogCaptureFixture) -> None:
-    """From inside the body of one of the last records on, nothing got to the disk."""
+    """The disk has no data from a position inside the body of one of the last records on."""
     everything = read(copied)
     path, at = torn_at(OfflineLog(copied), lost)
     with path.open("r+b") as opened:
@@ -179,7 +179,7 @@ def test_a_torn_tail_is_no_message(copied: Path, lost: int, caplog: pytest.LogCa
         opened.write(bytes(path.stat().st_size - opened.tell()))
     assert read(copied).equals(everything.slice(0, everything.num_rows - lost))
     (left_out,) = re.findall(r"(\d+) bytes behind the end of the log at .* left out", caplog.text)
-    # Of the record's head; its hosts may end with zeros.
+    # The remaining bytes are the record's header, without trailing zeros of its hosts.
     assert 0 < int(left_out) <= BODY_START
 
 
@@ -240,7 +240,7 @@ def test_a_damaged_byte_is_told_from_a_crash(copied: Path, lost: int) -> None:
 
 
 def test_what_a_recovery_has_left_behind_is_no_damage(copied: Path) -> None:
-    """Older records behind the end: a broker has begun to write over them."""
+    """Older records after the end are not damage: a broker has begun to overwrite them."""
     everything = read(copied)
     log = OfflineLog(copied)
     last = [*log.reader()][-1]
@@ -256,7 +256,7 @@ def test_what_a_recovery_has_left_behind_is_no_damage(copied: Path) -> None:
 
 
 def test_damage_is_an_error_or_left_out(copied: Path) -> None:
-    """A body that has rotted, in a file that is not the last."""
+    """A body is corrupt, in a file that is not the last one."""
     everything = numbers(read(copied, subscribe="numbers"))
     first = min(copied.iterdir())
     content = bytearray(first.read_bytes())
@@ -269,12 +269,12 @@ def test_damage_is_an_error_or_left_out(copied: Path) -> None:
     left = numbers(read(copied, subscribe="numbers", failOnDataLoss="false"))
     assert 0 < len(left) < len(everything)
     assert set(left) < set(everything)
-    # Without the comparison the row is there, with a wrong body.
+    # Without the CRC check, the row is returned with a wrong body.
     assert read(copied, subscribe="numbers", checkCrc="false").num_rows == MESSAGES
 
 
 def rot(path: Path, at: int) -> None:
-    """Changes the first byte of the body of the record that begins there."""
+    """Changes the first byte of the body of the record at this position."""
     with path.open("r+b") as opened:
         opened.seek(at + BODY_START)
         (byte,) = opened.read(1)
@@ -285,7 +285,7 @@ def rot(path: Path, at: int) -> None:
 @pytest.mark.parametrize("option", ["checkCrc", "corruptBodies"])
 @pytest.mark.parametrize("with_queues", [True, False])
 def test_a_body_that_has_rotted_costs_no_other_row(whole: Path, with_queues: bool, option: str) -> None:
-    """At the beginning of a file, and where the end of the log is looked for."""
+    """Corrupt bodies are at the start of a file, and where the reader searches for the end of the log."""
     if not with_queues:
         shutil.rmtree(whole / "consumequeue")
     everything = read(whole)
@@ -319,7 +319,7 @@ def test_a_rotten_body_costs_what_is_behind_it_in_its_partition(copied: Path) ->
 def test_the_last_body_is_torn_where_no_queue_has_it(
     whole: Path, with_queues: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A crash may leave a record whose body never got to the disk."""
+    """After a crash, a record's body can be missing on disk."""
     if not with_queues:
         shutil.rmtree(whole / "consumequeue")
     everything = read(whole)
@@ -341,7 +341,7 @@ def test_a_running_broker_is_no_obstacle(tmp_path: Path) -> None:
         send_numbers(cluster, "numbers", range(500))
         options = StoreOptions.parse({"path": str(tmp_path / "broker-a"), "subscribe": "numbers"})
         parts = plan(options)
-        # The end is fixed when the read is planned.
+        # The end of the read is fixed when it is planned.
         send_numbers(cluster, "numbers", range(500, 1000))
         rows = [batch for part in parts for batch in read_range(part, options, COLUMNS)]
         assert numbers(pa.Table.from_batches(rows)) == list(range(500))
@@ -349,9 +349,9 @@ def test_a_running_broker_is_no_obstacle(tmp_path: Path) -> None:
 
 
 def test_a_store_of_apaches_broker(java_store: Path) -> None:
-    """What was sent is said in tests/store/test_java_store.py."""
+    """tests/store/test_java_store.py lists the messages that were sent."""
     table = read(java_store)
-    # Delayed messages not yet delivered and half messages are in topics of the system.
+    # Pending delayed messages and half messages are in system topics.
     assert Counter(table["topic"].to_pylist()) == {"Fruit": 162, "Big": 4, "Paid": 2}
     assert {"标签", "TagA", "TagB", None} <= set(table["tags"].to_pylist())
     assert all(table["msgId"].to_pylist())

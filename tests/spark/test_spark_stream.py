@@ -1,4 +1,4 @@
-"""Streams: every message once, over micro-batches, restarts and topics that grow."""
+"""Tests that a stream reads every message once, over micro-batches, restarts and new queues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from spark_support import WAIT_S, committed_offsets, create_topic, needs_admission_control, send_numbers
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -33,7 +33,7 @@ def stream(spark: SparkSession, cluster: EmbeddedCluster) -> Callable[..., DataF
 
 
 def start(df: DataFrame, tmp_path: Path, **trigger: object) -> StreamingQuery:
-    """Into parquet files, whose sink writes every micro-batch exactly once."""
+    """Starts a query into Parquet files. That sink writes every micro-batch exactly once."""
     writer = df.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
     return (writer.trigger(**trigger) if trigger else writer).start(str(tmp_path / "out"))
 
@@ -74,10 +74,10 @@ def test_available_now_in_limited_batches(
     query = run_available(df, tmp_path)
     assert [p.numInputRows for p in query.recentProgress if p.numInputRows] == [20_000, 20_000, 10_000]
     assert found(spark, tmp_path) == list(range(50_000))
-    # Brokers know how far the query has got.
+    # The brokers have the query's committed offsets.
     assert sum(committed_offsets(cluster, "lag", topic, 4)) == 50_000
 
-    # What came meanwhile is read by the next run, from the checkpoint.
+    # Messages that arrived meanwhile are read by the next run, from the checkpoint.
     send_numbers(cluster, topic, range(50_000, 51_000))
     run_available(df, tmp_path)
     assert found(spark, tmp_path) == list(range(51_000))
@@ -120,7 +120,7 @@ def test_processing_time_restart_and_new_queues(
     wait_for_rows(query, 1000)
     send_numbers(cluster, topic, range(1000, 2000))
     wait_for_rows(query, 2000)
-    # The topic grows while the query runs: nothing of the new queues is missed.
+    # The topic gets more queues while the query runs. All their messages are read.
     create_topic(cluster, topic, 3)
     send_numbers(cluster, topic, range(2000, 5000))
     wait_for_rows(query, 5000)

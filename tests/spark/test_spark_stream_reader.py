@@ -1,4 +1,4 @@
-"""How a stream goes on, without Spark: what it answers when it is asked for offsets and partitions."""
+"""Tests, without Spark, how a stream reader continues: the offsets and partitions that it returns to Spark."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from spark_support import committed_offsets, create_topic, send_numbers
-from waiting import wait_until
+from wait_until import wait_until
 
+from gantrymq.arrow.cluster_client import ClusterClient, run
+from gantrymq.arrow.columns import ARROW_TYPES
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import DataLost
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.options import ReadOptions
 from gantrymq.spark.reader import RocketMQStreamReader
 from gantrymq.spark.versions import ReadAllAvailable, ReadMaxRows
@@ -52,7 +52,7 @@ def test_a_first_batch_that_failed_begins_where_it_began(cluster: EmbeddedCluste
     end = first.latestOffset(start, ALL)
     send_numbers(cluster, topic, range(1300, 1500))
 
-    # Spark remembers the end of the failed batch but asks anew for the first offsets, and `latest` has moved.
+    # Spark keeps the end of the failed batch but requests the start again. By then `latest` is later.
     restarted = reader(cluster, topic)
     assert numbers(restarted, restarted.initialOffset(), end) == list(range(1000, 1300))
     following = restarted.latestOffset(end, ALL)
@@ -64,7 +64,7 @@ def test_a_first_batch_that_failed_begins_where_it_began(cluster: EmbeddedCluste
 def test_a_micro_batch_that_is_run_again_has_its_partitions(
     cluster: EmbeddedCluster, new_topic: NewTopic, other: dict[str, str]
 ) -> None:
-    """Rows of exactlyOnce are known by partition and number."""
+    """With exactlyOnce, partition and number identify a row, so a repeated batch needs the same partitions."""
     topic = new_topic(2)
     send_numbers(cluster, topic, range(1000))
     first = reader(cluster, topic, startingoffsets="earliest", minpartitions="9")
@@ -145,7 +145,7 @@ def test_a_checkpoint_of_brokers_with_other_names(cluster: EmbeddedCluster, new_
     topic = new_topic(1)
     send_numbers(cluster, topic, range(200))
     start = {topic: {"old-a:0": 7, "old-b:0": 9}}
-    message = rf"^topic {topic} is on broker-a, broker-b; the checkpoint has its queues on old-a, old-b, and no NameS"
+    message = rf"^topic {topic} is on broker-a, broker-b; the position of the stream has its queues on old-a, old-b,"
     for limit in (False, True):
         stream = reader(cluster, topic)
         if limit:
@@ -166,7 +166,7 @@ def test_a_restarted_stream_commits_what_its_checkpoint_says(cluster: EmbeddedCl
     end = stream.latestOffset(start, ALL)
     assert numbers(stream, start, end) == list(range(400))
     stream.stop()
-    # For a group that has committed nothing the broker says 0 while a queue has its first message.
+    # For a group without committed offsets, the broker returns 0 while a queue still has its first message.
     assert committed_offsets(cluster, "resumed", topic, 2) == [0] * 4
     restarted = reader(cluster, topic, consumergroup="resumed")
     assert restarted.latestOffset(from_checkpoint(end), ALL) == from_checkpoint(end)
@@ -175,7 +175,7 @@ def test_a_restarted_stream_commits_what_its_checkpoint_says(cluster: EmbeddedCl
 
 
 def test_two_queries_of_one_group_read_everything_each(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
-    """The lag that is shown is of the one that has committed last: a group is no place."""
+    """The displayed lag is that of the query that committed last. Queries do not read a group's offsets."""
     topic = new_topic(1)
     send_numbers(cluster, topic, range(400))
     fast, slow = (reader(cluster, topic, startingoffsets="earliest", consumergroup="shared") for _ in range(2))
@@ -193,7 +193,7 @@ def test_two_queries_of_one_group_read_everything_each(cluster: EmbeddedCluster,
     assert sorted(found + numbers(slow, first, rest)) == list(range(400))
     slow.commit(rest)
     assert sum(committed_offsets(cluster, "shared", topic, 1)) == 400
-    # Neither is a new query led by it.
+    # A new query does not use the committed offsets either.
     another = reader(cluster, topic, startingoffsets="earliest", consumergroup="shared")
     assert another.initialOffset() == start
     for stream in (fast, slow, another):
@@ -206,7 +206,7 @@ def test_two_queries_of_one_group_read_everything_each(cluster: EmbeddedCluster,
 def test_an_unfinished_micro_batch_of_an_earlier_version(
     cluster: EmbeddedCluster, new_topic: NewTopic, began: bool
 ) -> None:
-    """Offsets as drivers of 73bce80 and 042a404 left them in checkpoints; the last batch wasn't done."""
+    """The offsets are those that drivers of 73bce80 and 042a404 wrote to checkpoints. The last batch was unfinished."""
     topic = new_topic(2)
     send_numbers(cluster, topic, range(800))
     queues = [f"{broker}:{queue}" for broker in ("broker-a", "broker-b") for queue in (0, 1)]
@@ -220,7 +220,7 @@ def test_an_unfinished_micro_batch_of_an_earlier_version(
 
     start = place(0)
     done = place(60, **{"$start": {topic: dict.fromkeys(queues, 0)}})
-    # It has a queue that came while the stream ran.
+    # The last batch includes a queue that was added while the stream ran.
     planned = place(110)
     del done[topic]["broker-b:1"]
     planned["$start"] = {topic: {"broker-b:1": 0}}
@@ -242,12 +242,12 @@ def test_queues_that_a_topic_has_no_more_are_an_error_until_they_are_read(
     start = stream.initialOffset()
     for n, queue_id in enumerate([0, 1, 2, 2, 3]):
         send_to(cluster, MessageQueue(topic, "broker-a", queue_id), n)
-    # The last one is read to its end.
+    # Queue 3 has been read to its end.
     start[topic]["broker-a:3"] = 1
     set_queues(cluster, topic, 2)
     with pytest.raises(DataLost, match=rf"^{topic} broker-a:2, at 0 of 2: .* readQueueNums"):
         stream.latestOffset(start, ALL)
-    # `availableNow` asks anew.
+    # `availableNow` makes a new request.
     stream.prepareForTriggerAvailableNow()
     with pytest.raises(DataLost, match=rf"^{topic} broker-a:2, at 0 of 2: "):
         stream.latestOffset(start, ALL)
@@ -297,7 +297,7 @@ def test_a_broker_whose_queues_may_not_be_read_any_more(
     set_queues(cluster, topic, 1, perm=PERM_WRITE)
     stream.latestOffset(start, ALL)
     stream.stop()
-    said = "broker broker-a has no queue to read of its topic: 1 queues of this stream stay where they are for now"
+    said = "broker broker-a has no readable queue of its topic: 1 queues of this stream keep their position for now"
     assert said in caplog.messages
 
 
@@ -310,7 +310,7 @@ def send_to(cluster: EmbeddedCluster, queue: MessageQueue, number: int) -> None:
 
 
 def set_queues(cluster: EmbeddedCluster, topic: str, queues: int, perm: int = PERM_READ | PERM_WRITE) -> None:
-    """On the first broker; returns when the NameServer knows it."""
+    """Changes the queues on the first broker and returns when the NameServer has the new route."""
     config = TopicConfig(topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
 
     async def change() -> None:
@@ -319,7 +319,7 @@ def set_queues(cluster: EmbeddedCluster, topic: str, queues: int, perm: int = PE
         await remoting.close()
 
     async def is_known() -> bool:
-        async with Cluster([cluster.name_server], 5000) as brokers:
+        async with ClusterClient([cluster.name_server], 5000) as brokers:
             found = await brokers.read_queues(topic)
         return sum(queue.broker_name == "broker-a" for queue in found) == (queues if perm & PERM_READ else 0)
 

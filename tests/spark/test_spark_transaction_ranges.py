@@ -1,4 +1,4 @@
-"""Transactional writes against brokers that take half messages in batches, and those that don't."""
+"""Tests of transactional writes to brokers that accept half messages in batches, and to brokers that do not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from exactly_once_support import numbers
 
+from gantrymq.arrow.cluster_client import ClusterClient, run
+from gantrymq.arrow.row_messages import RowEncoder
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.remoting.connection import Connection
-from gantrymq.spark.cluster import Cluster, run
 from gantrymq.spark.half_messages import HalfSender
 from gantrymq.spark.options import WriteOptions
-from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.spark.writer import RocketMQBatchWriter, RowsSent
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -30,11 +30,11 @@ def options_for(cluster: EmbeddedCluster, topic: str) -> WriteOptions:
 
 
 def sent(options: WriteOptions, partition: int, *, keyed: bool = False) -> RowsSent:
-    """What a task tells of its rows."""
+    """Sends a task's rows and returns the result that the task reports."""
     rows = list(range(partition * ROWS, (partition + 1) * ROWS))
 
     async def send() -> RowsSent:
-        async with Cluster(options.name_servers, 5000) as brokers:
+        async with ClusterClient(options.name_servers, 5000) as brokers:
             sender = HalfSender(brokers, partition, options.transaction_timeout_s)
             encoder = RowEncoder(options, f"write-{partition}")
             for start in range(0, ROWS, 1_500):
@@ -53,7 +53,7 @@ def test_a_task_tells_the_driver_ranges_and_not_messages(cluster: EmbeddedCluste
     tasks = [sent(options, partition) for partition in range(2)]
     for task in tasks:
         assert task.alone == []
-        assert sum(each.place.number for each in task.halves) == ROWS
+        assert sum(each.half_range.number for each in task.halves) == ROWS
         assert len(pickle.dumps(task)) < 2_000
     assert numbers(cluster.name_server, topic) == []
     RocketMQBatchWriter(options).commit([*tasks, None])
@@ -72,7 +72,7 @@ def test_what_is_aborted_is_rolled_back(cluster: EmbeddedCluster, new_topic: New
 def test_an_abort_after_the_commit_changes_nothing(
     cluster: EmbeddedCluster, new_topic: NewTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As Spark does when a commit has raised, for one broker's sake."""
+    """Spark calls `abort` after a commit that raised, for example because of one broker."""
     topic = new_topic(2)
     options = options_for(cluster, topic)
     task = sent(options, 0)
@@ -86,8 +86,8 @@ def test_an_abort_after_the_commit_changes_nothing(
 def test_brokers_that_take_no_batches(
     cluster: EmbeddedCluster, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Java's: what was sent one by one is ended one by one."""
-    monkeypatch.setattr("gantrymq.broker.send_batch.TRANSACTION_PREPARED", -1)
+    """Java's brokers behave like this. Messages that were sent one by one are ended one by one."""
+    monkeypatch.setattr("gantrymq.broker.send.batches.TRANSACTION_PREPARED", -1)
     topic = new_topic(2)
     options = options_for(cluster, topic)
     task = sent(options, 0, keyed=True)
@@ -101,7 +101,7 @@ def test_brokers_that_take_no_batches(
 def test_brokers_that_were_replaced_before_the_commit(
     cluster: EmbeddedCluster, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Java's, with the same store: what was sent in batches is ended one by one."""
+    """Java's brokers with the same store replace them. Messages that were sent in batches are ended one by one."""
     topic = new_topic(2)
     options = options_for(cluster, topic)
     task = sent(options, 0)

@@ -1,4 +1,4 @@
-"""What older versions of Spark lack, and the readers that make up for it."""
+"""Tests of the readers that replace features missing in older versions of Spark."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from spark_support import create_topic, send_numbers
 
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.older_stream import OlderStreamReader
+from gantrymq.arrow.columns import ARROW_TYPES
+from gantrymq.spark.legacy_stream_reader import LegacyStreamReader
 from gantrymq.spark.options import ReadOptions
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -23,7 +23,7 @@ NewTopic = Callable[..., str]
 
 
 def test_an_older_spark_is_told_in_one_sentence(tmp_path: Path) -> None:
-    """Of Spark 3.5 only what the import sees of it: its version."""
+    """The fake Spark 3.5 has only the version, which is all that the import reads."""
     (tmp_path / "pyspark").mkdir()
     (tmp_path / "pyspark" / "__init__.py").write_text('__version__ = "3.5.7"\n')
     source = Path(__file__).parent.parent.parent / "src"
@@ -40,16 +40,16 @@ def test_an_older_spark_is_told_in_one_sentence(tmp_path: Path) -> None:
     )
 
 
-def reader(cluster: EmbeddedCluster, topic: str, **more: str) -> OlderStreamReader:
+def reader(cluster: EmbeddedCluster, topic: str, **more: str) -> LegacyStreamReader:
     options = {"nameserver": cluster.name_server, "subscribe": topic, "retrytimeoutms": "3000"} | more
-    return OlderStreamReader(ReadOptions.parse(options, streaming=True), pa.schema([("body", ARROW_TYPES["body"])]))
+    return LegacyStreamReader(ReadOptions.parse(options, streaming=True), pa.schema([("body", ARROW_TYPES["body"])]))
 
 
 def logged(offset: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(offset))
 
 
-def numbers(stream: OlderStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
+def numbers(stream: LegacyStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[int]:
     partitions = stream.partitions(logged(start), logged(end))
     return sorted(int(n) for p in partitions for batch in stream.read(p) for n in batch.column("body").to_pylist())
 
@@ -68,7 +68,7 @@ def test_limits_are_kept(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
     stream.stop()
 
     restarted = reader(cluster, topic, startingoffsets="earliest", maxoffsetspertrigger="400")
-    # So it is told its place.
+    # This call gives the reader its position.
     assert restarted.partitions(logged(second), logged(second)) == []
     third = restarted.latestOffset()
     seen += numbers(restarted, second, third)

@@ -1,4 +1,4 @@
-"""Writes: what was written is read back."""
+"""Tests that written rows are read back."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_support import WAIT_S, run_available, send_numbers
 
+from gantrymq.arrow.batch_bodies import Encoded
+from gantrymq.arrow.row_messages import RowEncoder, TopicMessages
 from gantrymq.auth.config import AuthConfig
 from gantrymq.errors import ConfigError, IllegalMessage
 from gantrymq.protocol.batch import decode_batch
 from gantrymq.protocol.properties import decode_properties
-from gantrymq.spark.batch_bodies import Encoded
 from gantrymq.spark.options import WriteOptions
-from gantrymq.spark.row_messages import RowEncoder, TopicMessages
 from gantrymq.testing.embedded import EmbeddedCluster
 
 NewTopic = Callable[..., str]
@@ -61,7 +61,7 @@ def test_written_rows_are_read_back(
     )
     assert wrong.count() == 0
     assert back.select(F.count_distinct(F.col("properties")["GANTRY_ID"])).first()[0] == 20_000
-    # Every queue has its part.
+    # Each of the queues has some of the rows.
     assert back.groupBy("brokerName", "queueId").count().count() == 4
     back.unpersist()
 
@@ -115,7 +115,7 @@ def test_a_stream_from_topic_to_topic(
     assert all(row["keys"] == f"k{int(row.body)}" for row in rows)
     ids = {row.properties["GANTRY_ID"] for row in rows}
     assert len(ids) == 5_000
-    # The query's id and the batch's number: the same when Spark writes the batch again.
+    # Query id and batch number, which are the same if Spark repeats the batch.
     assert {one.rsplit("-", 2)[0] for one in ids} == {f"{query.id}-{batch}" for batch in range(3)}
 
 
@@ -126,7 +126,7 @@ def test_a_stream_from_topic_to_topic(
         ("'a' AS value", "append", {"topic": "t"}, "no use for column 'value'"),
         ("1 AS body", "append", {"topic": "t"}, "column body is int; a rocketmq write takes binary or string"),
         ("'a' AS tags", "append", {"topic": "t"}, "needs a column body"),
-        ("'a' AS body", "append", {}, "either the option topic or a column topic"),
+        ("'a' AS body", "append", {}, "either a topic or a column topic"),
         ("'a' AS body", "overwrite", {"topic": "t"}, "can't be overwritten"),
         ("'a' AS body", "append", {"topic": "t", "subscribe": "t"}, "'subscribe' has no meaning in a write"),
         ("'' AS body", "append", {"topic": "t"}, "null or empty"),
@@ -224,7 +224,7 @@ def test_rows_of_a_transaction_are_written_again_and_seen(
 
 
 def test_what_must_go_alone() -> None:
-    """Batches have no delayed messages, nor has a transaction."""
+    """Neither batches nor transactions can contain delayed messages."""
     properties = pa.array([[("DELAY", "3")], None, [("DELAY", "0")]], pa.map_(pa.string(), pa.string()))
     at = pa.array([None, 1_767_268_800_123_999, None], pa.timestamp("us", "UTC"))
     rows = pa.RecordBatch.from_arrays(
@@ -276,7 +276,7 @@ def test_writes_are_signed(spark: SparkSession, tmp_path: Path) -> None:
     with EmbeddedCluster(auth=AuthConfig(acl_enable=True, plain_acl_file=accounts)) as guarded:
         df = spark.sql("SELECT 'signed' AS body")
         write(df, guarded, topic="guarded", **keys)
-        # The half messages and their commit.
+        # Both the half messages and their commit are signed.
         write(df, guarded, topic="guarded", transactional="true", **keys)
         with pytest.raises(Exception, match="accessKey"):
             write(df, guarded, topic="guarded")

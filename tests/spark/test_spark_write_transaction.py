@@ -1,4 +1,4 @@
-"""Transactional writes: all of a batch or nothing, also when the driver is killed."""
+"""Tests that a transactional write stores all rows of a batch or none, also if the driver is killed."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_support import WAIT_S, send_numbers
-from waiting import wait_until
+from wait_until import wait_until
 
+from gantrymq.arrow.cluster_client import ClusterClient, run
+from gantrymq.arrow.row_messages import RowEncoder
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.errors import BrokerError, ClientError
 from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC as HALF_TOPIC
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.spark.cluster import Cluster, run
-from gantrymq.spark.half_messages import HalfSender, Halves
+from gantrymq.spark.half_messages import HalfMessages, HalfSender
 from gantrymq.spark.options import WriteOptions
-from gantrymq.spark.row_messages import RowEncoder
 from gantrymq.spark.writer import RocketMQBatchWriter, RowsSent
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -40,7 +40,7 @@ POLL_INTERVAL_S = 0.02
 
 
 def messages(cluster: EmbeddedCluster, topic: str, queues: int = QUEUES, brokers: Sequence[str] | None = None) -> int:
-    """How many `topic` has, on all brokers or on some."""
+    """Returns the number of messages of `topic` on all brokers or on some."""
 
     async def count() -> int:
         remoting = RemotingClient()
@@ -87,7 +87,7 @@ def test_a_batch_is_there_as_a_whole_and_in_order(
     write(df, cluster, topic)
     rows = read(spark, cluster, topic).orderBy("brokerName", "queueId", "queueOffset").collect()
     assert sorted(int(row.body) for row in rows) == list(range(600))
-    # A task has 200 rows; those of a task and a key are in order.
+    # A task has 200 rows. The rows of one task with the same key are in order.
     for task in range(3):
         for key in range(5):
             of_key = [n for row in rows if (n := int(row.body)) // 200 == task and n % 5 == key]
@@ -103,7 +103,7 @@ def test_nothing_is_there_when_a_task_fails(
     halves = messages(cluster, HALF_TOPIC, 1)
 
     def fail_later(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The task with the last row, which is no message, waits until the other one's rows are stored."""
+        """Delays the task with the last row, which is invalid, until the other task's rows are stored."""
         for batch in batches:
             while batch.column("body")[-1].as_py() == "" and not are_stored.exists():
                 time.sleep(0.01)
@@ -113,7 +113,7 @@ def test_nothing_is_there_when_a_task_fails(
         try:
             wait_until(lambda: messages(cluster, HALF_TOPIC, 1) >= halves + 200, WAIT_S)
         finally:
-            # Also where they never come: a task that waits for ever says nothing.
+            # Also if the rows never arrive: otherwise the task waits forever and reports no error.
             are_stored.touch()
 
     body = F.when(F.col("id") == 399, F.lit("")).otherwise(F.col("id").cast("string")).alias("body")
@@ -130,9 +130,9 @@ def test_nothing_is_there_when_a_task_fails(
     assert messages(cluster, topic) == 0
 
 
-async def store_two(options: WriteOptions) -> list[Halves]:
-    """In two batches."""
-    async with Cluster(options.name_servers, 5000) as brokers:
+async def store_two(options: WriteOptions) -> list[HalfMessages]:
+    """Stores two half messages in two batches."""
+    async with ClusterClient(options.name_servers, 5000) as brokers:
         sender = HalfSender(brokers, 0, options.transaction_timeout_s)
         encoder = RowEncoder(options, "write-0")
         for body in ("a", "b"):
@@ -141,7 +141,7 @@ async def store_two(options: WriteOptions) -> list[Halves]:
 
 
 def test_what_took_too_long_is_not_committed_at_all(cluster: EmbeddedCluster, new_topic: NewTopic) -> None:
-    """A broker would refuse the commits of the first messages, and not those of the last."""
+    """A broker would reject the commits of the first messages but accept those of the last."""
     options = WriteOptions([cluster.name_server], new_topic(1), transactional=True, transaction_timeout_s=5)
     halves = run(store_two(options))
     assert len(halves) == 2
@@ -150,7 +150,7 @@ def test_what_took_too_long_is_not_committed_at_all(cluster: EmbeddedCluster, ne
         writer.commit([RowsSent(1, time.time(), halves[:1]), None, RowsSent(1, time.time() - 6, halves[1:])])
     assert options.topic is not None
     assert messages(cluster, options.topic, 1) == 0
-    # That was the end of it.
+    # The failed commit has rolled the transaction back.
     with pytest.raises(BrokerError, match="rolled back already"):
         writer.commit([None, RowsSent(1, time.time(), halves[:1]), RowsSent(1, time.time(), halves[1:])])
     writer.commit([None, RowsSent(2, time.time(), run(store_two(options)))])
@@ -158,13 +158,13 @@ def test_what_took_too_long_is_not_committed_at_all(cluster: EmbeddedCluster, ne
 
 
 def test_a_commit_that_overruns_the_time_is_finished(tmp_path: Path) -> None:
-    """A broker that takes no late commits would show a part of the messages."""
+    """If the broker rejected late commits, only a part of the messages would become visible."""
     with EmbeddedCluster(directory=tmp_path, transaction_time_out=1) as brokers:
         options = WriteOptions([brokers.name_server], "late", transactional=True, transaction_timeout_s=1)
         halves = run(store_two(options))
         stored = time.time()
         wait_until(lambda: time.time() > stored + 1.1)
-        # The driver began to commit in time, and this is what is left when the time is over.
+        # The driver began the commit in time; this is the part that is left when the time is over.
         RocketMQBatchWriter(options).commit([RowsSent(2, time.time(), halves)])
         assert messages(brokers, "late", 4) == 2
 
@@ -181,7 +181,7 @@ def driver(cluster: EmbeddedCluster, source: str, target: str, directory: Path) 
     try:
         yield process
     finally:
-        # The JVM and the Python workers are in its group.
+        # The JVM and the Python workers are in the same process group.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -201,7 +201,7 @@ def test_a_killed_driver(spark: SparkSession, cluster: EmbeddedCluster, new_topi
             return messages(cluster, HALF_TOPIC, 1) >= sum(before) + KILLED_MESSAGES
 
         wait_until(has_stored_all, WAIT_S)
-    # Its commit has come to both brokers, to one, or to none: of each one's part all is there or nothing.
+    # The commit reached both brokers, one or none. Each broker shows all of its part or nothing.
     after = [messages(cluster, HALF_TOPIC, 1, [broker]) for broker in cluster.brokers]
     parts = [end - start for start, end in zip(before, after, strict=True)]
     assert sum(parts) == KILLED_MESSAGES
@@ -216,7 +216,7 @@ def test_a_killed_driver(spark: SparkSession, cluster: EmbeddedCluster, new_topi
         assert process.wait(WAIT_S) == 0, (tmp_path / "log").read_text()
     numbers = Counter(int(row.body) for row in read(spark, cluster, target).collect())
     assert numbers.keys() == set(range(KILLED_MESSAGES))
-    # The repeated batch brought all of its messages again.
+    # The repeated batch wrote all of its messages again.
     assert sum(numbers.values()) - KILLED_MESSAGES in (0, *parts, KILLED_MESSAGES)
     once = read(spark, cluster, target, deduplicate="true").select("body").collect()
     assert sorted(int(row.body) for row in once) == list(range(KILLED_MESSAGES))

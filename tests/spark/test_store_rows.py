@@ -1,4 +1,4 @@
-"""A part of a commit log's file as rows, by native code and by numpy."""
+"""Tests that native code and numpy read a part of a commit log file into rows."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from struct import pack
 import pyarrow as pa
 import pytest
 
+from gantrymq.arrow import record_batches
+from gantrymq.arrow.body_values import CorruptBodies
+from gantrymq.arrow.columns import ARROW_TYPES
+from gantrymq.arrow.native_records import NativeRecords
+from gantrymq.arrow.numpy_records import NumpyRecords
+from gantrymq.arrow.store import rows as rows_module
+from gantrymq.arrow.store.planning import LogRange
+from gantrymq.arrow.store.rows import read_range
 from gantrymq.errors import StoreError
 from gantrymq.kernels import native
 from gantrymq.protocol.compression import CompressionType, compress, compression_flag
 from gantrymq.protocol.record import MAGIC_BLANK, encode_host, encode_record
-from gantrymq.spark import record_batches
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.native_records import NativeRecords
-from gantrymq.spark.numpy_records import NumpyRecords
-from gantrymq.spark.record_batches import CorruptBodies
-from gantrymq.spark.store import rows as rows_module
 from gantrymq.spark.store.options import StoreOptions
-from gantrymq.spark.store.planning import LogRange
-from gantrymq.spark.store.rows import read_range
 
 HOST = encode_host("10.1.2.3", 10911)
 COLUMNS = pa.schema([(name, ARROW_TYPES[name]) for name in ("topic", "queueOffset", "body", "tags")])
@@ -31,7 +31,7 @@ Read = Callable[..., list[dict[str, object]]]
 
 @pytest.fixture(params=[NumpyRecords, NativeRecords])
 def read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Read:
-    """The rows of a file with these bytes."""
+    """Returns a function that writes bytes to a file and reads its rows."""
     if request.param is NativeRecords and native is None:
         pytest.skip("gantrymq-native isn't there")
     monkeypatch.setattr(record_batches, "_RECORDS", request.param)
@@ -65,7 +65,7 @@ def test_all_topics(read: Read) -> None:
     ]
     log = log_of(*MESSAGES)
     assert read(log) == expected
-    # What ends a file when the next record doesn't fit, and zeros behind.
+    # A blank record ends a file if the next record does not fit. Zeros follow it.
     blank = pack(">iI", 500, MAGIC_BLANK) + bytes(492)
     assert read(log + blank) == expected
     assert read(log + blank[:8]) == expected
@@ -111,7 +111,7 @@ def test_a_part_that_ends_within_a_record(read: Read) -> None:
 
 
 def test_a_rotten_body_before_the_damage_is_a_row(read: Read) -> None:
-    """In the same chunk; with corruptBodies or without the CRC."""
+    """The corrupt body is in the same chunk. It is read with corruptBodies or without the CRC check."""
     rotten, damaged = (len(log_of(*MESSAGES[:n])) for n in (3, 6))
     log = bytearray(log_of(*MESSAGES))
     log[rotten + 90] ^= 0x55

@@ -1,8 +1,8 @@
-"""A Spark driver as a process of its own: a topic into another one, in one transaction.
+"""A Spark driver in its own process: copies a topic into another one in one transaction.
 
     python transaction_driver.py NAME_SERVER SOURCE TARGET DIRECTORY
 
-DIRECTORY has the checkpoint; started again with the same one it goes on.
+DIRECTORY stores the checkpoint. A restart with the same one continues.
 """
 
 from __future__ import annotations

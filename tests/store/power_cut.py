@@ -1,7 +1,9 @@
-"""A disk that loses power: only what was synced is surely on it, anything else page by page, or sector by sector.
+"""A simulated disk that loses power.
 
-`Disk` remembers what each file had when it was synced, and which names when its directory was. At the cut a page that
-has changed since is the old one, the new one, or torn.
+Only synced data is certain to survive. All other data survives or is lost page by page, or sector by sector.
+
+`Disk` records the content of each file when it is synced, and the names in each directory when that is synced. At the
+cut, each page changed after that is the old one, the new one, or a mixture.
 """
 
 from __future__ import annotations
@@ -37,15 +39,15 @@ class Disk:
         self._names[path] = {entry.name for entry in path.iterdir()}
 
     def cut(self) -> None:
-        """Replaces the files by what may be left of them."""
+        """Replaces the files by what can be left of them after a power cut."""
         live = {path: path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
         for path in live.keys() | self._content.keys():
             if path.name in ("lock", "abort", "checkpoint"):
-                continue  # The checkpoint is synced with each change, and one sector.
+                continue  # The checkpoint fits into one sector and is synced with each change.
             named = path.name in self._names.get(path.parent, ())
             synced = self._content.get(path, b"")
             if (path in live) != named and self._rng.random() < 0.5:
-                # Made, or deleted, and the directory not synced since.
+                # The file was created or deleted, and its directory has not been synced since.
                 if path in live:
                     path.unlink()
                     continue

@@ -1,4 +1,4 @@
-"""A master's store with all that a log can have, and how a slave's gets it in pieces."""
+"""A master's store with all kinds of records, and a slave's store that receives its log in pieces."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gantrymq.store.delay_level import parse_delay_levels, tags_code_of
 from gantrymq.store.message_store import MessageStore
 
 HOST_V6 = encode_host("2001:db8::1", 10911)
-#: Records of this topic are of version 2.
+#: Records of this topic have version 2 of the format.
 LONG_TOPIC = "T" * 200
 TOPICS = ("Fruit", "Fruit", "Nut", LONG_TOPIC, SCHEDULE_TOPIC)
-#: A piece that has all there is.
+#: Piece size for the whole log at once.
 BEHIND = 1 << 30
 TAG_CODES = [tags_code(b"t%d" % n) for n in range(5)]
 
@@ -36,7 +36,7 @@ def open_slave(root: Path, *, waits: bool = True, **options: Any) -> MessageStor
 
 
 def write(store: MessageStore, rng: random.Random, count: int) -> None:
-    """Messages of all kinds, and topics that are deleted and made anew."""
+    """Stores messages of all kinds. Some topics are deleted and created again."""
     for n in range(count):
         topic = rng.choice(TOPICS)
         queue = store.queue(topic, rng.randrange(3))
@@ -70,7 +70,10 @@ def write(store: MessageStore, rng: random.Random, count: int) -> None:
 
 
 def write_without_deleting(store: MessageStore, rng: random.Random, count: int) -> None:
-    """What is deleted can't be brought back by cutting."""
+    """Stores messages without deleting topics.
+
+    A truncation cannot restore a deleted topic.
+    """
     for _ in range(count):
         queue = store.queue(rng.choice(("Fruit", "Nut", LONG_TOPIC)), rng.randrange(3))
         key = b"%d" % rng.randrange(1 << 40)
@@ -79,25 +82,25 @@ def write_without_deleting(store: MessageStore, rng: random.Random, count: int) 
 
 
 def append(slave: MessageStore, data: bytes | memoryview) -> list[ConsumeQueue]:
-    """The replica's `append`; waits for files that are being made."""
+    """Calls `append` of the replica, and waits for files that are being preallocated."""
     while True:
         try:
             return slave.replica.append(data)
         except StoreBusy:
             made = threading.Event()
-            slave.when_room(made.set)
+            slave.when_preallocated(made.set)
             assert made.wait(10)
 
 
 def follow(master: MessageStore, slave: MessageStore, piece: Callable[[], int]) -> None:
-    """Brings the slave to the master's end in pieces of `piece()` bytes."""
+    """Copies the master's log to the slave up to its end, in pieces of `piece()` bytes."""
     while (data := master.log_slice(slave.replica.received, piece())) is not None:
         append(slave, data)
     assert slave.max_physical_offset == slave.replica.received == master.max_physical_offset
 
 
 def log_bytes(store: MessageStore, start: int) -> bytes:
-    """The log's content from there on, as the files have it."""
+    """Returns the content of the log files from `start`."""
     pieces = []
     while (data := store.log_slice(start, 1 << 30)) is not None:
         pieces.append(bytes(data))
@@ -106,9 +109,10 @@ def log_bytes(store: MessageStore, start: int) -> bytes:
 
 
 def queues_of(store: MessageStore) -> dict[tuple[str, int], tuple[int, int, list[tuple[int, int, int]]]]:
-    """Of each queue that has files where it begins and ends, and its units; those of SCHEDULE_TOPIC as they should be.
+    """Returns (first offset, end offset, units) of each queue that has files.
 
-    Their tags code is when they are due; the master's broker reads the clock itself.
+    For units of `SCHEDULE_TOPIC`, the tags code is the delivery time. It is computed here, because the master's broker
+    uses its own clock.
     """
     found = {}
     delays_ms = parse_delay_levels(store.config.message_delay_level)
@@ -124,7 +128,7 @@ def queues_of(store: MessageStore) -> dict[tuple[str, int], tuple[int, int, list
 
 
 def assert_equal(master: MessageStore, slave: MessageStore) -> None:
-    """The slave has what the master has from the slave's first offset on: log, queues, and what keys find."""
+    """Checks that the slave has the master's log, queues and keys from the slave's first offset."""
     first = slave.min_physical_offset
     assert log_bytes(slave, first) == log_bytes(master, first)
     expected = {}
@@ -134,7 +138,7 @@ def assert_equal(master: MessageStore, slave: MessageStore) -> None:
             expected[key] = end - len(units), end, units
     found = queues_of(slave)
     assert {key: found[key] for key in expected} == expected
-    # Nobody told the slave that the topic was deleted.
+    # The slave was not notified that the topic was deleted.
     assert {topic for topic, _ in found.keys() - expected.keys()} <= {"Nut"}
     for store in (master, slave):
         while not store.keys.build_index(1):

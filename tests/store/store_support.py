@@ -1,4 +1,4 @@
-"""A small store to write to and read from, and what tests ask of it."""
+"""A small store for tests, and functions to write to it and read from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNITS_PER_FILE = 50
 
 
 def small_config(root: Path, **options: Any) -> StoreConfig:
-    """Files so small that a test fills several."""
+    """Returns a configuration with small files, so that a test fills several."""
     return StoreConfig(
         **{
             "store_path_root_dir": root,
@@ -58,7 +58,7 @@ def put(
 
 
 def read_all(store: MessageStore, queue: ConsumeQueue) -> list[Record]:
-    """Every record that the queue serves, by pulls of 32; raises RecordError where one isn't whole."""
+    """Reads all records of a queue, 32 at a time. Raises RecordError if a record is damaged."""
     records: list[Record] = []
     offset = queue.min_offset
     while offset < queue.max_offset:
@@ -73,7 +73,7 @@ def read_all(store: MessageStore, queue: ConsumeQueue) -> list[Record]:
 
 
 def finish(search: Search) -> list[int]:
-    """What a search finds, in one go."""
+    """Runs a search to its end and returns the offsets that it finds."""
     while True:
         try:
             next(search)
@@ -90,7 +90,7 @@ def queue_files(root: Path, topic: str, queue_id: int = 0) -> list[Path]:
 
 
 def stop_flushers(store: MessageStore) -> None:
-    """Ends the threads; nothing more is flushed."""
+    """Stops the flusher threads without a further flush."""
     assert store._threads is not None
     for flusher in (store._threads.log_flusher, store._threads.queue_flusher):
         flusher._round = lambda: None  # type: ignore[method-assign]
@@ -99,20 +99,20 @@ def stop_flushers(store: MessageStore) -> None:
 
 
 def crash(store: MessageStore) -> None:
-    """Ends the store as SIGKILL would: nothing is flushed, `abort` stays."""
+    """Ends the store as SIGKILL would: without a flush, and with the file `abort`."""
     stop_flushers(store)
     store._open.close()
 
 
 def flushed(store: MessageStore) -> None:
-    """Waits until all that was stored is on the disk."""
+    """Waits until all stored messages are on disk."""
     done = threading.Event()
     store.when_flushed(store.max_physical_offset, lambda error: done.set())
     assert done.wait(10)
 
 
 def pwrite_that_fails(after: int) -> Callable[[int, memoryview, int], int]:
-    """A `files.pwrite` that fails when it has written so many bytes."""
+    """Returns a replacement of `files.pwrite` that raises OSError after `after` bytes."""
     pwrite, left = files.pwrite, after
 
     def fails(fd: int, data: memoryview, offset: int) -> int:

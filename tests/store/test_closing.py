@@ -1,4 +1,7 @@
-"""Opening and closing: whatever raises, the directory is unlocked, the threads have ended, and `abort` is right."""
+"""Opening and closing a store when something raises.
+
+The directory is unlocked, all threads end, and the file `abort` is correct.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from store_support import open_store, put, read_all, small_config
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.errors import StoreError
 from gantrymq.protocol.record import encode_host
@@ -34,7 +37,7 @@ def opened(root: Path) -> Iterator[MessageStore]:
 
 @pytest.fixture
 def others() -> set[threading.Thread]:
-    """Threads that were there before the test: of a cluster, for one, that tests of clients share to the end."""
+    """Returns the threads that existed before the test, for example those of a cluster shared by client tests."""
     return set(threading.enumerate())
 
 
@@ -43,8 +46,9 @@ def flusher_threads(others: set[threading.Thread]) -> list[threading.Thread]:
 
 
 class Failure:
-    """A method that raises the first time that this thread calls it after `arm`: once its work is done, so that what it
-    holds has been let go, and what comes after it must be let go all the same.
+    """A method that raises when this thread first calls it after `arm`.
+
+    It raises after its work is done, so its own resources are free. The later ones must be freed all the same.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, owner: type, name: str, error: BaseException) -> None:
@@ -89,7 +93,7 @@ def test_close_lets_go_whatever_raises(tmp_path, monkeypatch, others, owner, nam
         with pytest.raises((StoreError, type(error)), match="surprise"):
             store.close()
     assert not flusher_threads(others)
-    # What came after everything was on the disk needn't be recovered from.
+    # If the error comes after the last flush, no recovery is needed.
     assert (tmp_path / "abort").exists() == (name in ("flush", "stop") or owner is MessageIndex)
     with pytest.raises(StoreError, match="closed"):
         put(store, queue, b"x")

@@ -1,4 +1,4 @@
-"""A pull's records are found, and filtered by tags, in native code as in Python."""
+"""Native code and Python find the same records for a pull, with and without a tag filter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CODES = [-(2**31), -1, 0, 1, 2**31 - 1]
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MessageStore, ConsumeQueue]]:
-    """A queue of several files, with runs of one tags code, and records of another queue between its own."""
+    """A queue of several files with runs of equal tags codes. Records of another queue are in between."""
     rng = random.Random(7)
     store = open_store(tmp_path_factory.mktemp("filtered"))
     queue, other = store.queue("T", 0), store.queue("Other", 0)
@@ -59,7 +59,7 @@ def test_both_find_the_same_with_tags(
 ) -> None:
     store, queue = filled
     with pytest.MonkeyPatch.context() as patch:
-        # Some of the first records count as on the disk, where fewer are taken.
+        # With a small memory limit, some of the first records count as on disk, and fewer of these are returned.
         patch.setattr(store, "in_memory_bytes", in_memory * 8000)
         found = store.get(queue, offset, most, 1 << 20, codes, bulk=bulk)
         patch.setattr(collect, "native", None)
@@ -88,7 +88,7 @@ def test_both_find_the_same_without(
 def test_where_the_last_record_is_says_whether_a_slave_is_to_be_asked(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a bulk read that begins on the disk and ends in memory."""
+    """The bulk read begins on disk and ends in memory."""
     if way == "python":
         monkeypatch.setattr(collect, "native", None)
     store = open_store(tmp_path)
@@ -97,7 +97,7 @@ def test_where_the_last_record_is_says_whether_a_slave_is_to_be_asked(
     store.in_memory_bytes = 5 * sizes[0]
     found = {most: store.get(queue, 0, most, 1 << 20, bulk=True) for most in (10, 15, 16, 20)}
     assert {most: result.message_count for most, result in found.items()} == {10: 10, 15: 15, 16: 16, 20: 20}
-    # Where there are more, the first of these counts.
+    # If there are more records, the first of these decides.
     suggested = {most: result.suggest_pulling_from_slave for most, result in found.items()}
     assert suggested == {10: True, 15: False, 16: False, 20: False}
     store.close()
@@ -116,7 +116,7 @@ def test_damaged_units_are_passed_over(tmp_path: Path) -> None:
         put(store, queue, b"%d" % n, tags_code=n % 2)
     mapping = queue.mapping
     assert mapping is not None
-    # The record that the fifth unit points to isn't there.
+    # The fifth unit points to a missing record.
     mapping[4 * 20 : 4 * 20 + 8] = (1).to_bytes(8, "big")
     result = store.get(queue, 0, 5, 1 << 20, frozenset([0]))
     assert (result.status, result.message_count) == (GetStatus.FOUND, 4)
@@ -133,7 +133,7 @@ def test_damaged_units_of_a_plain_pull_are_passed_over(tmp_path: Path) -> None:
         put(store, other, b"x" * (n % 3))
     mapping = queue.mapping
     assert mapping is not None
-    # The fifth unit points to the sixth's record.
+    # The fifth unit points to the record of the sixth.
     mapping[4 * 20 : 5 * 20] = mapping[5 * 20 : 6 * 20]
     result = store.get(queue, 0, 32, 1 << 20)
     assert (result.status, result.message_count, result.next_begin_offset) == (GetStatus.FOUND, 19, 20)
@@ -150,6 +150,6 @@ def test_small_records_that_lie_apart_become_one_buffer(tmp_path: Path) -> None:
         put(store, large, b"%d" % n * 1000)
     apart, slices = store.get(small, 0, 32, 1 << 20), store.get(large, 0, 32, 1 << 20)
     assert (apart.message_count, len(apart.buffers)) == (20, 1)
-    # None of these is copied.
+    # None of these records is copied.
     assert (slices.message_count, [type(buffer) for buffer in slices.buffers]) == (20, [memoryview] * 20)
     store.close()

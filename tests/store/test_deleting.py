@@ -1,4 +1,7 @@
-"""Topics and queues that are deleted: gone at once for who asks, their files soon, in the flusher's thread."""
+"""Deleted topics and queues.
+
+They are invisible at once. The flusher thread deletes their files soon after.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from store_support import crash, open_store, put, read_all
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.store import trash
 from gantrymq.store.message_store import MessageStore
@@ -65,7 +68,7 @@ def test_what_a_killed_process_has_left(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_directory_that_cannot_be_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files are deleted where they are, at once."""
+    """If the directory cannot be renamed, its files are deleted in place, at once."""
     store = open_store(tmp_path)
     fill(store)
     (tmp_path / "consumequeue.deleted").write_text("a stranger's")
@@ -76,7 +79,10 @@ def test_a_directory_that_cannot_be_renamed(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_deleted_topic_stays_away_when_the_store_was_closed(tmp_path: Path) -> None:
-    """Though its messages are the last ones of the log; and one that was made anew since has none of the old ones."""
+    """A deleted topic does not reappear after a restart, although its messages are the last ones of the log.
+
+    A topic that is created again has none of the old messages.
+    """
     store = open_store(tmp_path)
     put(store, store.queue("Other", 0), b"before")
     for topic in ("Deleted", "Anew"):
@@ -94,7 +100,10 @@ def test_a_deleted_topic_stays_away_when_the_store_was_closed(tmp_path: Path) ->
 
 
 def test_a_topic_is_gone_from_the_disk_before_its_queues_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a power failure meanwhile could bring it back with some of them."""
+    """The topic is removed from the disk before its queue files.
+
+    Otherwise a power failure meanwhile could restore the topic with some of its queues.
+    """
     store = open_store(tmp_path)
     fill(store)
     done: list[str] = []

@@ -1,6 +1,7 @@
-"""Few descriptors: mapped files take none, which queue files stay mapped, a store that lives without any to spare.
+"""Stores with few file descriptors.
 
-Each test that needs few runs in a process of its own.
+Mapped files need no descriptor. The tests cover the choice of mapped files, and a store without a free descriptor. Each
+test with a low limit runs in its own process.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def run(script: str, root: Path, descriptors: int) -> str:
 
 
 def test_600_queues_with_128_descriptors(tmp_path):
-    """All are mapped, and written to and read in turn."""
+    """All queues are mapped, written to, and read in turn."""
     run(
         """
 store = open_store(root)
@@ -64,7 +65,7 @@ store.close()
 
 
 def test_a_queue_of_600_files_with_128_descriptors(tmp_path):
-    """A reader who goes through all of it leaves them mapped."""
+    """A consumer that reads the whole queue leaves the files mapped."""
     run(
         """
 store = open_store(root, mapped_file_size_commit_log=8 << 20)
@@ -85,7 +86,10 @@ store.close()
 
 
 def test_where_memory_is_not_promised_a_mapping_keeps_its_descriptor(tmp_path, monkeypatch):
-    """Anonymous memory, in whose place the file is put, counts for a moment (vm.overcommit_memory 2)."""
+    """If anonymous memory is refused, a mapping keeps its descriptor.
+
+    The file replaces that memory, which counts for a moment. With `vm.overcommit_memory` 2, the kernel can refuse it.
+    """
     if sys.version_info >= (3, 13):
         pytest.skip("no anonymous memory is needed")
 
@@ -104,7 +108,7 @@ def test_where_memory_is_not_promised_a_mapping_keeps_its_descriptor(tmp_path, m
 
 
 def test_a_file_that_can_not_be_put_there(tmp_path):
-    """Its descriptor is one to read from."""
+    """The descriptor is read-only, so the file cannot be mapped for writing."""
     path = tmp_path / "file"
     path.write_bytes(bytes(4096))
     fd = os.open(path, os.O_RDONLY)
@@ -113,7 +117,7 @@ def test_a_file_that_can_not_be_put_there(tmp_path):
     os.close(fd)
 
 
-# -- which go first --------------------------------------------------------------------------------------------------
+# -- eviction order --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -125,7 +129,7 @@ def store(tmp_path, monkeypatch):
 
 
 def mapped(store) -> list[int]:
-    """The ids of the queues that have a file mapped."""
+    """Returns the ids of the queues that have a mapped file."""
     return [queue.queue_id for queue in store._queues if any(file.mapping for file in queue._files.values())]
 
 
@@ -144,7 +148,7 @@ def test_what_was_used_longest_ago_goes_first(store):
 
 
 def test_what_is_written_to_stays(store):
-    """Though `append` doesn't say each time that it uses its file."""
+    """The file stays mapped although `append` does not report each use."""
     busy, *others = (store.queue("T", n) for n in range(20))
     put(store, busy, b"x")
     mapping = busy.mapping
@@ -169,7 +173,7 @@ def test_a_file_that_is_gone_counts_no_more(store):
 
 
 def test_the_one_that_is_being_mapped_never_goes():
-    """Though all others have been written to."""
+    """A file that is being mapped is never evicted, even if all other files have been written to."""
 
     class Queue:
         def __init__(self) -> None:
@@ -198,7 +202,7 @@ def test_the_one_that_is_being_mapped_never_goes():
     assert len(mappings) == 3
 
 
-# -- no descriptor to spare ------------------------------------------------------------------------------------------
+# -- no free descriptor ----------------------------------------------------------------------------------------------
 
 _TAKE_ALL = """
 spare = []
@@ -220,7 +224,7 @@ def safe(offset):
 
 
 def test_a_log_file_is_flushed_without_another_descriptor(tmp_path):
-    """What the process has is used up by connections: what has room in the file is taken, and goes to the disk."""
+    """Connections use up all descriptors. The rest of the current file is filled and flushed."""
     run(
         _TAKE_ALL
         + """
@@ -256,7 +260,7 @@ store.close()
 
 
 def test_the_next_log_file_waits_for_a_descriptor(tmp_path):
-    """Messages are refused while there is none, and taken again by itself when there is one."""
+    """Without a free descriptor, messages are refused. They are accepted again as soon as one is free."""
     run(
         _TAKE_ALL
         + """

@@ -1,4 +1,4 @@
-"""Group commit, the checkpoint, a disk that fails, and flushers that can't flush, or die."""
+"""Group commit, the checkpoint, failing disks, and flushers that cannot flush or that die."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from store_support import BORN_HOST, open_store, put, read_all, small_config
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.report import JobReport
@@ -28,7 +28,7 @@ TIMEOUT_S = 10
 
 
 class Answers:
-    """What `when_flushed` said, and in which thread."""
+    """Records the results of `when_flushed` and the threads that report them."""
 
     def __init__(self) -> None:
         self.errors: list[Exception | None] = []
@@ -73,7 +73,7 @@ def test_many_waiters_share_one_flush(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "fdatasync", slow)
     store.when_flushed(first.physical_offset, answers)
     assert started.wait(TIMEOUT_S)
-    # The disk is busy; all of these wait for the next flush.
+    # The disk is busy, so all of these wait for the next flush.
     for _ in range(100):
         result = put(store, queue, b"next")
         store.when_flushed(result.physical_offset, answers)
@@ -169,10 +169,13 @@ def test_what_a_dying_round_had_before_it_is_flushed_by_close(tmp_path, monkeypa
 
 @pytest.mark.parametrize("which", ["fdatasync", "sync_entries"])
 def test_a_disk_that_fails_stops_the_store(tmp_path, monkeypatch, which):
-    """After a failed fsync nothing is acknowledged any more: the kernel forgets what it couldn't write."""
+    """After a failed fsync, no message is acknowledged.
+
+    The kernel drops the pages that it could not write, so a later fsync can succeed without them.
+    """
     store = open_store(tmp_path, flush_interval_commit_log_ms=60_000, mapped_file_size_commit_log=8192)
     queue = store.queue("T", 0)
-    # Into a new file, whose entry isn't on the disk yet.
+    # The message goes into a new file whose directory entry is not on disk yet.
     put(store, queue, bytes(6000))
     result = put(store, queue, bytes(6000))
     answers = Answers()
@@ -182,7 +185,7 @@ def test_a_disk_that_fails_stops_the_store(tmp_path, monkeypatch, which):
         (error,) = answers.wait()
     assert isinstance(error, SyncFailed)
     assert "Input/output error; what was written last may be lost" in str(error)
-    # The disk works again, but what it says of these messages would mean nothing.
+    # The disk works again, but a successful fsync proves nothing about these messages.
     store.when_flushed(result.physical_offset, answers)
     assert isinstance(answers.wait(2)[1], SyncFailed)
     for _ in range(2):
@@ -191,7 +194,7 @@ def test_a_disk_that_fails_stops_the_store(tmp_path, monkeypatch, which):
     assert store.get(queue, 0, 1, 100).message_count == 1
     with pytest.raises(StoreError, match="Input/output error"):
         store.close()
-    # The next one to open it takes it for crashed, and finds what the page cache has.
+    # The next start is a recovery, which finds the messages in the page cache.
     assert (tmp_path / "abort").exists()
     store = open_store(tmp_path, mapped_file_size_commit_log=8192)
     assert store.queue("T", 0).max_offset == 2
@@ -199,7 +202,10 @@ def test_a_disk_that_fails_stops_the_store(tmp_path, monkeypatch, which):
 
 
 def test_a_disk_that_fails_for_a_queue_stops_the_store(tmp_path, monkeypatch):
-    """No checkpoint says from then on that the queue is on the disk; recovery makes anew what it lacks."""
+    """After a failed fsync of a queue, the checkpoint does not advance.
+
+    The recovery rebuilds the missing part of the queue.
+    """
     store = open_store(tmp_path)
     queue, other = store.queue("T", 0), store.queue("Other", 0)
     before = load_checkpoint(tmp_path / "checkpoint").confirm_phy_offset
@@ -230,7 +236,7 @@ def _takes(store: MessageStore, queue: ConsumeQueue) -> bool:
     return True
 
 
-# -- flushers that can't flush ---------------------------------------------------------------------------------------
+# -- flushers that cannot flush --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -258,13 +264,13 @@ def report(jobs: Jobs, name: str) -> JobReport:
     ids=repr,
 )
 def test_what_may_pass_is_tried_again(store, jobs, monkeypatch, error):
-    """Meanwhile no message is taken: nobody could say when it will be safe."""
+    """A flush that fails is tried again. Meanwhile messages are refused, because they could not be made durable."""
     queue = store.queue("T", 0)
     answers = Answers()
     result = put(store, queue, b"first")
     with monkeypatch.context() as patch:
         patch.setattr(MappedFile, "sync", fails(error))
-        # What it has flushed by then, it needn't any more.
+        # Data that was flushed before is not flushed again, so its callers get no error.
         wait_until(lambda: not _takes(store, queue))
         with pytest.raises(
             StoreError, match=r"can't be brought to the disk, so no message is taken until it can: .*may pass"
@@ -285,7 +291,10 @@ def test_what_may_pass_is_tried_again(store, jobs, monkeypatch, error):
 
 
 def test_a_file_that_can_neither_be_mapped_nor_deleted(store, monkeypatch):
-    """As for want of memory and rights; the next file is made once that is over."""
+    """The next file is created when the error is over.
+
+    Here, memory and the permission to delete the file are missing.
+    """
     queue = store.queue("T", 0)
     put(store, queue, bytes(30_000))
     put(store, queue, bytes(20_000))
@@ -301,7 +310,10 @@ def test_a_file_that_can_neither_be_mapped_nor_deleted(store, monkeypatch):
 
 
 def test_a_queue_that_cannot_be_flushed(tmp_path, store, jobs, monkeypatch):
-    """The others are, messages are taken, and it is tried again; the checkpoint waits."""
+    """One queue that cannot be flushed does not affect the others.
+
+    Messages are accepted, and the flush is tried again. The checkpoint does not advance meanwhile.
+    """
     bad, good = store.queue("Bad", 0), store.queue("Good", 0)
     flushing = report(jobs, "flush the consume queues")
     flush = ConsumeQueue.flush
@@ -331,7 +343,10 @@ def test_a_queue_that_cannot_be_flushed(tmp_path, store, jobs, monkeypatch):
 
 
 def test_death_of_the_log_flusher(tmp_path, monkeypatch, caplog):
-    """Who waits is told, and who comes later; no message is taken. What is there is flushed at the end."""
+    """If the log flusher dies, pending and later callers get an error, and messages are refused.
+
+    The stored messages are flushed when the store closes.
+    """
     jobs = Jobs()
     store = MessageStore(small_config(tmp_path), encode_host("127.0.0.1", 1), jobs=jobs)
     store.open()
@@ -393,7 +408,7 @@ def test_death_of_the_queue_flusher(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("why", ["full", "failed", "can't flush"])
 def test_refused_messages_are_not_kept(store, why, monkeypatch):
-    """One exception that is raised again and again would keep the bodies of all that got it."""
+    """A shared exception that is raised repeatedly would keep a reference to the body of each refused message."""
     queue = store.queue("T", 0)
     put(store, queue, b"x")
     if why == "full":
@@ -448,7 +463,10 @@ def test_checkpoint_advances_while_running(tmp_path):
 
 
 def test_a_new_queues_directories_are_on_the_disk_with_it(tmp_path, monkeypatch):
-    """Else a power failure takes the queue, and the checkpoint says that nothing of it has to be made anew."""
+    """The directories of a new queue are flushed with it.
+
+    Otherwise a power failure could remove the queue although the checkpoint says that it is on disk.
+    """
     synced: dict[Path, set[str]] = {}
     sync_entries = files.sync_entries
 

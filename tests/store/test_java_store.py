@@ -1,8 +1,14 @@
-"""A store that Apache RocketMQ 5.5.0's broker wrote and closed, as it stands in java_store/store.tar.xz.
+"""A store that the broker of Apache RocketMQ 5.5.0 wrote and closed: java_store/store.tar.xz.
 
-mappedFileSizeCommitLog=1048576, mappedFileSizeConsumeQueue=2000. A Java producer sent, twice: 12 messages with the tags
-TagA, TagB, none, 标签; a batch of 3; one compressed with zlib; one with delay level 18; two of 600 kB; two in
-transactions, of which one was committed; 65 to queue 0 of Fruit.
+Settings: mappedFileSizeCommitLog=1048576, mappedFileSizeConsumeQueue=2000. A Java producer sent these messages, twice:
+
+- 12 messages with the tags TagA, TagB, none, 标签
+- a batch of 3
+- one compressed with zlib
+- one with delay level 18
+- two of 600 kB
+- two in transactions, of which one was committed
+- 65 to queue 0 of Fruit
 """
 
 from __future__ import annotations
@@ -126,7 +132,10 @@ def test_writing_goes_on(root):
 @pytest.mark.parametrize("begin", [0, 2 << 20], ids=["from the beginning", "from a later file"])
 @pytest.mark.parametrize("size", [777, 32 * 1024])
 def test_a_slave_of_ours_has_what_java_has(root, size, begin):
-    """Its log, and queues from it, byte for byte; one that begins later has fillers where Java's begin."""
+    """The slave has the same log and queues as the Java broker, byte for byte.
+
+    If the slave begins at a later file, its queues start with filler units instead.
+    """
     data = b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))[:END]
     config = StoreConfig(root / "slave", mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=2000)
     slave = MessageStore(config, STORE_HOST)

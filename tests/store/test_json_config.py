@@ -1,4 +1,4 @@
-"""Configuration files: the backup takes over from a damaged file."""
+"""Configuration files: if a file is damaged, its backup is used."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_backup_takes_over(file, caplog, damage):
     file.path.write_bytes(damage)
     assert file.load() == b'{"n":1}'
     assert "topics.json.bak" in caplog.text
-    # The damaged file mustn't become the backup.
+    # The damaged file must not become the backup.
     file.save(b'{"n":3}')
     assert (file.load(), file.backup.read_bytes()) == (b'{"n":3}', b'{"n":1}')
 
 
 def test_missing_file(file):
-    """As a crash between the two renames of `save` leaves it."""
+    """The state after a crash between the two renames of `save`."""
     file.save(b'{"n":1}')
     file.save(b'{"n":2}')
     file.path.unlink()
@@ -101,7 +101,7 @@ def test_unwritable(tmp_path):
 
 
 def test_what_was_put_last_is_written(file):
-    """Once for all that was put meanwhile."""
+    """One write stores the newest content, however often `put` was called before."""
     file.write()
     assert file.load() is None
     for n in range(5):
@@ -113,7 +113,10 @@ def test_what_was_put_last_is_written(file):
 
 
 def test_writers_do_not_mix(file, monkeypatch):
-    """A writer that was held up doesn't bring back what was put before; whoever returns has it on the disk."""
+    """A slow writer does not restore older content.
+
+    When `write` returns, the newest content is on disk.
+    """
     held, go_on = threading.Event(), threading.Event()
     write_beside = files.write_beside
 
@@ -177,7 +180,10 @@ def test_permissions_are_kept(file, umask):
 
 
 def test_a_secret_is_read_by_nobody_else(tmp_path, umask, monkeypatch):
-    """Not even while it is written, nor its backup; an old file is hidden when it is loaded."""
+    """Only the owner can read a secret file and its backup, also while they are written.
+
+    The permissions of an existing file are corrected when it is loaded.
+    """
     file = JsonConfigFile(tmp_path / "users.json", is_secret=True)
     leftover = tmp_path / "users.json.tmp"
     leftover.write_bytes(b"")

@@ -1,4 +1,7 @@
-"""SIGKILL at random moments: whatever was acknowledged is there, once and in order, and the index agrees."""
+"""SIGKILL at random moments.
+
+All acknowledged messages are stored once and in order, and the index agrees with them.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def test_what_was_acknowledged_survives(writers, mode, tmp_path):
             topic, queue_id, offset, key = line.split()
             acknowledged.setdefault((topic, int(queue_id)), {})[int(offset)] = key
         check(root, acknowledged)
-    # 1,600 and more usually; of 2,000 runs one has chosen so that it is less than a third of that.
+    # Usually 1,600 and more messages. In one of 2,000 runs, the random choice gives less than a third of that.
     assert total > ROUNDS * 4, f"{total} messages only"
 
 

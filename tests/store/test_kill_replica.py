@@ -1,6 +1,6 @@
-"""SIGKILL of a slave at random moments, as it takes its master's log, cuts its own, or begins anew.
+"""SIGKILL of a slave at random moments while it copies, truncates, or restarts its log.
 
-What it has then is the beginning of its master's log, at least as much as it has reported; its queues fit to it.
+Afterwards its log is the beginning of its master's log. It is at least as long as reported, and the queues match it.
 """
 
 from __future__ import annotations

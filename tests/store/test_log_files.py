@@ -1,4 +1,7 @@
-"""Files of the log that appear and disappear: by whom, when they are on the disk, and what a power failure leaves."""
+"""Files of the log that are created and deleted.
+
+The tests cover the threads that do it, the fsyncs, and the state after a power failure.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from store_support import LOG_FILE, crash, finish, flushed, log_files, open_store, put, read_all
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.errors import StoreError
 from gantrymq.store import cleaner
@@ -17,7 +20,7 @@ from gantrymq.system import files
 
 @pytest.fixture
 def syncs(monkeypatch):
-    """The threads that have called fsync."""
+    """Returns the names of the threads that called fsync."""
     threads: set[str] = set()
 
     def recorded(sync):
@@ -33,7 +36,10 @@ def syncs(monkeypatch):
 
 
 def test_who_writes_never_waits_for_fsync(tmp_path, syncs, monkeypatch):
-    """Whatever a broker asks of an open store: new topics, new files of all kinds, deleting them, searching."""
+    """The caller never calls fsync itself.
+
+    It creates topics and all kinds of files, deletes them, and searches.
+    """
     store = open_store(tmp_path)
     here = threading.current_thread().name
     assert syncs == {here}
@@ -51,7 +57,7 @@ def test_who_writes_never_waits_for_fsync(tmp_path, syncs, monkeypatch):
     assert store.min_physical_offset > LOG_FILE
     assert sum(store.delete_expired_queues()) > 10
     assert len(list((tmp_path / "index").iterdir())) == 1
-    # And once more into what was deleted.
+    # A message for the deleted topic.
     put(store, store.queue("T1", 0), b"x")
     flushed(store)
     store._threads.queue_flusher.flush_soon()
@@ -61,7 +67,7 @@ def test_who_writes_never_waits_for_fsync(tmp_path, syncs, monkeypatch):
 
 
 def test_who_writes_waits_for_nobody_who_waits_for_fsync(tmp_path, monkeypatch):
-    """Neither for the flusher's lock, nor for the next file."""
+    """The caller waits neither for the flusher's lock nor for the next file."""
     store = open_store(tmp_path)
     queue = store.queue("T", 0)
     put(store, queue, b"first")
@@ -86,7 +92,10 @@ def test_who_writes_waits_for_nobody_who_waits_for_fsync(tmp_path, monkeypatch):
 
 
 def fill_and_crash(root, files: int = 5) -> list[bytes]:
-    """Messages in some files of the log, none of which counts as on the disk; their bodies."""
+    """Stores messages in several log files, crashes, and returns the bodies.
+
+    No message counts as flushed.
+    """
     store = open_store(root, flush_interval_commit_log_ms=600_000, flush_interval_consume_queue_ms=600_000)
     queue = store.queue("T", 0)
     bodies = []
@@ -108,7 +117,7 @@ def open_and_read(root) -> list[bytes]:
 @pytest.mark.parametrize("how", ["missing", "empty"])
 @pytest.mark.parametrize("place", [1, 2, 4])
 def test_a_file_whose_entry_was_not_on_the_disk(tmp_path, how, place):
-    """The log ends before it, whatever later files the failure has left."""
+    """The log ends before this file, whatever later files are left after the failure."""
     bodies = fill_and_crash(tmp_path)
     lost = log_files(tmp_path)[place]
     lost.unlink()
@@ -124,7 +133,7 @@ def test_a_file_whose_entry_was_not_on_the_disk(tmp_path, how, place):
 
 @pytest.mark.parametrize("why", ["closed", "confirmed", "timestamp"])
 def test_a_file_that_somebody_took_away(tmp_path, why):
-    """Nothing of what is left is touched: he may bring it back."""
+    """If a log file is missing, the other files are not changed, because an administrator can restore it."""
     bodies = fill_and_crash(tmp_path)
     if why == "closed":
         open_store(tmp_path).close()
@@ -159,7 +168,7 @@ def test_a_store_that_was_never_used_takes_another_size(tmp_path):
 
 
 def advice(file: Path) -> dict[int, list[str]]:
-    """What the kernel is advised of the pages of a mapped file, by where they begin."""
+    """Returns the kernel's flags of a mapped file, by the address of each mapping."""
     found, at = {}, -1
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if str(file) in line:

@@ -1,4 +1,7 @@
-"""The index: Java's bytes, what is found, building in slices, what a crash leaves, full disks, damage."""
+"""The key index.
+
+The tests cover Java's format, search, building in slices, crashes, full disks and damage.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ from gantrymq.store.message_store import MessageStore
 from gantrymq.store.verify import verify
 from gantrymq.system import files
 
-#: Java 5.5.0 with maxHashSlotNum=50, maxIndexNum=41, enabledAppendPropCRC=true: 64 messages of Fruit and Nut, with and
-#: without keys, in two scripts.
+#: Written by Java 5.5.0 with maxHashSlotNum=50, maxIndexNum=41, enabledAppendPropCRC=true: 64 messages of Fruit and
+#: Nut, with and without keys, in two scripts.
 ARCHIVE = Path(__file__).parent / "java_store" / "index.tar.xz"
 FOREVER = 1 << 62
 
@@ -38,7 +41,7 @@ FOREVER = 1 << 62
     params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
 )
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs both ways."""
+    """Runs every test with native code and with Python."""
     if request.param == "python":
         monkeypatch.setattr(index_entries, "native", None)
 
@@ -157,7 +160,7 @@ def test_keys_of(properties, expected):
     assert keys_of(properties) == expected
 
 
-# -- finding ---------------------------------------------------------------------------------------------------------
+# -- search ----------------------------------------------------------------------------------------------------------
 
 
 def test_found_by_each_of_its_keys(store):
@@ -229,7 +232,7 @@ def test_records_of_another_layout(store):
 
 
 def test_newest_within_the_time(store, monkeypatch):
-    """Over several files: 300 messages, one every 100 ms, with a key of their own and a common one."""
+    """300 messages in several files, one every 100 ms. Each has its own key and a common one."""
     queue = store.queue("T", 0)
     for n in range(300):
         monkeypatch.setattr(message_writer, "time", lambda n=n: 1_700_000_000 + n / 10)
@@ -263,7 +266,7 @@ def test_disabled(tmp_path):
     assert find(store, "T", "k") == []
     store.close()
     assert not (tmp_path / "index").exists()
-    # Enabled later it has what was stored before.
+    # If the index is enabled later, it also contains earlier messages.
     store = open_store(tmp_path)
     assert find(store, "T", "k") == [b"x"]
     store.close()
@@ -273,7 +276,7 @@ def test_disabled(tmp_path):
 
 
 def test_built_in_slices(store, monkeypatch):
-    # Slices of native code are larger.
+    # By default, the slices of native code are larger.
     monkeypatch.setattr(index_entries, "_NATIVE_TIMES", 1)
     queue = store.queue("T", 0)
     for n in range(1000):
@@ -298,7 +301,7 @@ def test_append_leaves_the_index_alone(tmp_path, store):
 
 
 def fill(root: Path, count: int = 700, **options) -> dict[str, list[bytes]]:
-    """A closed store with its index; {key: bodies}, the oldest first."""
+    """Creates a closed store with its index, and returns {key: bodies}, oldest first."""
     rng = random.Random(3)
     store = open_store(root, **options)
     expected: dict[str, list[bytes]] = {}
@@ -328,7 +331,7 @@ def test_opened_again(tmp_path, aborted):
     if aborted:
         (tmp_path / "abort").write_text("1")
     store = open_store(tmp_path)
-    # After a clean close nothing is left to do, after a crash only the last file.
+    # After a clean close the index is complete. After a crash only its last file must be built again.
     assert (store.keys.index_behind_bytes == 0) == (not aborted)
     assert store.keys.index_behind_bytes < store.max_physical_offset // 2
     check(store, expected)
@@ -350,7 +353,7 @@ def test_unflushed_files_are_built_anew_after_a_crash(tmp_path):
     assert store.keys.build_index(60)
     crash(store)
     before = [path.read_bytes() for path in index_files(tmp_path)]
-    # Power failed before these pages got to the disk.
+    # A power failure before these pages were written.
     for path in index_files(tmp_path):
         path.write_bytes(path.read_bytes()[:40] + bytes(path.stat().st_size - 40))
     store = open_store(tmp_path)
@@ -361,7 +364,10 @@ def test_unflushed_files_are_built_anew_after_a_crash(tmp_path):
 
 
 def test_goes_on_within_a_records_keys(tmp_path, monkeypatch):
-    """The file is full after the first of a record's keys, and the disk before the next file has its blocks."""
+    """The index file is full after the first key of a record.
+
+    The disk is full before the blocks of the next file are reserved.
+    """
     store = open_store(tmp_path, max_index_num=4)
     queue = store.queue("T", 0)
     put(store, queue, b"first", properties=properties("a", "b"))
@@ -428,7 +434,7 @@ def test_names_rise_though_the_clock_goes_back(tmp_path, store, monkeypatch):
     assert len(find(store, "T", "U7")) == 3
 
 
-# -- what the files may become ---------------------------------------------------------------------------------------
+# -- damaged and replaced files ---------------------------------------------------------------------------------------
 
 
 def test_other_sizes_mean_a_new_index(tmp_path):
@@ -471,7 +477,7 @@ def test_a_record_that_is_none_costs_its_file_only(tmp_path):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_damage(data):
-    """Nothing is found that hasn't the key, nothing is an error, and what comes then is found."""
+    """A search returns no wrong message and raises nothing, and new messages are found."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         expected = fill(root, 150)

@@ -1,4 +1,7 @@
-"""Appending and reading: offsets, byte layout, rolling over files, what a pull gets, errors that store nothing."""
+"""Appending and reading.
+
+The tests cover offsets, the byte layout, full files, results of pulls, and errors that store nothing.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def store(tmp_path: Path):
     store.close()
 
 
-# -- what is written -------------------------------------------------------------------------------------------------
+# -- written records -------------------------------------------------------------------------------------------------
 
 
 def test_round_trip(store):
@@ -71,7 +74,7 @@ def test_round_trip(store):
 
 
 def test_bytes_on_disk(tmp_path, store):
-    """Against a record and a unit packed by hand after MessageExtEncoder and ConsumeQueue."""
+    """Compares with a record and a unit packed by hand, following `MessageExtEncoder` and `ConsumeQueue`."""
     queue = store.queue("TopicTest", 2)
     put(store, queue, b"first")
     at = store.max_physical_offset
@@ -111,7 +114,10 @@ def test_files_roll_over_with_a_blank(tmp_path, store):
 
 
 def test_a_record_leaves_room_for_a_blank(store):
-    """The record that would leave 7 bytes goes to the next file, the one that leaves 8 doesn't (CommitLog.doAppend)."""
+    """A record that would leave 7 bytes goes to the next file, and one that leaves 8 does not.
+
+    Source: `CommitLog.doAppend`.
+    """
     queue = store.queue("Edge", 0)
     overhead = put(store, queue, b"").size
     put(store, queue, bytes(LOG_FILE - 2 * overhead - 7))
@@ -149,7 +155,7 @@ def test_hosts_set_their_flags(tmp_path):
         store = MessageStore(small_config(tmp_path / str(bits)), store_host)
         store.open()
         queue = store.queue("Six", 0)
-        # A client's flags mustn't make another layout of the record than its hosts have.
+        # The client's flags must not change the layout, which depends on the hosts.
         put(store, queue, b"body", sys_flag=48 ^ bits, born_host=born_host)
         (record,) = read_all(store, queue)
         assert (record.sys_flag, record.born_host, record.store_host) == (bits, born_host, store_host)
@@ -223,7 +229,7 @@ def test_neighbours_are_one_buffer(store):
         put(store, one, b"%d" % n)
         put(store, two, b"%d" % n)
     assert len(store.get(alone, 0, 32, 1 << 20).buffers) == 1
-    # Native code copies small ones that lie apart.
+    # Native code copies small records that are not adjacent.
     assert len(store.get(one, 0, 32, 1 << 20).buffers) == (10 if native is None else 1)
     result = store.get(alone, 2, 3, 1 << 20)
     assert (result.status, result.message_count, result.next_begin_offset) == (GetStatus.FOUND, 3, 5)
@@ -260,7 +266,7 @@ def test_statuses(store):
 
 
 def test_statuses_when_the_log_was_cut_at_its_beginning(tmp_path):
-    """As after retention: the first log file and the first queue file are gone."""
+    """The state after retention: the first log file and the first queue file are deleted."""
     store = open_store(tmp_path)
     queue, quiet = store.queue("T", 0), store.queue("Quiet", 0)
     put(store, quiet, b"long ago")
@@ -276,7 +282,7 @@ def test_statuses_when_the_log_was_cut_at_its_beginning(tmp_path):
     bodies = [record.body[0] for record in read_all(store, queue)]
     assert bodies == list(range(queue.min_offset, 150))
     assert store.get(queue, queue.min_offset - 1, 1, 100).status is GetStatus.OFFSET_TOO_SMALL
-    # The largest offset of a queue is kept even when it has no messages any more.
+    # A queue without messages keeps its largest offset.
     assert (quiet.min_offset, quiet.max_offset) == (1, 1)
     assert put(store, quiet, b"now").queue_offset == 1
     store.close()
@@ -328,7 +334,7 @@ def test_filter_sees_the_tags_code(store):
     for n in range(100):
         put(store, queue, b"%d" % n, tags_code=n % 10 - 5)
     result = store.get(queue, 0, 32, 1 << 20, frozenset({-5}))
-    # No result reaches over a queue file.
+    # A result never extends beyond a queue file.
     assert (result.message_count, result.next_begin_offset) == (5, 50)
     bodies = [record.body for buffer in result.buffers for record in decode_records(buffer)]
     assert bodies == [b"0", b"10", b"20", b"30", b"40"]
@@ -358,7 +364,7 @@ def test_limits_of_a_pull(tmp_path):
 
 
 def test_bulk_readers(tmp_path, monkeypatch):
-    """One pull of thousands, but no more units are looked at than it can have."""
+    """One pull returns thousands of messages, but reads only as many units as it can return."""
     store = open_store(tmp_path, mapped_file_size_consume_queue=3000 * 20, max_filter_message_size=0)
     queue = store.queue("T", 0)
     for _ in range(2500):
@@ -386,7 +392,10 @@ def test_limits_are_those_of_java(tmp_path):
 
 
 def test_a_filter_that_takes_long_ends_a_result(tmp_path, monkeypatch):
-    """It begins where it would go on, and makes a step in any case."""
+    """A slow filter ends a result early, and the next pull continues there.
+
+    Each result advances by at least one message.
+    """
     store = open_store(tmp_path)
     queue = store.queue("T", 0)
     for n in range(40):
@@ -437,7 +446,7 @@ def test_read_record_refuses_what_is_none(store):
             store.read_record(offset)
 
 
-# -- files, locks, life ----------------------------------------------------------------------------------------------
+# -- files, locks, open and close -------------------------------------------------------------------------------------
 
 
 def test_topics_and_delete(tmp_path, store):
@@ -494,14 +503,17 @@ def test_one_store_per_directory(tmp_path):
         "except StoreLocked as e: sys.exit(7)"
     )
     assert subprocess.run([sys.executable, "-c", script, tmp_path], timeout=30).returncode == 7
-    # Whom the first attempts met, they haven't disturbed.
+    # The failed attempts did not disturb the open store.
     assert put(store, store.queue("T", 0), b"x").queue_offset == 0
     store.close()
     open_store(tmp_path).close()
 
 
 def test_one_store_per_log(tmp_path):
-    """Both wrote to it, and at the next start what one of them had acknowledged was dropped."""
+    """Two stores cannot use the same log.
+
+    Otherwise both would write to it, and at the next start acknowledged messages would be dropped.
+    """
     shared = tmp_path / "shared"
     for of_first, of_second in (
         ({"store_path_commit_log": shared}, {"store_path_commit_log": shared}),
@@ -520,7 +532,7 @@ def test_one_store_per_log(tmp_path):
 
 
 def test_a_deleted_lock_keeps_the_store_locked(tmp_path, monkeypatch, caplog):
-    """The directory is locked, too. Where directories have no locks, the file does what it can."""
+    """The directory is locked, too. If directories cannot be locked, only the file is."""
     script = (
         "import sys; from pathlib import Path; from gantrymq.errors import StoreLocked;"
         "from gantrymq.store.config import StoreConfig; from gantrymq.store.message_store import MessageStore\n"
@@ -551,7 +563,7 @@ def test_a_deleted_lock_keeps_the_store_locked(tmp_path, monkeypatch, caplog):
 
 
 def test_lock_keeps_javas_broker_out(tmp_path):
-    """FileChannel.tryLock(0, 1) is a POSIX record lock of the first byte."""
+    """Java's `FileChannel.tryLock(0, 1)` is a POSIX record lock of the first byte."""
     script = (
         "import fcntl, sys\n"
         "file = open(sys.argv[1], 'r+')\n"

@@ -1,4 +1,7 @@
-"""inspect, verify, dump and rebuild: what they find, and that the first three write nothing."""
+"""The tools inspect, verify, dump and rebuild.
+
+The tests cover their results. The first three tools write nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ TAG = string_hash_code("a")
     params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
 )
 def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test runs both ways."""
+    """Runs every test with native code and with Python."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
             patch.setattr(log_reader, "native", None)
@@ -38,7 +41,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def fill(root: Path, count: int = 250) -> StoreConfig:
-    """Messages of 4 queues in several files of each kind, closed, with the index."""
+    """Creates a closed store: messages in 4 queues, several files of each kind, and the index."""
     store = open_store(root)
     for n in range(count):
         queue = store.queue(("T", "U")[n % 2], n // 2 % 2)
@@ -149,8 +152,11 @@ def queue_empty(root: Path) -> None:
 
 
 def test_an_index_that_stops_in_the_midst_of_a_records_keys(tmp_path, monkeypatch):
-    """That is how a broker leaves it when it stops; it goes on there. A record before the last has all of its keys."""
-    # Native code ends between two records.
+    """A broker can stop in the middle of a record's keys, and continues there later.
+
+    All records before the last one must have all keys.
+    """
+    # Native code stops only between two records.
     monkeypatch.setattr(index_entries, "native", None)
     store = open_store(tmp_path)
     for n in range(3):
@@ -220,7 +226,7 @@ def test_damage_is_found(tmp_path, damage, words):
 
 
 def test_what_is_no_damage(tmp_path):
-    """Deleted topics, topics made anew, expired files, a queue without a message left."""
+    """Deleted topics, topics that were created again, expired files, and a queue without messages."""
     store = open_store(tmp_path, flush_interval_commit_log_ms=1)
     put(store, store.queue("Quiet", 0), b"x")
     for _ in range(150):
@@ -367,7 +373,7 @@ def test_rebuild_refuses_a_damaged_log(tmp_path):
 
 
 def test_rebuild_goes_on_after_it_was_killed(tmp_path):
-    """The old queues were put aside, and only a part of the new ones made."""
+    """The tool was killed after it moved the old queues away and created a part of the new ones."""
     store = open_store(tmp_path)
     put(store, store.queue("Quiet", 0), b"x")
     for _ in range(150):

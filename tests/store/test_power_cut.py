@@ -1,4 +1,4 @@
-"""Power cuts: what was acknowledged as being on the disk is there, see `power_cut`."""
+"""Power cuts: all messages that were reported as flushed are on disk. See `power_cut`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Power cuts of a slave that follows one master, then another: its log is that of one of them, never a mixture."""
+"""Power cuts of a slave that follows one master and then another.
+
+Its log is that of one of the masters, and never a mixture.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def test_it_has_what_one_master_has(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         slave._open.close()
         slave = opened(tmp_path / "slave")
         found = log_bytes(slave, 0)
-        # Without a file behind it a blank doesn't count; there is no message in it.
+        # A blank record without a following file does not count. It contains no message.
         assert len(found) >= end or is_blank(logs[number][len(found) : end])
         assert found == logs[number][: len(found)] or (not end and found == logs[0][: len(found)])
         for topic, queue_ids in slave.topics().items():
@@ -77,7 +80,7 @@ def opened(root: Path) -> MessageStore:
 
 
 def write(master: MessageStore, rng: random.Random, size: int, count: int) -> None:
-    """Messages of one size: the records of two logs begin at the same places."""
+    """Stores messages of one size, so that the records of two logs begin at the same offsets."""
     for _ in range(count):
         queue = master.queue(rng.choice("AB"), rng.randrange(2))
         tag = rng.randrange(3)
@@ -85,7 +88,7 @@ def write(master: MessageStore, rng: random.Random, size: int, count: int) -> No
 
 
 def take(slave: MessageStore, master: MessageStore, rng: random.Random) -> int:
-    """Takes some of the master's log; up to where it is on the disk."""
+    """Copies a part of the master's log, and returns the end of the flushed part."""
     assert slave._threads is not None
     end = 0
     for _ in range(rng.randrange(1, 30)):
@@ -108,7 +111,10 @@ def take(slave: MessageStore, master: MessageStore, rng: random.Random) -> int:
 
 @pytest.mark.parametrize("is_slave", ["before it is opened", "later", "no"])
 def test_a_record_whose_properties_are_lost(tmp_path: Path, is_slave: str) -> None:
-    """No checksum covers them. A slave gets the record again, a master keeps it; what was flushed before is right."""
+    """A slave copies a record with lost properties again, and a master keeps it.
+
+    No checksum covers the properties. Data that was flushed before is intact.
+    """
     master = open_store(tmp_path / "master")
     nothing = bytes(2000)
     results = [

@@ -1,4 +1,7 @@
-"""A slave that had lost its log's end, and has it again from its master, becomes master: nobody goes back for that."""
+"""A slave lost the end of its log, copied it again from its master, and becomes master.
+
+Consumers must not be reset because of that.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ def test_what_has_come_again_is_lost_no_more(tmp_path: Path) -> None:
     for number in range(3):
         put(master, master.queue("orders", 0), b"%d" % number)
     follow(master, slave, lambda: 1000)
-    # As after a crash, or when the former master's end was cut off.
+    # The state after a crash, or after the end of the former master's log was truncated.
     queue = slave.queue("orders", 0)
     queue.recovered_end = 1
     slave.set_slave(False)

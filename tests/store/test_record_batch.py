@@ -1,4 +1,4 @@
-"""A batch of records is what the same records are, stored one by one."""
+"""A batch of records is stored like the same records one by one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gantrymq.store.verify import verify
 from gantrymq.system import files
 
 HOSTS = {"IPv4": encode_host("127.0.0.1", 10911), "IPv6": encode_host("::1", 10911)}
-#: More than a file of the queue has units for.
+#: More units than a queue file can contain.
 COUNT = 400
 
 
@@ -30,7 +30,7 @@ COUNT = 400
     params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
 )
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs both ways."""
+    """Runs every test with native code and with Python."""
     if request.param == "python":
         monkeypatch.setattr(record_batch, "native", None)
 
@@ -86,11 +86,11 @@ def test_a_record_that_is_none(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Simulates the end of the process."""
 
 
 class Dying:
-    """The file of the log that is written to: the process is killed when it has so many bytes more."""
+    """The log file in use. The process is killed after `after` more bytes are written."""
 
     def __init__(self, mapping: mmap.mmap, after: int) -> None:
         self._mapping = mapping
@@ -117,7 +117,7 @@ def batch_of(store: MessageStore, count: int, *, body_size: int = 100) -> Record
 
 @pytest.mark.parametrize("used", [0, LOG_FILE // 2, LOG_FILE - 8000, LOG_FILE - 3000], ids=str)
 def test_stands_in_one_file(tmp_path: Path, used: int) -> None:
-    """Where the rest of a file is too short, all of it goes into the next one (`END_OF_FILE`)."""
+    """If the rest of a file is too short, the whole batch goes into the next one (`END_OF_FILE`)."""
     store = open_store(tmp_path)
     queue = store.queue("orders", 0)
     while store.max_physical_offset < used:
@@ -145,7 +145,7 @@ def test_a_process_that_is_killed_leaves_all_or_none(
     before = queue.max_offset
     batch = batch_of(store, 2 * UNITS_PER_FILE)
     size = sum(batch.sizes)
-    store._log.make_room(size)
+    store._log.preallocate(size)
     if written != "all":
         assert store._log.mapping is not None
         dying = Dying(store._log.mapping, min(int(written), size - 1))
@@ -167,7 +167,7 @@ def test_a_process_that_is_killed_leaves_all_or_none(
 
 @pytest.mark.parametrize("directory", ["commitlog", "consumequeue"])
 def test_no_room_for_a_part_of_it(tmp_path: Path, directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full at the second file: nothing is stored, and it may be stored when there is room."""
+    """The disk is full at the second file. Nothing is stored, and a retry can succeed when space is free."""
     store = open_store(tmp_path)
     queue = store.queue("orders", 0)
     put(store, queue, bytes(30_000))
@@ -195,7 +195,7 @@ def test_no_room_for_a_part_of_it(tmp_path: Path, directory: str, monkeypatch: p
 
 
 def test_one_that_waits_for_room_is_placed_when_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many wait at once, and each is tried whenever a file has grown."""
+    """Many batches wait at once, and each is tried whenever a file has grown."""
     placed = []
     place = record_batch._placed
 
@@ -213,7 +213,7 @@ def test_one_that_waits_for_room_is_placed_when_it_is_there(tmp_path: Path, monk
         try:
             store.append_batch(batch)
         except StoreBusy:
-            store.when_room(made.set)
+            store.when_preallocated(made.set)
             assert made.wait(10)
         else:
             stored.append(batch)
@@ -231,7 +231,7 @@ def test_a_batch_that_no_file_holds(tmp_path: Path) -> None:
 
 
 def test_a_file_of_the_queue_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No unit is left in the file before it: it would point to whatever comes there in the log."""
+    """No unit stays in the previous file: it would point to a later record in the log."""
     store = open_store(tmp_path)
     queue = store.queue("orders", 0)
     put(store, queue, b"first")

@@ -1,4 +1,4 @@
-"""enabledAppendPropCRC and forceVerifyPropCRC; Java's own checksums are in test_message_index.py."""
+"""`enabledAppendPropCRC` and `forceVerifyPropCRC`. Java's own checksums are in test_message_index.py."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_no_room_for_it(tmp_path):
 
 @pytest.mark.parametrize("forced", [False, True])
 def test_recovery(tmp_path, forced):
-    """The record's properties are damaged, which the format's own checksum doesn't cover."""
+    """The damage is in the record's properties, which the body checksum of the format does not cover."""
     store = open_store(tmp_path, enabled_append_prop_crc=True)
     queue = store.queue("T", 0)
     results = [put(store, queue, b"%d" % n, properties=b"K\x01some value\x02") for n in range(3)]

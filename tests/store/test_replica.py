@@ -1,4 +1,4 @@
-"""A slave's store gets its master's log in pieces."""
+"""A slave's store that receives its master's log in pieces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PIECES = {
     params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
 )
 def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test runs both ways."""
+    """Runs every test with native code and with Python."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
             patch.setattr(log_reader, "native", None)

@@ -1,4 +1,7 @@
-"""What comes damaged of a master's log: it is noticed, nobody sees it, and when it comes again the slave goes on."""
+"""Damaged pieces of a master's log.
+
+The slave detects and hides the damage, and continues when it receives the piece again.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def feed(slave: MessageStore, data: bytes, size: int) -> None:
 
 
 def assert_has_a_part(master: MessageStore, slave: MessageStore) -> None:
-    """What the slave has is the beginning of what the master has, and all of it can be read."""
+    """Checks that the slave's log is the beginning of the master's log, and that all its records are readable."""
     end = slave.max_physical_offset
     assert slave.replica.received == end
     assert log_bytes(slave, 0) == log_bytes(master, 0)[:end]
@@ -37,7 +40,7 @@ def assert_has_a_part(master: MessageStore, slave: MessageStore) -> None:
 
 @pytest.mark.parametrize("seed", [*range(12), None])
 def test_damage_at_any_byte_is_noticed(tmp_path: Path, seed: int | None) -> None:
-    """Where records have a checksum over all of them, nothing is left that could pass."""
+    """Records with a checksum over all fields: every damage must be detected."""
     if seed is None:
         seed = random.randrange(BEHIND)
         print(f"seed {seed}")
@@ -82,7 +85,7 @@ def test_damage_of_a_record_without_a_checksum_over_all(tmp_path: Path, field: s
     data = log_bytes(master, 0)
     for at in range(start + first, start + first + length):
         for bit in range(8):
-            # The record is the last one that came: it must not wait for more.
+            # The record is the last one received, and the slave must not wait for more.
             with pytest.raises(RecordError, match=rf"at {start} is damaged"):
                 slave.replica.append(damaged(data[: start + sizes[3]], at, 1 << bit)[slave.max_physical_offset :])
             assert slave.max_physical_offset == start
@@ -101,7 +104,7 @@ def test_what_is_good_before_is_taken(tmp_path: Path) -> None:
         slave.replica.append(data)
     assert slave.max_physical_offset == results[3].physical_offset
     assert slave.queue("T", 0).max_offset == 3
-    # Who waits for messages is told of those before.
+    # Pending pulls get the messages before the damage.
     assert slave.replica.append(log_bytes(master, slave.max_physical_offset)) == [slave.queue("T", 0)]
     assert_equal(master, slave)
     with pytest.raises(RecordError, match="magic"):
@@ -113,7 +116,7 @@ def test_what_is_good_before_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_blank_of_another_size(tmp_path: Path) -> None:
-    """The master's files are larger, or smaller."""
+    """A slave refuses a log whose files are larger or smaller than its own."""
     for name, size in (("smaller", LOG_FILE // 2), ("larger", LOG_FILE * 2)):
         master = open_store(tmp_path / name)
         slave = open_slave(tmp_path / f"{name} slave", mapped_file_size_commit_log=size)
@@ -126,7 +129,10 @@ def test_a_blank_of_another_size(tmp_path: Path) -> None:
 
 
 def test_a_blank_that_isn_t_empty(tmp_path: Path) -> None:
-    """Anything may be in it; but as a rule it is empty, so the master has to say it twice."""
+    """A blank record can contain any bytes, but is usually empty.
+
+    The slave accepts other content only when it receives it twice.
+    """
     master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave")
     for _ in range(3):
         put(master, master.queue("T", 0), bytes(LOG_FILE // 3))
@@ -145,7 +151,7 @@ def test_a_blank_that_isn_t_empty(tmp_path: Path) -> None:
 
 
 def skipped(master: MessageStore, offset: int) -> None:
-    """The master's queue goes on at another queue offset, as after a failure of its disk."""
+    """Changes the next queue offset of the master's queue, as a disk failure can."""
     queue = master.queue("T", 0)
     if offset > queue.max_offset:
         queue.skip_to(offset)
@@ -155,7 +161,10 @@ def skipped(master: MessageStore, offset: int) -> None:
 
 @pytest.mark.parametrize("offset", [2, 9, 170])
 def test_a_queue_offset_that_isn_t_the_next_one(tmp_path: Path, offset: int) -> None:
-    """It has to come twice: then it is so in the master's log, and the slave's queue is the master's."""
+    """The slave accepts an unexpected queue offset only when it receives it twice.
+
+    Then the offset is correct in the master's log, and the slave's queue becomes equal to the master's.
+    """
     master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave")
     for n in range(5):
         put(master, master.queue("T", 0), b"x" * 400 + b"%d" % n)

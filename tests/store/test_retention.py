@@ -1,4 +1,4 @@
-"""Which files go when, what readers of deleted parts get, and a disk that is too full."""
+"""Retention: the files that expire, the results of reads in deleted parts, and a disk that is too full."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from store_support import (
     queue_files,
     read_all,
 )
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.errors import ConfigError, StoreError, StoreFull
 from gantrymq.protocol.record import FIXED_SIZE_V4, decode_records
@@ -35,11 +35,11 @@ NEVER, ALWAYS = float("-inf"), float("inf")
 
 
 def at_hour(hour: int) -> int:
-    """ms since the epoch, local time."""
+    """Returns a local time in milliseconds since the epoch."""
     return int(time.mktime((2026, 11, 21, hour, 30, 0, 0, 0, -1))) * 1000
 
 
-# -- when ------------------------------------------------------------------------------------------------------------
+# -- schedule --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,11 @@ def test_used_percent(tmp_path):
     assert used_percent(tmp_path / "not" / "yet") == pytest.approx(100 * usage.used / (usage.used + usage.free), abs=2)
 
 
-# -- what ------------------------------------------------------------------------------------------------------------
+# -- deleted files ---------------------------------------------------------------------------------------------------
 
 
 class Disk:
-    """A disk as full as a test wants it."""
+    """A simulated disk whose usage the test sets."""
 
     used = 10.0
 
@@ -113,11 +113,14 @@ def store(tmp_path: Path, disk: Disk):
 
 
 def fill(store: MessageStore, days: int = 5) -> int:
-    """Each day one log file full of messages of 3 queues; ms of the first day, an hour past midnight."""
+    """Fills one log file per day with messages of 3 queues.
+
+    Returns the start of the first day in milliseconds, at one hour past midnight.
+    """
     begin = at_hour(1)
     per_file = (LOG_FILE - 8) // 1100
     with pytest.MonkeyPatch.context() as patch:
-        # The record that finds no room comes the next day.
+        # A record that does not fit into the file is stored on the next day.
         patch.setattr(message_writer, "time", lambda: begin / 1000 + n // per_file * 86400)
         n = 0
         while store.max_physical_offset < days * LOG_FILE:
@@ -133,7 +136,7 @@ def fill(store: MessageStore, days: int = 5) -> int:
 
 
 def clean_all(store: MessageStore, now_ms: int) -> int:
-    """Deletes what has expired by then; how many log files."""
+    """Deletes all files that have expired at `now_ms`, and returns the number of deleted log files."""
     first = store.min_physical_offset
     wait_until(lambda: not store.clean(now_ms))
     return (store.min_physical_offset - first) // LOG_FILE
@@ -143,7 +146,7 @@ def test_expired_files_go(tmp_path, store):
     begin = fill(store)
     first = log_files(tmp_path)[0]
     store.queue("T", 0)
-    # The first file was complete when the second day began, so it expires on the fifth; it goes in the hour 4.
+    # The first file is complete when the second day begins, so it expires on the fifth day. It is deleted in hour 4.
     assert clean_all(store, begin + 3 * 86_400_000 + 3 * HOUR_MS) == 0
     expired = begin + 4 * 86_400_000
     assert clean_all(store, expired + HOUR_MS) == 0
@@ -151,7 +154,7 @@ def test_expired_files_go(tmp_path, store):
     assert not first.exists()
     assert store.min_physical_offset == LOG_FILE
     assert clean_all(store, expired + 9 * 86_400_000 + 3 * HOUR_MS) == 4
-    # The file that is written to stays, however old.
+    # The current file stays, however old it is.
     assert store.min_physical_offset == 5 * LOG_FILE
     assert int(log_files(tmp_path)[0].name) == 5 * LOG_FILE
 
@@ -165,7 +168,7 @@ def test_readers_are_told(tmp_path, store, disk):
     while store.min_physical_offset < 3 * LOG_FILE:
         store.clean(at_hour(9))
     kept = [record for record in before if record.physical_offset >= 3 * LOG_FILE]
-    # A round may have had no time for all queues.
+    # A round can end before it has checked all queues.
     disk.used = 10.0
     assert clean_all(store, at_hour(9)) == 0
     assert queue.min_offset == kept[0].queue_offset > 0
@@ -175,7 +178,7 @@ def test_readers_are_told(tmp_path, store, disk):
     assert (result.status, result.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, queue.min_offset)
     assert result.min_offset == queue.min_offset
     assert store.offset_by_time(queue, 0) == queue.min_offset
-    # Of the queue's files the same is left.
+    # The same part of the queue files is left.
     assert int(queue_files(tmp_path, "T", 1)[0].name) == queue.min_offset // UNITS_PER_FILE * UNITS_PER_FILE * 20
     assert put(store, idle, b"next").queue_offset == idle.max_offset - 1
     store.close()
@@ -186,7 +189,7 @@ def test_readers_are_told(tmp_path, store, disk):
 
 
 def test_a_reader_who_comes_first_is_told_too(store, disk, monkeypatch):
-    """Thousands of queues take several rounds; who reads in between gets the right answer."""
+    """Thousands of queues take several rounds. A read in between gets the correct result."""
     fill(store)
     monkeypatch.setattr(cleaner, "_SLICE_S", -1)
     disk.used = 86.0
@@ -204,12 +207,12 @@ def test_a_reader_who_comes_first_is_told_too(store, disk, monkeypatch):
 
 
 def test_a_round_that_waits_for_the_thread_is_followed_by_another(tmp_path, store, disk, monkeypatch):
-    """However soon the thread has deleted what the round found waiting."""
+    """A round that waits for the thread is followed by another one, however fast the thread deletes the files."""
     fill(store)
     emptied = []
 
     class Emptied(Trash):
-        """The thread is done between the first look and the next."""
+        """Empties the trash between the first check and the next one."""
 
         def __bool__(self) -> bool:
             waits = super().__bool__()
@@ -342,7 +345,7 @@ def test_delete_unused_topics(store):
 
 
 def test_a_file_that_cannot_be_deleted(tmp_path, store, disk, monkeypatch):
-    """The others wait for it, and it is tried again; whoever asks to clean is told why nothing happens."""
+    """If a log file cannot be deleted, the later ones wait and it is tried again. A request to clean gets the error."""
     fill(store, 3)
     first = log_files(tmp_path)[0]
     unlink = Path.unlink
@@ -369,7 +372,7 @@ def test_a_file_that_cannot_be_deleted(tmp_path, store, disk, monkeypatch):
 
 
 def test_a_queue_file_that_cannot_be_deleted(tmp_path, store, disk, monkeypatch):
-    """Nothing else waits for it: the other queues follow, and it is tried again."""
+    """If a queue file cannot be deleted, it is tried again. The files of other queues are deleted."""
     fill(store)
     first = queue_files(tmp_path, "T", 1)[0]
     unlink = Path.unlink
@@ -399,7 +402,7 @@ def cleaned_in_spite_of_errors(store: MessageStore) -> int:
 
 
 def test_a_disk_that_cannot_tell_how_full_it_is(store, disk, monkeypatch):
-    """Nothing is deleted then; what was begun before is finished."""
+    """Without the disk usage, no deletion starts, but those in progress are completed."""
     fill(store)
     monkeypatch.setattr(cleaner, "_SLICE_S", -1)
     disk.used = 86.0

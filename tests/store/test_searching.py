@@ -1,4 +1,7 @@
-"""Searches by key in steps, whatever happens between two of them, and an index whose building fails on the way."""
+"""Searches by key in steps, with changes between the steps.
+
+The tests also cover errors while the index is built.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any
 import pytest
 from step_timer import StepTimer
 from store_support import finish, flushed, open_store, put
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.errors import StoreError
 from gantrymq.store import cleaner, index_entries, index_file, key_lookup, message_index
@@ -23,7 +26,7 @@ from gantrymq.store.message_store import MessageStore
 from gantrymq.system import files
 
 FOREVER = 1 << 62
-#: "Aa" and "BB" have the same hash, and so have all keys made of them.
+#: "Aa" and "BB" have the same hash code, and so have all keys made of them.
 COLLIDING = ["".join(("Aa", "BB")[n >> bit & 1] for bit in range(10)) for n in range(1024)]
 
 
@@ -38,7 +41,7 @@ def put_keys(store: MessageStore, keys: list[str], per_message: int = 256) -> No
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory):
-    """A store in which 150,000 entries have the hash of each other."""
+    """A store with 150,000 index entries that share one hash code."""
     store = open_store(
         tmp_path_factory.mktemp("crowded"),
         mapped_file_size_commit_log=64 << 20,
@@ -55,7 +58,7 @@ def crowded(tmp_path_factory):
 
 
 def test_no_step_takes_long(crowded):
-    """150,000 entries are walked over to the one that is wanted: in steps of some milliseconds each."""
+    """The search reads 150,000 entries before it finds the right one, in steps of a few milliseconds."""
     longest = []
     for _ in range(3):
         timer, steps, began = StepTimer(), 0, time.thread_time()
@@ -77,7 +80,10 @@ def test_no_step_takes_long(crowded):
 
 
 def test_a_body_is_not_read(crowded, monkeypatch):
-    """Only one record has the key; the bodies of the others may be 4 MB each."""
+    """A search reads no bodies.
+
+    Only one record has the key. The bodies of the others can have 4 MB each.
+    """
     monkeypatch.setattr("gantrymq.protocol.record.decode_record", None)
     assert len(finish(crowded.keys.find_by_key("T", COLLIDING[5], 0, FOREVER, 10))) == 10
 
@@ -100,7 +106,7 @@ def test_too_many_entries(crowded, monkeypatch, caplog):
 
 @pytest.fixture
 def stepwise(monkeypatch):
-    """Each entry is a step of its own."""
+    """Makes each entry a separate step."""
     monkeypatch.setattr(message_index, "_STEPS", 1)
     monkeypatch.setattr(key_lookup, "_STEP_S", 0)
 
@@ -108,7 +114,10 @@ def stepwise(monkeypatch):
 @pytest.mark.usefixtures("stepwise")
 @pytest.mark.parametrize("seed", range(10))
 def test_the_store_goes_on_meanwhile(tmp_path, monkeypatch, seed):
-    """Messages come, files of log and index fill up and go, others search: what is there all the time is found."""
+    """Meanwhile messages are stored, files of log and index are filled and deleted, and other searches run.
+
+    Messages that exist all the time are found.
+    """
     rng = random.Random(seed)
     used = 10.0
     monkeypatch.setattr(cleaner, "used_percent", lambda path: used)
@@ -149,7 +158,7 @@ def test_the_store_goes_on_meanwhile(tmp_path, monkeypatch, seed):
         assert {at for at in at_begin if at >= store.min_physical_offset} <= set(offsets)
     assert store.min_physical_offset > 0
     wait_until(lambda: not store._trash)
-    # No file that was deleted came back by being read.
+    # Reading did not restore a deleted file.
     assert sorted(path.name for path in (tmp_path / "index").iterdir()) == [f.path.name for f in store._index._files]
     store.close()
 
@@ -170,7 +179,7 @@ def test_the_store_is_closed_meanwhile(tmp_path):
 
 
 def fails_at(turn: int, original: Callable[..., Any], error: Exception) -> Callable[..., Any]:
-    """Raises in one of the calls."""
+    """Returns a wrapper of `original` that raises `error` in call number `turn`."""
     calls = count()
 
     def fail(*args, **options):
@@ -202,7 +211,7 @@ def fails_at(turn: int, original: Callable[..., Any], error: Exception) -> Calla
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_whatever_fails_the_index_goes_on(tmp_path, monkeypatch, owner, name, error):
-    """At the first, the second, the third of its calls, and so on: each key is found once, in the end."""
+    """The error occurs in the first call, the second call, and so on. In the end each key is found once."""
     store = open_store(tmp_path, max_index_num=32)
     for n in range(60):
         put(store, store.queue("T", 0), b"%d" % n, properties=properties(f"a{n}", f"b{n}", f"c{n}"))
@@ -245,7 +254,10 @@ def test_whatever_fails_the_index_goes_on(tmp_path, monkeypatch, owner, name, er
     ids=["many", "long", "not ASCII", "a slice"],
 )
 def test_a_slice_is_bounded_whatever_the_keys_are(tmp_path, keys, count):
-    """A broker that builds its index goes on with other things after some milliseconds, and forgets what it hashed."""
+    """A broker interrupts the build after a few milliseconds.
+
+    It does not keep the hash codes that it has computed.
+    """
     messages = 60
     store = open_store(
         tmp_path, mapped_file_size_commit_log=8 << 20, max_hash_slot_num=1000, max_index_num=messages * count + 7

@@ -1,4 +1,4 @@
-"""Java's keys, defaults and bounds of the store."""
+"""The configuration of the store has Java's keys, defaults and bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found again after a crash, and after somebody damaged the files."""
+"""Recovery after a crash, and after damage to the files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TIMEOUT_S = 30
     params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
 )
 def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test runs both ways."""
+    """Runs every test with native code and with Python."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
             patch.setattr(log_reader, "native", None)
@@ -65,7 +65,7 @@ def contents(store: MessageStore) -> dict[tuple[str, int], list[tuple[int, bytes
 
 
 def fill(root: Path, count: int = 300, seed: int = 1, **options) -> dict[tuple[str, int], list[tuple[int, bytes]]]:
-    """A store over several log and queue files, closed; returns what is in it."""
+    """Creates a closed store with several log and queue files, and returns its content."""
     rng = random.Random(seed)
     store = open_store(root, **options)
     for n in range(count):
@@ -138,7 +138,10 @@ while True:
 
 
 def test_sigkill_while_writing(tmp_path):
-    """What was acknowledged before SIGKILL is there, every queue is dense, and writing goes on."""
+    """All messages acknowledged before SIGKILL are stored.
+
+    Each queue has no gaps, and new messages can be stored.
+    """
     root = tmp_path / "store"
     acknowledged: dict[tuple[str, int], int] = {}
     rng = random.Random(5)
@@ -178,7 +181,7 @@ def test_all_queues_are_rebuilt_from_the_log(tmp_path, aborted):
     rebuilt = snapshot(tmp_path)
     assert rebuilt.keys() == before.keys()
     for name, data in before.items():
-        # `fill` gave no tags codes, recovery takes them from the property.
+        # `fill` stores no tags codes. Recovery computes them from the property.
         assert [data[at : at + 12] for at in range(0, len(data), 20)] == [
             rebuilt[name][at : at + 12] for at in range(0, len(data), 20)
         ]
@@ -192,7 +195,7 @@ def test_one_queue_file_is_rebuilt(tmp_path, which):
 
 
 def test_one_queue_is_rebuilt(tmp_path):
-    """Its directory is gone, but its last record is the log's last."""
+    """A queue whose directory is missing is rebuilt. Its last record is the last one of the log."""
     expected = fill(tmp_path, 299)
     store = open_store(tmp_path)
     put(store, store.queue("Fruit", 0), b"last")
@@ -227,7 +230,10 @@ def test_last_unit_damaged(tmp_path):
 
 @pytest.mark.parametrize("code", [0, -(1 << 32), 7])
 def test_a_unit_that_lost_its_tags_code(tmp_path, code):
-    """After a power failure: place and size were the last of a sector that was written."""
+    """After a power failure, the tags code can be missing.
+
+    The offset and size of the unit were at the end of a sector that was written.
+    """
     store = open_store(tmp_path)
     queue = store.queue("T", 0)
     for _ in range(3):
@@ -242,7 +248,7 @@ def test_a_unit_that_lost_its_tags_code(tmp_path, code):
 
 
 def test_the_tags_code_is_java_s(tmp_path):
-    """The address of an entry in its consumequeue_ext stays, and so does a time at which a message is due."""
+    """The tags code can be an address in Java's `consumequeue_ext` or a delivery time. Both are kept."""
     store = open_store(tmp_path)
     codes = {"T": -(1 << 63) + 4711, SCHEDULE_TOPIC: int(time.time() * 1000) + 1003}
     for topic, code in codes.items():
@@ -255,7 +261,7 @@ def test_the_tags_code_is_java_s(tmp_path):
 
 
 def test_stale_units_behind_the_end(tmp_path):
-    """Java doesn't zero what it cuts off a queue."""
+    """Java does not overwrite the truncated part of a queue with zeros."""
     expected = fill(tmp_path)
     path = queue_files(tmp_path, "Fruit", 0)[-1]
     data = bytearray(path.read_bytes())
@@ -267,7 +273,10 @@ def test_stale_units_behind_the_end(tmp_path):
 
 
 def test_holes_at_a_queues_end(tmp_path):
-    """After a power failure: pages of the queue were not written, later ones were, and the log ends in between."""
+    """After a power failure, some pages of the queue are missing although later ones were written.
+
+    The log ends in between.
+    """
     store = open_store(tmp_path)
     queue = store.queue("T", 0)
     results = [put(store, queue, b"%d" % n) for n in range(UNITS_PER_FILE + 20)]
@@ -324,7 +333,7 @@ def test_wrong_checkpoint_is_not_believed(tmp_path, checkpoint, lost):
     if lost == "queues":
         shutil.rmtree(tmp_path / "consumequeue")
     elif lost == "ends":
-        # As after a power failure: the last pages of the queues never got to the disk.
+        # The state after a power failure: the last pages of the queues were not written.
         for topic, queue_id in expected:
             path = queue_files(tmp_path, topic, queue_id)[-1]
             path.write_bytes(path.read_bytes()[:200] + bytes(UNITS_PER_FILE * 20 - 200))
@@ -369,7 +378,7 @@ def test_torn_record_is_cut_off(tmp_path, caplog):
     assert queue.max_offset == 9
     assert store.max_physical_offset == result.physical_offset
     assert "no good record at" in caplog.text
-    # Zero follows, so that nothing stale comes to life behind the next record.
+    # The rest is filled with zeros, so that no old record follows the next one.
     assert not any(path.read_bytes()[result.physical_offset :])
     assert put(store, queue, b"short").queue_offset == 9
     store.close()
@@ -389,14 +398,14 @@ def test_files_behind_the_end_are_deleted(tmp_path):
     store = open_store(tmp_path)
     assert store.max_physical_offset == LOG_FILE
     assert len(read_all(store, store.queue("T", 0))) == (LOG_FILE - 8) // (1000 + 92)
-    # But for the one in which the next record goes.
+    # Of the later files, only the one for the next record is left.
     _, last = log_files(tmp_path)
     assert not any(last.read_bytes())
     store.close()
 
 
 def test_lost_log_drops_units(tmp_path):
-    """The log was replaced by an older copy: units that point behind its end go."""
+    """If the log is replaced by an older copy, units that point behind its end are dropped."""
     old, new = tmp_path / "old", tmp_path / "new"
     expected = fill(old, 100)
     shutil.copytree(old, new)
@@ -412,7 +421,10 @@ def test_lost_log_drops_units(tmp_path):
 @pytest.mark.parametrize("where", ["gone", "empty", "elsewhere"])
 @pytest.mark.parametrize("aborted", [False, True])
 def test_a_log_that_is_missing_as_a_whole_cuts_no_queue(tmp_path, where, aborted):
-    """A disk that isn't mounted, or a wrong storePathCommitLog: every unit pointed to no record."""
+    """If the whole log is missing, no queue is truncated, although no unit points to a record.
+
+    For example, a disk is not mounted, or `storePathCommitLog` is wrong.
+    """
     expected = fill(tmp_path)
     if aborted:
         (tmp_path / "abort").touch()
@@ -439,7 +451,7 @@ def test_a_log_that_is_missing_as_a_whole_cuts_no_queue(tmp_path, where, aborted
 
 
 def test_a_store_whose_log_is_gone_begins_anew_without_its_queues(tmp_path):
-    """What the error says."""
+    """A store without its log starts empty after its queues are deleted, as the error message suggests."""
     fill(tmp_path)
     for name in ("commitlog", "consumequeue", "index"):
         shutil.rmtree(tmp_path / name, ignore_errors=True)
@@ -480,7 +492,7 @@ def test_empty_last_log_file(tmp_path):
 
 
 def test_topic_deleted_and_made_anew(tmp_path):
-    """The log still has the old records with the same queue offsets; what was stored later counts."""
+    """The log still has old records with the same queue offsets. The later ones count."""
     store = open_store(tmp_path)
     for n in range(30):
         put(store, store.queue("T", 0), b"old %d" % n)
@@ -517,7 +529,10 @@ def _remove_template():
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_any_damage(data):
-    """Opens, or raises a named error; serves right bodies or names the damage; new messages can be read back."""
+    """The store opens or raises a specific error.
+
+    It returns correct bodies or reports the damage, and new messages are readable.
+    """
     template, expected = _template()
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory) / "store"
@@ -563,7 +578,7 @@ def _check_queue(store: MessageStore, topic: str, queue_id: int, expected: dict[
             except RecordError:
                 continue
             for record in records:
-                # A header field has no checksum: a flipped topic or queue id makes another queue of it.
+                # Header fields have no checksum. With a changed topic or queue id, the record belongs to another queue.
                 assert record.body == expected.get(record.queue_offset, b"") or not bodies
 
 
@@ -581,7 +596,7 @@ def test_log_ends_before_the_first_damaged_record(data):
         damaged = data.draw(st.sampled_from(records), "damaged")
         at = damaged.physical_offset
         if data.draw(st.booleans(), "torn"):
-            # Nothing tells when the properties alone are torn: the format has no checksum for them.
+            # Torn properties cannot be detected, because the format has no checksum for them.
             torn = data.draw(st.integers(1, damaged.size - len(damaged.properties) - 1), "torn after")
             content[at + torn :] = bytes(len(content) - at - torn)
         else:

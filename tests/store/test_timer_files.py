@@ -1,4 +1,4 @@
-"""Wheel, log and checkpoint of the timer: Java's bytes, and what is left after a crash."""
+"""Wheel, log and checkpoint of the timer: Java's format, and recovery after a crash."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add(timer: TimerStore, due_ms: int, offset: int, *, topic: str = "orders", t
 
 
 def drain(timer: TimerStore) -> dict[int, list[int]]:
-    """{slot: physical offsets, the oldest first} of all that waits, slot by slot."""
+    """Empties all slots, and returns {slot: physical offsets, oldest first}."""
     found: dict[int, list[int]] = {}
     while (slot_ms := timer.next_ms) is not None:
         found[slot_ms] = [entry.physical_offset for _, entry in timer.chain(slot_ms)][::-1]
@@ -65,7 +65,7 @@ def test_bytes_are_those_of_java(tmp_path: Path) -> None:
 
 
 def test_a_slot_that_cannot_be_read_when_it_is_done_is_still_the_first(tmp_path: Path) -> None:
-    """The next try must not pass the one behind it, whose messages nobody had yet."""
+    """The next attempt must not skip the following slot, whose messages have not been delivered."""
     timer = open_timer(tmp_path)
     add(timer, NOW + 1000, 7000)
     add(timer, NOW + 2000, 7100)
@@ -99,6 +99,18 @@ def test_slots_come_in_order_and_once(tmp_path: Path) -> None:
     assert timer.waiting == 5
     assert drain(timer) == {NOW + 3000: [1, 4], NOW + 5000: [3], NOW + 9000: [0, 2]}
     assert (timer.waiting, timer.read_time_ms) == (0, NOW + 10_000)
+
+
+def test_number_due(tmp_path: Path) -> None:
+    timer = open_timer(tmp_path)
+    assert timer.number_due(NOW, NOW + 10_000) == 0
+    for due_ms in (0, 2000, 2999, 3000, 5000):
+        add(timer, NOW + due_ms, due_ms)
+    # A time within a slot counts as the start of the slot.
+    assert timer.number_due(NOW, NOW + 3000) == timer.number_due(NOW + 500, NOW + 3500) == 3
+    assert timer.number_due(NOW + 3000, NOW + 10_000) == 2
+    timer.pass_slot()
+    assert timer.number_due(NOW, NOW + 10_000) == 4
 
 
 @pytest.mark.parametrize(
@@ -138,7 +150,10 @@ def test_a_restart_finds_what_waits(tmp_path: Path) -> None:
 
 
 def test_a_kill_loses_nothing_and_says_what_was_added(tmp_path: Path) -> None:
-    """Without a flush the checkpoint is old, log and wheel are as the system calls left them."""
+    """After a SIGKILL, log and wheel are in the state after the last system call.
+
+    Without a flush, the checkpoint is old.
+    """
     timer = open_timer(tmp_path)
     for n in range(12):
         add(timer, NOW + 1000, n * 100)
@@ -152,7 +167,10 @@ def test_a_kill_loses_nothing_and_says_what_was_added(tmp_path: Path) -> None:
 
 
 def test_a_wheel_that_lags_behind_the_log_is_brought_up_to_date(tmp_path: Path) -> None:
-    """Java's wheel is written once a second, its log at once."""
+    """A wheel that is older than the timer log is updated.
+
+    Java writes its wheel once a second, and its log at once.
+    """
     timer = open_timer(tmp_path)
     for n in range(4):
         add(timer, NOW + 1000, n * 100)
@@ -170,7 +188,10 @@ def test_a_wheel_that_lags_behind_the_log_is_brought_up_to_date(tmp_path: Path) 
 
 
 def test_a_wheel_that_is_ahead_of_the_log_is_mended(tmp_path: Path) -> None:
-    """A power failure can bring the wheel to the disk, but not the end of the log, nor of the commit log."""
+    """A wheel that is ahead of the timer log is repaired.
+
+    After a power failure, it can be on disk without the end of the timer log and of the commit log.
+    """
     timer = open_timer(tmp_path)
     for n in range(4):
         add(timer, NOW + 1000, n * 100)
@@ -197,7 +218,7 @@ def test_a_lost_wheel_is_rebuilt_from_the_log_when_the_checkpoint_is_lost_too(tm
 
 @pytest.mark.parametrize("how", ["missing", "empty", "zeros", "short", "a directory"])
 def test_a_lost_wheel_is_rebuilt_from_the_log(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The checkpoint says that all is on the disk, which was right."""
+    """A lost wheel is rebuilt from the timer log, although the checkpoint says that everything is on disk."""
     timer = open_timer(tmp_path)
     for n in range(25):
         add(timer, NOW + n % 3 * 1000, n * 100)
@@ -357,7 +378,10 @@ def test_checkpoint_of_a_slave_is_not_trusted_beyond_its_master(tmp_path: Path) 
 
 @pytest.mark.parametrize("which", ["fdatasync", "sync_entries"])
 def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
-    """The kernel forgets what it couldn't write: a later success mustn't count, and the next start begins before it."""
+    """The kernel drops the pages that it could not write, so a later success does not count.
+
+    The next start begins before these pages.
+    """
 
     def fails(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -395,7 +419,7 @@ def test_what_may_pass_is_tried_again(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_wheel_that_could_not_be_made_is_made_with_the_next_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of no length was read, and what was to go onto it taken for damaged."""
+    """A wheel file of length 0 must not be read, because its messages would be treated as damaged."""
 
     def fails(fd: int, length: int) -> None:
         raise OSError(errno.EIO, "Input/output error")

@@ -1,4 +1,4 @@
-"""Where a slave's log begins and ends: in the middle of its master's, anew, and cut back."""
+"""The start and the end of a slave's log: a start in the middle of its master's log, a new start, and truncation."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from gantrymq.store.verify import verify
 def closed_without_fault(*stores: MessageStore) -> None:
     for store in stores:
         store.close()
-        # Those of deleted topics have no units.
+        # Deleted topics have no units.
         assert [problem for problem in verify(store.config).problems if "Nut" not in problem] == []
 
 
-# -- a beginning in the middle ---------------------------------------------------------------------------------------
+# -- a start in the middle -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "asks"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_slave_begins_in_the_middle(tmp_path: Path, seed: int, waits: bool) -> None:
-    """As Java's does, with its master's last file; its queues begin there, with fillers before."""
+    """Like Java's slave, it begins with the last file of its master. Its queues start with filler units."""
     rng = random.Random(seed)
     master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave", waits=waits)
     write(master, rng, 150)
@@ -115,7 +115,10 @@ def test_an_empty_log_that_begins_late_is_found_again(tmp_path: Path) -> None:
 
 
 def test_beginning_anew(tmp_path: Path) -> None:
-    """The slave was away for so long that its master has nothing any more of what it needs next."""
+    """A slave drops its log and starts again at a later offset.
+
+    It was down for so long that its master has deleted the data that it needs next.
+    """
     rng = random.Random(5)
     master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave")
     write(master, rng, 60)
@@ -128,7 +131,7 @@ def test_beginning_anew(tmp_path: Path) -> None:
     assert held is not None
     before = bytes(held)
     slave.replica.begin_anew(first)
-    # What a socket still holds stays good.
+    # A buffer that a socket still uses stays valid.
     assert bytes(held) == before
     assert slave.topics() == {}
     assert slave.max_physical_offset == slave.flushed_offset == first
@@ -143,11 +146,11 @@ def test_beginning_anew(tmp_path: Path) -> None:
     closed_without_fault(master, slave)
 
 
-# -- cutting the end -------------------------------------------------------------------------------------------------
+# -- truncation ------------------------------------------------------------------------------------------------------
 
 
 def places(store: MessageStore) -> list[int]:
-    """Where records begin."""
+    """Returns the start offsets of all records in queues."""
     found = [unit[0] for _, _, units in queues_of(store).values() for unit in units]
     return sorted(found)
 
@@ -155,7 +158,7 @@ def places(store: MessageStore) -> list[int]:
 @pytest.mark.parametrize("how", ["crash", "close", "run on"])
 @pytest.mark.parametrize("seed", range(5))
 def test_cut_back_and_fed_by_another_master(tmp_path: Path, seed: int, how: str) -> None:
-    """Both masters have the same log up to some point."""
+    """The two masters have the same log up to a certain offset."""
     rng = random.Random(seed)
     old, new = open_store(tmp_path / "old"), open_slave(tmp_path / "new")
     slave = open_slave(tmp_path / "slave")
@@ -220,7 +223,7 @@ def test_a_place_where_no_record_begins(tmp_path: Path) -> None:
 
 
 def test_who_has_more_than_is_left_goes_on_at_the_end(tmp_path: Path) -> None:
-    """A consumer's offset behind a queue's end that was cut: nothing that comes later is left out."""
+    """A consumer offset beyond the truncated end of a queue is reset to that end, so no later message is skipped."""
     master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave")
     results = [put(master, master.queue("T", 0), b"%d" % n) for n in range(10)]
     follow(master, slave, lambda: BEHIND)
@@ -232,7 +235,7 @@ def test_who_has_more_than_is_left_goes_on_at_the_end(tmp_path: Path) -> None:
 
 
 def test_it_is_on_the_disk_as_before(tmp_path: Path) -> None:
-    """After a cut the flushers run, and say when something is on the disk."""
+    """After a truncation, the flushers still run and report flushed messages."""
     master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave")
     result = put(master, master.queue("T", 0), b"one")
     put(master, master.queue("T", 0), b"two")
@@ -246,7 +249,7 @@ def test_it_is_on_the_disk_as_before(tmp_path: Path) -> None:
 
 
 def test_the_index_is_cut_and_not_built_anew(tmp_path: Path) -> None:
-    """What was there before is found, in slots that had newer entries, too."""
+    """Older entries are found, even in slots that had newer entries."""
     options = {"max_hash_slot_num": 7, "max_index_num": 1000}
     master, slave = open_store(tmp_path / "master"), open_slave(tmp_path / "slave", **options)
     write_without_deleting(master, random.Random(4), 80)
@@ -268,14 +271,14 @@ def test_the_index_is_cut_and_not_built_anew(tmp_path: Path) -> None:
 
 
 def test_an_index_file_was_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would have gone on where one ended that isn't there any more."""
+    """Without a check, the new file would continue after a file that has been removed."""
     options = {"max_index_num": 8}
     master, slave = open_store(tmp_path / "master", **options), open_slave(tmp_path / "slave", **options)
     other = open_store(tmp_path / "other")
     write_without_deleting(master, random.Random(3), 40)
     put(other, other.queue("T", 0), b"without a key")
     follow(master, slave, lambda: BEHIND)
-    made = IndexFile.need_room
+    made = IndexFile.need_file
 
     def busy(self: IndexFile, end: int = 0) -> None:
         if slave.keys.index_behind_bytes < slave.max_physical_offset // 2:
@@ -283,7 +286,7 @@ def test_an_index_file_was_being_made(tmp_path: Path, monkeypatch: pytest.Monkey
         made(self, end)
 
     with monkeypatch.context() as patch:
-        patch.setattr(IndexFile, "need_room", busy)
+        patch.setattr(IndexFile, "need_file", busy)
         for _ in range(3):
             assert not slave.keys.build_index(1)
     slave.replica.truncate(0)

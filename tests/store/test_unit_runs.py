@@ -1,4 +1,4 @@
-"""The units that native code makes of a log's records are those that Python makes, whatever the log holds."""
+"""Native code and Python create the same queue units from a log, whatever the log contains."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MESSAGES = st.tuples(
     st.binary(max_size=20),
     st.lists(ITEMS, max_size=4).map(b"".join),
     st.sampled_from([None, None, None, "right", "wrong"]),
-    # How far the queue offset is from the one that follows.
+    # Difference between the queue offset and the next offset of the queue.
     st.sampled_from([0] * 12 + [1, -1, 1 << 40]),
 )
 
@@ -79,7 +79,7 @@ def log_of(messages: list[Any]) -> bytearray:
 
 
 class Log:
-    """What a reader needs of a log; each file has the same."""
+    """The interface of a log that the reader needs, with the whole content in one file."""
 
     def __init__(self, content: bytes) -> None:
         self._view = memoryview(content)
@@ -96,7 +96,10 @@ def unit_of(record: Record) -> bytes:
 
 
 def read(log: Log, *, needs_crc: bool) -> tuple[dict[tuple[bytes, int], list[tuple[int, bytes]]], int, int, int, str]:
-    """{queue: (queue offset, unit) of its records}, how many records, where they end, the latest, what is wrong."""
+    """Reads the log.
+
+    Returns {queue: [(queue offset, unit)]}, the number of records, their end, the latest timestamp, and the error.
+    """
     units: dict[tuple[bytes, int], list[tuple[int, bytes]]] = defaultdict(list)
     count = latest = 0
     reader = LogReader(log, BASE, needs_crc=needs_crc)

@@ -1,4 +1,4 @@
-"""However many keys the messages of a log have, checking it takes no memory for all of them at once."""
+"""`verify` takes a limited amount of memory, however many keys the messages have."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from store_support import open_store, put
 
 from gantrymq.kernels import native
 
-#: 4.8 million: 110 MiB as entries of the index.
+#: 4.8 million keys, which take 110 MiB as index entries.
 RECORDS, KEYS = 300, 16_000
 LOG_FILE = 64 * 1024 * 1024
 
-#: Says how many records there are, and by how many KiB the process has grown.
+#: A script that prints the number of records, and the growth of the process in KiB.
 CHECK = """
 import resource, sys
 from pathlib import Path
@@ -44,5 +44,5 @@ def test_many_keys_are_checked_some_at_a_time(tmp_path: Path) -> None:
     )
     records, grown_kib = map(int, found.stdout.split())
     assert records == RECORDS
-    # The log, which is mapped, is 10 MiB of it.
+    # 10 MiB of it are the mapped log.
     assert grown_kib < 40 * 1024

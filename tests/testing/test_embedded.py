@@ -1,4 +1,4 @@
-"""EmbeddedCluster and the pytest fixture."""
+"""Tests of EmbeddedCluster and the pytest fixture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.client.producing.producer import Producer
@@ -40,7 +40,7 @@ async def test_messages_reach_all_brokers() -> None:
 
 @pytest.mark.alone
 def test_it_starts_in_a_moment_and_leaves_nothing() -> None:
-    # The first start imports; what is measured is the start.
+    # The first start includes imports, which are not measured.
     with EmbeddedCluster():
         pass
     began = time.perf_counter()
@@ -51,7 +51,7 @@ def test_it_starts_in_a_moment_and_leaves_nothing() -> None:
         assert all(accepts(address) for address in (cluster.name_server, *cluster.brokers))
     assert not directory.exists()
     assert not any(accepts(address) for address in (cluster.name_server, *cluster.brokers))
-    # Ten times what it takes on an idle machine.
+    # Ten times the duration on an idle machine.
     assert took < 1.0
 
 
@@ -98,7 +98,7 @@ def test_a_thread_that_dies_is_told_with_its_cause(caplog: pytest.LogCaptureFixt
     assert isinstance(died.value.__cause__, SystemExit)
     assert not directory.exists()
     assert "the thread gantry-cluster died" in caplog.text
-    # That was told once.
+    # The error is raised only once.
     cluster.stop()
     with cluster:
         pass
@@ -148,7 +148,7 @@ def test_the_fixture_gives_a_running_cluster(pytester: pytest.Pytester) -> None:
             assert asyncio.run(send(gantry_cluster)).queue_offset == 0
         """
     )
-    # Installed by the entry point; named here so that it is found without, and only once with.
+    # The package's entry point loads the plugin of the fixture; conftest.py is empty.
     pytester.makeconftest("")
     result = pytester.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(passed=1)

@@ -1,4 +1,4 @@
-"""bench/failover.py: what its checker finds in histories, and a short run of it."""
+"""Tests the checker of bench/failover.py with made-up histories, and runs it briefly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 class Log:
-    """Messages of two keys, ten in each epoch, and what clients were told of them."""
+    """Messages of two keys, ten in each epoch, with the acknowledgements that clients received."""
 
     def __init__(self, check: ModuleType) -> None:
         self._check = check
@@ -52,7 +52,7 @@ def log(check: ModuleType) -> Log:
 
 def test_nothing_is_wrong(log: Log) -> None:
     assert log.problems() == ""
-    # On its way when the load ended: stored, and nobody was told.
+    # A message in flight when the load ended can be stored without an acknowledgement.
     del log.acknowledged[-1]
     assert log.problems() == ""
 
@@ -74,7 +74,7 @@ def test_a_number_too_early_is_out_of_order(log: Log) -> None:
 
 
 def test_a_number_that_comes_again_is_none(check: ModuleType, log: Log) -> None:
-    """It was stored, its acknowledgement was lost, and it was sent again."""
+    """The message was stored, its acknowledgement was lost, and the producer sent it again."""
     log.stored.append(check.Stored(1, 10, 2000, 1, 9))
     log.acknowledged[-1] = log.acknowledged[-1]._replace(offset=10, physical_offset=2000)
     assert log.problems() == ""
@@ -93,7 +93,7 @@ def test_two_brokers_of_one_epoch(log: Log) -> None:
 
 
 def test_a_former_master_acknowledges_what_began_after_the_next_ones_answer(log: Log) -> None:
-    # Begun before, it may be answered late.
+    # A request that began before the next master's response can be answered late.
     log.acknowledged[9] = log.acknowledged[9]._replace(began=10.4, ended=30.0)
     assert log.problems() == ""
     log.acknowledged[9] = log.acknowledged[9]._replace(began=10.6)
@@ -101,7 +101,7 @@ def test_a_former_master_acknowledges_what_began_after_the_next_ones_answer(log:
 
 
 def run(directory: Path, *options: str) -> int:
-    """How many rounds it was; nothing was wrong."""
+    """Runs the check, which must find nothing wrong, and returns the number of rounds."""
     figures = directory / "figures.json"
     command = [sys.executable, BENCH / "failover.py", "--rate=300", f"--json={figures}", "--keep", directory / "run"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=280)
@@ -115,7 +115,7 @@ def run(directory: Path, *options: str) -> int:
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(sys.platform != "linux", reason="the proxy needs all of 127.0.0.0/8")
 def test_it_runs(tmp_path: Path) -> None:
-    # Cut off, stopped, killed.
+    # One round for each fault: cut off, stopped, killed.
     assert run(tmp_path, "--rounds=3", "--seed=3") == 3
 
 

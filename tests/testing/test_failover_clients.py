@@ -1,4 +1,4 @@
-"""Consumers of all kinds, transactions and delayed messages across failovers: each comes at least once."""
+"""Tests that consumers of all kinds, transactions and delayed messages lose nothing in failovers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.broker_api import SendResult, SendStatus
@@ -36,12 +36,12 @@ pytestmark = [
 TOPIC = "orders"
 STATES = (LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE, LocalTransactionState.UNKNOW)
 PAUSE_S = 0.05
-#: Expired locks and invisible times come first.
+#: In seconds. Includes the time until locks and invisible durations expire.
 CATCH_UP_S = 90.0
 
 
 class Decisions:
-    """By a transaction's number: one is committed, the next rolled back, the third when the broker asks."""
+    """Decides by the number of a transaction: commit, roll back, or commit when the broker checks."""
 
     def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
         return STATES[_number(message.body) % 3]
@@ -56,7 +56,7 @@ def _number(body: bytes) -> int:
 
 
 class Clients:
-    """Producers of three kinds, consumers of three groups."""
+    """Producers of three kinds and consumers of three groups."""
 
     def __init__(self, names: str) -> None:
         self._names = names
@@ -142,7 +142,7 @@ def is_undone(body: bytes) -> bool:
 async def test_nothing_is_lost(tmp_path: Path) -> None:
     broker = {"transactionTimeOut": "2000", "transactionCheckInterval": "1000"}
     with Servers(tmp_path, "sqlite", broker) as servers:
-        # Cut off, stopped, killed.
+        # The faults: cut off, stopped, killed.
         async with Run(servers, 50, random.Random(3)) as run:
             async with AdminClient(servers.names) as admin:
                 await admin.ensure_topic(TOPIC, queues=4)

@@ -1,4 +1,4 @@
-"""Three controllers with their state in etcd, under load: etcd's members die one after the other, and come back."""
+"""Tests three controllers with their state in etcd under load, while members of etcd are killed and restarted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed"),
     pytest.mark.skipif(sys.platform != "linux", reason="the proxy needs all of 127.0.0.0/8"),
 ]
-#: So long nothing is elected, s: signs of life are missed, and controllers have looked again.
+#: Observation time without an election, in seconds: heartbeats time out, and controllers check again.
 NOTHING_S = 2 * HEARTBEAT_TIMEOUT_MS / 1000
 
 
@@ -36,11 +36,11 @@ async def test_without_most_of_etcd_nobody_is_elected(tmp_path: Path) -> None:
 
             await run.until(nobody_leads, "no controller leads")
 
-            # Longer than its lease: its slaves confirm that nobody else was elected.
+            # Longer than the master's lease. Its slaves confirm that no other master was elected.
             await run.pause(NOTHING_S)
             await run.sends_go_on("without a controller that leads")
             servers.kill(master)
-            # Responses that were on their way.
+            # Responses that were in flight can still arrive.
             await run.pause(NOTHING_S / 2)
             so_far = len(run.acknowledged)
             await run.pause(NOTHING_S)

@@ -1,4 +1,4 @@
-"""Three brokers of one name and a controller as processes: the master is killed or stands still under load."""
+"""Tests three brokers of one name and a controller as processes: the master is killed or suspended under load."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.broker_api import SendStatus
@@ -25,7 +25,7 @@ NAME, TOPIC = "broker-a", "orders"
 
 
 class Servers:
-    """A NameServer, a controller with a file, three brokers; each by its name."""
+    """Runs a NameServer, a controller with its state in a file, and three brokers with names."""
 
     def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
         self.directory = directory
@@ -56,7 +56,7 @@ class Servers:
             controllerAddr=self.controller,
             allAckInSyncStateSet="true",
             minInSyncReplicas="2",
-            # Who stands still is missed after two seconds.
+            # A suspended broker counts as dead after two seconds.
             controllerHeartBeatTimeoutMills="2000",
             brokerHeartbeatInterval="200",
             checkSyncStateSetPeriod="200",
@@ -78,7 +78,7 @@ async def state(servers: Servers, admin: AdminClient) -> ReplicasInfo | None:
 
 
 async def master(servers: Servers, admin: AdminClient, *, other_than: str = "") -> str:
-    """The name of the process that the controller takes for the master."""
+    """Returns the process name of the controller's master."""
 
     async def found() -> str | None:
         info = await state(servers, admin)

@@ -1,4 +1,4 @@
-"""Replicas as processes: a slave that hangs or is killed, and consumers when the master is."""
+"""Tests replicas as processes: a slave that hangs or is killed, and consumers after the master is killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.broker_api import SendStatus
@@ -26,14 +26,14 @@ TOPIC = "orders"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[ProcessCluster]:
-    # Less than a producer waits for its answer, and more than a slave takes on a busy machine.
+    # Shorter than a producer's timeout, and longer than a slave needs on a busy machine.
     with ProcessCluster(tmp_path, replicas=2, broker_properties={"slaveTimeout": "2000"}) as cluster:
         yield cluster
 
 
 @asynccontextmanager
 async def producer_of(cluster: ProcessCluster) -> AsyncIterator[Producer]:
-    """One whose topic is there, and the slave with it."""
+    """Yields a producer when its topic exists and the slave is in sync."""
     async with AdminClient(cluster.namesrv_addr) as admin, Producer(cluster.namesrv_addr, "producers") as producer:
         await admin.ensure_topic(TOPIC, queues=2)
         await until(lambda: in_sync(admin, cluster))
@@ -96,7 +96,7 @@ async def test_consumers_read_on_from_the_slave(cluster: ProcessCluster) -> None
         sent = {b"%d" % n for n in range(10)}
         for body in sent:
             assert await status(producer, body) is SendStatus.SEND_OK
-        # It has taken one message of each queue, and pulls the others when those are done: the master is gone by then.
+        # The consumer first gets one message of each queue. The master is killed before it pulls the others.
         consumer = PushConsumer(
             cluster.namesrv_addr,
             "readers",

@@ -7,8 +7,8 @@ mod index;
 mod memory;
 mod plain_batch;
 mod pulled;
+mod receive_buffer;
 mod records;
-mod room;
 mod rows;
 mod scan;
 mod sends;
@@ -18,14 +18,14 @@ mod units;
 use pyo3::prelude::*;
 
 /// Counts up when a function is added or means something else: `gantrymq.kernels` takes the one that it was made for.
-const INTERFACE: u32 = 15;
+const INTERFACE: u32 = 16;
 
 #[pymodule]
 fn gantrymq_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("INTERFACE", INTERFACE)?;
     module.add_class::<records::Records>()?;
     module.add_class::<index::IndexEntries>()?;
-    module.add_class::<room::Room>()?;
+    module.add_class::<receive_buffer::ReceiveBuffer>()?;
     module.add_class::<sends::PlainSends>()?;
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(batch::batch_records, module)?)?;

@@ -1,4 +1,4 @@
-//! Batches of plain messages for Python: `gantrymq/client/producing/outgoing.py`.
+//! Batches of plain messages for Python: `gantrymq/client/producing/message_encoder.py`.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString};

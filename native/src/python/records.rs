@@ -1,4 +1,4 @@
-//! The records of a buffer for Python: what `gantrymq/spark/arrow_records.py` asks of them.
+//! The records of a buffer for Python: what `gantrymq/arrow/arrow_records.py` asks of them.
 
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyOverflowError, PyValueError};

@@ -1,4 +1,4 @@
-//! Rows of Arrow columns as batch bodies for Python: `gantrymq/spark/row_messages.py`.
+//! Rows of Arrow columns as batch bodies for Python: `gantrymq/arrow/row_messages.py`.
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;

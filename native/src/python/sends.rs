@@ -1,4 +1,4 @@
-//! Plain sends for Python: `gantrymq/broker/plain_sends.py`.
+//! Plain sends for Python: `gantrymq/broker/send/fast_path.py`.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -42,7 +42,7 @@ struct Unknown {
     properties: Vec<u8>,
 }
 
-/// A queue's place and room during one call, and where its units of this call begin.
+/// The position and free space of a queue during one call, and where the units of this call begin.
 struct OpenQueue<'py> {
     queue: Bound<'py, PyAny>,
     mapping: PyBuffer<u8>,
@@ -206,10 +206,11 @@ impl PlainSends {
         self.known.len()
     }
 
-    /// Stores the messages of the frames that `data` begins with, as far as they are known, plain, whole and have room.
+    /// Stores the messages of the frames at the start of `data`. Stops at a frame that is incomplete, not plain or has
+    /// an unknown header, and if no space is left.
     ///
-    /// Returns the answers, how many there are, how many bytes are dealt with, the queues that have got messages, and
-    /// whether `allow` may be told of the frame that follows.
+    /// Returns the responses, their number, the number of handled bytes, the queues with new messages, and whether
+    /// `allow` may register the header of the next frame.
     fn handle<'py>(
         &mut self,
         py: Python<'py>,
@@ -234,7 +235,7 @@ impl PlainSends {
     ) -> PyResult<Stored<'py>> {
         self.unknown = None;
         self.records.clear();
-        // The log's end, and up to where it has room.
+        // The end of the log, and the end of its free space.
         let mut open: Option<(i64, i64)> = None;
         let mut queues: Vec<OpenQueue<'py>> = Vec::new();
         let mut answers = Vec::new();

@@ -1,7 +1,7 @@
-"""Who may do what: RocketMQ's two ways of access control, told each request before its handler is.
+"""RocketMQ's two kinds of access control. Each request is checked before its handler runs.
 
-plain_acl.yml of 4.x: `plain_acl` is the file's content, `plain_access` checks a request by it, `plain_acl_file` keeps
-up with changes. Users and policies of 5.x: `users` and `policy` are the values, `user_table` keeps them, `user_access`
-checks a request by them. What each request needs, for both: the table in `needs`, whose words are in `rules` and
-`need`. Open `guard` first.
+Start with `guard`: it wraps handlers. The first kind is plain_acl.yml of 4.x: `plain_acl` is the content of the file,
+`plain_acl_file` reloads it, and `plain_access` checks requests. The second kind is users and policies of 5.x: `users`
+and `policy` are the values, `user_table` stores them, and `user_access` checks requests. Both kinds use the table in
+`needs`: the permissions that each request needs. Its rules are in `rules` and `need`.
 """

@@ -1,12 +1,12 @@
-"""Addresses whose clients need no signature, as plain_acl.yml writes them (`RemoteAddressStrategyFactory`).
+"""Address patterns of plain_acl.yml: clients at matching addresses need no signature (`RemoteAddressStrategyFactory`).
 
-    *                          everybody
+    *                          all addresses
     192.168.1.5                one address, IPv4 or IPv6
-    192.168.1.5,192.168.1.7    several
-    192.168.1.{5,7}            the same
-    192.168.1-20.*             each part a number, a range or *; an IPv6 range is hexadecimal
+    192.168.1.5,192.168.1.7    several addresses
+    192.168.1.{5,7}            the same addresses
+    192.168.1-20.*             each part is a number, a range or *; an IPv6 range is hexadecimal
 
-Java looks at no part after the first range or star, so that 10.0.*.5 lets in all of 10.0; here every part counts.
+Java ignores the parts after the first range or star, so 10.0.*.5 matches all of 10.0. GantryMQ checks every part.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 
-#: Whether a client at an address is meant.
+#: Returns True if a client's address matches the pattern.
 Matches = Callable[[str], bool]
 
 _EVERYBODY = frozenset({"*", "*.*.*.*", "*:*:*:*:*:*:*:*"})
@@ -25,7 +25,10 @@ _RANGE_V6 = re.compile(r"([0-9a-fA-F]{1,4})(?:-([0-9a-fA-F]{1,4}))?")
 
 
 def parse_pattern(pattern: str) -> Matches:
-    """What tells whether an address fits `pattern`; a blank one fits none. Raises ValueError."""
+    """Returns a function that matches addresses. A blank pattern matches none.
+
+    Raises ValueError for an invalid pattern.
+    """
     pattern = pattern.strip()
     if not pattern:
         return _nobody
@@ -85,7 +88,7 @@ def _range(part: str, pattern: str, *, is_v6: bool) -> tuple[int, int]:
         return 0, highest
     match = (_RANGE_V6 if is_v6 else _RANGE_V4).fullmatch(part)
     if match is None:
-        raise ValueError(f"{pattern!r}: {part!r} is no number, range or *")
+        raise ValueError(f"{pattern!r}: {part!r} is not a number, a range or *")
     low = int(match[1], 16 if is_v6 else 10)
     high = int(match[2], 16 if is_v6 else 10) if match[2] else low
     if not low <= high <= highest:
@@ -95,7 +98,10 @@ def _range(part: str, pattern: str, *, is_v6: bool) -> tuple[int, int]:
 
 @lru_cache(4096)
 def _parts(host: str) -> tuple[int, ...] | None:
-    """The numbers of an address, those of IPv4 where it is one in IPv6's clothes; None for what is no address."""
+    """Returns the parts of an address as numbers; None for an invalid address.
+
+    An IPv4-mapped IPv6 address has the parts of its IPv4 address.
+    """
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:

@@ -7,26 +7,27 @@ from pathlib import Path
 
 from gantrymq.errors import ConfigError
 
-#: Not to be shown: they hold secrets.
+#: Keys with secret values, which must not be printed.
 SECRET_KEYS = ("initAuthenticationUser", "innerClientAuthenticationCredentials")
 
 
 @dataclass
 class AuthConfig:
-    """Nothing is checked by default. White lists are request codes, separated by commas.
+    """The configuration of access control. Without these keys, requests are not checked.
 
-    `init_authentication_user` ({"username": ..., "password": ...}) and `inner_client_authentication_credentials`
-    ({"accessKey": ..., "secretKey": ...}) are super users that are made at the start if they aren't there.
+    White lists are request codes, separated by commas. `init_authentication_user` ({"username": ..., "password": ...})
+    and `inner_client_authentication_credentials` ({"accessKey": ..., "secretKey": ...}) are super users. The broker
+    creates them at the start if they do not exist.
     """
 
-    #: 4.x: accounts of plain_acl.yml.
+    #: Access control of 4.x, by accounts of plain_acl.yml.
     acl_enable: bool = False
-    #: Java's system property; without it, plain_acl.yml beside the configuration file.
+    #: A system property in Java. Default: plain_acl.yml beside the configuration file.
     plain_acl_file: Path | None = field(default=None, metadata={"key": "rocketmq.acl.plain.file"})
-    #: 5.x: users, who sign their requests, and what each may do.
+    #: Access control of 5.x, by users who sign requests, and their policies.
     authentication_enabled: bool = False
     authentication_whitelist: str = ""
-    #: Requests need a signature that covers code, opaque and time; older clients, and Java's, can't make one.
+    #: Requires a signature of code, opaque and time. Older clients and Java's do not have it.
     bound_signature_required: bool = False
     init_authentication_user: str = field(default="", repr=False)
     inner_client_authentication_credentials: str = field(default="", repr=False)
@@ -37,7 +38,7 @@ class AuthConfig:
         if self.acl_enable and (self.authentication_enabled or self.authorization_enabled):
             raise ConfigError(
                 "aclEnable is access control of 4.x, authenticationEnabled and authorizationEnabled are that of 5.x: "
-                "a broker has one of the two"
+                "enable one of the two"
             )
         for key, text in (
             ("authenticationWhitelist", self.authentication_whitelist),
@@ -50,5 +51,5 @@ class AuthConfig:
 
 
 def request_codes(text: str) -> frozenset[int]:
-    """The codes of a white list. Raises ValueError."""
+    """Returns the codes of a white list. Raises ValueError for an invalid code."""
     return frozenset(int(part) for part in text.split(",") if part.strip())

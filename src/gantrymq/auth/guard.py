@@ -1,6 +1,6 @@
-"""The guard before a broker's handlers: a request that isn't allowed never reaches its handler.
+"""The check before a broker's handlers: a request without permission does not reach its handler.
 
-Handlers are wrapped once, when the broker starts; one without access control has them as they are and pays nothing.
+Handlers are wrapped once, when the broker starts. Without access control they are not wrapped and have no extra cost.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ _ATTRIBUTE = "caller"
 
 @dataclass(slots=True)
 class Caller:
-    """Who is at the other end of a connection.
+    """The client of a connection.
 
-    `name` is the user or access key that signed last, or where nobody has to sign, the one named last; None before.
+    `name` is the user or access key of the last accepted request; None before the first one. Without authentication,
+    the name is not verified.
     """
 
     host: str
     name: str | None = None
-    #: Of requests with a bound signature.
+    #: Request ids of requests with a bound signature.
     opaques: SignedOpaques = field(default_factory=SignedOpaques)
 
 
 class Access(Protocol):
-    """One of the two ways of access control."""
+    """One of the two kinds of access control."""
 
     def check(self, caller: Caller, request: RemotingCommand) -> None:
-        """Raises RequestRefused when the caller may not make this request; else its name is known after it."""
+        """Raises RequestRefused if the caller has no permission for this request. Sets the name of the caller."""
 
     def may_send(self, caller: Caller, topic: str) -> bool:
-        """Whether the caller may send to a topic."""
+        """Returns True if the caller has permission to send to a topic."""
 
     def is_super(self, caller: Caller) -> bool:
-        """Whether the caller is a super user of 5.x."""
+        """Returns True if the caller is a super user of 5.x."""
 
 
 def caller_of(connection: Connection) -> Caller:
@@ -54,13 +55,13 @@ def caller_of(connection: Connection) -> Caller:
 
 
 def guarded(handler: RequestHandler, access: Access) -> RequestHandler:
-    """The handler, called only for requests that `access` allows."""
+    """Returns a handler that runs `handler` only for requests that `access` allows."""
 
     def guard(connection: Connection, request: RemotingCommand) -> Reply:
         try:
             access.check(caller_of(connection), request)
         except RequestRefused as e:
-            log.info("request %d of %s is refused: %s", request.code, connection.address, e)
+            log.info("refused request %d of %s: %s", request.code, connection.address, e)
             raise
         return handler(connection, request)
 

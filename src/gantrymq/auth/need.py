@@ -1,4 +1,4 @@
-"""Need: what a request must be allowed to do, and the few words in which rules say it."""
+"""The permission that a request needs, and functions that create it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gantrymq.auth.policy import Action, Pattern, Resource, ResourceType
 from gantrymq.protocol.record import Record
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 
-#: The record that begins at a physical offset and stands in its queue; None where none does.
+#: Returns the record at a physical offset, if its queue refers to it; else None.
 RecordAt = Callable[[int], Record | None]
 
 
 class Need(NamedTuple):
-    """One of `actions` must be allowed on `resource`.
+    """A needed permission: one of `actions` must be allowed on `resource`.
 
-    A resource with `Pattern.ANY` is all of its kind: one must be allowed that for all of them, and denied it for none.
+    `Pattern.ANY` means all resources of the type. The action must then be allowed for all of them and denied for none.
     """
 
     resource: Resource
@@ -24,13 +24,13 @@ class Need(NamedTuple):
 
 
 class Guarded(NamedTuple):
-    """What rules have to know of the broker whose requests they are about."""
+    """The properties of the broker that the rules use."""
 
     cluster: str
     record_at: RecordAt
 
 
-#: Whatever it is: some right on something. What a request needs that names nothing.
+#: The need of a request that names no resource: any permission on any resource.
 ANYTHING = Need(Resource(ResourceType.ANY, "", Pattern.ANY), (Action.ANY,))
 
 _ALL_TOPICS = Resource(ResourceType.TOPIC, "", Pattern.ANY)
@@ -38,20 +38,23 @@ _ALL_GROUPS = Resource(ResourceType.GROUP, "", Pattern.ANY)
 
 
 def group_need(name: str, actions: tuple[Action, ...]) -> Need:
-    """Without a name it is about all groups. A retry topic's name stands for its group's."""
+    """Returns the need for a group. An empty name means all groups. The name of a retry topic means its group."""
     name = name.removeprefix(RETRY_TOPIC_PREFIX)
     return Need(Resource(ResourceType.GROUP, name) if name.strip() else _ALL_GROUPS, actions)
 
 
 def topic_need(name: str, actions: tuple[Action, ...]) -> Need:
-    """Without a name it is about all topics. A retry topic is its group's."""
+    """Returns the need for a topic. An empty name means all topics. A retry topic means its group."""
     if name.startswith(RETRY_TOPIC_PREFIX):
         return group_need(name, actions)
     return Need(Resource(ResourceType.TOPIC, name) if name.strip() else _ALL_TOPICS, actions)
 
 
 def send_need(topic: str) -> Need:
-    """What a sender needs. Java asks for the group that the sender says it is of, where the topic is a retry topic."""
+    """Returns the need of a send. A send to a retry topic needs SUB of its group.
+
+    Java checks the group in the request instead.
+    """
     if topic.startswith(RETRY_TOPIC_PREFIX):
         return group_need(topic, (Action.SUB,))
     return topic_need(topic, (Action.PUB,))

@@ -1,8 +1,8 @@
-"""The rules: what each request needs under access control, a line for every code that a broker answers.
+"""The permissions that each request needs: one line for each request code of a broker.
 
-Most are Java's: auth/authorization/builder/DefaultAuthorizationContextBuilder and the annotations of request headers
-(remoting/protocol/header/*). Those marked with + are not: there Java asks for nothing, for less, or for rights on what
-the request says instead of what it does. Accounts of plain_acl.yml are checked by the same rules, see `plain_access`.
+Source: auth/authorization/builder/DefaultAuthorizationContextBuilder and the annotations of request headers
+(remoting/protocol/header/*). Lines with + differ: Java checks nothing, less, or the resource that the request names
+instead of the one that it affects. `plain_access` applies the same rules to accounts of plain_acl.yml.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RULES: dict[int, rules.Rule] = {
     RequestCode.QUERY_CONSUMER_OFFSET: named(_SUB_GET, topic="topic", group="consumerGroup"),
     RequestCode.UPDATE_CONSUMER_OFFSET: named(_SUB_UPDATE, topic="topic", group="consumerGroup"),
     RequestCode.CONSUMER_SEND_MSG_BACK: rules.giving_back,  # +
-    # Consumers that pop.
+    # POP consumers.
     RequestCode.QUERY_ASSIGNMENT: rules.assigning,  # +
     RequestCode.POP_MESSAGE: named(_SUB, topic="topic", group="consumerGroup"),
     RequestCode.PEEK_MESSAGE: named(_SUB, topic="topic", group="consumerGroup"),
@@ -111,7 +111,7 @@ RULES: dict[int, rules.Rule] = {
     RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: of_broker(_UPDATE),  # +
     RequestCode.CLEAN_UNUSED_TOPIC: of_broker(_UPDATE),  # +
     RequestCode.DELETE_EXPIRED_COMMITLOG: of_broker(_UPDATE),  # +
-    # Users, and what they may do.
+    # Users and policies.
     RequestCode.AUTH_GET_USER: of_broker(_GET),
     RequestCode.AUTH_LIST_USER: of_broker(_GET),
     RequestCode.AUTH_GET_ACL: of_broker(_GET),
@@ -126,14 +126,15 @@ RULES: dict[int, rules.Rule] = {
 
 
 def needs(request: RemotingCommand, broker: Guarded) -> Iterator[Need]:
-    """What a request needs, never nothing.
+    """Yields the needs of a request, at least one.
 
-    Raises RequestRefused for a code that has no rule, HeaderError or BodyError for a request that can't be read.
+    Raises RequestRefused for a code without a rule, HeaderError or BodyError for an invalid request.
     """
     rule = RULES.get(request.code)
     if rule is None:
         raise RequestRefused(
-            ResponseCode.NO_PERMISSION, f"request code {request.code} has no rule: who may do everything may do that"
+            ResponseCode.NO_PERMISSION,
+            f"request code {request.code} has no rule: only super users and admin accounts can send it",
         )
     need = None
     for need in rule(request, broker):

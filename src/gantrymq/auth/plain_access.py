@@ -1,8 +1,12 @@
 """Checks requests by plain_acl.yml (`PlainPermissionManager.validate`, `PlainPermissionChecker`).
 
-The rules are those of users (`needs`), put into the words of these files: who creates, changes or deletes something,
-or looks at the broker as a whole, must be admin; who looks at a topic needs PUB or SUB of it, who looks at a group SUB.
-RocketMQ 5.2, the last with these files, asks most requests for a signature alone.
+The rules are those of users (`needs`), translated to the permissions in these files:
+
+- Only an admin account can create, change or delete something, or query the whole broker.
+- A query of a topic needs PUB or SUB on it.
+- A query of a group needs SUB on it.
+
+RocketMQ 5.2, the last version with these files, checks only the signature of most requests.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from functools import cache
 from gantrymq.auth.guard import Caller
 from gantrymq.auth.need import ANYTHING, Guarded, Need, send_need
 from gantrymq.auth.needs import needs
-from gantrymq.auth.plain_acl import Account, Perm, PlainAcl, shown
+from gantrymq.auth.plain_acl import Account, Perm, PlainAcl, resource_text
 from gantrymq.auth.policy import Action, Pattern, ResourceType
 from gantrymq.errors import RefusalReason, RequestRefused
 from gantrymq.protocol.acl_signature import ACCESS_KEY
@@ -21,25 +25,29 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TRACE_TOPIC, retry_topic
 from gantrymq.remoting.signatures import signature_problem
 
-#: What is remembered of decisions; a client repeats itself.
+#: Limit of the cached decisions.
 _CACHE_LIMIT = 10_000
 
 
 class PlainAccess:
-    """`acl` may be replaced at any time."""
+    """Checks requests by the accounts of plain_acl.yml (`PlainAccessValidator`)."""
 
     def __init__(self, acl: PlainAcl, broker: Guarded, *, needs_bound: bool = False) -> None:
         self.acl = acl
         self._needs_bound = needs_bound
         self._broker = broker
-        #: Why an account may not, None where it may, by the accounts of `_decided_by`.
+        #: Cached decisions of `_decided_by`: the reason of a refusal, or None if the request is allowed.
         self._decided: dict[tuple[str, Need], str | None] = {}
         self._decided_by = acl
 
-    def check(self, caller: Caller, request: RemotingCommand) -> None:
-        """Raises RequestRefused: no account, a wrong signature, or a permission that is missing.
+    def use(self, acl: PlainAcl) -> None:
+        """Replaces the accounts after a change of the file."""
+        self.acl = acl
 
-        Raises HeaderError or BodyError for a request whose needs can't be read.
+    def check(self, caller: Caller, request: RemotingCommand) -> None:
+        """Checks a request. Raises RequestRefused for an unknown account, a wrong signature or a missing permission.
+
+        Raises HeaderError or BodyError for an invalid request.
         """
         acl = self.acl
         if _is_trusted(acl, caller.host):
@@ -63,7 +71,7 @@ class PlainAccess:
         caller.name = access_key
 
     def may_send(self, caller: Caller, topic: str) -> bool:
-        """Whether a send to the topic would be let through."""
+        """Returns True if the caller may send to the topic."""
         acl = self.acl
         if _is_trusted(acl, caller.host):
             return True
@@ -73,10 +81,11 @@ class PlainAccess:
         return account.is_trusted(caller.host) or account.is_admin or self._problem(account, send_need(topic)) is None
 
     def is_super(self, caller: Caller) -> bool:
-        """These accounts are no users of 5.x, whatever their names."""
+        """Returns False, because these accounts are not users of 5.x."""
         return False
 
     def _problem(self, account: Account, need: Need) -> str | None:
+        """Returns the cached result of `_problem` for an account and a need."""
         if self._decided_by is not self.acl or len(self._decided) >= _CACHE_LIMIT:
             self._decided.clear()
             self._decided_by = self.acl
@@ -93,7 +102,7 @@ def _is_trusted(acl: PlainAcl, host: str) -> bool:
 
 
 def _problem(account: Account, need: Need) -> str | None:
-    """Why the account may not, None where it may."""
+    """Returns the reason why the account has no permission; None if it has."""
     if need is ANYTHING:
         return None if _may_anything(account) else f"No permission for anything: accessKey={account.access_key}"
     resource = need.resource
@@ -104,7 +113,7 @@ def _problem(account: Account, need: Need) -> str | None:
     is_group = resource.type is ResourceType.GROUP
     default = account.default_group_perm if is_group else account.default_topic_perm
     if resource.pattern is Pattern.ANY:
-        # Nothing is named, so that it is about all that there are.
+        # The request needs the permission for all topics or all groups.
         if default & needed and all(
             perm & needed for name, perm in account.perms.items() if name.startswith(RETRY_TOPIC_PREFIX) is is_group
         ):
@@ -113,11 +122,11 @@ def _problem(account: Account, need: Need) -> str | None:
         return f"No permission for {what}: accessKey={account.access_key} needs {needed}"
     name = retry_topic(resource.name) if is_group else resource.name
     owned = account.perms.get(name)
-    # Every account may write its traces.
+    # Every account can write traces.
     if (default if owned is None else owned) & needed or (name == TRACE_TOPIC and needed is Perm.PUB):
         return None
     what, owned = ("No default permission", default) if owned is None else ("No permission", owned)
-    return f"{what} for {shown(name)}: accessKey={account.access_key} needs {needed}, has {owned}"
+    return f"{what} for {resource_text(name)}: accessKey={account.access_key} needs {needed}, has {owned}"
 
 
 def _may_anything(account: Account) -> bool:
@@ -128,7 +137,7 @@ def _may_anything(account: Account) -> bool:
 
 @cache
 def _perm(kind: ResourceType, actions: tuple[Action, ...]) -> Perm | None:
-    """One of these an account must have; None: it must be admin."""
+    """Returns the permissions of which the account needs one; None if it must be admin."""
     perms = [perm for action, perm in ((Action.PUB, Perm.PUB), (Action.SUB, Perm.SUB)) if action in actions]
     if kind is ResourceType.TOPIC and not perms and Action.GET in actions:
         return Perm.PUB | Perm.SUB

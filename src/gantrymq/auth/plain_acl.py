@@ -1,4 +1,4 @@
-"""The content of plain_acl.yml: accounts, and addresses that are let in without one.
+"""The content of plain_acl.yml: accounts, and addresses of clients that need no account.
 
 Source: acl/plain/PlainPermissionManager, PlainAccessResource, common/Permission (RocketMQ 4.9 to 5.2).
 """
@@ -21,12 +21,12 @@ from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, retry_topic
 
 log = logging.getLogger(__name__)
 
-#: Keys must be longer (`AclConstants`).
+#: Keys must be longer than this, characters (`AclConstants`).
 _SHORTEST_KEY = 6
 
 
 class Perm(IntFlag):
-    """What an account may do with a topic or group."""
+    """The permission of an account on a topic or group."""
 
     DENY = 1
     PUB = 4
@@ -34,7 +34,7 @@ class Perm(IntFlag):
 
     @classmethod
     def parse(cls, text: str) -> Perm:
-        """DENY for what is unknown."""
+        """Parses a permission. Returns DENY for an unknown text."""
         return _PERMS.get(text.strip(), cls.DENY)
 
     def __str__(self) -> str:
@@ -46,7 +46,10 @@ _PERMS = {"PUB": Perm.PUB, "SUB": Perm.SUB, "PUB|SUB": Perm.PUB | Perm.SUB, "SUB
 
 @dataclass(slots=True, frozen=True)
 class Account:
-    """`signer` has its secret key. `perms` are by topic; a group's are under the name of its retry topic."""
+    """One account. `signer` has its secret key.
+
+    `perms` has the permissions by topic. The permissions on a group have the name of its retry topic.
+    """
 
     access_key: str
     signer: Signer
@@ -59,24 +62,26 @@ class Account:
 
 @dataclass(slots=True, frozen=True)
 class PlainAcl:
-    """All accounts by access key; `trusted` are the addresses that need none."""
+    """The accounts by access key. `trusted` matches the addresses of clients that need no account."""
 
     accounts: dict[str, Account]
     trusted: list[Matches]
 
     @classmethod
     def merge(cls, parts: Iterable[PlainAcl]) -> PlainAcl:
-        """The contents of several files; the first account of an access key counts."""
+        """Merges the contents of several files. If an access key occurs twice, its first account counts."""
         merged = cls({}, [])
         for part in parts:
             merged.trusted.extend(part.trusted)
             for access_key, account in part.accounts.items():
                 if merged.accounts.setdefault(access_key, account) is not account:
-                    log.warning("accessKey %s is in several files: the first counts", access_key)
+                    log.warning("accessKey %s is in several files: using the first one", access_key)
         return merged
 
 
 class _Account(msgspec.Struct, rename="camel"):
+    """An account as it is written in the file."""
+
     access_key: str
     secret_key: str
     white_remote_address: str = ""
@@ -88,21 +93,23 @@ class _Account(msgspec.Struct, rename="camel"):
 
 
 class _File(msgspec.Struct, rename="camel"):
+    """The content of the file as it is written."""
+
     global_white_remote_addresses: list[str] = []
     accounts: list[_Account] = []
 
 
 def parse_plain_acl(data: bytes, source: str) -> PlainAcl:
-    """The content of a file. Raises ConfigError, which names `source` and shows no secret."""
+    """Parses a file. Raises ConfigError if it is invalid. The message names `source` and contains no secret."""
     try:
-        # All values as they are written: a key of digits is no number.
+        # BaseLoader keeps all values as text, because a key can consist of digits.
         document = yaml.load(data, Loader=yaml.BaseLoader)
     except yaml.MarkedYAMLError as e:
-        # Its text quotes the file.
+        # Use only the position: the error's text contains parts of the file.
         where = "" if e.problem_mark is None else f", line {e.problem_mark.line + 1}"
-        raise ConfigError(f"{source}{where}: no YAML: {e.problem}") from None
+        raise ConfigError(f"{source}{where}: invalid YAML: {e.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise ConfigError(f"{source}: no YAML: {type(e).__name__}") from None
+        raise ConfigError(f"{source}: invalid YAML: {type(e).__name__}") from None
     try:
         content = msgspec.convert(_without_blanks(document) or {}, _File)
     except msgspec.ValidationError as e:
@@ -113,11 +120,12 @@ def parse_plain_acl(data: bytes, source: str) -> PlainAcl:
     for given in content.accounts:
         account = _account(given, f"{source}: accessKey {given.access_key}")
         if acl.accounts.setdefault(account.access_key, account) is not account:
-            log.warning("%s: accessKey %s is there twice: the first counts", source, account.access_key)
+            log.warning("%s: accessKey %s occurs twice: using the first one", source, account.access_key)
     return acl
 
 
 def _account(given: _Account, named: str) -> Account:
+    """Converts an account. Raises ConfigError with `named` in the message if it is invalid."""
     if len(given.access_key) <= _SHORTEST_KEY or len(given.secret_key) <= _SHORTEST_KEY:
         raise ConfigError(f"{named}: accessKey and secretKey must have more than {_SHORTEST_KEY} characters")
     perms = {retry_topic(name): perm for name, perm in _resource_perms(given.group_perms, f"{named}: groupPerms")}
@@ -137,7 +145,7 @@ def _resource_perms(texts: list[str], named: str) -> Iterable[tuple[str, Perm]]:
     for text in texts:
         name, equals, perm = text.partition("=")
         if not equals or not name.strip() or "=" in perm:
-            raise ConfigError(f"{named}: {text!r} is no name=permission")
+            raise ConfigError(f"{named}: {text!r}: expected NAME=PERMISSION")
         yield name.strip(), Perm.parse(perm)
 
 
@@ -149,7 +157,7 @@ def _pattern(text: str, named: str) -> Matches:
 
 
 def _without_blanks(value: Any) -> Any:
-    """Keys without a value, which BaseLoader reads as empty text, are left out."""
+    """Removes keys without a value. BaseLoader reads them as empty text."""
     if isinstance(value, dict):
         return {k: _without_blanks(v) for k, v in value.items() if v not in ("", "~", "null")}
     if isinstance(value, list):
@@ -157,8 +165,8 @@ def _without_blanks(value: Any) -> Any:
     return value
 
 
-def shown(resource: str) -> str:
-    """topic:NAME or group:NAME, for people."""
+def resource_text(resource: str) -> str:
+    """Returns topic:NAME or group:NAME, for messages."""
     if resource.startswith(RETRY_TOPIC_PREFIX):
         return f"group:{resource.removeprefix(RETRY_TOPIC_PREFIX)}"
     return f"topic:{resource}"

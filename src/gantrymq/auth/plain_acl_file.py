@@ -1,4 +1,4 @@
-"""plain_acl.yml on the disk, read again when it changes (`PlainPermissionManager`, `srvutil/AclFileWatchService`)."""
+"""Reloads plain_acl.yml when it changes (`PlainPermissionManager`, `srvutil/AclFileWatchService`)."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ log = logging.getLogger(__name__)
 
 
 class PlainAclFiles:
-    """plain_acl.yml, and the .yml and .yaml files of the directory `acl` beside it, as in Java."""
+    """plain_acl.yml and, as in Java, the .yml and .yaml files in the directory `acl` beside it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: dict[Path, tuple[int, int, int]] = {}
 
     def load(self) -> PlainAcl:
-        """The content. Raises ConfigError when a file can't be used, or there is none."""
-        self._seen = self._look()
+        """Reads the files. Raises ConfigError if one is invalid, or if there is none."""
+        self._seen = self._states()
         if not self._seen:
-            raise ConfigError(f"aclEnable=true needs {self._path}, which is not there")
+            raise ConfigError(f"aclEnable=true needs {self._path}, which does not exist")
         return PlainAcl.merge(parse_plain_acl(_read(path), str(path)) for path in self._seen)
 
     def changed(self) -> PlainAcl | None:
-        """The content if a file is not what it was at the last look. A broken one is logged, and None returned."""
-        if self._look() == self._seen:
+        """Returns the new content if a file has changed, otherwise None. An invalid file is logged and ignored."""
+        if self._states() == self._seen:
             return None
         try:
             acl = self.load()
         except ConfigError as e:
-            log.error("the accounts stay as they were: %s", e)
+            log.error("the accounts are not reloaded: %s", e)
             return None
         log.info("%s: %d accounts", ", ".join(map(str, self._seen)), len(acl.accounts))
         return acl
 
-    def _look(self) -> dict[Path, tuple[int, int, int]]:
-        """What tells one state of each file from another."""
+    def _states(self) -> dict[Path, tuple[int, int, int]]:
+        """Returns the modification time, size and inode of each file."""
         found = {}
         directory = self._path.parent / "acl"
         more = sorted(path for path in files.below(directory) if path.suffix in (".yml", ".yaml"))

@@ -1,4 +1,4 @@
-"""What a user may do: entries that allow or deny actions on resources, and which of them decides.
+"""Policies of users: entries that allow or deny actions on resources, and the rule that selects the deciding entry.
 
 Source: auth/authorization/model/*, chain/AclAuthorizationHandler.
 """
@@ -15,9 +15,9 @@ from gantrymq.protocol.bodies.auth import AclInfo, PolicyEntryInfo, PolicyInfo
 
 
 class _Named(Enum):
-    """Read in any case, written as Java does."""
+    """An enum of Java's names. Parsing ignores case."""
 
-    #: Members are what they are: a hash of their names, which is Enum's, takes three times as long, on every request.
+    #: Three times as fast as Enum's hash of the name, which would be computed for each request.
     __hash__ = object.__hash__
 
     @classmethod
@@ -27,6 +27,8 @@ class _Named(Enum):
 
 
 class ResourceType(_Named):
+    """The type of a resource. ANY is used if a request names no resource."""
+
     ANY = "Any"
     CLUSTER = "Cluster"
     NAMESPACE = "Namespace"
@@ -35,6 +37,8 @@ class ResourceType(_Named):
 
 
 class Action(_Named):
+    """The action of a request on a resource. ANY means any action."""
+
     ALL = "All"
     ANY = "Any"
     PUB = "Pub"
@@ -47,17 +51,21 @@ class Action(_Named):
 
 
 class Decision(_Named):
+    """The decision of a policy entry."""
+
     ALLOW = "Allow"
     DENY = "Deny"
 
 
 class PolicyType(_Named):
+    """The type of a policy. Default entries apply only if no Custom entry does."""
+
     CUSTOM = "Custom"
     DEFAULT = "Default"
 
 
 class Pattern(Enum):
-    """How a name is compared; the most exact comes first."""
+    """The kinds of comparison with a name, most exact first."""
 
     __hash__ = object.__hash__
 
@@ -67,7 +75,7 @@ class Pattern(Enum):
 
 
 class Resource(NamedTuple):
-    """A topic, group or cluster, all whose names begin with `name`, or all. As text: Topic:a, Topic:a*, Topic:*, *."""
+    """A topic, group or cluster, all with a prefix, or all. Text format: Topic:a, Topic:a*, Topic:*, *."""
 
     type: ResourceType
     name: str
@@ -75,13 +83,15 @@ class Resource(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Resource:
-        """Raises ValueError."""
+        """Parses the text format. Raises ValueError if it is invalid."""
         if text == "*":
             return cls(ResourceType.ANY, "", Pattern.ANY)
         type_name, colon, name = text.partition(":")
         type_ = ResourceType.parse(type_name)
         if type_ is None or not colon or not name:
-            raise ValueError(f"resource {text!r}: Topic:NAME, Group:NAME, Cluster:NAME, NAME*, * or a lone * are known")
+            raise ValueError(
+                f"resource {text!r}: expected Topic:NAME, Group:NAME or Cluster:NAME, with NAME, NAME* or *, or *"
+            )
         if name == "*":
             return cls(type_, "", Pattern.ANY)
         prefix, star, _ = name.partition("*")
@@ -95,7 +105,7 @@ class Resource(NamedTuple):
         return f"{self.type.value}:{self.name}{'' if self.pattern is Pattern.LITERAL else '*'}"
 
     def matches(self, other: Resource) -> bool:
-        """Whether `other`, one topic, group or cluster, is meant."""
+        """Returns True if this resource includes `other`, a single topic, group or cluster."""
         if self.type is ResourceType.ANY:
             return True
         if self.type is not other.type:
@@ -107,7 +117,10 @@ class Resource(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class PolicyEntry:
-    """`actions` on `resource` are allowed or denied, to clients in `networks` (anywhere if there are none)."""
+    """An entry that allows or denies `actions` on `resource` for clients in `networks`.
+
+    Without networks, it applies to all clients.
+    """
 
     resource: Resource
     actions: tuple[Action, ...]
@@ -120,14 +133,19 @@ class PolicyEntry:
 
     @classmethod
     def from_info(cls, info: PolicyEntryInfo) -> PolicyEntry:
-        """Raises ValueError for what Java refuses, and for actions that it leaves out unread."""
+        """Converts a received entry. Raises ValueError if Java would reject it, or for unknown actions.
+
+        Java ignores unknown actions.
+        """
         if not info.resource:
             raise ValueError("The resource is null.")
         actions = [Action.parse(name) for name in info.actions]
         if not actions:
             raise ValueError("The actions is empty.")
         if None in actions:
-            raise ValueError(f"actions {', '.join(info.actions)}: {', '.join(a.value for a in Action)} are known")
+            raise ValueError(
+                f"actions {', '.join(info.actions)}: expected some of {', '.join(a.value for a in Action)}"
+            )
         if Action.ANY in actions:
             raise ValueError("The actions can not be Any.")
         decision = Decision.parse(info.decision)
@@ -152,11 +170,11 @@ class PolicyEntry:
         )
 
     def matches(self, resource: Resource, actions: Sequence[Action], host: str) -> bool:
-        """Whether this entry is about one of `actions` on `resource` by a client at `host`."""
+        """Returns True if this entry applies to one of `actions` on `resource` by a client at `host`."""
         return self.resource.matches(resource) and self.is_about(actions, host)
 
     def is_about(self, actions: Sequence[Action], host: str) -> bool:
-        """Whether it is about one of `actions`, `Action.ANY` being every action, by a client at `host`."""
+        """Returns True if it applies to one of `actions` by a client at `host`. `Action.ANY` means any action."""
         is_every = Action.ALL in self.actions or Action.ANY in actions
         if not is_every and not any(action in self.actions for action in actions):
             return False
@@ -167,7 +185,7 @@ class PolicyEntry:
 
     @property
     def rank(self) -> tuple[bool, int, int]:
-        """The lowest decides: the more exact resource."""
+        """Sort key: the entry with the lowest rank decides. It has the most exact resource."""
         resource = self.resource
         length = len(resource.name) if resource.pattern is Pattern.PREFIXED else 0
         return resource.type is ResourceType.ANY, resource.pattern.value, -length
@@ -175,18 +193,18 @@ class PolicyEntry:
 
 @dataclass(slots=True)
 class Acl:
-    """A subject's entries, one for each resource and kind of policy."""
+    """All policy entries of a subject: one for each resource and type of policy."""
 
     policies: dict[PolicyType, dict[Resource, PolicyEntry]] = field(default_factory=dict)
 
     @classmethod
     def from_info(cls, policies: Iterable[PolicyInfo]) -> Acl:
-        """Raises ValueError when there is no entry, or a bad one."""
+        """Converts received policies. Raises ValueError for an invalid entry, or if there are no entries."""
         acl = cls()
         for policy in policies:
             policy_type = PolicyType.CUSTOM if policy.policy_type is None else PolicyType.parse(policy.policy_type)
             if policy_type is None:
-                raise ValueError(f"policyType {policy.policy_type!r}: Custom and Default are known")
+                raise ValueError(f"policyType {policy.policy_type!r}: expected Custom or Default")
             if not policy.entries:
                 raise ValueError("The policy entries is empty.")
             entries = acl.policies.setdefault(policy_type, {})
@@ -198,7 +216,7 @@ class Acl:
         return acl
 
     def info(self, subject: str, resource_filter: str = "") -> AclInfo:
-        """As it is sent and stored, the entries whose resource contains `resource_filter`."""
+        """Converts the entries for sending and storing. Includes those whose resource contains `resource_filter`."""
         policies = []
         for policy_type, entries in self.policies.items():
             infos = [entry.info() for entry in entries.values() if resource_filter in str(entry.resource)]
@@ -207,22 +225,22 @@ class Acl:
         return AclInfo(subject, policies)
 
     def update(self, other: Acl) -> None:
-        """Takes over the other's entries."""
+        """Adds or replaces the entries of `other`."""
         for policy_type, entries in other.policies.items():
             self.policies.setdefault(policy_type, {}).update(entries)
 
     def remove(self, policy_type: PolicyType, resource: Resource) -> None:
-        """Takes an entry away, and the policy with its last one."""
+        """Removes an entry. If it was the last one of its policy, removes the policy, too."""
         entries = self.policies.get(policy_type, {})
         entries.pop(resource, None)
         if not entries:
             self.policies.pop(policy_type, None)
 
     def decisive(self, resource: Resource, actions: Sequence[Action], host: str) -> PolicyEntry | None:
-        """The entry that decides about the request: of the Custom ones, or else of the Default ones.
+        """Returns the entry that decides about a request: a Custom entry, otherwise a Default one; None without one.
 
-        About all of a kind (`Pattern.ANY`) decides an entry for all of them, unless one of them is denied. About
-        anything whatever (`ResourceType.ANY`) decides one that allows something.
+        If the request needs all resources of a type (`Pattern.ANY`), an entry for all of them decides, unless an entry
+        denies one of them. If it needs any resource (`ResourceType.ANY`), an entry that allows something decides.
         """
         if resource.pattern is not Pattern.ANY:
             return self._decisive(resource, actions, host)

@@ -1,8 +1,7 @@
-"""Where a request says what it needs rights for: in fields of its header, in its body, or by a place in the log.
+"""Rules that derive the needs of a request from its header, its body, or the record that it refers to.
 
-A rule gives the needs of one request; a field that isn't there stands for all topics or all groups. Bodies, and the
-numbers of a header, are read by the very types that handlers read them by, so that nothing can mean one thing here and
-another there.
+A missing field means all topics or all groups. Rules decode bodies and header numbers with the types of the handlers.
+Both therefore interpret a request in the same way.
 """
 
 from __future__ import annotations
@@ -39,18 +38,19 @@ from gantrymq.protocol.topic_name import (
 )
 
 Actions = tuple[Action, ...]
-#: Raises HeaderError or BodyError for what can't be read.
+#: Returns the needs of a request. Raises HeaderError or BodyError for an invalid request.
 Rule = Callable[[RemotingCommand, Guarded], Iterable[Need]]
 
 _SUB = (Action.SUB,)
-#: Their records wait for another topic, which REAL_TOPIC names. Only brokers write there, so that it can be trusted.
+#: Topics whose records have their target topic in the property REAL_TOPIC. Only brokers write to these topics, so the
+#: property can be trusted.
 _WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_CHECK_MAX_TIME_TOPIC})
 
-# -- in the header ----------------------------------------------------------------------------------------------
+# -- header ----------------------------------------------------------------------------------------------
 
 
 def named(actions: Actions, *, topic: str | None = None, group: str | None = None) -> Rule:
-    """The topic and the group in these fields."""
+    """Returns a rule for the topic and the group in header fields."""
 
     def find(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
         if topic is not None:
@@ -62,7 +62,7 @@ def named(actions: Actions, *, topic: str | None = None, group: str | None = Non
 
 
 def sending(topic: str) -> Rule:
-    """The topic in this field is sent to."""
+    """Returns a rule for a send to the topic in a header field."""
 
     def find(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
         return (send_need(request.ext_fields.get(topic, "")),)
@@ -71,7 +71,10 @@ def sending(topic: str) -> Rule:
 
 
 def replying(topic: str) -> Rule:
-    """Nothing for the topic of replies, as in Java; any other is one that is sent to."""
+    """Returns a rule for a reply: as in Java, it needs nothing for the cluster's reply topic.
+
+    For any other topic, the rule is that of a send.
+    """
 
     def find(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
         name = request.ext_fields.get(topic, "")
@@ -81,19 +84,19 @@ def replying(topic: str) -> Rule:
 
 
 def ending_half_messages(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    """END_HALF_MESSAGES: the topics named are sent to; the broker ends no half message that is for another one."""
+    """END_HALF_MESSAGES: a send to each topic. The broker ends only half messages of these topics."""
     named_topics = [name for name in request.ext_fields.get("topics", "").split(",") if name.strip()]
     return [send_need(name) for name in named_topics or [""]]
 
 
 def everything(actions: Actions, kind: ResourceType) -> Rule:
-    """All topics, or all groups."""
+    """Returns a rule for all topics or all groups."""
     need = topic_need("", actions) if kind is ResourceType.TOPIC else group_need("", actions)
     return lambda request, broker: (need,)
 
 
 def of_broker(actions: Actions) -> Rule:
-    """The broker's cluster, whichever the request says it is for."""
+    """Returns a rule for the broker's own cluster. The cluster in the request is ignored."""
 
     def find(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
         return (Need(Resource(ResourceType.CLUSTER, broker.cluster), actions),)
@@ -102,13 +105,13 @@ def of_broker(actions: Actions) -> Rule:
 
 
 def leaving(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    """UNREGISTER_CLIENT. Producer groups are no resources."""
+    """UNREGISTER_CLIENT. Producer groups are not resources."""
     group = request.ext_fields.get("consumerGroup", "")
     return (group_need(group, _SUB),) if group.strip() else ()
 
 
 def looking_at_progress(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    """GET_CONSUME_STATS: the topics listed, or else the one named, or else all in which the group has been."""
+    """GET_CONSUME_STATS: the listed topics, or the named one, or all topics."""
     get = (Action.GET,)
     yield group_need(request.ext_fields.get("consumerGroup", ""), get)
     listed = [name for name in request.ext_fields.get("topicList", "").split(";") if name.strip()]
@@ -117,7 +120,7 @@ def looking_at_progress(request: RemotingCommand, broker: Guarded) -> Iterable[N
 
 
 def correcting(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    """QUERY_CORRECTION_OFFSET; the groups that don't count may be left out."""
+    """QUERY_CORRECTION_OFFSET. The filtered groups are optional."""
     get = (Action.GET,)
     yield topic_need(request.ext_fields.get("topic", ""), get)
     yield group_need(request.ext_fields.get("compareGroup", ""), get)
@@ -127,7 +130,7 @@ def correcting(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
 
 
 def looking_at_units(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    """QUERY_CONSUME_QUEUE; without a group it shows less."""
+    """QUERY_CONSUME_QUEUE. The group is optional."""
     get = (Action.GET,)
     yield topic_need(request.ext_fields.get("topic", ""), get)
     group = request.ext_fields.get("consumerGroup", "")
@@ -136,17 +139,17 @@ def looking_at_units(request: RemotingCommand, broker: Guarded) -> Iterable[Need
 
 
 def cloning(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    """CLONE_GROUP_OFFSET. Java asks nothing for the group whose offsets are taken."""
+    """CLONE_GROUP_OFFSET. Java does not check the source group."""
     yield group_need(request.ext_fields.get("destGroup", ""), (Action.UPDATE,))
     yield topic_need(request.ext_fields.get("topic", ""), (Action.UPDATE,))
     yield group_need(request.ext_fields.get("srcGroup", ""), (Action.GET,))
 
 
-# -- in the body ------------------------------------------------------------------------------------------------
+# -- body ------------------------------------------------------------------------------------------------
 
 
 class _TopicList(msgspec.Struct, rename="camel"):
-    """As `TopicAdmin` reads it."""
+    """The type that `TopicAdmin` decodes."""
 
     topic_config_list: list[TopicConfig] = []
 
@@ -158,7 +161,7 @@ def _of_subscriptions(group: str, topics: Iterable[str]) -> Iterable[Need]:
 
 
 def heartbeat(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    """Producer groups are no resources: who may be asked about a transaction is seen when a question is sent."""
+    """HEART_BEAT. Producer groups are not resources. Rights are checked when a transaction check is sent."""
     for consumer in decode_request_json(request.body, HeartbeatData).consumer_data_set:
         yield from _of_subscriptions(consumer.group_name, (each.topic for each in consumer.subscription_data_set))
 
@@ -200,8 +203,10 @@ def creating_groups(request: RemotingCommand, broker: Guarded) -> Iterable[Need]
 
 
 def _consumed(topic: str, group: str) -> Iterable[Need]:
-    """A message that a group was given. What came back to it is in a retry topic of the group, whose name has both in
-    it; Java takes that for a part of the group's name."""
+    """Yields the needs for a message that was delivered to a group.
+
+    The name of a retry topic of POP contains both group and topic. Java uses the whole name as the group's.
+    """
     return group_need(group, _SUB), topic_need(normal_topic(topic, group), _SUB)
 
 
@@ -214,10 +219,10 @@ def acknowledging_batch(request: RemotingCommand, broker: Guarded) -> Iterable[N
         yield from _consumed(ack.topic, ack.group)
 
 
-# -- by a place in the log --------------------------------------------------------------------------------------
+# -- record --------------------------------------------------------------------------------------
 #
-# What counts is what stands there, not what the request says of it. Where no record begins the handlers refuse, so
-# that nothing in particular is needed.
+# The topic of the record decides, not the topic in the request. If no record begins at the offset, the handler rejects
+# the request, so no particular need is required.
 
 
 def _by_id(message_id: str, broker: Guarded) -> Record | None:
@@ -232,26 +237,26 @@ def _topic(record: Record) -> str:
 
 
 def _real_topic(record: Record) -> str:
-    """The topic that a record is for."""
+    """Returns the target topic of a record."""
     topic = _topic(record)
     return decode_properties(record.properties).get(names.REAL_TOPIC, "") if topic in _WAITING_TOPICS else topic
 
 
 def viewing(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    """VIEW_MESSAGE_BY_ID. Java asks for the right on the topic that the request names, if it names one."""
+    """VIEW_MESSAGE_BY_ID. Java checks only the topic in the request, if there is one."""
     record = broker.record_at(request.read_header(ViewMessageRequestHeader).offset)
     return () if record is None else (topic_need(_real_topic(record), (Action.SUB, Action.GET)),)
 
 
 def giving_back(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    """CONSUMER_SEND_MSG_BACK. A message that waits in a topic of the broker's own was given to nobody."""
+    """CONSUMER_SEND_MSG_BACK. A message in a system topic was not delivered to any group."""
     header = request.read_header(ConsumerSendMsgBackRequestHeader)
     record = broker.record_at(header.offset)
     return (group_need(header.group, _SUB),) if record is None else _consumed(_topic(record), header.group)
 
 
 def consuming_directly(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    """CONSUME_MESSAGE_DIRECTLY: a client of the group is given the message."""
+    """CONSUME_MESSAGE_DIRECTLY: the broker delivers the message to a client of the group."""
     header = request.read_header(ConsumeMessageDirectlyResultRequestHeader)
     record = _by_id(header.msg_id or "", broker)
     if record is None:
@@ -260,7 +265,7 @@ def consuming_directly(request: RemotingCommand, broker: Guarded) -> Iterable[Ne
 
 
 def ending_transaction(request: RemotingCommand, broker: Guarded) -> Iterable[Need]:
-    """END_TRANSACTION: who may send to the topic that the half message is for."""
+    """END_TRANSACTION: a send to the target topic of the half message."""
     record = broker.record_at(request.read_header(EndTransactionRequestHeader).commit_log_offset)
     return () if record is None else (send_need(_real_topic(record)),)
 

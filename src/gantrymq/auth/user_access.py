@@ -1,4 +1,4 @@
-"""Checks requests by users and their policies.
+"""Checks requests by the users of 5.x and their policies.
 
 Source: auth/authentication/chain/DefaultAuthenticationHandler, auth/authorization/chain/UserAuthorizationHandler,
 AclAuthorizationHandler.
@@ -19,12 +19,12 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.signatures import signature_problem
 
-#: What is remembered of decisions; a client repeats itself.
+#: Limit of the cached decisions.
 _CACHE_LIMIT = 10_000
 
 
 class UserAccess:
-    """Who the user is (`authenticationEnabled`), and what it may do (`authorizationEnabled`)."""
+    """Checks the signature (`authenticationEnabled`) and the policies (`authorizationEnabled`) of a request."""
 
     def __init__(self, config: AuthConfig, broker: Guarded, table: UserTable) -> None:
         self._broker = broker
@@ -34,14 +34,14 @@ class UserAccess:
         self._needs_bound = config.bound_signature_required
         self._unauthenticated = request_codes(config.authentication_whitelist)
         self._unauthorized = request_codes(config.authorization_whitelist)
-        #: Why a user may not, None where it may.
+        #: Cached decisions: the reason of a refusal, or None if the request is allowed.
         self._decided: dict[tuple[str, Need, str], str | None] = {}
         self._generation = table.generation
 
     def check(self, caller: Caller, request: RemotingCommand) -> None:
-        """Raises RequestRefused: no known user, a wrong signature, or no policy that allows it.
+        """Checks a request. Raises RequestRefused for an unknown user or a wrong signature.
 
-        Raises HeaderError or BodyError for a request whose needs can't be read.
+        Also raises RequestRefused if no policy allows the request, and HeaderError or BodyError if it is invalid.
         """
         if not self._authenticates:
             caller.name = request.ext_fields.get(ACCESS_KEY)
@@ -51,7 +51,7 @@ class UserAccess:
             self._authorize(caller.host, request)
 
     def may_send(self, caller: Caller, topic: str) -> bool:
-        """Whether SEND_MESSAGE_V2 to the topic would be let through."""
+        """Returns True if the caller may send SEND_MESSAGE_V2 to the topic."""
         code = RequestCode.SEND_MESSAGE_V2
         user = self._table.users.get(caller.name or "")
         is_known = user is not None and user.user_status is UserStatus.ENABLE
@@ -64,12 +64,12 @@ class UserAccess:
         return user.user_type is UserType.SUPER or self._problem(user.username, send_need(topic), caller.host) is None
 
     def is_super(self, caller: Caller) -> bool:
-        """Proved by a signature, or believed where none is asked for."""
+        """Returns True if the caller is a super user. Without authentication, its name is not verified."""
         user = self._table.users.get(caller.name or "")
         return user is not None and user.user_type is UserType.SUPER and user.user_status is UserStatus.ENABLE
 
     def _authenticated(self, caller: Caller, request: RemotingCommand) -> str:
-        """The user's name."""
+        """Checks the signature. Returns the user's name."""
         fields = request.ext_fields
         username = fields.get(ACCESS_KEY)
         if not username:
@@ -84,6 +84,7 @@ class UserAccess:
         return username
 
     def _authorize(self, host: str, request: RemotingCommand) -> None:
+        """Checks the user's policies. Raises RequestRefused if a need is not allowed."""
         username = request.ext_fields.get(ACCESS_KEY, "")
         user = self._table.users.get(username)
         if user is None:
@@ -99,7 +100,7 @@ class UserAccess:
                 raise _refused(problem, RefusalReason.NOT_PERMITTED)
 
     def _problem(self, username: str, need: Need, host: str) -> str | None:
-        """Why the user may not, None where it may."""
+        """Returns the reason why the user has no permission; None if it has."""
         if self._generation != self._table.generation:
             self._decided.clear()
             self._generation = self._table.generation
@@ -114,6 +115,7 @@ class UserAccess:
         return problem
 
     def _decide(self, username: str, need: Need, host: str) -> str | None:
+        """Returns the reason why the user's policies do not allow a need; None if they do."""
         acl = self._table.acls.get(username)
         entry = None if acl is None else acl.decisive(need.resource, need.actions, host)
         if entry is not None and entry.decision is Decision.ALLOW:

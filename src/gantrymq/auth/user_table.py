@@ -1,7 +1,8 @@
-"""The users and what each may do; `broker/access_control.py` keeps them in one file.
+"""The table of users and their policies. `broker/tables/access_control.py` stores it in one file.
 
-Java has them in two RocksDB directories (`LocalAuthenticationMetadataProvider`, `LocalAuthorizationMetadataProvider`);
-the rules are those of `AuthenticationMetadataManagerImpl` and `AuthorizationMetadataManagerImpl`.
+Java stores them in two RocksDB directories (`LocalAuthenticationMetadataProvider`,
+`LocalAuthorizationMetadataProvider`). The rules are those of `AuthenticationMetadataManagerImpl` and
+`AuthorizationMetadataManagerImpl`.
 """
 
 from __future__ import annotations
@@ -18,24 +19,25 @@ from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.fastjson import encode_json
 
-#: More users, or entries of one user, are a mistake.
+#: Limits: number of users, and of policy entries of one user.
 MAX_USERS = 10_000
 MAX_ENTRIES = 10_000
-#: Users, or those with entries, that are encoded at a time.
+#: Number of users in one encoded piece.
 _PIECE = 100
 
 
 class UsersFile(msgspec.Struct):
-    """The content of the file. It has the passwords, since signatures are checked with them."""
+    """The content of the file. It contains the passwords, because they are needed to verify signatures."""
 
     users: list[UserInfo] = []
     acls: list[AclInfo] = []
 
 
 class UserTable:
-    """`users` and `acls` by user name: read them, and change them with the methods.
+    """The users and their policies: `users` and `acls`, both by user name.
 
-    `on_change` is called after every change, and `generation` grows. They raise RequestRefused for what can't be.
+    Callers read both mappings, but change them only through the methods. After each change, `generation` increases and
+    `on_change` is called. The methods raise RequestRefused for an invalid change.
     """
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
@@ -45,9 +47,9 @@ class UserTable:
         self.generation = 0
 
     def load(self, config: AuthConfig, content: UsersFile | None = None) -> None:
-        """Takes in the file, and makes the super users of the configuration that aren't there.
+        """Loads the file, and creates the configured super users if they do not exist.
 
-        Raises ConfigError for a user in the configuration that can't be read.
+        Raises ConfigError for an invalid user in the configuration.
         """
         if content is not None:
             self.users, self.acls = tables_of(content)
@@ -66,12 +68,12 @@ class UserTable:
                     self._set({**self.users, user.username: user}, self.acls)
 
     def encode(self) -> Iterator[bytes]:
-        """The content of the file as it is now, in pieces."""
-        # Neither of them is ever changed.
+        """Yields the current content of the file in pieces."""
+        # Changes replace both mappings, so the generator has a consistent state.
         return _encoded(self.users, self.acls)
 
     def copy(self, content: UsersFile) -> None:
-        """Takes all from another broker's table. Raises ValueError."""
+        """Replaces the table by that of another broker. Raises ValueError if it is invalid."""
         users, acls = tables_of(content)
         if users != self.users or acls != self.acls:
             self._set(users, acls)
@@ -79,32 +81,33 @@ class UserTable:
     # -- users --------------------------------------------------------------------------------------------------
 
     def create_user(self, info: UserInfo) -> None:
+        """Creates a user. Raises RequestRefused if it exists, is invalid, or if there are too many users."""
         username = _username(info.username)
         if not (info.password or "").strip():
             raise _refused("password can not be blank")
         if username in self.users:
             raise _refused("The user is existed")
         if len(self.users) >= MAX_USERS:
-            raise _refused(f"there are {MAX_USERS} users already")
+            raise _refused(f"the limit of {MAX_USERS} users is reached")
         user = _checked(User(username, info.password or ""), info)
         self._set({**self.users, username: user}, self.acls)
 
     def update_user(self, info: UserInfo) -> None:
-        """Changes what `info` says."""
+        """Changes the values of a user that `info` contains."""
         user = self._user(_username(info.username))
         self._set({**self.users, user.username: _checked(user, info)}, self.acls)
 
     def delete_user(self, username: str) -> None:
-        """With all that it may do; no user of that name is no error."""
+        """Deletes a user and its policies. An unknown name has no effect."""
         self._set(
             {name: user for name, user in self.users.items() if name != username},
             {name: acl for name, acl in self.acls.items() if name != username},
         )
 
-    # -- what they may do ---------------------------------------------------------------------------------------
+    # -- policies ---------------------------------------------------------------------------------------
 
     def put_acl(self, subject: str | None, info: AclInfo) -> None:
-        """Adds entries to those that the subject has; one for the same resource takes the old one's place."""
+        """Adds policy entries to a subject. An existing entry for the same resource is replaced."""
         try:
             username = username_of(info.subject or subject)
             new = Acl.from_info(info.policies)
@@ -119,7 +122,7 @@ class UserTable:
         self._set(self.users, {**self.acls, username: acl})
 
     def delete_acl(self, subject: str | None, policy_type: str | None, resource: str | None) -> None:
-        """Takes the entry for `resource` away, all of the subject without one."""
+        """Deletes the subject's entry for `resource`. Without a resource, deletes all its entries."""
         username = self._subject(subject)
         if username not in self.acls:
             raise _refused("The acl is not exist.")
@@ -136,18 +139,21 @@ class UserTable:
         self._set(self.users, acls)
 
     def acl_info(self, subject: str | None) -> AclInfo | None:
-        """What a subject may do, None if nothing."""
+        """Returns the policies of a subject; None if it has no entries."""
         username = self._subject(subject)
         acl = self.acls.get(username)
         return None if acl is None else acl.info(subject_of(username))
 
     def list_acls(self, subject_filter: str, resource_filter: str) -> list[AclInfo]:
-        """Of subjects whose User:name contains the one text, the entries whose resource contains the other."""
+        """Returns the policies of subjects that contain `subject_filter`.
+
+        Includes only entries whose resource contains `resource_filter`.
+        """
         found = []
         for username in sorted(self.acls):
             subject = subject_of(username)
             if subject_filter in subject:
-                # A subject that contains the second text, too, is shown whole, as in Java.
+                # As in Java, a subject that itself contains `resource_filter` is returned with all its entries.
                 info = self.acls[username].info(subject, "" if resource_filter in subject else resource_filter)
                 if info.policies:
                     found.append(info)
@@ -160,6 +166,7 @@ class UserTable:
         return user
 
     def _subject(self, subject: str | None) -> str:
+        """Returns the user name of a subject. Raises RequestRefused if there is no such user."""
         try:
             username = username_of(subject)
         except ValueError as e:
@@ -193,7 +200,7 @@ def _list(names: list[str], info: Callable[[str], UserInfo | AclInfo]) -> Iterat
 
 
 def tables_of(content: UsersFile) -> tuple[dict[str, User], dict[str, Acl]]:
-    """Users and their entries, by name. Raises ValueError."""
+    """Converts a file's content to users and policies by name. Raises ValueError if it is invalid."""
     users = {
         info.username: User(info.username, info.password or "").changed(info) for info in content.users if info.username
     }
@@ -201,6 +208,7 @@ def tables_of(content: UsersFile) -> tuple[dict[str, User], dict[str, Acl]]:
 
 
 def _super_user(key: str, text: str, name_key: str, password_key: str) -> User:
+    """Converts a configured super user. Raises ConfigError if the JSON is invalid."""
     try:
         given = msgspec.json.decode(text, type=dict[str, str])
         username, password = given[name_key], given[password_key]
@@ -225,5 +233,5 @@ def _checked(user: User, info: UserInfo) -> User:
 
 
 def _refused(remark: str) -> RequestRefused:
-    """Java answers NO_PERMISSION to all of these (`AdminBrokerProcessor.handleAuthException`)."""
+    """Returns an error with Java's code, NO_PERMISSION (`AdminBrokerProcessor.handleAuthException`)."""
     return RequestRefused(ResponseCode.NO_PERMISSION, remark)

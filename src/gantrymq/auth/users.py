@@ -1,4 +1,4 @@
-"""Users, who sign requests with their password (`auth/authentication/model/User`)."""
+"""Users of 5.x. They sign requests with their password (`auth/authentication/model/User`)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gantrymq.protocol.bodies.auth import UserInfo
 
 E = TypeVar("E", bound=Enum)
 
-#: A subject is written User:name; there is no other kind.
+#: Prefix of a subject: User:NAME. There are no other kinds of subjects.
 _SUBJECT_TYPE = "User"
 
 
 class UserType(Enum):
-    """A super user may do everything."""
+    """The type of a user. A super user has all rights."""
 
     SUPER = "Super"
     NORMAL = "Normal"
 
 
 class UserStatus(Enum):
-    """A disabled user may do nothing."""
+    """The status of a user. A disabled user has no rights."""
 
     ENABLE = "enable"
     DISABLE = "disable"
@@ -31,7 +31,7 @@ class UserStatus(Enum):
 
 @dataclass(slots=True, frozen=True)
 class User:
-    """`password` is the secret key, the name the access key."""
+    """One user. The user name is the access key of its requests, and `password` is the secret key."""
 
     username: str
     password: str = field(repr=False)
@@ -43,7 +43,10 @@ class User:
         object.__setattr__(self, "signer", Signer(self.password))
 
     def changed(self, info: UserInfo) -> User:
-        """With what `info` says; what it leaves out stays. Raises ValueError for an unknown type or status."""
+        """Returns a copy with the values of `info`. Empty values keep the old ones.
+
+        Raises ValueError for an unknown type or status.
+        """
         return replace(
             self,
             password=info.password or self.password,
@@ -60,10 +63,10 @@ def subject_of(username: str) -> str:
 
 
 def username_of(subject: str | None) -> str:
-    """The name in User:name. Raises ValueError."""
+    """Returns the name in a subject User:NAME. Raises ValueError for another text."""
     kind, _, username = (subject or "").partition(":")
     if kind.lower() != _SUBJECT_TYPE.lower() or not username.strip():
-        raise ValueError(f"subject {subject!r}: User:NAME is known")
+        raise ValueError(f"subject {subject!r}: expected User:NAME")
     return username
 
 
@@ -73,4 +76,4 @@ def _parse(kind: type[E], key: str, text: str | None) -> E | None:
     for member in kind:
         if str(member.value).lower() == text.lower():
             return member
-    raise ValueError(f"{key} {text!r}: {' and '.join(str(member.value) for member in kind)} are known")
+    raise ValueError(f"{key} {text!r}: expected {' or '.join(str(member.value) for member in kind)}")

@@ -1,13 +1,13 @@
-"""Collector: Python's collector of cycles, in a process that is a server, without long pauses.
+"""Avoids long pauses by Python's garbage collector in a server process.
 
-A full collection looks at every object there is, and nothing else runs meanwhile: 130 ms with two million of them, as
-200,000 pops make, and it comes again each time that a quarter is added. But who outlived one full collection mostly
-lives on. So those are frozen, which takes no time: later collections pass them by, and each looks at what has come
-since the one before, some 10 ms of it at most. What is frozen is still freed with its last reference; only a cycle
-isn't. For those, everything is looked at again when twice as many are frozen as were left the last time.
+A full collection visits every object and stops all other work: 130 ms for two million objects, which 200,000 pops
+create. It repeats each time the number of objects grows by a quarter. Objects that survive one full collection usually
+live on. This module therefore freezes them, which takes no time. Later collections skip them and take 10 ms at most.
 
-Alternatives that lost: to freeze once after the start, which helps with what is there then, a tenth; to collect never,
-as connections, tasks and exceptions do make cycles; a collection in a thread, which holds the interpreter all the same.
+Reference counting still frees frozen objects, except those in a cycle. To free cycles, a complete collection runs
+whenever the number of frozen objects has doubled.
+
+Decision record: docs/decisions/garbage-collection.md.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from __future__ import annotations
 import gc
 import sys
 
-#: So many objects more than twice those of the last time are frozen before everything is looked at again.
-ROOM = 300_000
-#: The generation of a full collection.
+#: Objects that may be added to twice the last number of frozen objects before a complete collection.
+ADDED_OBJECTS = 300_000
+#: Number of the oldest generation, which a full collection visits.
 _FULL = 2
 
 
 class Collector:
-    """Of this process. Python 3.14 collects in small steps by itself, and is left alone."""
+    """Freezes objects after full collections. Does nothing on Python 3.14, which collects in small steps."""
 
-    def __init__(self, room: int = ROOM) -> None:
-        self._room = room
-        #: How many are frozen; those that were freed since they were counted are among them.
+    def __init__(self, added_objects: int = ADDED_OBJECTS) -> None:
+        self._added_objects = added_objects
+        #: Estimated number of frozen objects. Includes objects that were freed after the last count.
         self._frozen = 0
-        self._limit = room
-        #: Nothing is frozen, as everything is to be looked at.
+        self._limit = added_objects
+        #: True if nothing is frozen, so that the next full collection visits everything.
         self._is_whole_next = False
 
     def start(self) -> None:
@@ -38,7 +38,7 @@ class Collector:
             gc.callbacks.append(self._ended)
 
     def stop(self) -> None:
-        """All is as it was."""
+        """Restores the normal behaviour of the collector."""
         if self._ended in gc.callbacks:
             gc.callbacks.remove(self._ended)
             gc.unfreeze()
@@ -50,14 +50,14 @@ class Collector:
             self._is_whole_next = False
             gc.freeze()
             self._frozen = gc.get_freeze_count()
-            self._limit = self._room + 2 * self._frozen
+            self._limit = self._added_objects + 2 * self._frozen
             return
         self._frozen += len(gc.get_objects(generation=_FULL))
         gc.freeze()
         if self._frozen > self._limit:
-            # 10 ns for each: not done each time.
+            # Counting takes 10 ns per object, so it is done only near the limit.
             self._frozen = gc.get_freeze_count()
             if self._frozen > self._limit:
-                # By the next full collection, which comes soon: from in here none can be made.
+                # The next full collection does it, and comes soon. A callback cannot start one.
                 gc.unfreeze()
                 self._is_whole_next = True

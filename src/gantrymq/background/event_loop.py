@@ -1,4 +1,4 @@
-"""The event loop that programs of this package run on: uvloop's where it is installed, which it isn't on Windows."""
+"""Creates the event loop of all programs of this package: uvloop if it is installed, otherwise asyncio's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """For `asyncio.Runner(loop_factory=new_event_loop)`."""
+    """Returns a new event loop. Use it as `asyncio.Runner(loop_factory=new_event_loop)`."""
     try:
         import uvloop
     except ImportError:

@@ -1,8 +1,12 @@
-"""Which jobs of a server failed, as it tells in fields of an answer, and as `gantry doctor` reads them.
+"""Encodes job failures in the fields of a server's response, and decodes them for `gantry doctor`.
 
-`job_NAME_failures` says how often since the start, `job_NAME_failingSinceMs` since when it does nothing else (0: it
-works again), `job_NAME_lastError` the last reason and `job_NAME_lastFailureMs` its time. A NAME's spaces are hyphens.
-Jobs that never failed aren't told.
+The fields of a job, with hyphens in place of the spaces in NAME:
+- `job_NAME_failures`: number of failures after the server's start.
+- `job_NAME_failingSinceMs`: time of the first failure without a success after it, in ms. 0 if the job works again.
+- `job_NAME_lastError`: the last error.
+- `job_NAME_lastFailureMs`: time of the last failure, in ms.
+
+Jobs that never failed are omitted.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ _FAILURES = re.compile(r"job_(.+)_failures")
 
 @dataclass(frozen=True, slots=True)
 class JobFailures:
-    """One job's. `failing_since_ms` is None when it works again, `last_failure_ms` when nobody told."""
+    """The failures of one job. `failing_since_ms` is None if it works again, `last_failure_ms` if it is unknown."""
 
     name: str
     failures: int
@@ -28,7 +32,7 @@ class JobFailures:
 
 
 def failure_fields(jobs: Iterable[JobReport]) -> dict[str, str]:
-    """The fields of a server's answer."""
+    """Returns the fields for a server's response."""
     fields = {}
     for job in jobs:
         if job.failures:
@@ -41,7 +45,7 @@ def failure_fields(jobs: Iterable[JobReport]) -> dict[str, str]:
 
 
 def failed_jobs(fields: Mapping[str, str]) -> list[JobFailures]:
-    """What the fields say, by name; nonsense is left out."""
+    """Returns the failures in these fields, sorted by job name. Invalid fields are ignored."""
     found = []
     for key in sorted(fields):
         match = _FAILURES.fullmatch(key)

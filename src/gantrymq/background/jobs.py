@@ -1,4 +1,4 @@
-"""Jobs: all that runs in the background of one server, for those who ask how it fares."""
+"""Collects the reports of all background jobs of a server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gantrymq.background.report import JobReport
 
 
 class Jobs:
-    """The reports of a server's jobs. Adding may be done from any thread."""
+    """The reports of a server's jobs. Jobs may be added from any thread."""
 
     def __init__(self) -> None:
         self._reports: list[JobReport] = []
@@ -18,18 +18,18 @@ class Jobs:
     def repeating(
         self, name: str, work: Work, interval_s: float = inf, *, after_error_s: float = AFTER_ERROR_S
     ) -> Repeating:
-        """A `Repeating` that is known here."""
+        """Returns a new `Repeating`, whose report is added here."""
         job = Repeating(name, work, interval_s, after_error_s=after_error_s)
         self._reports.append(job.report)
         return job
 
     def forget(self, job: Repeating) -> None:
-        """What it was for is no more; it is stopped. Once more does no harm."""
+        """Removes the report of a job that is stopped for good. Further calls have no effect."""
         if job.report in self._reports:
             self._reports.remove(job.report)
 
     def report(self, name: str) -> JobReport:
-        """A report that a thread's rounds are counted in."""
+        """Returns a new report, which is added here, for the rounds of a thread."""
         report = JobReport(name)
         self._reports.append(report)
         return report
@@ -38,5 +38,5 @@ class Jobs:
         return iter(list(self._reports))
 
     def failing(self) -> list[JobReport]:
-        """Those whose last run failed."""
+        """Returns the reports of jobs whose last run failed."""
         return [report for report in self._reports if report.failing_since is not None]

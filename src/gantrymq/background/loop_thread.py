@@ -1,4 +1,4 @@
-"""LoopThread: an event loop in a thread of its own, for callers that have none."""
+"""Runs an event loop in its own thread, for callers without an event loop."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from gantrymq.system import threads
 
 log = peer_log(__name__)
 
-#: How long work that is cancelled at the end may take to end.
+#: Time for cancelled work to end when the loop stops, in seconds.
 CANCEL_TIMEOUT_S = 2.0
 
 T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs what `submit` is given; a context manager, whose end cancels what is under way.
+    """Runs coroutines that are passed to `submit`. As a context manager, cancels the running ones at the end.
 
-    SystemExit or KeyboardInterrupt, raised by anything in the loop, end it. All who wait get ThreadDied, `at_death` is
-    awaited, in which the owner closes what it has, and the thread ends.
+    If SystemExit or KeyboardInterrupt is raised in the loop, the thread ends. All pending futures then fail with
+    ThreadDied, and `at_death` is awaited, so that the owner can close its resources.
     """
 
     def __init__(self, name: str, at_death: Callable[[], Awaitable[object]] | None = None) -> None:
-        #: What the thread died of.
+        #: The exception that ended the thread.
         self.error: BaseException | None = None
         self._name = name
         self._at_death = at_death
         self._loop = new_event_loop()
         self._thread = SupervisedThread(name, self._run, self._died)
-        #: Of what was given to the loop and hasn't ended.
+        #: Futures of submitted work that has not ended.
         self._futures: dict[Future[Any], None] = {}
-        #: The loop runs no more: nobody is to wait for it.
+        #: True after the loop has stopped. New work is then rejected.
         self._is_over = False
         self._stopping: asyncio.Task[None] | None = None
-        #: Held while work is given to the loop, so that none comes after its death, and while it is closed.
+        #: Guards the submission of work against the end of the thread and the closing of the loop.
         self._lock = threads.Lock()
 
     def start(self) -> None:
@@ -54,11 +54,11 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """The caller runs in it."""
+        """True if the caller runs in this thread."""
         return self._thread.is_current
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Starts `work`; may be called from any thread. Raises ThreadDied; so does the future's result."""
+        """Starts `work` from any thread. Raises ThreadDied. If the thread dies later, the future fails with it, too."""
         future: Future[T] = Future()
         with self._lock:
             if self.error is not None:
@@ -72,9 +72,9 @@ class LoopThread:
         return future
 
     def stop(self) -> None:
-        """Cancels what is under way, ends the thread and closes the loop. Not to be called in the thread itself.
+        """Cancels running work, ends the thread and closes the loop. Must not be called in this thread.
 
-        Once more does no harm; whoever was interrupted here may call it again.
+        Further calls have no effect. After an interruption it can be called again.
         """
         with self._lock:
             if self.error is None and self._thread.is_alive:
@@ -96,7 +96,7 @@ class LoopThread:
         self._loop.run_forever()
         with self._lock:
             self._is_over = True
-        # What came after the stop: tasks that have not begun, or are not even made.
+        # Work that was submitted during the stop: tasks that have not begun or do not exist yet.
         self._loop.run_until_complete(_end_others())
         for future in list(self._futures):
             future.cancel()
@@ -109,7 +109,7 @@ class LoopThread:
         try:
             await _end_others()
         finally:
-            # Not at once: what has ended is told first to those who wait for it.
+            # One iteration later, so that results of ended work are delivered first.
             self._loop.call_soon(self._loop.stop)
 
     def _begin(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
@@ -129,7 +129,7 @@ class LoopThread:
             future.set_result(task.result())
 
     def _given_up(self, task: asyncio.Task[T], future: Future[T]) -> None:
-        """Whoever waited cancelled the future."""
+        """Cancels the task after its future was cancelled."""
         if future.cancelled() and not task.done():
             self._loop.call_soon_threadsafe(task.cancel)
 
@@ -156,7 +156,7 @@ class LoopThread:
 
 
 async def _end_others() -> None:
-    """Cancels what still runs: some thread may wait for it."""
+    """Cancels all other tasks, because other threads may wait for them."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

@@ -1,7 +1,6 @@
-"""Repeating: work that is done again and again on the event loop, whatever it raises.
+"""Runs a job repeatedly on the event loop, even if it raises.
 
-Alternatives that lost: a `call_later` at the end of each callback, which one exception ends for ever; a task with a
-loop and a sleep for each job, which costs a task where a timer does, and wakes up only when its sleep is over.
+Decision record: docs/decisions/background-jobs.md.
 """
 
 from __future__ import annotations
@@ -16,23 +15,24 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: Seconds until the next run; None for the job's interval.
+#: Seconds until the next run. None uses the job's interval.
 Pause = float | None
-#: A plain function, or one that returns an awaitable; what either returns says when it runs next.
+#: A plain function, or a function that returns an awaitable. Either result is the delay before the next run.
 Work = Callable[[], Pause | Awaitable[Pause]]
 
-#: After a failure a job whose interval is longer, or that only runs when it is woken, is tried again in this time, s.
+#: Delay before the next run after a failure, in seconds. A shorter interval takes precedence.
 AFTER_ERROR_S = 10.0
-#: Also when the run that failed was asked for again while it was under way: else such work fails without a pause.
+#: Shortest delay after a failure if `wake` was called during the run, in seconds. Without it, such a job could fail in
+#: a tight loop.
 LEAST_AFTER_ERROR_S = 0.1
 
 
 class Repeating:
-    """Runs `work` every `interval_s` from `start` to `stop`; the first time after one interval.
+    """Runs `work` every `interval_s` seconds between `start` and `stop`. The first run comes after one interval.
 
-    An interval of `math.inf` is for work that only `wake` brings about. An exception is counted and logged in `report`,
-    and `work` runs again after the shorter of `interval_s` and `after_error_s`. Runs never overlap. The loop is the one
-    that `start` or `wake` finds running.
+    With the interval `math.inf`, only `wake` starts a run. An exception is counted and logged in `report`. `work` then
+    runs again after the shorter of `interval_s` and `after_error_s`. Runs never overlap. `start` and `wake` must be
+    called in the event loop.
     """
 
     def __init__(self, name: str, work: Work, interval_s: float = inf, *, after_error_s: float = AFTER_ERROR_S) -> None:
@@ -41,20 +41,20 @@ class Repeating:
         self._interval_s = interval_s
         self._after_error_s = min(after_error_s, interval_s)
         self._timer: asyncio.Handle | None = None
-        #: When it is to run, loop time; uvloop's handles don't tell.
+        #: Time of the next run, in loop time. Kept here because uvloop's handles do not have it.
         self._due = inf
         self._task: asyncio.Future[Pause] | None = None
-        #: `cancel` has ended the task, which takes its time.
+        #: True after `cancel`, until the cancelled task ends.
         self._is_ending = False
         self._began = 0.0
-        #: When a run that is under way is to be followed by another, if somebody asked for it meanwhile.
+        #: Time of the run after the current one, if `wake` was called meanwhile.
         self._wake_at = inf
         self._started = False
 
     def start(self, after_s: float | None = None) -> None:
-        """Begins; the first run comes after `after_s` instead of an interval. Once more does no harm.
+        """Starts the job. The first run comes after `after_s` instead of an interval. Further calls have no effect.
 
-        A run that was cancelled and has not ended yet is waited for.
+        If a cancelled run has not ended yet, the first run comes after it.
         """
         if self._started:
             return
@@ -66,7 +66,7 @@ class Repeating:
             self._wake_at = asyncio.get_running_loop().time() + seconds
 
     def wake(self, after_s: float = 0.0) -> None:
-        """Runs after `after_s` at the latest; if a run is under way, once more then. Nothing when stopped."""
+        """Runs within `after_s` seconds. During a run, schedules one more after it. Has no effect on a stopped job."""
         if not self._started:
             return
         at = asyncio.get_running_loop().time() + after_s
@@ -76,7 +76,7 @@ class Repeating:
             self._run_in(after_s)
 
     def cancel(self) -> None:
-        """No more runs; one that is under way in a task is cancelled."""
+        """Stops the job. Cancels a current run that is a task."""
         self._started = False
         self.report.ended()
         if self._timer is not None:
@@ -88,7 +88,7 @@ class Repeating:
             self._task.cancel()
 
     async def stop(self) -> None:
-        """`cancel`, and waits until a run that is under way has ended."""
+        """Stops the job and waits until a current run has ended."""
         self.cancel()
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -145,9 +145,9 @@ class Repeating:
         self._again(self._after_error_s, min(self._after_error_s, LEAST_AFTER_ERROR_S))
 
     def _again(self, seconds: float, least: float = 0.0) -> None:
-        """Runs in so many seconds, or earlier if that was asked for meanwhile, but not in less than `least`."""
+        """Schedules the next run after `seconds`. An earlier `wake` takes precedence, but no earlier than `least`."""
         if self._started:
-            # Plain work may have called `wake` itself, which set a timer.
+            # A plain function may have called `wake` itself, which has set a timer.
             asked = min(self._wake_at, self._due)
             if asked != inf:
                 seconds = min(seconds, max(asked - asyncio.get_running_loop().time(), least))

@@ -1,4 +1,4 @@
-"""JobReport: how a job in the background fares, and the log of its failures."""
+"""Counts and logs the runs and failures of a background job."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 from gantrymq.errors import GantryError
 from gantrymq.system.clock import now_ms
 
-#: A job that goes on failing is logged once in so many seconds, in one line.
+#: Interval between log lines about a job that fails repeatedly, in seconds.
 LOG_INTERVAL_S = 60.0
 
 
 @dataclass(slots=True)
 class JobReport:
-    """A job's runs and failures since the start. Times in seconds are those of a monotonic clock."""
+    """The runs and failures of a job after the start. Times in seconds are those of a monotonic clock."""
 
     name: str
     runs: int = 0
     failures: int = 0
     last_duration_s: float = 0.0
-    #: When the first of the failures without a success between them came; None while all is well.
+    #: Time of the first failure without a success after it. None if the last run succeeded.
     failing_since: float | None = None
-    #: The same by the wall clock, ms; 0 while all is well.
+    #: The same as wall-clock time, in milliseconds. 0 if the last run succeeded.
     failing_since_ms: int = 0
-    #: The last failure and when it was, by the wall clock, ms; 0: never.
+    #: The last error, and its wall-clock time in milliseconds. 0 if no run has failed.
     last_error: str = ""
     last_failure_ms: int = 0
     _failures_in_row: int = 0
     _logged_at: float = 0.0
 
     def succeeded(self, duration_s: float, log: logging.Logger) -> None:
-        """Counts a run."""
+        """Counts a successful run."""
         self.runs += 1
         self.last_duration_s = duration_s
         if self.failing_since is not None:
@@ -41,7 +41,7 @@ class JobReport:
             self._failures_in_row = 0
 
     def ended(self) -> None:
-        """Nobody wants it to run any more: that it failed is no trouble now."""
+        """Clears the failing state of a stopped job, so that it does not count as a problem."""
         self.failing_since = None
         self.failing_since_ms = self._failures_in_row = 0
 
@@ -54,7 +54,7 @@ class JobReport:
         *,
         level: int = logging.ERROR,
     ) -> None:
-        """Counts a run that raised. The first of a row is logged, with its traceback, the others now and then."""
+        """Counts a failed run. Logs the first failure with its traceback, and further ones every LOG_INTERVAL_S."""
         self.runs += 1
         self.failures += 1
         self._failures_in_row += 1
@@ -64,7 +64,7 @@ class JobReport:
         if self.failing_since is None:
             self.failing_since = self._logged_at = now
             self.failing_since_ms = self.last_failure_ms
-            # An error of our own says all that there is to know without one.
+            # The message of a GantryError is sufficient without a traceback.
             trace = None if isinstance(error, GantryError) else error
             log.log(level, "%s failed and will be tried again: %s", self.name, self.last_error, exc_info=trace)
         elif now - self._logged_at >= LOG_INTERVAL_S:

@@ -1,4 +1,4 @@
-"""What several wait for: one task for all of them, and for each an exception of its own."""
+"""Shares the result of one task among several callers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ E = TypeVar("E", bound=BaseException)
 
 
 def own_copy(error: E) -> E:
-    """`error` for one of several who raise it: raised again and again, one object gathers tracebacks and notes.
+    """Returns a copy of `error` for one of several callers.
 
-    Not by copy.copy, which calls the class with `args`: the message alone, where a class takes more than that.
+    If all callers raised the same object, it would collect the tracebacks and notes of all. `copy.copy` is not usable:
+    it calls the class with `args`, which lacks further constructor arguments.
     """
     try:
         copied = type(error).__new__(type(error), *error.args)
@@ -26,9 +27,9 @@ def own_copy(error: E) -> E:
 
 
 async def result_of(task: asyncio.Future[T]) -> T:
-    """The result of a task that others wait for, too: a caller that is cancelled doesn't end it.
+    """Returns the result of a shared task. If a caller is cancelled, the task continues for the others.
 
-    Raises a copy of what the task raised; CancelledError if the task itself was cancelled.
+    Raises a copy of the task's exception. Raises CancelledError if the task itself was cancelled.
     """
     if not task.done():
         await asyncio.wait([task])

@@ -1,4 +1,4 @@
-"""Tasks: work that is done once, beside requests; what is repeated is a `Repeating`."""
+"""Runs work once, beside requests. For repeated work see `Repeating`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ log = peer_log(__name__)
 
 
 class Tasks:
-    """Tasks of one owner: kept while they run, their exceptions logged, ended when the owner ends.
+    """The tasks of one owner: references are kept while they run, exceptions are logged, `stop` cancels them.
 
-    The event loop itself has weak references only: a task that nobody holds may be collected in the middle of its work.
-    A TaskGroup won't do: a task that fails would end all others.
+    The event loop has only weak references, so a task without another reference can be garbage-collected while it runs.
+    A TaskGroup is no alternative: a failed task would cancel all others.
     """
 
     def __init__(self, name: str) -> None:
-        """`name` says in the log what the tasks are for."""
+        """Names the purpose of the tasks in the log."""
         self._name = name
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._stopped = False
@@ -28,7 +28,7 @@ class Tasks:
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begins `work` in the running loop; after `stop` it is thrown away."""
+        """Starts `work` in the running loop. After `stop`, `work` is discarded."""
         if self._stopped:
             work.close()
             return
@@ -37,12 +37,12 @@ class Tasks:
         task.add_done_callback(self._done)
 
     async def wait(self) -> None:
-        """Returns when nothing runs any more, what is begun meanwhile among it."""
+        """Waits until no task is running, including tasks that start meanwhile."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def stop(self) -> None:
-        """Cancels what runs and waits until it has ended; nothing begins any more."""
+        """Cancels all tasks and waits until they have ended. No task can start afterwards."""
         self._stopped = True
         for task in self._tasks:
             task.cancel()

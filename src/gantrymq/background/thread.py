@@ -1,4 +1,4 @@
-"""SupervisedThread: a thread whose death is told to what it serves."""
+"""A thread that notifies its owner if it dies."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from gantrymq.system import threads
 
 log = peer_log(__name__)
 
-#: How long a thread whose start was interrupted may take to begin.
+#: Time for a thread to begin after its `start` was interrupted, in seconds.
 BEGIN_S = 1.0
 
 
 class SupervisedThread:
-    """Runs `target` in a daemon thread from `start` on.
+    """Runs `target` in a daemon thread after `start`.
 
-    When `target` raises, `died(error)` is called in the same thread, which makes whatever counts on the thread fail, so
-    that nobody waits for it; then it is logged.
+    If `target` raises, `died(error)` is called in the same thread. It must fail all operations that wait for the
+    thread, so that no caller waits forever. After that the error is logged.
     """
 
     def __init__(self, name: str, target: Callable[[], None], died: Callable[[BaseException], None]) -> None:
@@ -25,7 +25,7 @@ class SupervisedThread:
         self._died = died
         self._thread = threads.Thread(target=self._run, name=name, daemon=True)
         self._is_started = False
-        # Not the thread's own word: one whose start or join was interrupted by Ctrl-C says that it doesn't live.
+        # Thread.is_alive is not reliable: it returns false if Ctrl-C interrupted `start` or `join`.
         self._begun = threads.Event()
         self._ended = threads.Event()
 
@@ -34,7 +34,7 @@ class SupervisedThread:
         self._thread.start()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Waits until it has ended; whether it has. A thread that was never started has."""
+        """Waits until the thread has ended. Returns true if it has, or if it was never started."""
         if not self._is_started or not self._begun.wait(BEGIN_S):
             return True
         if not self._ended.wait(timeout_s):
@@ -48,7 +48,7 @@ class SupervisedThread:
 
     @property
     def is_current(self) -> bool:
-        """The caller runs in it."""
+        """True if the caller runs in this thread."""
         return threads.current_thread() is self._thread
 
     def _run(self) -> None:
@@ -57,7 +57,7 @@ class SupervisedThread:
             self._target()
         except BaseException as e:
             try:
-                # First of all: until then somebody counts on it.
+                # Before the log line, because callers may already be waiting.
                 self._died(e)
             finally:
                 log.critical("the thread %s died", self._thread.name, exc_info=e)

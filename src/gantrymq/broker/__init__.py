@@ -1,8 +1,13 @@
-"""The broker: takes messages from producers, keeps them in the store, hands them to consumers.
+"""The broker: stores messages from producers and delivers them to consumers.
 
-`broker` wires the parts and lives; `send`, `pull` and `long_polling` are the hot path; `topics`, `subscription_groups`,
-`consumer_groups` and `consumer_offsets` are the tables; `registration` tells the NameServers. `pop/`, `timer/` and
-`transaction/` are what their names say, `admin/` answers administrators. Each module that answers requests has a
-`handlers()` table by request code. Files and records are `store`'s and `protocol`'s business.
-Open `broker.py` first.
+Read `broker.py` first: it starts and stops a broker. `features.py` builds the features. Each `Feature` has a table of
+request handlers by request code.
+
+- `send`, `pull` and `pop` handle the requests of clients. `append` writes messages to the store.
+- `delay` and `transaction` have the messages that are delivered later.
+- `tables` has the topics, groups and offsets, `consumers` the requests of consumer groups.
+- `replication`, `slave`, `acting` and `controller` have the replicas and the changes of role.
+- `admin` handles the requests of administrators. `registration` registers the broker with the NameServers.
+
+File and record formats are in `gantrymq.store` and `gantrymq.protocol`.
 """

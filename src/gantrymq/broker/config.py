@@ -1,4 +1,4 @@
-"""The broker's configuration, under Java's key names (`BrokerConfig`, `NettyServerConfig`)."""
+"""The configuration of a broker, with Java's keys (`BrokerConfig`, `NettyServerConfig`)."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from gantrymq.auth.address_pattern import parse_pattern
 from gantrymq.auth.config import AuthConfig
 from gantrymq.config import DAY_MS, MAX_INT, bounded, check_bounds
 from gantrymq.errors import ConfigError
+from gantrymq.limits import WAITING_POPS
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
 from gantrymq.system import network
 
-#: Labels of up to 63 letters, digits and hyphens (RFC 1123); numbers alone are an address, or none.
+#: Labels of up to 63 letters, digits and hyphens (RFC 1123). Digits and dots alone are no host name.
 _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 )
 _NUMBERS = re.compile(r"[0-9.]+")
-#: A topic with more queues on one broker than this is a mistake: BenchmarkTest, the largest of Java's own, has 1,024.
+#: Limit against mistakes: queues of a topic on one broker. Java's largest topic, BenchmarkTest, has 1,024.
 MAX_QUEUE_NUMS = 65_536
-#: BrokerStartup sets this one; BrokerConfig's own default isn't used.
+#: The default of Java's `BrokerStartup`, which replaces that of its `BrokerConfig`.
 DEFAULT_PORT = 10911
 
 
 class BrokerRole(Enum):
-    """What a broker is to those of the same name (`store/config/BrokerRole`)."""
+    """The role of a broker among the brokers with the same name (`store/config/BrokerRole`)."""
 
     ASYNC_MASTER = "ASYNC_MASTER"
-    #: Sends wait until inSyncReplicas brokers have the message.
+    #: Responses to sends wait until `inSyncReplicas` brokers have the message.
     SYNC_MASTER = "SYNC_MASTER"
     SLAVE = "SLAVE"
 
@@ -44,111 +45,156 @@ def _default_store() -> StoreConfig:
 
 @dataclass
 class BrokerConfig(TlsConfig):
-    """One broker. `namesrv_addr` are host:port of every NameServer; `listen_port` 0 takes any free port.
+    """The configuration of one broker.
 
-    `broker_ip1` is the address that clients are told; it must be one that they reach. `broker_config_path` is the file
-    that the configuration came from: what is changed from outside is written to it.
+    Attributes:
+        broker_ip1: The address that clients and other brokers get. They must be able to reach it.
+        broker_ip2: The address that slaves get for replication. None uses `broker_ip1`.
+        listen_port: 0 selects any free port.
+        namesrv_addr: host:port of every NameServer.
+        broker_config_path: The file of this configuration. Changes by administrators are written to it.
     """
 
     broker_name: str = field(default_factory=network.host_name)
     broker_cluster_name: str = "DefaultCluster"
-    #: 0 is the master, others are slaves; in controller mode the controller gives it.
+    #: 0 is the master, larger ones are slaves. In controller mode, the controller assigns it.
     broker_id: int = bounded(0, -1, MAX_INT)
     broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
     broker_ip1: str = field(default="127.0.0.1", metadata={"key": "brokerIP1"})
+    broker_ip2: str | None = field(default=None, metadata={"key": "brokerIP2"})
     bind_address: str = "0.0.0.0"
     listen_port: int = bounded(DEFAULT_PORT, 0, 65535)
-    #: Listens on listenPort - 2, too: the "VIP channel", which Java's clients before 4.5.1 send to.
+    #: Also listens on `listenPort` - 2, the "VIP channel" of Java clients before 4.5.1.
     fast_listen_enable: bool = False
     namesrv_addr: list[str] = field(default_factory=list)
+    #: Resolves the host names in `namesrv_addr` again after each `update_name_server_addr_period`, in ms.
+    fetch_name_srv_addr_by_dns_lookup: bool = False
+    update_name_server_addr_period: int = bounded(120_000, 10, DAY_MS)
+    #: Without `namesrv_addr`, reads the NameServers from http://DOMAIN:8080/rocketmq/SUBGROUP, again after each
+    #: `fetch_namesrv_addr_interval`, in ms.
+    fetch_namesrv_addr_by_address_server: bool = False
+    fetch_namesrv_addr_interval: int = bounded(10_000, 10, DAY_MS)
+    rmq_address_server_domain: str = "jmenv.tbsite.net"
+    rmq_address_server_sub_group: str = "nsaddr"
     broker_permission: int = bounded(PERM_READ | PERM_WRITE, 0, 7)
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
+    #: Creates the groups CID_RMQ_SYS_* on first use, even if `auto_create_subscription_group` is false.
+    enable_create_sys_group: bool = True
     default_topic_queue_nums: int = bounded(8, 1, MAX_QUEUE_NUMS)
     cluster_topic_enable: bool = True
     broker_topic_enable: bool = True
     trace_topic_enable: bool = False
     msg_trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"
-    #: What answers to sends tell clients that write traces (`regionId`, `traceOn`).
+    #: Region in responses to sends, for clients that write traces.
     region_id: str = "DefaultRegion"
+    #: Whether clients with traces write them for messages of this broker.
     trace_on: bool = True
     long_polling_enable: bool = True
-    #: SQL92 subscriptions; Java's default is false.
+    #: Allows SQL92 subscriptions. Java's default is false.
     enable_property_filter: bool = True
-    #: Filters what is consumed again by what the group says of the topic that it came from.
+    #: Filters redelivered messages by the group's subscription to their original topic.
     filter_support_retry: bool = False
-    #: Clients are told from which broker of the set to pull, and a slave answers them.
+    #: Slaves serve pulls, and responses suggest the broker for the next pull.
     slave_read_enable: bool = False
+    #: Rejects pull consumers, which choose their queues themselves.
+    reject_pull_consumer_enable: bool = False
+    #: Disables groups with a lag of more than `consumer_fallbehind_threshold` bytes of the log.
+    disable_consume_if_consumer_read_slowly: bool = False
+    consumer_fallbehind_threshold: int = bounded(16 * 1024**3, 0, 1 << 62)
     store_reply_message_enable: bool = True
-    #: So many sends may wait for the disk with SYNC_FLUSH; further ones are answered SYSTEM_BUSY.
+    #: Maximum number of responses to sends that wait for the disk or for slaves. Further sends get SYSTEM_BUSY.
     send_thread_pool_queue_capacity: int = bounded(10_000, 1, 1_000_000)
-    #: Pops that wait for one queue or topic of a group, and in all.
+    #: Maximum number of pops that wait for one queue or topic of a group.
     pop_polling_size: int = bounded(1024, 0, 1_000_000)
-    max_pop_polling_size: int = bounded(100_000, 0, 1_000_000)
-    #: What was popped is in memory alone for so many ms, but not in the last ms before it comes back; so many pops.
+    #: Maximum number of pops that wait in total.
+    max_pop_polling_size: int = bounded(WAITING_POPS, 0, 1_000_000)
+    #: Longest time for which a pop checkpoint is only in memory, in ms.
     pop_ck_stay_buffer_time: int = bounded(10_000, 0, DAY_MS)
+    #: A checkpoint is written to the log at the latest this long before its redelivery, in ms.
     pop_ck_stay_buffer_time_out: int = bounded(3_000, 2_000, DAY_MS)
+    #: Maximum number of checkpoints in memory.
     pop_ck_max_buffer_size: int = bounded(200_000, 0, 10_000_000)
     init_pop_offset_by_check_msg_in_mem: bool = True
     enable_retry_topic_v2: bool = False
     retrieve_message_from_pop_retry_topic_v1: bool = True
-    #: In percent of pops what comes back is looked at first.
+    #: Percentage of pops that read the retry topics first.
     pop_from_retry_probability: int = bounded(20, 0, 100)
     server_load_balancer_enable: bool = True
     default_message_request_mode: str = "PULL"
     default_pop_share_queue_num: int = bounded(-1, -1, MAX_QUEUE_NUMS)
     register_name_server_period: int = bounded(30_000, 1, MAX_INT)
-    #: All topics are always registered in parts, of so many topics; else only where one registration is too large.
+    #: Always registers topics in parts. If false, only when a NameServer can't accept them in one registration.
     enable_split_registration: bool = False
+    #: Number of topics in each part.
     split_registration_size: int = bounded(800, 2, MAX_INT)
     register_broker_timeout_mills: int = bounded(24_000, 100, DAY_MS)
     flush_consumer_offset_interval: int = bounded(5_000, 10, DAY_MS)
     channel_expired_timeout: int = bounded(120_000, 1_000, DAY_MS)
     reject_transaction_message: bool = False
-    #: ms from a half message's birth to the first question about it, and between two rounds of questions.
+    #: Age of a half message at its first transaction check, in ms.
     transaction_time_out: int = bounded(6_000, 0, MAX_INT)
+    #: Interval of transaction checks, in ms.
     transaction_check_interval: int = bounded(30_000, 10, DAY_MS)
+    #: Maximum number of checks of a half message.
     transaction_check_max: int = bounded(15, 0, MAX_INT)
-    #: ms that a half message waits at all, also when its producers are away.
+    #: Longest wait of a half message, in ms, even if no producer of its group is connected.
     transaction_timeout_max: int = bounded(259_200_000, 1_000, MAX_INT)
-    #: Op messages are written when they have so many bytes, or after so many ms.
+    #: The broker writes an op message when it has more than this many bytes.
     transaction_op_msg_max_size: int = bounded(4096, 1, 1024 * 1024)
+    #: It writes a smaller op message after this time, in ms.
     transaction_op_batch_interval: int = bounded(3_000, 0, DAY_MS)
-    #: So long, in ms, it is known up to which row an idempotent writer has written, and of so many at most.
+    #: Time for which the broker keeps the last row of an idempotent writer, in ms.
     idempotent_writer_keep_time: int = bounded(DAY_MS, 1_000, MAX_INT)
+    #: Maximum number of these rows, one for each writer and queue.
     idempotent_writer_max_num: int = bounded(100_000, 1, 10_000_000)
-    #: Delayed messages may be taken back (RECALL_MESSAGE).
+    #: Allows the recall of timer messages (RECALL_MESSAGE).
     recall_message_enable: bool = False
-    #: A slave stands in for a master that is gone; what it delivers goes to brokers of other names.
+    #: A slave becomes acting master while its master is down.
     enable_slave_acting_master: bool = False
+    #: An acting master delivers the waiting messages of its master. Brokers with other names store them.
     enable_remote_escape: bool = False
-    #: ms between two questions who is there, and after which NameServers take a silent broker for dead.
+    #: Interval at which a broker requests the live brokers of its name, in ms.
     sync_broker_member_group_period: int = bounded(1_000, 10, DAY_MS)
+    #: NameServers remove a broker after this time without a heartbeat, in ms.
     broker_not_active_timeout_millis: int = bounded(10_000, 50, DAY_MS)
-    #: A controller says who is master; brokerRole and brokerId are what it says.
+    #: A controller elects the master, and sets `brokerRole` and `brokerId`.
     enable_controller_mode: bool = False
     controller_addr: list[str] = field(default_factory=list)
-    #: ms between two questions who is master, which controller leads, and whether all in sync still are.
+    #: Interval at which a broker requests the current master from the controller, in ms.
     sync_broker_metadata_period: int = bounded(5_000, 10, DAY_MS)
+    #: Interval at which it requests the leader of the controllers, in ms.
     sync_controller_metadata_period: int = bounded(10_000, 10, DAY_MS)
+    #: Interval at which a master checks the in-sync set, in ms.
     check_sync_state_set_period: int = bounded(5_000, 10, DAY_MS)
-    #: ms between two signs of life to controllers, for an answer, and after which without one the broker is dead.
+    #: Interval of heartbeats to the controllers, in ms.
     broker_heartbeat_interval: int = bounded(1_000, 10, DAY_MS)
+    #: Timeout of a heartbeat, in ms.
     send_heartbeat_timeout_millis: int = bounded(1_000, 10, DAY_MS)
+    #: A controller considers a broker dead after this time without a heartbeat, in ms.
     controller_heart_beat_timeout_mills: int = bounded(10_000, 50, DAY_MS)
-    #: Of brokers whose logs are equally long the one with the lowest is elected.
+    #: If several brokers have equally long logs, the one with the lowest value is elected.
     broker_election_priority: int = bounded(MAX_INT, 0, MAX_INT)
     broker_config_path: Path | None = None
-    #: Where Prometheus asks, http://bindAddress:metricsPort/metrics; 0: nowhere.
+    #: Port of the metrics for Prometheus, http://bindAddress:metricsPort/metrics. 0 turns them off.
     metrics_port: int = bounded(0, 0, 65535)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig, metadata={"key": None})
     store: StoreConfig = field(default_factory=_default_store, metadata={"key": None})
     auth: AuthConfig = field(default_factory=AuthConfig, metadata={"key": None})
 
-    def resolved_ip(self) -> str:
-        """The address of `broker_ip1`, which is in each message that is stored; IPv4 if it has one, as in Java.
+    def set_role(self, role: BrokerRole, broker_id: int) -> None:
+        """Sets the role and the id that a controller has assigned."""
+        self.broker_role, self.broker_id = role, broker_id
 
-        Asks the resolver for a name's. Raises ConfigError.
+    @property
+    def ha_ip(self) -> str:
+        """The address that slaves connect to."""
+        return self.broker_ip1 if self.broker_ip2 is None else self.broker_ip2
+
+    def resolved_ip(self) -> str:
+        """Returns the IP address of `broker_ip1`, which each stored message contains.
+
+        Resolves a host name, to an IPv4 address if it has one, as in Java. Raises ConfigError.
         """
         try:
             return str(ipaddress.ip_address(self.broker_ip1))
@@ -160,6 +206,7 @@ class BrokerConfig(TlsConfig):
             raise ConfigError(f"brokerIP1={self.broker_ip1}: can't be resolved: {e.strerror or e}") from e
 
     def __post_init__(self) -> None:
+        self._name_servers: list[str] | None = None
         check_bounds(self)
         if self.enable_controller_mode:
             if self.enable_slave_acting_master:
@@ -167,16 +214,17 @@ class BrokerConfig(TlsConfig):
             if not self.controller_addr:
                 raise ConfigError("enableControllerMode=true: controllerAddr must name the controllers")
         elif self.broker_id < 0 or (self.broker_role is BrokerRole.SLAVE) != (self.broker_id > 0):
-            # Java's BrokerStartup gives a master the id 0, whatever the file says: two masters of one name.
+            # Java's `BrokerStartup` sets a master's id to 0, whatever the file says. That can make two masters.
             raise ConfigError(
                 f"brokerId={self.broker_id}, brokerRole={self.broker_role.value}: a master has brokerId=0, "
                 "a slave (brokerRole=SLAVE) one from 1 on"
             )
-        try:
-            ipaddress.ip_address(self.broker_ip1)
-        except ValueError:
-            if not _HOST_NAME.fullmatch(self.broker_ip1) or _NUMBERS.fullmatch(self.broker_ip1):
-                raise ConfigError(f"brokerIP1={self.broker_ip1[:200]}: must be an IP address or a host name") from None
+        for key, address in (("brokerIP1", self.broker_ip1), ("brokerIP2", self.ha_ip)):
+            try:
+                ipaddress.ip_address(address)
+            except ValueError:
+                if not _HOST_NAME.fullmatch(address) or _NUMBERS.fullmatch(address):
+                    raise ConfigError(f"{key}={address[:200]}: must be an IP address or a host name") from None
         for pattern in self.replication.ha_allowed_addresses:
             try:
                 parse_pattern(pattern)
@@ -184,5 +232,20 @@ class BrokerConfig(TlsConfig):
                 raise ConfigError(f"haAllowedAddresses: {e}") from e
         if self.default_message_request_mode not in ("PULL", "POP"):
             raise ConfigError(f"defaultMessageRequestMode={self.default_message_request_mode}: PULL or POP")
-        # BrokerController.start: registration at most every 10 s, at least every 60 s.
+        # `BrokerController.start`: the period is between 10 s and 60 s.
         self.register_name_server_period = max(10_000, min(self.register_name_server_period, 60_000))
+
+    @property
+    def name_servers(self) -> list[str]:
+        """HOST:PORT of every NameServer: those of the last lookup, otherwise `namesrv_addr`.
+
+        With DNS, there are none until the first lookup succeeds. If the broker used the host names until then, it would
+        unregister from them afterwards, and so from the NameServers at their addresses.
+        """
+        if self._name_servers is not None:
+            return self._name_servers
+        return [] if self.fetch_name_srv_addr_by_dns_lookup else self.namesrv_addr
+
+    def set_name_servers(self, addresses: list[str]) -> None:
+        """Sets the NameServers that a lookup has found."""
+        self._name_servers = addresses

@@ -1,28 +1,29 @@
-"""Has the store build its key index in the pauses between messages.
+"""IndexBuilder: builds the store's key index in the background (`IndexService`).
 
-Java indexes each message as it comes; here a send doesn't pay for it. A broker under load builds nothing until the
-index is far behind, and then in small slices; an idle one catches up. A look-up by key first has the newest messages
-indexed.
+Java indexes each message when it arrives. Here, sends do not wait for the index:
+- An idle broker indexes all messages.
+- Under load, it indexes nothing until the index lags behind by more than _FAR_BEHIND, and then works in short slices.
+- A query by key indexes the newest messages first.
 """
 
 from __future__ import annotations
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.part import Part
+from gantrymq.broker.feature import Feature
 from gantrymq.store.message_store import MessageStore
 
-#: How often it is looked whether messages come, s.
+#: Interval of the check for new messages, in seconds.
 _LOOK_S = 0.1
-#: And so often when none come, and all that there are is in the index, s.
+#: The same interval while no messages arrive and all are indexed, in seconds.
 _IDLE_S = 1.0
-#: One slice of work, s: so long nobody else is served.
+#: Length of one slice of work, in seconds. It blocks the event loop.
 _SLICE_S = 0.005
-#: Behind by more than this many bytes, slices are worked off under load too.
+#: Lag of the index from which it is also built under load, in bytes.
 _FAR_BEHIND = 256 * 1024 * 1024
 
 
-class IndexBuilder(Part):
-    """Works from `start` to `stop`."""
+class IndexBuilder(Feature):
+    """Builds the key index of one store, from `start` to `stop`."""
 
     def __init__(self, store: MessageStore, jobs: Jobs) -> None:
         self._store = store
@@ -36,12 +37,13 @@ class IndexBuilder(Part):
         self._building.cancel()
 
     def _build(self) -> float:
+        """Builds a part of the index if there is time for it. Returns the seconds to the next run."""
         keys, position = self._store.keys, self._store.max_physical_offset
         is_idle = position == self._position
         self._position = position
         if keys.index_behind_bytes and (is_idle or keys.index_behind_bytes > _FAR_BEHIND):
             is_done = keys.build_index(_SLICE_S)
             if not is_done and is_idle:
-                # As much again for whoever wants to be served between two slices.
+                # A pause of the same length for requests.
                 return _SLICE_S
         return _LOOK_S if keys.index_behind_bytes or not is_idle else _IDLE_S

@@ -1,4 +1,7 @@
-"""Waiting for the disk: what says that something was done mustn't be there before what was done."""
+"""Waits until the commit log is on disk.
+
+Files that record progress, such as checkpoints, must not be written before the records that they count.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from gantrymq.store.message_store import MessageStore
 
 
 async def log_flushed(store: MessageStore) -> None:
-    """Returns when all that the log has now is on the disk. Raises StoreError when it can't be brought there."""
+    """Returns after all current records of the log are on disk. Raises StoreError if they can't be flushed."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

@@ -1,7 +1,6 @@
-"""Reads a queue that the broker itself works off, record by record and past what is damaged.
+"""QueueReader: reads a queue that the broker itself consumes, and skips damaged records.
 
-A consumer that can't read a message says so or skips it. Here nobody would: one bad record would keep all behind it
-waiting. So it is passed, counted, and named in the log.
+One damaged record would otherwise block all records after it. The reader counts and logs each skipped record.
 """
 
 from __future__ import annotations
@@ -18,19 +17,24 @@ log = peer_log(__name__)
 
 
 class QueueReader:
-    """Reads for one part of the broker, `what` it reads: for the log. `skipped` counts the damaged records."""
+    """Reads the queues of one part of the broker.
+
+    Attributes:
+        skipped: Number of damaged records.
+    """
 
     def __init__(self, store: MessageStore, what: str) -> None:
+        """Creates the reader. `what` describes the messages in log lines."""
         self.skipped = 0
         self._store = store
         self._what = what
 
     def records(self, queue: ConsumeQueue, offset: int, limit: int) -> Iterator[tuple[int, Record | None]]:
-        """(queue offset to go on at, record) of at most `limit` messages from a queue offset on, each when asked for.
+        """Yields at most `limit` messages from a queue offset on, as pairs of the next queue offset and the record.
 
-        The record is None where there is nothing to be read. An offset outside of the queue is corrected first: the
-        queue may have lost its end to a power failure, and its begin to old age. Raises StoreError when the store can't
-        be read at all.
+        The record is None for an entry that is damaged or contains no message. An offset outside of the queue is
+        corrected first: the queue may have lost its end in a power failure, and its start may have expired. Raises
+        StoreError if the store can't be read at all.
         """
         if not queue.min_offset <= offset <= queue.max_offset:
             offset = max(min(offset, queue.max_offset), queue.min_offset)
@@ -49,7 +53,7 @@ class QueueReader:
             yield offset, record
 
     def skip(self, queue: ConsumeQueue, offset: int, physical_offset: int, why: object) -> None:
-        """Counts a message that is of no use, and says where it is."""
+        """Counts a message that can't be used, and logs its position."""
         self.skipped += 1
         log.error(
             "%s: message %d of %s-%d, at %d in the commit log, is skipped: %s",

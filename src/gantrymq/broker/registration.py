@@ -1,29 +1,33 @@
-"""Tells every NameServer of this broker and its topics (`BrokerController.registerBrokerAll`, `BrokerOuterAPI`)."""
+"""Registration of the broker and its topics with every NameServer.
+
+Source: BrokerController.registerBrokerAll, BrokerOuterAPI.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from math import inf
 
-from gantrymq.background.jobs import Jobs
+import msgspec
+
 from gantrymq.background.repeating import Repeating
 from gantrymq.background.tasks import Tasks
-from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.part import Part
-from gantrymq.broker.registration_parts import body_of, parts_of
-from gantrymq.broker.replication.replicating import Replicating
-from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
+from gantrymq.broker.replication import Replication
+from gantrymq.broker.tables import gently
 from gantrymq.errors import BrokerError, GantryError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import MASTER_ID, KVTable
-from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, DataVersion, TopicConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers.namesrv import (
     BrokerRequestHeader,
     RegisterBrokerRequestHeader,
@@ -34,57 +38,74 @@ from gantrymq.remoting.tls import client_context
 
 log = peer_log(__name__)
 
-#: How long a stopping broker waits for a NameServer to take its goodbye, in ms.
+#: Timeout of an unregistration when the broker stops, in ms.
 _UNREGISTER_TIMEOUT_MS = 1000
-#: A NameServer that didn't answer is tried again after this many seconds, the double, ... up to the period.
+#: Pause before the first retry after a failed registration, in seconds. It doubles up to the period.
 _FIRST_RETRY_S = 0.5
-#: So long a broker's start waits for the NameServers; one that hangs would keep it for registerBrokerTimeoutMills, s.
+#: Pause before a new registration after the connection to a NameServer is lost, in seconds. It doubles up to the
+#: period if the next connection is lost as well.
+_CONNECTION_LOST_PAUSE_S = 0.1
+#: Longest wait of a starting broker for the NameServers, in seconds. `registerBrokerTimeoutMills` would be too long.
 _START_WAIT_S = 1.0
-#: More topics than these are encoded in a thread.
+#: A larger number of topics is encoded in a thread.
 _FEW_TOPICS = 100
+
+#: Size limit of a body with several topics, in bytes: half of a frame.
+MOST_BYTES = 8 * 1024 * 1024
+#: Number of topics that one call encodes, in 0.1 ms.
+_AT_ONCE = 100
 
 
 @dataclass(slots=True)
 class _NameServer:
-    """A NameServer, and what it is still to be told."""
+    """A NameServer, and the changes that are not registered with it yet."""
 
     address: str
+    #: The topics that have changed.
     topics: set[str] = field(default_factory=set)
+    #: All topics must be registered.
     everything: bool = True
-    #: It has refused a registration: the next is made in parts.
+    #: The last registration succeeded, and its connection is open.
+    is_registered: bool = False
+    #: It has rejected a registration, so the next one is split into parts.
     is_split: bool = False
-    #: The pause after the last failure.
+    #: The pause after the last failure, in seconds.
     pause_s: float = 0.0
-    #: It has answered once, or failed to.
+    #: The pause after the last lost connection. It is 0 if the connection lasted until the following registration.
+    lost_pause_s: float = 0.0
+    #: The first registration has succeeded or failed.
     tried: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Registration(Part):
-    """Registers with each NameServer apart, so that one that is down holds up no other."""
+class Registration(Feature):
+    """Registers with each NameServer in a job of its own, so that one that is down does not delay the others."""
 
-    def __init__(
-        self, config: BrokerConfig, address: str, topics: BrokerTopics, replicating: Replicating, jobs: Jobs
-    ) -> None:
-        self._config = config
-        self._address = address
-        self._topics = topics
-        self._replicating = replicating
-        self._all_jobs = jobs
-        self._remoting = RemotingClient(ssl_context=client_context(config))
+    def __init__(self, context: BrokerContext, *, replication: Replication) -> None:
+        self._config = context.config
+        self._address = context.address
+        self._topics = context.topics
+        self._replication = replication
+        self._all_jobs = context.jobs
+        self._remoting = RemotingClient(ssl_context=client_context(context.config), on_close=self._connection_lost)
         self._servers: dict[str, _NameServer] = {}
         self._jobs: dict[str, Repeating] = {}
         self._leaving = Tasks("unregistering")
-        self._add(config.namesrv_addr)
+        self._is_started = False
+        events = context.events
+        events.topics_changed.subscribe(self._topics_changed)
+        events.config_changed.subscribe(self._name_servers_changed)
+        events.name_servers_changed.subscribe(self._name_servers_changed)
+        events.master_uncertain.subscribe(self._register_all)
 
     async def start(self) -> None:
-        """Registers everywhere now, then every registerNameServerPeriod, and what changes at once.
+        """Registers now and every `registerNameServerPeriod`. Registers changes at once.
 
-        A NameServer that is slow to answer is not waited for.
+        Waits at most _START_WAIT_S for the first registrations.
         """
-        for job in self._jobs.values():
-            job.start(0.0)
+        self._is_started = True
+        self._name_servers_changed()
         if self._config.broker_id < 0:
-            # Its controller hasn't said yet who it is.
+            # The controller has not assigned an id yet.
             return
         tried = [asyncio.ensure_future(server.tried.wait()) for server in self._servers.values()]
         if tried:
@@ -92,35 +113,44 @@ class Registration(Part):
             for waiting in late:
                 waiting.cancel()
 
-    def topics_changed(self, names: Collection[str]) -> None:
-        """Tells every NameServer of these topics; of all when no name is given."""
+    def _topics_changed(self, names: Collection[str]) -> None:
+        """Registers these topics with every NameServer; all topics if there is no name."""
         for address, server in self._servers.items():
             server.topics.update(names)
             server.everything |= not names
             self._jobs[address].wake()
 
-    def again(self) -> None:
-        """Registers everything: a NameServer's answer says who the master is."""
-        self.topics_changed(())
+    def _register_all(self) -> None:
+        """Registers everything. The response of a NameServer contains the address of the master."""
+        self._topics_changed(())
 
     def role_changed(self, epoch: int) -> None:
-        """A controller has made this broker master or slave; a NameServer believes the later epoch."""
+        """Registers again after a controller has changed the role. NameServers accept the highest `epoch`."""
         version = self._topics.table.data_version
         version.state_version = epoch
         version.advance()
-        self.again()
+        self._register_all()
 
-    def config_changed(self) -> None:
-        """Registers with NameServers that are new in namesrvAddr, and leaves those that aren't there any more."""
-        for address in self._servers.keys() - set(self._config.namesrv_addr):
+    def _name_servers_changed(self, is_by_dns: bool = False) -> None:
+        """Registers with the NameServers that are new. Unregisters from those that were removed.
+
+        If DNS omits a NameServer (`is_by_dns`), the registration only ends: the NameServer may be up, and otherwise
+        removes the broker after a timeout. Source: BrokerOuterAPI.updateNameServerAddressListByDnsLookup.
+
+        Does nothing before `start` and after `stop`: clients must not find a broker that is not running.
+        """
+        if not self._is_started:
+            return
+        for address in self._servers.keys() - set(self._config.name_servers):
             del self._servers[address]
-            self._replicating.told(address, None, None)
-            self._leaving.start(self._leave(address))
-        for address in self._add(self._config.namesrv_addr):
+            self._replication.told(address, None, None)
+            self._leaving.start(self._leave(address, unregisters=not is_by_dns))
+        for address in self._add(self._config.name_servers):
             self._jobs[address].start(0.0)
 
     async def stop(self) -> None:
-        """Unregisters from every NameServer that answers."""
+        """Unregisters from all NameServers."""
+        self._is_started = False
         try:
             await self._leaving.stop()
             await asyncio.gather(*(job.stop() for job in self._jobs.values()))
@@ -129,24 +159,37 @@ class Registration(Part):
             await self._remoting.close()
 
     def _add(self, addresses: Iterable[str]) -> list[str]:
-        """Those of them that are new."""
+        """Adds NameServers. Returns the addresses that are new."""
         added = [address for address in dict.fromkeys(addresses) if address not in self._servers]
         for address in added:
             self._servers[address] = _NameServer(address)
             if address not in self._jobs:
                 work = partial(self._register_again, address)
-                # The work itself says when it is tried again.
+                # `_register` sets the time of the next run itself, also after an error.
                 self._jobs[address] = self._all_jobs.repeating(f"register with {address}", work, after_error_s=inf)
         return added
 
-    async def _leave(self, address: str) -> None:
+    async def _leave(self, address: str, *, unregisters: bool) -> None:
+        """Ends the registration with a NameServer, unless it was added again meanwhile."""
         job = self._jobs[address]
         await job.stop()
         if address not in self._servers:
-            # Whatever it failed at is over.
+            # Also removes its failures from the job report.
             del self._jobs[address]
             self._all_jobs.forget(job)
-            await self._unregister(address)
+            if unregisters:
+                await self._unregister(address)
+
+    def _connection_lost(self, address: str) -> None:
+        """Registers again soon, because a NameServer removes a broker whose connection is lost.
+
+        If the NameServer itself is down, the usual retries follow.
+        """
+        server = self._servers.get(address)
+        if server is not None and server.is_registered:
+            server.is_registered, server.everything = False, True
+            server.lost_pause_s = min(server.lost_pause_s * 2 or _CONNECTION_LOST_PAUSE_S, self._period_s)
+            self._jobs[address].wake(server.lost_pause_s)
 
     async def _register_again(self, address: str) -> float:
         server = self._servers.get(address)
@@ -159,10 +202,12 @@ class Registration(Part):
         return self._config.register_name_server_period / 1000
 
     async def _register(self, server: _NameServer) -> float:
-        """Registers what has changed, or everything when nothing has; returns when it is to be done again.
+        """Registers the changes, or everything if nothing has changed. Returns the seconds to the next run.
 
-        Raises GantryError when the NameServer doesn't take it; it is tried again then.
+        Raises GantryError if the registration fails. A retry is scheduled then.
         """
+        if server.is_registered:
+            server.lost_pause_s = 0.0
         topics = None if server.everything or not server.topics else server.topics
         server.topics, server.everything = set(), False
         is_registered = False
@@ -170,8 +215,9 @@ class Registration(Part):
             await self._tell(server, topics)
             is_registered = True
         finally:
-            # What changes while a NameServer doesn't answer must not be forgotten.
+            # The failed registration may have contained changes, so the next one contains everything.
             server.everything |= not is_registered
+            server.is_registered = is_registered
             server.tried.set()
             if not is_registered:
                 server.pause_s = min(server.pause_s * 2 or _FIRST_RETRY_S, self._period_s)
@@ -180,7 +226,10 @@ class Registration(Part):
         return 0.0 if server.topics or server.everything else self._period_s
 
     async def _tell(self, server: _NameServer, names: Collection[str] | None) -> None:
-        """Registers with these topics, None for all; a NameServer keeps those that aren't named. Raises GantryError."""
+        """Registers these topics, or all if `names` is None. Raises GantryError.
+
+        A NameServer keeps the topics that a registration does not contain.
+        """
         table = self._topics.table
         known = table.topic_config_table
         topics = known.copy() if names is None else {name: known[name] for name in names if name in known}
@@ -188,20 +237,21 @@ class Registration(Part):
         problem: BrokerError | None = None
         for part in parts:
             if len(parts) > 1:
-                # By an equal version a NameServer takes the part for known, and changes none of its topics.
+                # A NameServer ignores the topics of a part whose version it has already.
                 table.data_version.advance()
             try:
                 await self._tell_part(server.address, body_of(part, table.data_version))
             except BrokerError as e:
-                # The other parts may be taken.
+                # The NameServer may accept the other parts.
                 problem = e
         if problem is not None:
-            # One topic that a NameServer doesn't take keeps some hundred others from being found, not all.
+            # In parts, a topic that the NameServer rejects only affects the topics of its part.
             server.is_split = True
             raise problem
         server.is_split &= len(parts) > 1
 
     async def _parts(self, topics: dict[str, TopicConfig], *, is_split: bool) -> list[bytes]:
+        """Encodes the topics: in parts of `splitRegistrationSize` if `is_split`, otherwise in as few as possible."""
         config = self._config
         most = config.split_registration_size if is_split else max(len(topics), 1)
         if len(topics) <= _FEW_TOPICS:
@@ -210,13 +260,14 @@ class Registration(Part):
         return await loop.run_in_executor(None, parts_of, topics, config.broker_permission, most)
 
     async def _tell_part(self, server: str, body: bytes) -> None:
+        """Sends one registration, and applies the response: the master's address and the ordered topics."""
         config = self._config
         header = RegisterBrokerRequestHeader(
             broker_name=config.broker_name,
             broker_addr=self._address,
             cluster_name=config.broker_cluster_name,
             broker_id=config.broker_id,
-            ha_server_addr=self._replicating.ha_address,
+            ha_server_addr=self._replication.ha_address,
             body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
             enable_acting_master=True if config.enable_slave_acting_master else None,
             heartbeat_timeout_millis=(
@@ -227,11 +278,12 @@ class Registration(Part):
         response = await self._remoting.call(server, request, config.register_broker_timeout_mills)
         if config.broker_id != MASTER_ID and not config.enable_controller_mode:
             answer = response.read_header(RegisterBrokerResponseHeader)
-            self._replicating.told(server, answer.master_addr, answer.ha_server_addr)
+            self._replication.told(server, answer.master_addr, answer.ha_server_addr)
         if response.body:
             self._topics.mark_ordered(decode_json(response.body, KVTable).table)
 
     async def _unregister(self, server: str) -> None:
+        """Unregisters from a NameServer. An error is only logged."""
         config = self._config
         if config.broker_id < 0:
             return
@@ -247,3 +299,41 @@ class Registration(Part):
             )
         except GantryError as e:
             log.info("NameServer %s isn't told that this broker stops: %s", server, e)
+
+
+def parts_of(topics: Mapping[str, TopicConfig], permission: int, most_topics: int) -> list[bytes]:
+    """Returns the topics as members of JSON objects, `most_topics` in each; at least one part.
+
+    NameServers accept frames of at most 16 MiB, which is 80,000 topics with long names. They keep the topics that a
+    registration does not name, so one registration may come in parts, as with Java's `enableSplitRegistration`.
+    Permissions that the broker itself lacks (`permission`) are removed. Runs in a thread: 100,000 topics take 100 ms.
+    """
+    parts: list[bytes] = []
+    pieces: list[bytes] = []
+    count = size = 0
+    at_once = min(_AT_ONCE, most_topics)
+    for piece in gently(_pieces(topics, permission, at_once)):
+        if pieces and (count + at_once > most_topics or size + len(piece) > MOST_BYTES):
+            parts.append(b",".join(pieces))
+            pieces, count, size = [], 0, 0
+        pieces.append(piece)
+        count += at_once
+        size += len(piece)
+    return [*parts, b",".join(pieces)]
+
+
+def body_of(part: bytes, version: DataVersion) -> bytes:
+    """Returns the RegisterBrokerBody with one part of the topics."""
+    return b'{"topicConfigSerializeWrapper":{"topicConfigTable":{%b},"dataVersion":%b},"filterServerList":[]}' % (
+        part,
+        encode_json(version),
+    )
+
+
+def _pieces(topics: Mapping[str, TopicConfig], permission: int, at_once: int) -> Iterator[bytes]:
+    is_restricted = permission & (PERM_READ | PERM_WRITE) != PERM_READ | PERM_WRITE
+    entries = iter(topics.items())
+    while some := dict(islice(entries, at_once)):
+        if is_restricted:
+            some = {name: msgspec.structs.replace(topic, perm=topic.perm & permission) for name, topic in some.items()}
+        yield encode_json(some)[1:-1]

@@ -1,89 +1,107 @@
-"""What a broker does when it becomes master or slave, or stands in for its master; who says so is others' to know."""
+"""RoleChanges: makes a running broker master, slave or acting master (`BrokerController.changeToMaster`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gantrymq.broker.acting.escaping import Escaping
-from gantrymq.broker.appender import Appender
-from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.part import Part, handler_table
-from gantrymq.broker.replication.refusals import STAND_IN_CODES, as_slave
-from gantrymq.broker.replication.replicating import Replicating
+from gantrymq.broker.append import Appender, EscapeRoute
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature, handler_table
+from gantrymq.broker.replication import STAND_IN_CODES, Replication, as_doubted_master, as_slave
 from gantrymq.remoting.connection import RequestHandler
 
 
 class RoleChanges:
-    """Of one broker. `handlers` are its server's, which change with the role.
+    """Changes the role of all features, and the request handlers of the broker's server.
 
-    `acting_parts` are those that do in a slave that stands in what only a master does. `changed` is told of other
-    handlers, `config_changed` when a new role is taken on.
+    The controller client or the acting-master feature decides when a role changes.
     """
 
     def __init__(
         self,
-        config: BrokerConfig,
+        context: BrokerContext,
         handlers: dict[int, RequestHandler],
-        parts: Sequence[Part],
-        acting_parts: Sequence[Part],
-        replicating: Replicating,
+        *,
+        replication: Replication,
         appender: Appender,
-        escaping: Escaping,
-        changed: Callable[[], None],
-        config_changed: Callable[[], None],
+        escape_bridge: EscapeRoute,
     ) -> None:
-        self.as_master = handler_table(parts)
-        self.as_slave = as_slave(self.as_master, config)
+        self._context = context
         self._handlers = handlers
-        self._handlers.update(self.as_master)
-        self._parts = parts
-        self._acting_parts = acting_parts
-        self._replicating = replicating
+        self._replication = replication
         self._appender = appender
-        self._escaping = escaping
-        self._changed = changed
-        self._config_changed = config_changed
+        self._escaping = escape_bridge
+        self._features: Sequence[Feature] = ()
+        self._acting_features: Sequence[Feature] = ()
+        self._as_master: dict[int, RequestHandler] = {}
+        self._as_slave: dict[int, RequestHandler] = {}
+        #: The handlers of the present role.
+        self._of_role: Mapping[int, RequestHandler] = {}
+        self._is_doubted = False
+        context.events.mastership_doubted.subscribe(self._mastership_doubted)
 
-    def begin(self, *, is_slave: bool) -> None:
-        """Requests are answered as the configuration says."""
-        self._answer_as(self.as_slave if is_slave else self.as_master)
+    def begin(self, features: Sequence[Feature], acting_features: Sequence[Feature]) -> None:
+        """Sets the request handlers: those of `features`, for the configured role.
 
-    async def become_master(self) -> None:
-        """The controller has made a slave master. Raises GantryError; it may be tried again."""
-        # Before those that write into the log.
-        await self._replicating.become_master()
-        for part in self._parts:
-            if part is not self._replicating:
-                await part.become_master()
-        self._config_changed()
-        self._answer_as(self.as_master)
+        `acting_features` are the features that an acting master needs. Raises ValueError if two features handle the
+        same code.
+        """
+        self._features, self._acting_features = features, acting_features
+        self._as_master = handler_table(features)
+        self._as_slave = as_slave(self._as_master, self._context.config)
+        for handlers in (self._as_master, self._as_slave):
+            self._context.access.guard(handlers)
+        self._set_handlers(self._as_slave if self._context.is_slave else self._as_master)
+
+    async def become_master(self, begin_epoch: Callable[[], None] | None = None) -> None:
+        """Makes a slave the master. Raises GantryError; the caller may retry.
+
+        In controller mode, `begin_epoch` is called when the log is writable, before slaves can connect.
+        """
+        # Features that write to the log must follow.
+        await self._replication.become_master(begin_epoch)
+        for feature in self._features:
+            if feature is not self._replication:
+                await feature.become_master()
+        self._context.events.config_changed.publish()
+        self._set_handlers(self._as_master)
 
     async def become_slave(self) -> None:
-        """Another is master now. Raises GantryError; it may be tried again."""
-        self._answer_as(self.as_slave)
-        for part in reversed(self._parts):
-            if part is not self._replicating:
-                await part.become_slave()
-        await self._replicating.become_slave()
-        self._config_changed()
+        """Makes a master a slave. Raises GantryError; the caller may retry."""
+        self._set_handlers(self._as_slave)
+        for feature in reversed(self._features):
+            if feature is not self._replication:
+                await feature.become_slave()
+        await self._replication.become_slave()
+        self._context.events.config_changed.publish()
 
     async def stand_in(self) -> None:
-        """The master is gone, and this slave does in its place what only a master does."""
-        self._appender.elsewhere = self._escaping.append_again
-        self._appender.begin_elsewhere = self._escaping.begin
-        for part in self._acting_parts:
-            await part.stand_in()
-        self._handlers.update({code: self.as_master[code] for code in STAND_IN_CODES})
+        """Makes a slave the acting master."""
+        self._appender.escape_by(self._escaping)
+        for feature in self._acting_features:
+            await feature.stand_in()
+        self._handlers.update({code: self._as_master[code] for code in STAND_IN_CODES})
 
     async def stand_back(self) -> None:
-        """It is there again, or another slave stands in."""
-        self._answer_as(self.as_slave)
-        for part in reversed(self._acting_parts):
-            await part.become_slave()
-        self._appender.elsewhere = self._appender.begin_elsewhere = None
+        """Makes an acting master an ordinary slave, after its master is back or another slave is acting master."""
+        self._set_handlers(self._as_slave)
+        for feature in reversed(self._acting_features):
+            await feature.become_slave()
+        self._appender.escape_by(None)
         await self._escaping.end()
 
-    def _answer_as(self, handlers: Mapping[int, RequestHandler]) -> None:
-        """Requests go to these from now on, also those that no handler would have seen."""
-        self._handlers.update(handlers)
-        self._changed()
+    def _mastership_doubted(self, is_doubted: bool) -> None:
+        """Rejects pops while another broker may be the master."""
+        self._is_doubted = is_doubted
+        if self._of_role is self._as_master:
+            self._apply_handlers()
+
+    def _set_handlers(self, handlers: Mapping[int, RequestHandler]) -> None:
+        self._of_role = handlers
+        self._apply_handlers()
+        self._context.events.role_changed.publish()
+
+    def _apply_handlers(self) -> None:
+        self._handlers.update(self._of_role)
+        if self._is_doubted and self._of_role is self._as_master:
+            self._handlers.update(as_doubted_master())

@@ -1,7 +1,8 @@
 """The command `gantry`.
 
-`main` finds the command. `app` lists all of them and imports the one that is run (`lazy`), so that `gantry --help` is
-there at once. `servers` runs `namesrv` and `broker`: a server is up in the time that Python needs to import it, so it
-does without typer and rich, which cost more than a broker does; `server_options` has what both ways know.
-`options` are those that several commands share, and `contexts` say where a command goes. Open `main.py` first.
+- Open `main.py` first: it selects the command and handles its errors.
+- `app` lists all commands, and imports only the one that is run (`lazy`), so that `gantry --help` is fast.
+- `servers` runs the four servers. The start of a server takes as long as its imports. typer and rich take longer to
+  import than a broker, so this path does not use them. `server_options` has the options for both paths.
+- `options` has the options that several commands share, and selects the cluster of a command.
 """

@@ -1,4 +1,4 @@
-"""python -m gantrymq.cli"""
+"""Runs `gantry` for `python -m gantrymq.cli`."""
 
 import sys
 

@@ -1,22 +1,24 @@
-"""The commands of `gantry`: typer's application, which imports what is run."""
+"""The typer application with all commands of `gantry`. It imports only the module of the command that is run."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer import completion
 
-from gantrymq.cli.lazy import Lazy, LazyGroup, load
+from gantrymq.cli.lazy import Lazy, LazyGroup, load, new_app
 
 _PACKAGE = "gantrymq.cli"
-#: Where a shell says what it wants to know.
+#: The environment variable with which a shell requests completions.
 _COMPLETE = "_GANTRY_COMPLETE"
 
 
 class GantryGroup(LazyGroup):
+    """The group of all commands. For a misspelt name or one of `gantry admin`, the error has similar names."""
+
     table: ClassVar = {
         "up": Lazy(f"{_PACKAGE}.cluster_commands", "Run a NameServer and brokers on this machine until Ctrl-C."),
         "produce": Lazy(f"{_PACKAGE}.produce", "Send the lines of files or of standard input, each as a message."),
@@ -42,21 +44,34 @@ class GantryGroup(LazyGroup):
         "store": Lazy(f"{_PACKAGE}.store", "Look into a broker's store, check it, rebuild its queues and index."),
         "bench": Lazy(f"{_PACKAGE}.bench", "Measure a cluster under load, with the options of Java's benchmarks."),
         "pipeline": Lazy(f"{_PACKAGE}.pipeline", "Make and run a Spark pipeline from topics to tables and topics."),
+        "spark": Lazy(f"{_PACKAGE}.spark", "Write SQL statements for Spark."),
         "demo": Lazy(
             f"{_PACKAGE}.cluster_commands",
             "Send a year of New York's flights through two brokers and Spark, and check every figure.",
         ),
     }
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.find(args[0]) is None and not ctx.resilient_parsing:
+            # Imported here, because the other commands don't need them.
+            from difflib import get_close_matches
 
-app = typer.Typer(
+            from gantrymq.cli.admin.app import MqadminGroup
+
+            meant = [] if get_close_matches(args[0], self.table) else MqadminGroup.similar(args[0])
+            if meant:
+                ctx.fail(f"No such command {args[0]!r}. Did you mean 'gantry admin {meant[0]}'?")
+        return super().resolve_command(ctx, args)
+
+
+app = new_app(
     cls=GantryGroup,
-    # Typer's own options for it are no plain flags: whatever their value, pydantic would be imported for each --help.
-    add_completion=False,
+    # The options for completion are those of `_options`. typer's own are not plain flags, and need pydantic.
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="RocketMQ in Python: servers, a cluster to try things with, a demonstration.",
-    epilog="gantry --debug COMMAND shows where an error came from.",
+    epilog="Examples:\n\ngantry up --topic orders:8\n\necho hello | gantry produce orders\n\n"
+    "gantry consume orders -e\n\ngantry admin updateTopic --help",
 )
 
 
@@ -80,14 +95,14 @@ def _show_completion(ctx: typer.Context, param: typer.CallbackParam, value: bool
 
 
 def run_command(arguments: Sequence[str]) -> None:
-    """Runs the command that the arguments begin with, or what they say of all. Raises SystemExit at the end."""
+    """Runs the command that is the first argument, or options of `gantry` itself. Raises SystemExit at the end."""
     is_completion = _COMPLETE in os.environ
     if is_completion:
-        # It makes the shells known.
+        # Called for its side effect: it registers the shells.
         completion.get_completion_inspect_parameters()
     name = arguments[0] if arguments else ""
     if name in GantryGroup.table and not is_completion:
-        # Without the group, whose option --help alone has typer import pydantic when it isn't given.
+        # Bypasses the group: its option --help makes typer import pydantic, even if it isn't given.
         load(GantryGroup.table[name].module, name).main(list(arguments[1:]), prog_name=f"gantry {name}")
     else:
         app(arguments, prog_name="gantry")
@@ -97,6 +112,10 @@ def run_command(arguments: Sequence[str]) -> None:
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[
+        # `main.run` removes the option from the arguments of every command.
+        bool, typer.Option("--debug", help="Show where an error occurred, in any command.")
     ] = False,
     install_completion: Annotated[
         bool,

@@ -1,4 +1,4 @@
-"""`gantry bench`: the command lines, with the options of Java's benchmarks; `bench_load` does the work."""
+"""The command lines of `gantry bench`, with the options of Java's benchmarks. `bench_load` runs the load."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from gantrymq.cli.admin.output import Output, Table, write
+from gantrymq.cli.lazy import new_app
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
 from gantrymq.system.clock import now_ms
 
-app = typer.Typer(
-    add_completion=False,
+app = new_app(
     no_args_is_help=True,
     help="Measure a cluster under load, with the options of Java's benchmarks.",
 )
@@ -55,7 +55,7 @@ def bench_produce(
         target.name_servers,
         "benchmark_producer",
         enable_trace=trace,
-        # As Java's without -c.
+        # No compression, like Java's benchmark without -c.
         compress_over=1 << 31,
         ssl_context=target.ssl_context,
         hooks=target.hooks,

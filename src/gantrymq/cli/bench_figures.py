@@ -1,4 +1,4 @@
-"""The figures of `gantry bench`: rates, response times, processor time; counted while it runs, told at the end."""
+"""Measures the figures of `gantry bench`: rates, response times and CPU time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections import Counter
 
 
 class ResponseTimes:
-    """Response times in classes, each 1 % above the one before; average and greatest are exact.
+    """A histogram of response times. Each class is 1 % above the previous one. Average and maximum are exact.
 
-    They are sorted into their classes many at a time: one by one that cost 0.5 us each, a quarter of what a client
-    takes to read a message.
+    Times are added to the classes in groups. One by one, each would take 0.5 us, a quarter of the time in which a
+    client reads a message.
     """
 
     _CLASSES_PER_E = 100
@@ -23,7 +23,7 @@ class ResponseTimes:
         self._total_s = 0.0
         self._max_s = 0.0
         self._sorted = 0
-        #: Not in their classes yet.
+        #: Times that are not in their classes yet.
         self._new: list[float] = []
 
     def add(self, seconds: float) -> None:
@@ -38,7 +38,7 @@ class ResponseTimes:
         self._total_s += sum(new)
         self._max_s = max(self._max_s, *new, 0.0)
         log, per_e = math.log, self._CLASSES_PER_E
-        # Nothing is quicker than 1 us, and a clock may be behind the broker's.
+        # At least 1 us. A time can be negative if this clock is behind the broker's.
         self._counts.update([math.floor(log(seconds if seconds > 1e-6 else 1e-6) * per_e) for seconds in new])
 
     @property
@@ -60,7 +60,7 @@ class ResponseTimes:
         return 1000 * self.total_s / self.count if self.count else 0.0
 
     def percentile_ms(self, percent: float) -> float:
-        """So much or less `percent` of the responses took; the upper end of their class."""
+        """Returns the percentile of the response times, in ms, rounded up to the end of its class."""
         self._sort()
         wanted = self.count * percent / 100
         seen = 0
@@ -71,7 +71,7 @@ class ResponseTimes:
         return 0.0
 
     def figures(self, prefix: str = "") -> dict[str, float]:
-        """As fields of a JSON object, in ms."""
+        """Returns the figures as fields of a JSON object, in ms."""
         values = {"averageMs": self.average_ms}
         values |= {f"p{percent:g}Ms".replace(".", ""): self.percentile_ms(percent) for percent in (50, 99, 99.9)}
         values["maxMs"] = 1000 * self.max_s
@@ -79,14 +79,14 @@ class ResponseTimes:
 
 
 class Stopwatch:
-    """Time and this process's processor time, from the construction on."""
+    """Measures the time and the CPU time of this process since its construction."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
         self._cpu_s = _cpu_s()
 
     def figures(self, messages: int) -> dict[str, float]:
-        """Seconds, messages a second, and microseconds of processor time for each message."""
+        """Returns the seconds, the messages per second, and the CPU time per message in us."""
         seconds = time.perf_counter() - self._began
         cpu_us = (_cpu_s() - self._cpu_s) * 1e6
         return {

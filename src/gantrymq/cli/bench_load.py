@@ -1,4 +1,4 @@
-"""The loads of `gantry bench` (example/benchmark/Producer, BatchProducer, Consumer)."""
+"""Runs the loads of `gantry bench`. Source: example/benchmark/Producer, BatchProducer, Consumer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ from gantrymq.errors import BrokerError, GantryError
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.system import clock
 
-#: After a failed send a worker waits so long (Java's: 3 s), so that it doesn't flood a broker in trouble.
+#: The pause of a worker after a failed send, so that it doesn't overload a failing broker. Java: 3 s.
 FAILURE_PAUSE_S = 3.0
 
 
 @dataclass(slots=True, frozen=True)
 class Sends:
-    """What is sent: `quantity` messages (0: until Ctrl-C), `batch` in a request, by `workers` at a time."""
+    """The settings of a send load.
+
+    `workers` send concurrently. A request has `batch` messages. The load ends after `quantity` messages, or if this is
+    0, on Ctrl-C. Sizes are in bytes.
+    """
 
     topic: str
     size: int
@@ -51,7 +55,7 @@ class Sends:
 
 
 def run_sends(producer: Producer, sends: Sends, interval_s: float) -> dict[str, Any]:
-    """Sends and returns the figures; prints those of each interval to standard error."""
+    """Sends messages and returns the figures. Prints interim figures to standard error every `interval_s`."""
     return _run(_send(producer, sends, interval_s))
 
 
@@ -63,7 +67,11 @@ def run_reads(
     fail_rate: float,
     interval_s: float,
 ) -> dict[str, Any]:
-    """Consumes `quantity` messages (0: until Ctrl-C); the figures, from the first message on."""
+    """Consumes messages, and returns the figures since the first message.
+
+    It ends after `quantity` messages, or if this is 0, on Ctrl-C. Prints interim figures to standard error every
+    `interval_s`.
+    """
     return _run(_read(consumer, topic, expression, quantity, fail_rate, interval_s))
 
 
@@ -176,13 +184,13 @@ async def _read(
 
 
 class _Refused(GantryError):
-    """A message that is failed on purpose."""
+    """Raised for a message that fails on purpose (`--failRate`)."""
 
 
 async def _until_done_or_interrupted(
     work: list[Coroutine[Any, Any, None]], interval_s: float, state: Callable[[], tuple[int, str]]
 ) -> None:
-    """Runs `work` to its end or to SIGINT; prints rate and `state` every `interval_s`, if that isn't 0."""
+    """Runs `work` until it ends or SIGINT. Prints the rate and `state` every `interval_s`, if this isn't 0."""
     loop = asyncio.get_running_loop()
     tasks = asyncio.gather(*work)
     loop.add_signal_handler(signal.SIGINT, tasks.cancel)

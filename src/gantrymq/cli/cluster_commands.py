@@ -1,4 +1,4 @@
-"""The command lines of `gantry up`, `doctor`, `topology` and `demo`; modules of their own do the work."""
+"""The command lines of `gantry up`, `doctor`, `topology` and `demo`. Other modules implement the commands."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from gantrymq.cli.exit_codes import INTERRUPTED
+from gantrymq.cli.lazy import new_app
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 
 @app.command()
@@ -24,12 +25,15 @@ def up(
     ] = 1,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", file_okay=False, help="Keeps the data here; without it they are deleted at the end."),
+        typer.Option("--dir", file_okay=False, help="Directory of the data. Without it, Ctrl-C deletes the data."),
     ] = None,
     port: Annotated[
         int,
         typer.Option(
-            min=0, max=50_000, help="The NameServer's; brokers take 1035 above it and each tenth after. 0: free ports."
+            min=0,
+            max=50_000,
+            help="Port of the NameServer. With 9876, all servers use RocketMQ's ports; with another one, the ports "
+            "after it: +1 proxy, +4 console, +5, +15 ... brokers. 0: free ports.",
         ),
     ] = 9876,
     topics: Annotated[
@@ -42,20 +46,18 @@ def up(
         ),
     ] = None,
     proxy: Annotated[
-        bool, typer.Option("--proxy", help="A proxy, too, for clients that speak gRPC; its port is 1795 below --port.")
+        bool, typer.Option("--proxy", help="Also run a proxy, for clients that use gRPC (port 8081).")
     ] = False,
     controller: Annotated[
         bool,
         typer.Option(
             "--controller",
-            help="A controller, too, which makes another replica master when one ends; its port is 2 above --port.",
+            help="Also run a controller, which makes another replica the master when one ends (port 9878).",
         ),
     ] = False,
     console: Annotated[
         bool,
-        typer.Option(
-            "--console", help="The cluster in a browser, too, on this machine; its port is 1696 below --port."
-        ),
+        typer.Option("--console", help="Also run the console, which shows the cluster in a browser (port 8180)."),
     ] = False,
 ) -> None:
     """Run a NameServer and brokers on this machine until Ctrl-C."""
@@ -119,7 +121,7 @@ def doctor(
         need("proxy", "gantry doctor --proxy")
     from gantrymq.cli.doctor import run_doctor
 
-    target = find_target(name_servers, context, tls_config, acl_config)
+    target = find_target(name_servers, context, tls_config, acl_config, checks_addresses=False)
     is_cluster_meant = proxy is None or name_servers is not None or context is not None
     raise typer.Exit(run_doctor(target, topic, group, proxy, is_cluster_meant=is_cluster_meant, json=json))
 

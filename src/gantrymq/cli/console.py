@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gantrymq.cli.lazy import new_app
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
+from gantrymq.logs import log_to_stderr
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 
 @app.command()
@@ -21,28 +24,37 @@ def console(
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one, which is printed.")] = 8180,
     login: Annotated[
-        str, typer.Option(metavar="none|cluster|file", help="Whose users log in: nobody's, the brokers', a file's.")
+        str,
+        typer.Option(metavar="none|cluster|file", help="No login, the users of the brokers, or the users of a file."),
     ] = "none",
     users: Annotated[
         Path | None,
         typer.Option("--users", dir_okay=False, metavar="FILE", help="For --login file: NAME:admin|viewer:HASH lines."),
     ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Nobody changes anything.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse all changes.")] = False,
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--dir", file_okay=False, help="Keeps audit log and history here; else the log and memory have them."
+            "--dir", file_okay=False, help="Directory of audit log and history. Default: standard error and memory."
         ),
     ] = None,
     prometheus: Annotated[
-        str, typer.Option(metavar="URL", help="Charts come from this Prometheus, which asks the brokers.")
+        str, typer.Option(metavar="URL", help="Draw charts from this Prometheus, which scrapes the brokers.")
     ] = "",
     certificate: Annotated[
-        Path | None, typer.Option("--cert", dir_okay=False, metavar="FILE", help="Serve HTTPS with it, PEM.")
+        Path | None,
+        typer.Option("--cert", dir_okay=False, metavar="FILE", help="Serve HTTPS with this certificate, PEM."),
     ] = None,
-    key: Annotated[Path | None, typer.Option("--key", dir_okay=False, metavar="FILE", help="Its key.")] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", dir_okay=False, metavar="FILE", help="The key of the certificate, PEM, not encrypted."),
+    ] = None,
     hash_password: Annotated[
-        bool, typer.Option("--hash-password", help="Ask for a password, print its HASH for --users, and exit.")
+        bool,
+        typer.Option(
+            "--hash-password",
+            help="Print the HASH of a password for --users. Reads it from the terminal, or a line of standard input.",
+        ),
     ] = False,
     tls_config: TlsConfigFile = None,
     acl_config: AclConfigFile = None,
@@ -54,8 +66,10 @@ def console(
     if hash_password:
         from gantrymq.console.logins import hash_password as hash_of
 
-        typer.echo(hash_of(typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)))
+        typer.echo(hash_of(_new_password()))
         return
+    # Without --dir, the log of the process is the audit log.
+    log_to_stderr()
     from gantrymq.console.server import run_console
     from gantrymq.console.settings import Settings
 
@@ -76,3 +90,13 @@ def console(
             key=key,
         )
     )
+
+
+def _new_password() -> str:
+    """Reads a password from the terminal, with a confirmation, or from the first line of standard input."""
+    if sys.stdin.isatty():
+        return str(typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
+    password = sys.stdin.readline().rstrip("\r\n")
+    if not password:
+        raise typer.BadParameter("the first line of standard input is empty", param_hint="'--hash-password'")
+    return password

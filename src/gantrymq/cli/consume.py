@@ -1,4 +1,4 @@
-"""`gantry consume`: the command line; `consume_reading` does the work."""
+"""The command line of `gantry consume`. `consume_reading` implements it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gantrymq.cli.admin.values import TIME_HELP, parse_time
+from gantrymq.cli.lazy import new_app
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
 
 if TYPE_CHECKING:
     from gantrymq.cli.consume_reading import Start
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 
 @app.command()
@@ -104,7 +105,7 @@ def consume(
 
 
 def _start(offset: str) -> Start:
-    """What `--offset` says."""
+    """Parses the value of `--offset`."""
     from gantrymq.cli.consume_reading import Start
     from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_TIMESTAMP
 

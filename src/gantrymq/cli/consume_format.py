@@ -1,4 +1,4 @@
-"""How `gantry consume` writes a message: kcat's format strings, made into a function."""
+"""The output formats of `gantry consume`: turns a format string, as in kcat, into a function."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Formatter = Callable[[MessageExt], bytes]
 
 
 def body(message: MessageExt) -> bytes:
-    """As it was sent."""
+    """Returns the body as it was sent."""
     return message.body
 
 
 _FIELDS: dict[str, Formatter] = {
-    "s": body,  # or what it is decoded to
+    "s": body,  # `formatter` replaces it with --decode
     "S": lambda message: b"%d" % len(message.body),
     "k": lambda message: message.properties.get(KEYS, "").encode(),
     "K": lambda message: b"%d" % len(message.properties.get(KEYS, "").encode()),
@@ -39,10 +39,13 @@ _FIELDS: dict[str, Formatter] = {
 
 
 def decoded_body(codec_name: str) -> Formatter:
-    """The body as JSON, by the codec; it raises CodecError for one that can't be decoded. Raises CodecError, too."""
+    """Returns a function that decodes the body of a message with a codec, and returns it as JSON.
+
+    Raises CodecError for an unknown codec. The function raises CodecError for a body that can't be decoded.
+    """
     from gantrymq.codecs import codec_named
 
-    # The command `gantry` has its own directory there; who names a module means one beside them.
+    # sys.path[0] is the directory of the script `gantry`. Users expect modules in the working directory to be found.
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     codec = codec_named(codec_name)
@@ -50,9 +53,9 @@ def decoded_body(codec_name: str) -> Formatter:
 
 
 def formatter(text: str, body: Formatter = body) -> Formatter:
-    """The function that `text` describes; %s is `body`.
+    """Returns a function that formats a message by the format string `text`. `body` formats the token %s.
 
-    Raises ClientError for a token that isn't there, or a bad escape.
+    Raises ClientError for an unknown token or an invalid escape.
     """
     parts: list[Formatter] = []
     template = b""

@@ -1,4 +1,4 @@
-"""`gantry consume`: reads queues and writes what is in them."""
+"""Implements `gantry consume`: reads queues and writes their messages to standard output."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from gantrymq.cli.consume_format import Formatter
 from gantrymq.cli.options import Target
-from gantrymq.client.admin.client import AdminClient
-from gantrymq.client.admin.messages import TOOLS_GROUP
 from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
 from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
 from gantrymq.client.consuming.process_queue import FlowLimits
@@ -22,18 +20,24 @@ from gantrymq.protocol.bodies.heartbeat import (
     CONSUME_FROM_TIMESTAMP,
 )
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.topic_name import is_system_topic
+from gantrymq.protocol.topic_name import TOOLS_GROUP, is_system_topic
 from gantrymq.service import run as run_service
 
-#: Messages of one pull, where the broker gives so many: a reader of everything wants few round trips.
+#: The messages that a pull requests. The command reads whole queues, so large pulls save round trips.
 PULL_BATCH_SIZE = 1024
 _LIMITS = FlowLimits(max_messages=4 * PULL_BATCH_SIZE, max_span=1 << 62)
-#: How long it may take to see that the end is reached.
+#: The poll timeout with `--exit`, so that the command soon detects the end of the queues.
 _END_POLL_MS = 100
 
 
 class Start(NamedTuple):
-    """Where reading begins: a consumer's `from_where`, or `offset` in each queue; below 0 it counts from the end."""
+    """The start of reading.
+
+    Attributes:
+        from_where: As for a consumer.
+        timestamp_ms: The start time for CONSUME_FROM_TIMESTAMP.
+        offset: The offset in each queue, in place of `from_where`. A negative offset counts from the end.
+    """
 
     from_where: ConsumeFromWhere = CONSUME_FROM_FIRST_OFFSET
     timestamp_ms: int = 0
@@ -52,9 +56,20 @@ def run_consume(
     count: int | None,
     exit_at_end: bool,
 ) -> None:
-    """Writes messages to standard output until `count` are written, the end is reached or a signal comes.
+    """Writes messages to standard output. With a group, it commits the offsets of the written messages.
 
-    `expression` is the filter and its type. With a group what is written is committed, also at the end.
+    It ends after `count` messages, at the end of the queues (`exit_at_end`), or on a signal.
+
+    Args:
+        topics: Topics and patterns.
+        target: The cluster.
+        group: The consumer group; None to read all queues without a group.
+        expression: The filter expression and its type.
+        start: The start of reading.
+        form: Formats a message.
+        queue_id: If given, only queues with this id are read.
+        count: The number of messages after which it ends.
+        exit_at_end: If true, it ends when it reaches the ends that the queues had at its start.
     """
     reader = LitePullConsumer(
         target.name_servers,
@@ -76,7 +91,7 @@ def run_consume(
         async with reader:
             queues = [queue for topic in names for queue in await reader.queues(topic)]
             if group is None:
-                # What a pattern has found needn't be readable.
+                # Topics that were named must be readable, but not those that matched a pattern.
                 for topic in (topic for topic in topics if topic in names):
                     _check_queue(topic, [queue.queue_id for queue in queues if queue.topic == topic], queue_id)
                 queues = [queue for queue in queues if queue_id in (None, queue.queue_id)]
@@ -85,7 +100,7 @@ def run_consume(
             try:
                 await _write(reader, form, count, ends)
             except asyncio.CancelledError:
-                # A signal: what was handed out is written.
+                # On a signal: all messages that were polled are written.
                 if group is not None:
                     await reader.commit()
                 raise
@@ -96,10 +111,16 @@ def run_consume(
 
 
 async def _names(topics: Sequence[str], target: Target) -> list[str]:
-    """The topics, with those that patterns stand for now. Raises ClientError for a pattern that fits none."""
-    # No topic's name has these.
+    """Returns the topics, with patterns replaced by the topics that match at present.
+
+    Raises ClientError for a pattern without a match.
+    """
+    # Names of topics never contain these characters.
     if not any(char in topic for topic in topics for char in "*?["):
         return list(dict.fromkeys(topics))
+    # Imported here, because reading without patterns does not need it.
+    from gantrymq.client.admin.client import AdminClient
+
     async with AdminClient(target.name_servers, ssl_context=target.ssl_context, hooks=target.hooks) as admin:
         known = await admin.topic_list()
     names: dict[str, None] = {}
@@ -107,7 +128,7 @@ async def _names(topics: Sequence[str], target: Target) -> list[str]:
         if not any(char in topic for char in "*?["):
             names[topic] = None
             continue
-        # Topics of the system are meant by their names.
+        # A pattern excludes system topics. They must be named.
         found = [name for name in known if fnmatchcase(name, topic) and not _is_special(name, topic)]
         if not found:
             raise ClientError(f"no topic is like {topic!r} at {target.name_servers}: gantry admin topicList shows all")
@@ -120,7 +141,7 @@ def _is_special(name: str, pattern: str) -> bool:
 
 
 def _check_queue(topic: str, readable: Sequence[int], queue_id: int | None) -> None:
-    """Raises ClientError where there is nothing to read."""
+    """Raises ClientError if the topic has no readable queue, or not the requested one."""
     if not readable:
         raise ClientError(f"topic {topic} can't be read: none of its queues has the permission; gantry doctor {topic}")
     if queue_id is not None and queue_id not in readable:
@@ -131,7 +152,7 @@ async def _begin(
     reader: LitePullConsumer, queues: Sequence[MessageQueue], expression: tuple[str, str], start: Start
 ) -> None:
     await reader.assign(queues, *expression)
-    # Sought in any case: brokers have new groups begin at 0 while a topic is young, whatever they ask for.
+    # Always seeks, because brokers let a new group begin at 0 in a new topic, regardless of `from_where`.
     for queue in queues:
         if start.offset is not None:
             offset = start.offset if start.offset >= 0 else await reader.end_offset(queue) + start.offset
@@ -157,7 +178,7 @@ async def _write(
             try:
                 lines.extend(map(form, messages))
             finally:
-                # Also those before one that can't be written as it should be.
+                # If a message can't be formatted, the messages before it are written.
                 output.write(b"".join(lines))
                 output.flush()
             if left is not None:
@@ -167,6 +188,6 @@ async def _write(
 
 
 def _is_at_end(reader: LitePullConsumer, ends: dict[MessageQueue, int]) -> bool:
-    """Whether every queue that is read now has been read to its end; not before there is one."""
+    """Whether all assigned queues have been read to their end. False if no queue is assigned yet."""
     assignment = reader.assignment
     return bool(assignment) and all(reader.position(queue) >= ends.get(queue, 0) for queue in assignment)

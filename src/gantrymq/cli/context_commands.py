@@ -1,4 +1,4 @@
-"""`gantry context`: names for clusters."""
+"""The command lines of `gantry context`, which gives names to clusters."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from gantrymq.cli.admin.output import Output, listing, write
+from gantrymq.cli.lazy import new_app
 from gantrymq.cli.options import AclConfigFile, TlsConfigFile, acl_hooks, find_target, tls_context
 from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ConfigError
 from gantrymq.remoting.address import parse_address
 
-app = typer.Typer(
-    add_completion=False,
+app = new_app(
     no_args_is_help=True,
     help="Give clusters names, with what it takes to reach them.\n\nEvery command knows them by --context.",
 )
@@ -39,7 +39,7 @@ def add(
         raise typer.BadParameter(str(e), param_hint="'-n' / '--namesrvAddr'") from None
     if not addresses:
         raise typer.BadParameter("at least one HOST:PORT", param_hint="'-n' / '--namesrvAddr'")
-    # Files that can't be used are refused here, not when the context is first used.
+    # Loads the files as a check, so that invalid files fail here, and not at the first use of the context.
     tls_context(tls_config)
     if acl_config is not None:
         acl_hooks(acl_config)
@@ -83,7 +83,7 @@ def show(
     if name is not None:
         fields, origin = _fields(Contexts()[name]), f"context {name}"
     else:
-        target = find_target()
+        target = find_target(checks_addresses=False)
         fields, origin = (
             _fields(Context(target.name_servers, _text(target.acl_config), _text(target.tls_config))),
             (target.origin),

@@ -1,4 +1,4 @@
-"""`gantry doctor`: prints what `gantrymq.client.doctor` found."""
+"""Implements `gantry doctor`: prints the findings of `gantrymq.client.doctor`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _MARKS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("!!", "yellow"), Seve
 def run_doctor(
     target: Target, topic: str | None, group: str | None, proxy: str | None, *, is_cluster_meant: bool, json: bool
 ) -> int:
-    """Prints the findings about the cluster, if `is_cluster_meant`, and about the proxy.
+    """Prints the findings about the cluster (if `is_cluster_meant`) and about the proxy (if given).
 
-    Returns the exit code: 1 if one finding is a problem, WARNINGS if one is a warning, else 0.
+    Returns the exit code: 1 if there is a problem, WARNINGS if there are only warnings, otherwise 0.
     """
     findings: list[Finding] = []
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

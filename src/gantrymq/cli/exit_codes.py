@@ -1,5 +1,6 @@
-"""Exit codes of `gantry`: 0 done, 1 failed, 2 the command line can't be understood, and these."""
+"""Exit codes of `gantry`: 0 success, 1 failure, 2 invalid command line, and the constants below."""
 
-#: `gantry doctor` found warnings and no problem.
+#: `gantry doctor` found warnings, but no problem.
 WARNINGS = 3
+#: The command was interrupted (Ctrl-C).
 INTERRUPTED = 130

@@ -1,4 +1,4 @@
-"""A message as one line of JSON: what `gantry consume --json` writes and `gantry produce --json` reads."""
+"""Encodes and decodes a message as one line of JSON, for `gantry consume --json` and `gantry produce --json`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gantrymq.protocol.properties import KEYS, TAGS
 
 
 class JsonMessage(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
-    """`body` is text, `bodyBase64` takes any bytes.
+    """The fields of a message in JSON. Text bodies are in `body`, others in `bodyBase64`.
 
-    What the broker gave a message, and the `value` that its body was decoded to, is ignored when it is sent again.
+    The second group of fields comes from the broker, and `value` from `--decode`. `gantry produce` ignores them.
     """
 
     body: str | None = None
@@ -44,7 +44,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode(line: bytes) -> JsonMessage:
-    """Raises BodyError when `line` isn't such JSON, or has not exactly one body."""
+    """Decodes a line. Raises BodyError if it isn't such a JSON object, or doesn't have exactly one body."""
     try:
         message = _decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as e:
@@ -55,7 +55,7 @@ def decode(line: bytes) -> JsonMessage:
 
 
 def encode(message: MessageExt, value: bytes | None = None) -> bytes:
-    """One line, without its end; `value` is JSON."""
+    """Encodes a message as a line, without a line end. `value` is the decoded body as JSON."""
     properties = dict(message.properties)
     line = JsonMessage(
         keys=properties.pop(KEYS, None),
@@ -82,7 +82,7 @@ def encode(message: MessageExt, value: bytes | None = None) -> bytes:
 
 
 def to_send(line: JsonMessage, topic: str, defaults: Message) -> Message:
-    """The message for `topic`; `defaults` has the properties that the line doesn't have."""
+    """Returns the message for `topic`. `defaults` supplies properties that the line lacks."""
     body = line.body.encode() if line.body is not None else line.body_base64
     assert body is not None
     return Message(

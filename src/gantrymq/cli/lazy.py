@@ -1,4 +1,4 @@
-"""LazyGroup: commands that are imported when one of them is run; their list and help come from a table."""
+"""Typer applications of `gantry`, with plain help texts, and `LazyGroup`, which imports a command when it is run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ from typer.core import TyperCommand, TyperGroup
 
 
 class Lazy(NamedTuple):
-    """A command before it is imported: the module whose `app` has it, under this name or alone; the list's line."""
+    """A command that isn't imported yet.
+
+    Attributes:
+        module: The module with the command. Its `app` has the command by name, or as its only command.
+        help: The line in lists of commands.
+        hidden: If true, lists don't have the command.
+        panel: Heading under which lists have the command; None for the common one.
+    """
 
     module: str
     help: str
     hidden: bool = False
+    panel: str | None = None
 
 
 def load(module: str, name: str) -> Any:
-    """The command `name` of a module."""
+    """Imports a module, and returns its command `name`."""
     command = typer.main.get_command(import_module(module).app)
     if isinstance(command, TyperGroup) and name in command.commands:
         command = command.commands[name]
@@ -27,16 +35,39 @@ def load(module: str, name: str) -> Any:
     return command
 
 
-class LazyGroup(TyperGroup):
-    """Its commands are those of `table`, in that order."""
+class PlainGroup(TyperGroup):
+    """A group whose help has the whole help text of each command, under headings."""
+
+    def headings(self) -> dict[str, list[tuple[str, str]]]:
+        """Returns {heading: [(name of a command, help text)]}."""
+        listed = ((name, command) for name, command in self.commands.items() if not command.hidden)
+        return {"Commands": [(name, command.get_short_help_str(limit=1000)) for name, command in listed]}
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for heading, rows in self.headings().items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+def new_app(*, cls: type[TyperGroup] = PlainGroup, **settings: Any) -> typer.Typer:
+    """Returns a typer application whose help and errors are plain text, because rich takes long to import.
+
+    Its group has no options for completion: only `gantry` itself has them.
+    """
+    return typer.Typer(cls=cls, add_completion=False, rich_markup_mode=None, **settings)
+
+
+class LazyGroup(PlainGroup):
+    """A group with the commands of `table`, in its order."""
 
     table: ClassVar[Mapping[str, Lazy]]
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # What is seen of a command before it is run: here typer looks for names that are spelled alike, too.
+        # Placeholders for lists. typer also searches them for similar names if a command is misspelt.
         self.commands = {
-            name: TyperCommand(name=name, help=lazy.help, hidden=lazy.hidden) for name, lazy in self.table.items()
+            name: TyperCommand(name=name, help=lazy.help, hidden=lazy.hidden, rich_markup_mode=None)
+            for name, lazy in self.table.items()
         }
         self._is_listing = False
 
@@ -50,15 +81,15 @@ class LazyGroup(TyperGroup):
         return self.commands[name] if self._is_listing else load(self.table[name].module, name)
 
     def find(self, name: str) -> str | None:
-        """The name in the table that `name` stands for."""
+        """Returns the name in the table for `name`; None if there is none. Subclasses support other spellings."""
         return name if name in self.table else None
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        self._is_listing = True
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self._is_listing = False
+    def headings(self) -> dict[str, list[tuple[str, str]]]:
+        found: dict[str, list[tuple[str, str]]] = {}
+        for name, lazy in self.table.items():
+            if not lazy.hidden:
+                found.setdefault(lazy.panel or "Commands", []).append((name, lazy.help))
+        return found
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         self._is_listing = True

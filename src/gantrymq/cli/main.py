@@ -1,6 +1,6 @@
-"""Where `gantry` begins: the sub-command, and what becomes of its errors.
+"""The entry point of `gantry`: runs the subcommand, and turns its errors into messages and exit codes.
 
-Exit codes: 0 done, 1 failed, 2 the command line can't be understood, 130 interrupted (Ctrl-C).
+Exit codes: 0 success, 1 failure, 2 invalid command line, 130 interrupted (Ctrl-C).
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from gantrymq.errors import GantryError
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Runs `gantry` with `arguments` (the process's own if None) and returns the exit code."""
+    """Runs `gantry` and returns the exit code. `arguments` defaults to those of the process."""
+    if sys.stdin is None:
+        # Closed (`<&-`): uvloop would use its file descriptor, 0, and abort when it closes it.
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     if debug:
@@ -34,12 +37,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         run_command(arguments)
         return 0
     except SystemExit as e:
-        # The parser's way out, with help or a complaint already printed.
+        # From the parser, which has already printed the help or an error.
         return e.code if isinstance(e.code, int) else int(e.code is not None)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the output has seen enough; what is left to write would fail again at the exit.
+        # The reader has closed the pipe. Without the redirect, the flush at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except (GantryError, OSError) as e:

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the selection of the cluster (`find_target`)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,14 @@ AclConfigFile = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The cluster that a command goes to, and the files with what it takes to reach it; `origin` says who named it."""
+    """The cluster of a command.
+
+    Attributes:
+        name_servers: The addresses of its NameServers.
+        tls_config: The file with TLS settings; None without TLS.
+        acl_config: The file with access keys; None if no option or context has one.
+        origin: The option, variable or context that selected the cluster.
+    """
 
     name_servers: str
     tls_config: Path | None
@@ -62,17 +69,17 @@ class Target:
 
     @property
     def ssl_context(self) -> ssl.SSLContext | None:
-        """What to connect with; None without TLS. Raises ConfigError."""
+        """The TLS context for connections; None without TLS. Raises ConfigError."""
         return tls_context(self.tls_config)
 
     @property
     def hooks(self) -> list[AclHook]:
-        """What signs the requests. Raises ConfigError."""
+        """The hooks that sign requests; empty without access keys. Raises ConfigError."""
         return acl_hooks(self.acl_config)
 
     @property
     def keys(self) -> tuple[str, str] | None:
-        """Access key and secret key, for who signs otherwise than requests are. Raises ConfigError."""
+        """The access key and the secret key, for clients with another way of signing. Raises ConfigError."""
         return acl_keys(self.acl_config)
 
 
@@ -81,11 +88,15 @@ def find_target(
     context: str | None = None,
     tls_config: Path | None = None,
     acl_config: Path | None = None,
+    *,
+    checks_addresses: bool = True,
 ) -> Target:
-    """Where a command goes, by its options, the environment and the contexts. Raises ConfigError.
+    """Selects the cluster of a command from its options, the environment and the contexts. Raises ConfigError.
 
-    The keys and certificates of a context go to its own cluster, or where `context` is named beside an address: those
-    of the current one are not for whatever NAMESRV_ADDR or -n says.
+    With `checks_addresses`, an address that is not HOST:PORT is an error, which names the origin of the address.
+
+    The keys and certificates of the current context are only used for its own cluster. If NAMESRV_ADDR or -n has the
+    address, they are not used. If a context is named together with -n, its keys and certificates are used.
     """
     from gantrymq.contexts import Context, Contexts
 
@@ -103,16 +114,38 @@ def find_target(
         contexts = Contexts()
         if contexts.current is not None:
             chosen, origin = contexts[contexts.current], f"the current context, {contexts.current}"
+    addresses = chosen.namesrv_addr if name_servers is None else name_servers
+    if checks_addresses:
+        _check_addresses(addresses, origin)
     return Target(
-        chosen.namesrv_addr if name_servers is None else name_servers,
+        addresses,
         tls_config or _path(chosen.tls_config),
         acl_config or _path(chosen.acl_config),
         origin,
     )
 
 
+def _check_addresses(addresses: str, origin: str) -> None:
+    from gantrymq.errors import ConfigError
+    from gantrymq.remoting.address import parse_address
+    from gantrymq.remoting.name_server_discovery import is_discovery_url, split_addresses
+
+    if is_discovery_url(addresses):
+        return
+    split = split_addresses(addresses)
+    if not split:
+        raise ConfigError(f"{origin}: no NameServer given, HOST:PORT is needed")
+    for address in split:
+        try:
+            parse_address(address)
+        except ValueError:
+            raise ConfigError(
+                f"{origin}: {address!r} is not HOST:PORT; a NameServer listens on port 9876 by default"
+            ) from None
+
+
 def named_context(name_servers: str | None, context: str | None) -> str | None:
-    """The context that --context names, or where no address is given GANTRY_CONTEXT."""
+    """Returns the context of --context, or if no address is given, of GANTRY_CONTEXT; None without one."""
     return context or (os.environ.get("GANTRY_CONTEXT") if name_servers is None else None) or None
 
 
@@ -121,7 +154,10 @@ def _path(text: str | None) -> Path | None:
 
 
 def tls_context(path: Path | None) -> ssl.SSLContext | None:
-    """What to connect with; None without a file, which need not say tls.enable=true. Raises ConfigError."""
+    """Returns the TLS context of a file, even without tls.enable=true in it; None without a file.
+
+    Raises ConfigError.
+    """
     if path is None:
         return None
     from gantrymq.contexts import tls_of
@@ -131,7 +167,7 @@ def tls_context(path: Path | None) -> ssl.SSLContext | None:
 
 
 def acl_keys(path: Path | None) -> tuple[str, str] | None:
-    """The keys in `path`, or where mqadmin looks for them. Raises ConfigError."""
+    """Returns the keys in `path`, or in mqadmin's default file; None if there is no file. Raises ConfigError."""
     home = os.environ.get("ROCKETMQ_HOME")
     if path is None and home:
         path = Path(home) / "conf" / "tools.yml"
@@ -144,7 +180,7 @@ def acl_keys(path: Path | None) -> tuple[str, str] | None:
 
 
 def acl_hooks(path: Path | None) -> list[AclHook]:
-    """What signs requests with these keys. Raises ConfigError."""
+    """Returns the hooks that sign requests with the keys of `acl_keys`. Raises ConfigError."""
     keys = acl_keys(path)
     if keys is None:
         return []
@@ -154,5 +190,5 @@ def acl_hooks(path: Path | None) -> list[AclHook]:
 
 
 def unescape(text: str) -> bytes:
-    r"""The bytes of an option in which \n, \t, \0 and \x1e mean what they mean in Python. Raises ValueError."""
+    r"""Replaces escapes such as \n, \t, \0 and \x1e, as in Python, and returns bytes. Raises ValueError."""
     return text.encode().decode("unicode_escape").encode("latin-1")

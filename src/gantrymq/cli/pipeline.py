@@ -1,4 +1,4 @@
-"""`gantry pipeline`: makes and runs projects of Spark Declarative Pipelines."""
+"""The command lines of `gantry pipeline`, which creates and runs projects of Spark Declarative Pipelines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from gantrymq.cli.lazy import new_app
 from gantrymq.cli.options import ContextName, named_context
 
-app = typer.Typer(
-    add_completion=False,
+app = new_app(
     no_args_is_help=True,
     help="Make and run a Spark pipeline from topics to tables and topics.",
 )

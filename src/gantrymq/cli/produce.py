@@ -1,4 +1,4 @@
-"""`gantry produce`: the command line; `produce_delivery` does the work."""
+"""The command line of `gantry produce`. `produce_delivery` implements it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from gantrymq.cli.admin.values import TIME_HELP, parse_time
+from gantrymq.cli.lazy import new_app
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target, unescape
 
 GROUP = "gantry_produce"
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`gantry produce`: reads, sends in batches, counts what brokers acknowledge, shows how far it is."""
+"""Implements `gantry produce`: reads input, sends it in batches, counts acknowledgements and shows the progress."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from gantrymq.background.repeating import Repeating
 from gantrymq.background.thread import SupervisedThread
 from gantrymq.cli.produce_input import MessageMaker, Splitter
 from gantrymq.client.broker_api import SendResult, SendStatus
-from gantrymq.client.producing.outgoing import may_be_batched
+from gantrymq.client.producing.message_encoder import may_be_batched
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.errors import BodyError, GantryError, IllegalMessage
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.protocol.properties import KEYS
 
-# What the client logs on the way to an error is said by the error.
+# The client's log lines are suppressed, because its errors have the same information.
 logging.getLogger("gantrymq").addHandler(logging.NullHandler())
 
-#: A batch waits so long for more messages, and is sent at once when it has so many bytes.
+#: The time for which a batch waits for more messages, and the size at which it is sent at once.
 LINGER_MS = 5.0
 BATCH_SIZE = 64 * 1024
-#: Bytes that are under way before the reading waits. With 8 MiB a quarter of the time went into collecting garbage.
+#: The limit of the bytes in flight. With 8 MiB, garbage collection takes a quarter of the time.
 BUFFER_BYTES = 1024 * 1024
-#: For all tries of a batch.
+#: The timeout for all attempts of a batch.
 TIMEOUT_MS = 10_000
-#: Sends of messages that can't go in a batch.
+#: The limit of concurrent sends for messages that can't be in a batch.
 MAX_SINGLE_SENDS = 256
 STDIN = Path("-")
 
@@ -48,7 +48,7 @@ _DRAW_INTERVAL_S = 0.25
 
 
 class Place(NamedTuple):
-    """Where a message came from: a file's name and a line; no line where the file is one message."""
+    """The position of a message in the input: the file and the line. `line` is None if a file is one message."""
 
     name: str
     line: int | None
@@ -56,27 +56,31 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the messages; `unsafe` are those acknowledged that weren't flushed or replicated in time."""
+    """The counts of a run. `unsafe` counts acknowledged messages that weren't flushed or replicated in time."""
 
     read: int = 0
     acknowledged: int = 0
     unsafe: int = 0
-    #: The first.
+    #: The first error.
     error: BaseException | None = None
-    #: Parts of the input that are no messages; the first, by file and line, and why.
+    #: The number of invalid parts of the input, and the position of the first one with the reason.
     bad: int = 0
     first_bad: str = ""
-    #: The signal that ended the reading.
+    #: The signal that ended the reading; None without one.
     signal: int | None = None
 
+    def started(self) -> None:
+        """Counts a message of the input whose send has started."""
+        self.read += 1
+
     def left_out(self, place: Place, error: BaseException) -> None:
-        """Counts a part that is no message."""
+        """Counts an invalid part of the input."""
         self.bad += 1
         if not self.first_bad:
             self.first_bad = f"{place.name}{'' if place.line is None else f', line {place.line}'}: {error}"
 
     def done(self, future: asyncio.Future[SendResult], place: Place | None = None) -> None:
-        """Counts the end of a send, of what came from `place`."""
+        """Counts the result of a send. With a `place`, an IllegalMessage counts as an invalid part of the input."""
         if future.cancelled():
             return
         error = future.exception()
@@ -102,9 +106,18 @@ def run_produce(
     skip_bad: bool,
     quiet: bool,
 ) -> int:
-    """Sends what the files hold, or standard input; the exit code. What went wrong is on standard error.
+    """Sends the messages in the files, or in standard input. Returns the exit code, and prints errors.
 
-    It ends at the first part that is no message, or leaves it out (`skip_bad`); what was read before it is sent.
+    If a part of the input is invalid, it skips the part (`skip_bad`) or ends. The messages before it are always sent.
+
+    Args:
+        producer: The producer.
+        maker: Converts parts of the input to messages.
+        files: The input. Default: standard input.
+        delimiter: The end of a message; None if each file is one message.
+        ordered: If true, messages with the same key go to the same queue.
+        skip_bad: If true, invalid parts are skipped.
+        quiet: If true, no progress is shown.
     """
     from gantrymq.background.event_loop import new_event_loop
 
@@ -126,7 +139,7 @@ async def _run(
     began = time.perf_counter()
     interrupted = asyncio.Event()
     console = Console(stderr=True, highlight=False)
-    # Who types would see the progress between the letters.
+    # No progress if the user types the input, because it would appear within the typed text.
     live = console.is_terminal and not quiet and not (STDIN in files and sys.stdin.isatty())
     with _watching_for_interrupts(interrupted, tally):
         try:
@@ -135,7 +148,7 @@ async def _run(
         except (GantryError, OSError) as e:
             tally.error = tally.error or e
         except asyncio.CancelledError:
-            # The second Ctrl-C: what is under way is given up.
+            # On the second Ctrl-C, pending sends are cancelled.
             pass
     if tally.bad:
         many = f"left out {tally.bad:,} bad, the first is " if skip_bad else ""
@@ -169,7 +182,7 @@ async def _deliver(
     skip_bad: bool,
     tally: Tally,
 ) -> None:
-    """Sends until the input ends, something fails, or a part is no message that isn't to be left out."""
+    """Sends until the input ends, a send fails, or a part is invalid and must not be skipped."""
     send = _Send(producer, ordered, tally)
     try:
         await _read_and_send(send, maker, chunks, delimiter, skip_bad, tally)
@@ -191,7 +204,7 @@ async def _read_and_send(
         name = "standard input" if path == STDIN else str(path)
         for part in splitter.feed(chunk) if chunk else splitter.finish():
             number += 1
-            # Brokers take no empty body.
+            # Skipped, because brokers reject an empty body.
             if part == b"":
                 continue
             place = Place(name, None if delimiter is None else number)
@@ -208,7 +221,7 @@ async def _read_and_send(
 
 
 class _Send:
-    """Puts messages into batches, and sends those that can't go in one alone."""
+    """Sends messages, in batches where possible."""
 
     def __init__(self, producer: Producer, ordered: bool, tally: Tally) -> None:
         self._producer = producer
@@ -218,7 +231,10 @@ class _Send:
         self._queues: Sequence[MessageQueue] = ()
 
     async def __call__(self, message: Message, place: Place) -> None:
-        """Waits only while too much is under way. Raises IllegalMessage, or counts it later, as of `place`."""
+        """Starts to send a message. Waits only while too many bytes or messages are in flight.
+
+        Raises IllegalMessage. If the client detects it later, it is counted with its `place`.
+        """
         queue = None
         if self._ordered and message.keys:
             self._queues = self._queues or await self._producer.queues(message.topic)
@@ -233,10 +249,10 @@ class _Send:
             self._singles.add(future)
             future.add_done_callback(self._singles.discard)
             future.add_done_callback(lambda future: self._tally.done(future, place))
-        self._tally.read += 1
+        self._tally.started()
 
     async def finish(self) -> None:
-        """Waits for those that are sent alone; the producer's close does for the others."""
+        """Waits for messages that are sent one by one. The close of the producer waits for the batches."""
         if self._singles:
             await asyncio.wait(self._singles)
 
@@ -245,7 +261,10 @@ class _Send:
 
 
 async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIterator[tuple[Path, bytes]]:
-    """What is in the files, each ended by an empty chunk, until the end or an interrupt. Raises OSError."""
+    """Yields the chunks of the files, with an empty chunk at the end of each file. Raises OSError.
+
+    It ends after the last file, or after an interrupt.
+    """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[tuple[Path, bytes] | BaseException | None] = asyncio.Queue(_CHUNKS_AHEAD)
 
@@ -253,7 +272,7 @@ async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIte
         asyncio.run_coroutine_threadsafe(chunks.put(item), loop).result()
 
     def read() -> None:
-        # RuntimeError: the loop is closed, nobody wants what has come.
+        # RuntimeError: the event loop is closed, so further input is not needed.
         with suppress(RuntimeError):
             try:
                 for path in files:
@@ -265,7 +284,7 @@ async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIte
             except OSError as e:
                 put(e)
 
-    # A daemon: nothing wakes a thread that waits for a terminal or a pipe.
+    # A daemon thread, because a read of a terminal or a pipe can't be interrupted.
     SupervisedThread("gantry-produce-input", read, put).start()
     stop, after_stop = asyncio.ensure_future(interrupted.wait()), 0
     try:
@@ -273,7 +292,7 @@ async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIte
             get = asyncio.ensure_future(chunks.get())
             await asyncio.wait({get, stop}, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
-                # What has been read is still sent, but no endless input to its end.
+                # After an interrupt, the chunks that were read ahead are still sent. An endless input must not go on.
                 after_stop += 1
             if not get.done() or after_stop > _CHUNKS_AHEAD + 1:
                 get.cancel()
@@ -290,7 +309,7 @@ async def _chunks(files: Sequence[Path], interrupted: asyncio.Event) -> AsyncIte
 
 @contextmanager
 def _watching_for_interrupts(interrupted: asyncio.Event, tally: Tally) -> Iterator[None]:
-    """The first SIGINT or SIGTERM sets the event, the second cancels this task."""
+    """Handles SIGINT and SIGTERM in its block: the first one sets the event, the second one cancels this task."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -312,7 +331,7 @@ def _watching_for_interrupts(interrupted: asyncio.Event, tally: Tally) -> Iterat
 
 @asynccontextmanager
 async def _progress(tally: Tally, console: Console | None) -> AsyncIterator[None]:
-    """Shows the tally, until the end of the block."""
+    """Shows the counts until the end of its block."""
     if console is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What `gantry produce` reads: bytes to messages, without waiting for anything."""
+"""Converts the input of `gantry produce` from bytes to messages. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from gantrymq.errors import BodyError
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.properties import KEYS
 
-#: The longest message, in bytes: what brokers take.
+#: The longest message, in bytes. It is the default limit of brokers (maxMessageSize).
 MAX_LENGTH = 4 * 1024 * 1024
 
 
 class Splitter:
-    """Cuts one input at `delimiter`, which belongs to no part; without a delimiter all of it is one part.
+    """Splits an input at each `delimiter`. Without a delimiter, the whole input is one part.
 
-    None stands for a part that is too long to be a message: it is not kept.
+    A part that is longer than MAX_LENGTH is returned as None, and isn't kept in memory.
     """
 
     def __init__(self, delimiter: bytes | None) -> None:
@@ -23,7 +23,7 @@ class Splitter:
         self._is_too_long = False
 
     def feed(self, chunk: bytes) -> list[bytes | None]:
-        """The parts that `chunk` completes."""
+        """Adds a chunk of the input, and returns the parts that it completes."""
         parts: list[bytes | None] = []
         if self._delimiter is None:
             self._rest += chunk
@@ -32,7 +32,7 @@ class Splitter:
             for part in ended:
                 parts.append(None if self._is_too_long or len(part) > MAX_LENGTH else part)
                 self._is_too_long = False
-        # A delimiter may have begun.
+        # The end of the rest can be the beginning of a delimiter, so it is kept.
         keep = 0 if self._delimiter is None else len(self._delimiter) - 1
         if len(self._rest) > MAX_LENGTH + keep:
             self._is_too_long = True
@@ -41,7 +41,7 @@ class Splitter:
         return parts
 
     def finish(self) -> list[bytes | None]:
-        """The last part, if the input doesn't end with a delimiter."""
+        """Returns the last part, if the input doesn't end with a delimiter."""
         rest, self._rest = self._rest, b""
         if self._is_too_long:
             self._is_too_long = False
@@ -50,10 +50,10 @@ class Splitter:
 
 
 class MessageMaker:
-    """Makes messages for a topic out of parts.
+    """Converts parts of the input to messages for a topic.
 
-    With `json` a part is a JSON object; else it is a body, or with a `key_separator` a key, the separator and a body.
-    `defaults` has the properties of messages that don't say otherwise.
+    If `json` is true, a part is a JSON object. Otherwise it is a body, or with a `key_separator`, a key, the separator
+    and a body. `defaults` has the default properties.
     """
 
     def __init__(self, topic: str, defaults: Message, *, json: bool, key_separator: bytes | None) -> None:
@@ -63,7 +63,7 @@ class MessageMaker:
         self._key_separator = key_separator
 
     def message(self, part: bytes | None) -> Message:
-        """Raises BodyError when `part` is no message; None is one that is too long."""
+        """Returns the message of a part. Raises BodyError if the part is invalid or too long (None)."""
         if part is None:
             raise BodyError(
                 f"longer than {MAX_LENGTH:,} bytes, which is more than brokers take (maxMessageSize): is the delimiter "

@@ -1,7 +1,7 @@
-"""BrokerWithProxy: a broker whose configuration says `proxyMode=LOCAL`, with a proxy in a process of its own.
+"""`BrokerWithProxy`: a broker with `proxyMode=LOCAL` in its configuration, and a proxy in a separate process.
 
-In Java both are threads of one process, which share its heap and its pauses. Here neither stalls the other, and the
-proxy ends with its broker, however that ends.
+In Java, both run in one process and share its heap and its GC pauses. Here, neither can stall the other. The proxy
+always ends with its broker, even after a crash of the broker.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from gantrymq.cli.proxy_processes import ProxyProcesses
 from gantrymq.errors import ConfigError
 from gantrymq.extras import need
 from gantrymq.proxy.config import load_json
+from gantrymq.remoting.name_server_discovery import discovery_url
 
 _LOCAL, _CLUSTER = "LOCAL", "CLUSTER"
 
 
 def wants_proxy(properties: Mapping[str, str]) -> bool:
-    """Whether a broker's configuration says so. Raises ConfigError for another mode than Java's two."""
+    """Whether a broker's configuration has `proxyMode=LOCAL`. Raises ConfigError for a mode other than Java's two."""
     mode = properties["proxyMode"].strip().upper()
     if mode not in (_LOCAL, _CLUSTER):
         raise ConfigError(f"proxyMode={mode[:200]}: {_LOCAL} or {_CLUSTER} is expected")
@@ -28,14 +29,15 @@ def wants_proxy(properties: Mapping[str, str]) -> bool:
 
 
 class BrokerWithProxy:
-    """`properties` are the proxy's; its NameServers are the broker's if they don't say others.
+    """A broker and its proxy.
 
-    To be made in a running loop. Raises what either raises.
+    `properties` is the configuration of the proxy. Its defaults for NameServers, address and cluster are those of the
+    broker. Must be created in a running event loop. Raises the errors of the broker and of the proxy.
     """
 
     def __init__(self, config: BrokerConfig, properties: Mapping[str, str]) -> None:
         proxy = {
-            "namesrvAddr": ";".join(config.namesrv_addr),
+            "namesrvAddr": _name_servers(config),
             "bindAddress": config.bind_address,
             "rocketMQClusterName": config.broker_cluster_name,
             **properties,
@@ -57,8 +59,15 @@ class BrokerWithProxy:
         await self._broker.stop()
 
 
+def _name_servers(config: BrokerConfig) -> str:
+    """Returns the NameServers of the broker, or the URL of its address server, from which the proxy reads them."""
+    if not config.namesrv_addr and config.fetch_namesrv_addr_by_address_server:
+        return discovery_url(config.rmq_address_server_domain, config.rmq_address_server_sub_group)
+    return ";".join(config.namesrv_addr)
+
+
 def proxy_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Of the file that `proxyConfigPath` names; none without it. Raises ConfigError."""
+    """Returns the properties in the file `proxyConfigPath`; empty without this key. Raises ConfigError."""
     need("proxy", "proxyMode=LOCAL")
     path = properties.get("proxyConfigPath", "").strip()
     return load_json(Path(path)) if path else {}

@@ -1,7 +1,8 @@
-"""ProxyProcesses: processes of a proxy, several on the same ports or one beside a broker; one that dies is replaced.
+"""`ProxyProcesses` runs several processes of a proxy on the same ports, or one beside a broker. Restarts dead ones.
 
-They share nothing but the ports, among which the kernel shares out connections (SO_REUSEPORT): to clients they are as
-several proxies. What a proxy remembers of a client came by the client's own connection, and is told anew by another.
+The processes share only the ports. The kernel distributes connections among them (SO_REUSEPORT), so clients see
+several proxies. A proxy receives its state of a client over the client's own connection. If the client connects to
+another process, it sends this state again.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from gantrymq.proxy.config import MetricsExporterType, ProxyConfig
 from gantrymq.remoting.address import reachable
 from gantrymq.remoting.listener import bound_socket
 
-#: A process that died is replaced after so long, s.
+#: The delay until a dead process is replaced, in seconds.
 AGAIN_S = 1.0
-#: One that was told to stop is killed after so long, s.
+#: The time after which a process that doesn't stop is killed, in seconds.
 STOP_S = 15.0
 
 
 class ProxyProcesses:
-    """`count` of them with the keys `properties`; to be made in a running loop.
+    """Runs `count` processes with the configuration `properties`. Must be created in a running event loop.
 
-    Raises GantryError when a port is taken, ConfigError for keys that can't be read.
+    Raises GantryError if a port is in use, and ConfigError for an invalid configuration.
     """
 
     def __init__(self, properties: Mapping[str, str], count: int) -> None:
         config = from_properties(ProxyConfig, properties, source="the proxy's configuration")
-        # They are never listened on: they keep the ports while no process has them.
+        # These sockets never listen. They reserve the ports while no process is running.
         self._sockets = [bound_socket(config.bind_address, config.grpc_server_port, shared=True)]
         try:
             self._sockets.append(bound_socket(config.bind_address, config.remoting_listen_port, shared=True))
@@ -64,11 +65,14 @@ class ProxyProcesses:
             for n in range(count)
         ]
         self._ready: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future() for _ in range(count)]
-        #: By number, those that run.
+        #: {number: pid} of the running processes.
         self.pids: dict[int, int] = {}
 
     async def start(self) -> None:
-        """Returns when all serve. Raises GantryError when one can't; it has said why."""
+        """Starts the processes, and returns when all of them serve requests.
+
+        Raises GantryError if one can't start. The process has printed the reason.
+        """
         for job in self._jobs:
             job.start(0.0)
         try:
@@ -78,14 +82,14 @@ class ProxyProcesses:
             raise
 
     async def stop(self) -> None:
-        """Ends them; once more does no harm."""
+        """Stops the processes. Idempotent."""
         await asyncio.gather(*(job.stop() for job in self._jobs))
         for sock in self._sockets:
             sock.close()
         self._directory.cleanup()
 
     async def _run(self, n: int) -> None:
-        """Returns by an error alone: the process has ended. When this is cancelled, it is told to stop."""
+        """Runs a process, and raises GantryError when it ends. If the task is cancelled, it stops the process."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gantrymq.cli", "proxy", "-c", str(self._files[n]), "--stop-on-eof"),
             stdin=asyncio.subprocess.PIPE,

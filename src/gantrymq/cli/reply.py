@@ -1,4 +1,4 @@
-"""`gantry reply`: answers requests with a text, with what a program says, or with the request itself."""
+"""Implements `gantry reply`: replies to requests with a text, with the output of a program, or with the request."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gantrymq.cli.lazy import new_app
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, Target, TlsConfigFile, find_target
 
 if TYPE_CHECKING:
     from gantrymq.protocol.message import MessageExt
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 GROUP = "gantry_reply"
 
@@ -83,7 +84,7 @@ async def _serve(
     async def handle(message: MessageExt) -> None:
         nonlocal answered
         try:
-            # Before the program runs for what is no request.
+            # Called first, because it raises an error for a message that is no request, before the program runs.
             answer = reply_message(message, message.body if text is None else text.encode())
             if program is not None:
                 answer.body = await _ask(program, message)
@@ -113,8 +114,8 @@ async def _serve(
 
 
 async def _ask(program: list[str], message: MessageExt) -> bytes:
-    """What the program writes. Raises OSError where it can't be run, or fails."""
-    # A file, and no pipe: a program needn't read what it is asked, and uvloop's pipes raise when it has ended.
+    """Runs the program with the body as input, and returns its output. Raises OSError if it can't start or fails."""
+    # A file instead of a pipe: the program can exit without reading its input, and uvloop's pipes raise in this case.
     with tempfile.TemporaryFile() as question:
         question.write(message.body)
         question.seek(0)

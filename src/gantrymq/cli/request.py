@@ -1,4 +1,4 @@
-"""`gantry request`: a message whose reply is waited for."""
+"""Implements `gantry request`: sends a message and waits for the reply."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gantrymq.cli.lazy import new_app
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
 
 if TYPE_CHECKING:
     from gantrymq.protocol.message import MessageExt
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 GROUP = "gantry_request"
 
-# What the client logs on the way to an error is said by the error.
+# The client's log lines are suppressed, because its errors have the same information.
 logging.getLogger("gantrymq").addHandler(logging.NullHandler())
 
 

@@ -1,4 +1,4 @@
-"""`gantry namesrv`, `broker`, `controller` and `proxy` for people: help, errors and completion as of all commands."""
+"""`gantry namesrv`, `broker`, `controller` and `proxy` as typer commands, for help, errors and completion."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from gantrymq.cli.lazy import new_app
 from gantrymq.cli.server_options import COMMANDS, ServerOptions, server_options
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 _EPILOG = "Stops on Ctrl-C or SIGTERM. The files of Apache RocketMQ's own distribution can be used as they are."
 
@@ -32,7 +33,7 @@ def _register(command: str) -> None:
         )
         for option in server_options(command)
     ]
-    # What typer reads the options from.
+    # typer reads the options from the signature and the annotations.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     names = {"help_option_names": ["-h", "--help"]}

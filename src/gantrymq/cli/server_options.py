@@ -1,7 +1,7 @@
-"""The options of `gantry namesrv`, `broker`, `controller` and `proxy`, and a parser for them that is there at once.
+"""The options of `gantry namesrv`, `broker`, `controller` and `proxy`, and a fast parser for them.
 
-A server is up in the time that Python needs to import it. typer costs more than a broker does, so it is asked only
-where somebody reads what it says: for help, for a command line that can't be understood, for completion.
+The start of a server takes as long as its imports, and typer takes longer to import than a broker. So typer is only
+used for help, for invalid command lines, and for completion.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROCESSES = "So many processes on the same ports, one for each processor, say."
 
 
 class ServerOption(NamedTuple):
-    """`kind` is Path, str, int, or bool for a flag."""
+    """An option of a server. `kind` is Path, str, int, or bool for a flag."""
 
     dest: str
     flags: tuple[str, ...]
@@ -33,7 +33,7 @@ class ServerOption(NamedTuple):
 
 
 class ServerOptions(NamedTuple):
-    """What was given."""
+    """The parsed options of a server."""
 
     config: Path | None = None
     namesrv_addr: str | None = None
@@ -43,7 +43,7 @@ class ServerOptions(NamedTuple):
 
 
 def server_options(command: str) -> list[ServerOption]:
-    """Those of one of the COMMANDS, under the flags of Java's start scripts."""
+    """Returns the options of one of the COMMANDS. Their flags are those of Java's start scripts."""
     name_servers = {
         "namesrv": "Accepted, as Java's start scripts pass it; a NameServer asks no other.",
         "broker": "The NameServers to register with.",
@@ -74,7 +74,7 @@ class _QuickParser(argparse.ArgumentParser):
 
 
 def parse_quickly(command: str, arguments: Sequence[str]) -> ServerOptions | None:
-    """What the command line says; None where it is typer's to answer."""
+    """Parses a command line. Returns None if typer must handle it: for help, and if it is invalid."""
     parser = _QuickParser(add_help=False, allow_abbrev=False)
     for option in server_options(command):
         settings: dict[str, Any] = {"action": "store_true"} if option.kind is bool else {"type": option.kind}

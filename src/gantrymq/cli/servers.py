@@ -1,4 +1,4 @@
-"""`gantry namesrv`, `broker`, `controller` and `proxy`: configuration, and the loop until a signal."""
+"""Runs `gantry namesrv`, `broker`, `controller` and `proxy`: reads the configuration, and serves until a signal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,15 @@ from typing import NamedTuple, Protocol
 from gantrymq.background.collector import Collector
 from gantrymq.cli.server_options import ServerOptions
 from gantrymq.config import format_properties, from_properties, load_properties, to_properties, unknown_keys
+from gantrymq.errors import ConfigError
 from gantrymq.logs import log_to_stderr
 from gantrymq.store.open_files import raise_open_files_limit
 
 log = logging.getLogger(__name__)
 
-#: A server that doesn't stop in time is left: its files are recovered at the next start.
+#: After this time, the process exits even if the server hasn't stopped. The next start recovers its files.
 STOP_TIMEOUT_S = 30.0
-#: Of broker.conf, for a proxy beside the broker.
+#: The keys of broker.conf for a proxy beside the broker.
 _PROXY_KEYS = ("proxyMode", "proxyConfigPath")
 _CONFIG_PATH_KEYS = {"namesrv": "configStorePath", "broker": "brokerConfigPath", "controller": "configStorePath"}
 
@@ -37,15 +38,15 @@ class Server(Protocol):
 
 
 def run_server(command: str, options: ServerOptions) -> int:
-    """Runs `gantry namesrv`, `broker`, `controller` or `proxy` until it is told to stop; the exit code."""
+    """Runs `gantry namesrv`, `broker`, `controller` or `proxy` until a signal. Returns the exit code."""
     properties = _load(command, options.config) if options.config else {}
     if options.config and command in _CONFIG_PATH_KEYS:
-        # What is changed from outside is written to the file that the server was started with, as Java does.
+        # As in Java, admin requests that change the configuration update the file with which the server was started.
         properties.setdefault(_CONFIG_PATH_KEYS[command], str(options.config.absolute()))
     if options.namesrv_addr and command in ("broker", "proxy"):
         properties["namesrvAddr"] = options.namesrv_addr
     source = str(options.config or "the command line")
-    # Printing the configuration must not log into it.
+    # Logs go to standard error, so that they don't mix with the configuration printed by --printConfig.
     log_to_stderr()
     raise_open_files_limit()
     name, make, settings = _PREPARE[command](properties, source)
@@ -56,7 +57,7 @@ def run_server(command: str, options: ServerOptions) -> int:
         from gantrymq.cli.proxy_processes import ProxyProcesses
         from gantrymq.proxy.config import ProxyConfig
 
-        # Each process would say again which keys aren't used.
+        # Removed, because otherwise each process would log a warning for the unknown keys again.
         for key in unknown_keys([ProxyConfig], properties):
             del properties[key]
         make = partial(ProxyProcesses, properties, options.processes)
@@ -111,7 +112,7 @@ async def _run_until_stopped(name: str, make: Callable[[], Server], *, stop_on_e
 
 
 class Prepared(NamedTuple):
-    """A server before it is made: what it is called, how it is made, all its keys."""
+    """A server that isn't created yet: its name, a function that creates it, and all keys of its configuration."""
 
     name: str
     make: Callable[[], Server]
@@ -121,16 +122,18 @@ class Prepared(NamedTuple):
 def _name_server(properties: dict[str, str], source: str) -> Prepared:
     from gantrymq.namesrv.config import NamesrvConfig
     from gantrymq.namesrv.server import NameServer
+    from gantrymq.remoting.tls import SECRET_KEYS
 
     _warn_of_unknown([NamesrvConfig], properties, source)
     config = from_properties(NamesrvConfig, properties, source=source)
-    return Prepared("NameServer", partial(NameServer, config, properties), to_properties(config))
+    return Prepared("NameServer", partial(NameServer, config, properties), _without(to_properties(config), SECRET_KEYS))
 
 
 def _broker(properties: dict[str, str], source: str) -> Prepared:
     from gantrymq.auth.config import SECRET_KEYS, AuthConfig
     from gantrymq.broker.broker import Broker
     from gantrymq.broker.config import BrokerConfig
+    from gantrymq.remoting import tls
     from gantrymq.replication.config import ReplicationConfig
     from gantrymq.store.config import StoreConfig, check_supported
 
@@ -142,10 +145,9 @@ def _broker(properties: dict[str, str], source: str) -> Prepared:
     replication = from_properties(ReplicationConfig, properties, source=source)
     broker = from_properties(BrokerConfig, properties, source=source)
     config = replace(broker, store=store, replication=replication, auth=auth)
+    # Java has one flat file for all settings.
     settings = to_properties(config) | to_properties(store) | to_properties(replication) | to_properties(auth)
-    # Java has one file for all.
-    for key in ("store", "replication", "auth", *SECRET_KEYS):
-        del settings[key]
+    settings = _without(settings, {"store", "replication", "auth", *SECRET_KEYS, *tls.SECRET_KEYS})
     make: Callable[[], Server] = partial(Broker, config)
     if "proxyMode" in properties:
         from gantrymq.cli.proxy_beside_broker import BrokerWithProxy, proxy_properties, wants_proxy
@@ -161,7 +163,7 @@ def _controller(properties: dict[str, str], source: str) -> Prepared:
 
     _warn_of_unknown([ControllerConfig], properties, source)
     config = from_properties(ControllerConfig, properties, source=source)
-    settings = {key: value for key, value in to_properties(config).items() if key not in SECRET_KEYS}
+    settings = _without(to_properties(config), SECRET_KEYS)
     return Prepared("controller", partial(Controller, config, properties), settings)
 
 
@@ -174,17 +176,28 @@ def _proxy(properties: dict[str, str], source: str) -> Prepared:
 
     _warn_of_unknown([ProxyConfig], properties, source)
     config = from_properties(ProxyConfig, properties, source=source)
-    settings = {key: value for key, value in to_properties(config).items() if key not in SECRET_KEYS}
-    return Prepared("proxy", partial(Proxy, config), settings)
+    settings = _without(to_properties(config), SECRET_KEYS)
+
+    def make() -> Server:
+        if not config.namesrv_addr.strip(" ;"):
+            raise ConfigError("no NameServer given: pass it with '-n', or as namesrvAddr in the configuration")
+        return Proxy(config)
+
+    return Prepared("proxy", make, settings)
 
 
-#: How each server's configuration is read, by command.
+#: {command: function that reads the configuration of the server}.
 _PREPARE: dict[str, Callable[[dict[str, str], str], Prepared]] = {
     "namesrv": _name_server,
     "broker": _broker,
     "controller": _controller,
     "proxy": _proxy,
 }
+
+
+def _without(settings: dict[str, str], hidden: Set[str]) -> dict[str, str]:
+    """Returns the settings without the hidden ones, such as passwords."""
+    return {key: value for key, value in settings.items() if key not in hidden}
 
 
 def _warn_of_unknown(classes: list[type], properties: dict[str, str], source: str) -> None:

@@ -1,6 +1,7 @@
-"""`gantry store`: looks into a store's files, and rebuilds what the log can give back.
+"""Implements `gantry store`: shows and checks the files of a store, and rebuilds queues and index from the log.
 
-Exit codes: 0 nothing wrong, 1 something is. With --json the result is one object (dump: one a line) on standard output.
+Exit codes: 0 without problems, 1 with problems. With --json, the result is one object on standard output. `dump` prints
+one object per line.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Column, Table
 
 from gantrymq.cli.admin.values import TIME_HELP, parse_time
+from gantrymq.cli.lazy import new_app
 from gantrymq.config import from_properties, load_properties
 from gantrymq.protocol.message import MessageExt
 from gantrymq.store import verify as verifying
@@ -31,8 +33,7 @@ from gantrymq.store.offline import StoreSummary, is_in_use
 from gantrymq.store.offline import inspect as inspect_store
 from gantrymq.store.rebuild import rebuild as rebuild_store
 
-app = typer.Typer(
-    add_completion=False,
+app = new_app(
     no_args_is_help=True,
     help="Look into a broker's store, check it, rebuild its queues and index.",
 )
@@ -176,7 +177,7 @@ def _warn_if_in_use(directory: Path) -> None:
 
 @contextmanager
 def _progress() -> Iterator[verifying.Progress]:
-    """A bar for each step on standard error, if that is a terminal."""
+    """Shows a progress bar for each step on standard error, if this is a terminal."""
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
@@ -211,7 +212,7 @@ def _summary(summary: StoreSummary) -> dict[str, Any]:
 
 
 def _camel(fields: dict[str, Any]) -> dict[str, Any]:
-    """The same under Java's kind of names."""
+    """Returns the fields with names in camel case, as in Java."""
     return {"".join([key.split("_")[0], *map(str.title, key.split("_")[1:])]): value for key, value in fields.items()}
 
 

@@ -1,4 +1,4 @@
-"""`gantry topology`: the cluster as a table that is drawn anew every second."""
+"""Implements `gantry topology`: shows the cluster as a table, which is refreshed every second."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gantrymq.client.topology import BrokerState, Topology
 from gantrymq.errors import GantryError
 
 REFRESH_INTERVAL_S = 1.0
-#: A broker that doesn't answer holds the table up for so long.
+#: The longest delay of a refresh by a broker that doesn't respond, in ms.
 TIMEOUT_MS = 2000
 _IN_SYNC = {None: "-", True: "yes", False: "no"}
 
 
 def run_topology(target: Target, *, once: bool, json: bool) -> None:
-    """Prints the cluster, once or until Ctrl-C. Raises a GantryError when no NameServer answers at first."""
+    """Prints the cluster, once or until Ctrl-C. Raises a GantryError if no NameServer responds at the start."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(_run(target, once, json))
 
@@ -38,7 +38,7 @@ async def _run(target: Target, once: bool, json: bool) -> None:
     ) as admin:
         topology = Topology(admin)
         brokers = await topology.look()
-        # A pipe has no width: no name is cut there.
+        # A pipe has no width, so a large one is set, which truncates no name.
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
         if json or once or not console.is_terminal:
             _show(console, brokers, json)

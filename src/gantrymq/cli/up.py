@@ -1,34 +1,32 @@
-"""`gantry up`: a cluster on this machine, in the foreground."""
+"""Implements `gantry up`: runs a cluster on this machine, in the foreground."""
 
 from __future__ import annotations
 
 import asyncio
-import selectors
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from shutil import rmtree
+from typing import TYPE_CHECKING
 
 import typer
 
 from gantrymq.cli.exit_codes import INTERRUPTED
+from gantrymq.cli.supervisor import Supervisor
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.protocol.topic_name import topic_problem
+from gantrymq.testing.cluster_ports import ClusterPorts, cluster_ports
 from gantrymq.testing.processes import (
     HOST,
     IN_SYNC_REPLICAS,
     ProcessCluster,
-    ServerProcess,
-    broker_port,
-    controller_port,
-    proxy_port,
-    proxy_remoting_port,
     replica_name,
 )
 from gantrymq.testing.signals import Interrupted, interruptible
@@ -38,15 +36,13 @@ if TYPE_CHECKING:
 
 DEFAULT_QUEUES = 8
 MAX_QUEUES = 1024
-#: How often the console is looked at; the processes tell themselves.
-WATCH_INTERVAL_S = 0.5
-#: So long elections may take, and how often it is looked whether they are over.
+#: The longest time for elections, and the interval at which they are checked.
 ELECTION_TIMEOUT_S = 60.0
 LOOK_INTERVAL_S = 0.05
 
 
 def parse_topics(texts: Sequence[str]) -> dict[str, int]:
-    """NAME:QUEUES, or NAME, as queues by name."""
+    """Parses texts of the form NAME or NAME:QUEUES. Returns {name: number of queues}."""
     topics = {}
     for text in texts:
         name, colon, queues = text.partition(":")
@@ -70,51 +66,89 @@ def run_cluster(
     controller: bool = False,
     console: bool = False,
 ) -> int:
-    """Runs until SIGINT (exit code 130), SIGTERM (0) or the end of a server (GantryError). No process is left.
+    """Runs a cluster until a signal, or until it cannot continue. It always stops all processes.
 
-    `topics` are there on every broker, with so many queues on each, before it says that it is ready. With a
-    controller a broker may end: another takes its place. With a console it runs in this process.
+    A broker that ends is restarted. If another server ends, or if all brokers are given up, the cluster ends.
+
+    Args:
+        brokers: The number of broker names.
+        directory: The directory for the data. Default: a temporary one, which is deleted if no server has failed.
+        port: The port of the NameServer, from which the other ports follow. 0 selects free ports.
+        topics: {topic: queues on each broker}. These are created before the cluster is reported as ready.
+        replicas: The replicas of each broker name.
+        proxy: If true, also runs a proxy.
+        controller: If true, also runs a controller.
+        console: If true, also runs the console, in this process.
+
+    Returns:
+        The exit code: 130 after SIGINT, 0 after SIGTERM. 1 if the cluster cannot start or continue: the error is then
+        printed before the servers stop.
+
+    Raises:
+        GantryError: A port is in use.
     """
+    supervisor: Supervisor | None = None
     try:
-        with interruptible(), ExitStack() as stack:
-            _check_ports(port, brokers, replicas, proxy=proxy, controller=controller, console=console)
-            if directory is None:
-                directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gantry-")))
+        with interruptible() as interruption:
+            ports = cluster_ports(port)
+            _check_ports(ports, brokers, replicas, proxy=proxy, controller=controller, console=console)
+            path = Path(tempfile.mkdtemp(prefix="gantry-")) if directory is None else directory.absolute()
             cluster = ProcessCluster(
-                directory.absolute(), brokers=brokers, replicas=replicas, proxy=proxy, controller=controller, port=port
+                path, brokers=brokers, replicas=replicas, proxy=proxy, controller=controller, port=port
             )
-            stack.enter_context(cluster)
-            if controller:
-                asyncio.run(_until_masters(cluster.namesrv_addr, brokers, replicas))
-            if topics:
-                asyncio.run(_make_topics(cluster.namesrv_addr, topics))
-            shown = _console(cluster, directory, port) if console else None
-            if shown is not None:
-                stack.enter_context(shown)
-            for server in cluster.servers:
-                print(f"{server.name}  {server.address}  pid {server.pid}  log {server.log_path}")
-            if controller and replicas > 1:
-                print(
-                    f"{replicas} replicas of each broker, one of which the controller makes master; a send is answered"
-                )
-                print(f"when all in sync have it, {IN_SYNC_REPLICAS} at least")
-            elif replicas > 1:
-                print(f"{replicas} replicas of each broker; a send is answered when {IN_SYNC_REPLICAS} have it")
-            for name, queues in topics.items():
-                print(f"topic {name}  {queues} queues on each broker")
-            by_grpc = f", gRPC at {cluster.proxy.address}" if cluster.proxy is not None else ""
-            in_browser = f", console at {shown.address}" if shown is not None else ""
-            print(
-                f"ready: NameServer at {cluster.namesrv_addr}{by_grpc}{in_browser}; Ctrl-C stops the cluster",
-                flush=True,
-            )
-            _watch(cluster, shown)
+            try:
+                with ExitStack() as stack:
+                    stack.callback(cluster.stop)
+                    try:
+                        cluster.start()
+                        if controller:
+                            asyncio.run(_until_masters(cluster.namesrv_addr, brokers, replicas))
+                        if topics:
+                            asyncio.run(_make_topics(cluster.namesrv_addr, topics))
+                        shown = _console(cluster, path, ports.console) if console else None
+                        if shown is not None:
+                            stack.enter_context(shown)
+                        _print_cluster(cluster, topics, replicas, None if shown is None else shown.address)
+                        supervisor = Supervisor(cluster, interruption)
+                        supervisor.run(shown)
+                    except Exception as e:
+                        # A signal must not interrupt the stop of the servers, which can take a while.
+                        interruption.ignore()
+                        if isinstance(e, BrokenPipeError):
+                            raise
+                        print(f"gantry: {e}; the logs are in {path / 'logs'}", file=sys.stderr, flush=True)
+                        if isinstance(e, GantryError | OSError):
+                            return 1
+                        raise
+            except (Interrupted, BrokenPipeError):
+                if supervisor is not None and supervisor.has_failed:
+                    kept = f"a server has ended during this run: the data and the logs are kept in {path}"
+                    print(kept, file=sys.stderr, flush=True)
+                elif directory is None:
+                    rmtree(path, ignore_errors=True)
+                raise
     except Interrupted as e:
         return INTERRUPTED if e.signal_number == signal.SIGINT else 0
 
 
+def _print_cluster(cluster: ProcessCluster, topics: Mapping[str, int], replicas: int, console: str | None) -> None:
+    """Prints the servers and topics, then the line that says that the cluster is ready."""
+    for server in cluster.servers:
+        print(f"{server.name}  {server.address}  pid {server.pid}  log {server.log_path}")
+    if cluster.controller is not None and replicas > 1:
+        print(f"{replicas} replicas of each broker, one of which the controller makes master; a send is answered")
+        print(f"when all in sync have it, {IN_SYNC_REPLICAS} at least")
+    elif replicas > 1:
+        print(f"{replicas} replicas of each broker; a send is answered when {IN_SYNC_REPLICAS} have it")
+    for name, queues in topics.items():
+        print(f"topic {name}  {queues} queues on each broker")
+    by_grpc = f", gRPC at {cluster.proxy.address}" if cluster.proxy is not None else ""
+    in_browser = f", console at {console}" if console is not None else ""
+    print(f"ready: NameServer at {cluster.namesrv_addr}{by_grpc}{in_browser}; Ctrl-C stops the cluster", flush=True)
+
+
 async def _until_masters(name_server: str, brokers: int, replicas: int) -> None:
-    """Returns when each broker name has a master and its slaves. Raises GantryError."""
+    """Waits until each broker name has a master and its slaves. Raises GantryError after ELECTION_TIMEOUT_S."""
     deadline = time.monotonic() + ELECTION_TIMEOUT_S
     async with AdminClient(name_server) as admin:
         while time.monotonic() < deadline:
@@ -134,22 +168,23 @@ async def _make_topics(name_server: str, topics: Mapping[str, int]) -> None:
             await admin.ensure_topic(name, queues=queues)
 
 
-def _check_ports(port: int, brokers: int, replicas: int, *, proxy: bool, controller: bool, console: bool) -> None:
-    """Raises GantryError when one is taken; the servers would say so of one after the other."""
-    if not port:
-        return
-    names = {port: "the NameServer"} | {
-        broker_port(port, number, replica): replica_name(number, replica)
+def _check_ports(
+    ports: ClusterPorts, brokers: int, replicas: int, *, proxy: bool, controller: bool, console: bool
+) -> None:
+    """Raises GantryError if a port is in use. It checks all ports before the first server is started."""
+    names = {ports.name_server: "the NameServer"} | {
+        ports.broker(number, replica): replica_name(number, replica)
         for number in range(brokers)
         for replica in range(replicas)
     }
     if controller:
-        names[controller_port(port)] = "the controller"
+        names[ports.controller] = "the controller"
     if proxy:
-        names[proxy_port(port)] = "the proxy"
-        names[proxy_remoting_port(port)] = "the proxy's remoting protocol"
+        names[ports.proxy] = "the proxy"
+        names[ports.proxy_remoting] = "the proxy's remoting protocol"
     if console:
-        names[console_port(port)] = "the console"
+        names[ports.console] = "the console"
+    names.pop(0, None)
     for number, name in names.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -157,37 +192,15 @@ def _check_ports(port: int, brokers: int, replicas: int, *, proxy: bool, control
                 probe.bind((HOST, number))
             except OSError as e:
                 raise GantryError(
-                    f"port {number}, for {name}, can't be had: {e.strerror}. If a cluster runs there already, gantry "
-                    f"topology -n {HOST}:{port} shows it; --port 0 takes free ports"
+                    f"port {number} of {name} can't be used ({e.strerror}): choose other ports with '--port', or free "
+                    f"ones with '--port 0'; if a cluster runs there, 'gantry topology -n {HOST}:{ports.name_server}' "
+                    "shows it"
                 ) from e
-
-
-def console_port(port: int) -> int:
-    """Of the console, beside a NameServer at `port`; 0, any free one, where that is 0 or too low."""
-    return max(port - 1696, 0)
 
 
 def _console(cluster: ProcessCluster, directory: Path, port: int) -> ConsoleThread:
     from gantrymq.console.server import ConsoleThread
     from gantrymq.console.settings import Settings
 
-    settings = Settings(cluster.namesrv_addr, port=console_port(port), directory=directory.absolute() / "console")
+    settings = Settings(cluster.namesrv_addr, port=port, directory=directory / "console")
     return ConsoleThread(settings)
-
-
-def _watch(cluster: ProcessCluster, console: ConsoleThread | None) -> NoReturn:
-    with selectors.DefaultSelector() as selector:
-        for server in cluster.servers:
-            selector.register(server, selectors.EVENT_READ)
-        while True:
-            if console is not None and console.error is not None:
-                raise GantryError(f"the console has ended: {console.error}")
-            for key, _ in selector.select(WATCH_INTERVAL_S):
-                server = cast(ServerProcess, key.fileobj)
-                if server.read_output():
-                    continue
-                ended = f"{server.name} (pid {server.pid}) has ended; its log is {server.log_path}"
-                if cluster.controller is None or server not in cluster.brokers:
-                    raise GantryError(ended)
-                print(ended, flush=True)
-                selector.unregister(server)

@@ -1,6 +1,6 @@
-"""The clients: producer; push, lite pull and simple consumer; asyncio, with a synchronous face in `gantrymq.sync`.
+"""Clients: producer; push, lite pull and simple consumer. They use asyncio; `gantrymq.sync` has blocking versions.
 
-`producing/`, `consuming/` and `popping/` are the three kinds of client; each `__init__` says what to open first. Here
-is what they share: requests to servers in `broker_api.py`, where topics are in `routes.py`, what a client tells its
-brokers in `client_instance.py`. `admin/` is for administrators, `doctor/` finds what is broken.
+`producing/`, `consuming/` and `popping/` contain the kinds of client; each `__init__` names the module to read first.
+This package contains what they share: requests to servers (`broker_api.py`), routes of topics (`routes.py`), and
+connections and heartbeats (`client_instance.py`). `admin/` has the admin client, `doctor/` the checks of a cluster.
 """

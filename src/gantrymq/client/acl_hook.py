@@ -1,10 +1,8 @@
-"""AclHook: signs every request of a client (`AclClientRPCHook`)."""
+"""AclHook: signs each request of a client (`AclClientRPCHook`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
-
-import yaml
 
 from gantrymq.errors import ConfigError
 from gantrymq.remoting.signatures import SigningHook
@@ -12,14 +10,17 @@ from gantrymq.system import files
 
 
 def read_keys(path: Path) -> tuple[str, str]:
-    """`accessKey` and `secretKey` of mqadmin's tools.yml at `path`. Raises ConfigError."""
+    """Reads `accessKey` and `secretKey` from mqadmin's tools.yml at `path`. Raises ConfigError."""
+    # Imported here, because clients without such a file do not need it.
+    import yaml
+
     try:
-        # All values as they are written: a key of digits is no number.
+        # All values as strings, because a key can consist of digits.
         document = yaml.load(files.read_bytes(path), Loader=yaml.BaseLoader)
     except OSError as e:
         raise ConfigError(f"can't read {path}: {e.strerror or e}") from e
     except (yaml.YAMLError, ValueError):
-        # What the parser says quotes the file, which holds a secret.
+        # The parser's error quotes the file, which contains a secret.
         raise ConfigError(f"{path} is no YAML") from None
     keys = document if isinstance(document, dict) else {}
     access_key, secret_key = keys.get("accessKey"), keys.get("secretKey")
@@ -29,9 +30,18 @@ def read_keys(path: Path) -> tuple[str, str]:
 
 
 class AclHook(SigningHook):
-    """Give it to a producer, a consumer or an AdminClient: `hooks=[AclHook(access_key, secret_key)]`.
+    """Signs each request of a producer, a consumer or an AdminClient.
 
-    `security_token` goes with keys that are lent for a while (Alibaba's STS). Raises ConfigError for a blank key.
+    Example:
+        Producer("127.0.0.1:9876", "orders", hooks=[AclHook(access_key, secret_key)])
+
+    Args:
+        access_key: Access key.
+        secret_key: Secret key.
+        security_token: Token of temporary keys (Alibaba's STS). Default: None.
+
+    Raises:
+        ConfigError: A key is blank.
     """
 
     def __init__(self, access_key: str, secret_key: str, security_token: str | None = None) -> None:
@@ -41,7 +51,7 @@ class AclHook(SigningHook):
 
     @classmethod
     def from_file(cls, path: Path) -> AclHook:
-        """With the keys of mqadmin's tools.yml at `path`. Raises ConfigError."""
+        """Returns a hook with the keys of mqadmin's tools.yml at `path`. Raises ConfigError."""
         return cls(*read_keys(path))
 
     def __repr__(self) -> str:

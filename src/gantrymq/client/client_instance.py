@@ -1,68 +1,70 @@
-"""ClientInstance: what a producer or consumer has in common: connections, routes, heartbeats.
+"""ClientInstance: connections, routes and heartbeats of a producer or consumer (`MQClientInstance`).
 
-Source: client/impl/factory/MQClientInstance. In Java all producers and consumers of a process share one; here each has
-its own, with its own client id.
+In Java all producers and consumers of a process share one instance. Here each has its own, with its own client id.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import NamedTuple
+
+import msgspec
 
 from gantrymq.background.repeating import Repeating
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.failover import is_role_change
 from gantrymq.client.lifecycle import CLOSE_TIMEOUT_S
-from gantrymq.client.name_server_discovery import (
-    POLL_INTERVAL_S,
-    fetch_name_servers,
-    is_discovery_url,
-    split_addresses,
-)
 from gantrymq.client.route_renewal import RouteRenewal
 from gantrymq.client.routes import REFRESH_INTERVAL_S, YOUNG_INTERVAL_S, Routes
 from gantrymq.client.troubles import Troubles
 from gantrymq.errors import BrokerError, BrokerUnavailable, ClientClosed, GantryError, RemotingError
 from gantrymq.logs import peer_log
-from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData
+from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import CLOSE_TIMEOUT_S as REMOTING_CLOSE_TIMEOUT_S
 from gantrymq.remoting.connection import RequestHandler, RpcHook
+from gantrymq.remoting.name_server_discovery import (
+    POLL_INTERVAL_S,
+    fetch_name_servers,
+    is_discovery_url,
+    split_addresses,
+    unit_url,
+)
 from gantrymq.system import clock, network, tls
 
 log = peer_log(__name__)
 
-#: heartbeatBrokerInterval.
+#: Interval of heartbeats (heartbeatBrokerInterval), s.
 HEARTBEAT_INTERVAL_S = 30.0
-#: A broker whose connection was lost is tried again after so long, and after twice as long each time; at least once
-#: in RECONNECT_AT_FIRST_S during the time that an election takes.
+#: Pause before the first reconnect to a lost broker, s. It doubles after each attempt, up to RECONNECT_AT_FIRST_S
+#: during ELECTION_S (the time of an election), and later up to the heartbeat interval.
 RECONNECT_S = 0.25
 RECONNECT_AT_FIRST_S = 0.5
 ELECTION_S = 30.0
-#: The routes of so many topics are requested while a broker is lost.
+#: Number of topics whose routes are requested while a broker is lost or silent.
 LOST_TOPICS = 8
-#: If a broker owes responses and nothing arrives for PROBE_S, the client sends a heartbeat. If nothing arrives until
-#: SILENCE_S, the client closes the connection. A long poll waits longer than that for messages; the heartbeat's
-#: response shows that its broker is alive.
+#: If a broker owes responses and sends nothing for PROBE_S, the client sends a heartbeat. If nothing arrives until
+#: SILENCE_S, the client closes the connection. A long poll can take longer; in that case the response to the heartbeat
+#: shows that the broker is alive. In seconds.
 PROBE_S = 3.0
 SILENCE_S = 6.0
-#: How often the client checks for silent brokers, s.
+#: Interval of the check for silent brokers, s.
 SILENCE_CHECK_S = 0.5
-#: When the route names another master, requests to the former one wait for so long for a sign of life.
+#: If the route has a new master, requests to the former one fail after this time without a sign of life, s.
 FORMER_S = 0.5
-#: A broker that has not answered a heartbeat while somebody waited so long isn't waited for again.
+#: If a call has waited at least this long for the heartbeat of a broker, later calls do not wait for it, s.
 IN_VAIN_S = 0.1
 
 _instance_number = itertools.count(1)
 
 
 class _Lost(NamedTuple):
-    """A broker whose connection was lost: when, by the monotonic clock, and some topics whose routes named it."""
+    """A broker whose connection was lost: the time (monotonic, s), and some topics whose routes contained it."""
 
     since: float
     topics: list[str]
@@ -75,30 +77,37 @@ def _new_instance_name() -> str:
 class ClientInstance:
     """Connections, routes and heartbeats of one producer or consumer.
 
-    `name_servers` are HOST:PORT, in one string with `;` between them; or the URL of a page that says them.
-    `producer_data` or `consumer_data` is what brokers are told of it; `handlers` answer what brokers ask. The client
-    id is IP@INSTANCE_NAME, a new one each time where no `instance_name` is given.
+    Args:
+        name_servers: HOST:PORT, several separated by `;`, or the URL of a page that lists them.
+        group_data: Producer group, or consumer group with its subscriptions, for heartbeats. None: no group.
+        handlers: Handlers of brokers' requests, by request code.
+        ssl_context: Encrypts the connections.
+        hooks: Called before and after each request.
+        instance_name: Part of the client id IP@INSTANCE_NAME. By default a new name for each instance.
+        unit_name: If it isn't empty, the client id ends with @UNIT_NAME, and the URL of the page with -UNIT_NAME.
+        on_error: Called with each background error that is logged.
     """
 
     def __init__(
         self,
         name_servers: Sequence[str] | str,
         *,
-        producer_data: ProducerData | None = None,
-        consumer_data: ConsumerData | None = None,
+        group_data: ProducerData | ConsumerData | None = None,
         handlers: Mapping[int, RequestHandler] | None = None,
         ssl_context: tls.SSLContext | None = None,
         hooks: Sequence[RpcHook] = (),
         instance_name: str | None = None,
+        unit_name: str = "",
+        on_error: Callable[[Exception], object] | None = None,
     ) -> None:
         discovery: str | None = None
         if isinstance(name_servers, str):
             if is_discovery_url(name_servers):
-                discovery, name_servers = name_servers, []
+                discovery, name_servers = unit_url(name_servers, unit_name), []
             else:
                 name_servers = split_addresses(name_servers)
         self.ip = network.local_ip()
-        self.client_id = f"{self.ip}@{instance_name or _new_instance_name()}"
+        self.client_id = f"{self.ip}@{instance_name or _new_instance_name()}" + (f"@{unit_name}" if unit_name else "")
         self.remoting = RemotingClient(
             handlers,
             ssl_context=ssl_context,
@@ -108,34 +117,35 @@ class ClientInstance:
             silence_s=SILENCE_S,
         )
         self.api = BrokerApi(self.remoting)
-        self.troubles = Troubles()
+        self.troubles = Troubles(on_error)
         discover = partial(fetch_name_servers, discovery) if discovery else None
-        self.routes = Routes(self.api, name_servers, discover, self.troubles)
+        self.routes = Routes(self.api, name_servers, discover, self.troubles, self._look_again_soon)
         self._renewal = RouteRenewal(self.routes, self.troubles)
-        self._producer_data = producer_data
-        self._consumer_data = consumer_data
-        #: The brokers that this client was announced to, in vain or not; those that know it; those that did.
+        self._producer_data = group_data if isinstance(group_data, ProducerData) else None
+        self._consumer_data = group_data if isinstance(group_data, ConsumerData) else None
+        #: Brokers that were sent a heartbeat, and below those that accepted the last one.
         self._announced: set[str] = set()
         self._greeted: set[str] = set()
         #: Brokers whose connections were lost.
         self._lost: dict[str, _Lost] = {}
-        #: Heartbeats under way.
+        #: Heartbeats in flight.
         self._greeting: dict[str, asyncio.Task[None]] = {}
-        #: Brokers whose heartbeats were waited for in vain, or failed; until they are heard of again.
+        #: Brokers whose heartbeats failed or timed out. Callers do not wait for them until they respond again.
         self._given_up: set[str] = set()
-        #: Brokers in whose place the routes name others, and when the routes changed, monotonic clock.
+        #: Brokers that a route change removed, and the time of the change (monotonic, s).
         self._former: dict[str, float] = {}
         self._leaving = Repeating("the end of waiting for former masters", self._leave_former)
         self._is_closing = False
-        #: Silent brokers that were sent a heartbeat, and when.
+        #: Silent brokers that were sent a heartbeat, and its time.
         self._probed: dict[str, float] = {}
         self._reconnect_s = RECONNECT_S
         self._reconnecting = Repeating("the search for lost brokers", self._reconnect, after_error_s=RECONNECT_S)
-        looking_again = Repeating("the look at young routes", self.routes.look_again, after_error_s=YOUNG_INTERVAL_S)
-        self.routes.on_new = partial(looking_again.wake, YOUNG_INTERVAL_S)
+        self._looking_again = Repeating(
+            "the look at young routes", self.routes.look_again, after_error_s=YOUNG_INTERVAL_S
+        )
         self._jobs = [
             Repeating("the refresh of routes", self.routes.refresh_all, REFRESH_INTERVAL_S),
-            looking_again,
+            self._looking_again,
             Repeating("the heartbeat", self.heartbeat, HEARTBEAT_INTERVAL_S),
             self._reconnecting,
             self._leaving,
@@ -146,14 +156,22 @@ class ClientInstance:
             self._jobs.append(Repeating("the search for NameServers", self.routes.rediscover, POLL_INTERVAL_S))
 
     def start(self) -> None:
-        """Begins to refresh routes and to send heartbeats."""
+        """Starts the jobs that refresh routes and send heartbeats."""
         self._renewal.start()
         for job in self._jobs:
             job.start()
 
+    def set_subscriptions(self, subscriptions: Iterable[SubscriptionData]) -> None:
+        """Replaces the subscriptions that later heartbeats contain."""
+        if self._consumer_data is not None:
+            self._consumer_data = msgspec.structs.replace(
+                self._consumer_data, subscription_data_set=list(subscriptions)
+            )
+
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Takes the group off the brokers that were told of it, for so long at most, and closes the connections."""
-        self._is_closing = self.troubles.is_closing = True
+        """Unregisters the group from the brokers, within at most `timeout_s` seconds, and closes the connections."""
+        self._is_closing = True
+        self.troubles.close()
         await asyncio.gather(self._renewal.stop(), *(job.stop() for job in self._jobs))
         for greeting in self._greeting.values():
             greeting.cancel()
@@ -166,12 +184,15 @@ class ClientInstance:
         finally:
             await self.remoting.close(min(timeout_s, REMOTING_CLOSE_TIMEOUT_S))
 
+    def _look_again_soon(self) -> None:
+        self._looking_again.wake(YOUNG_INTERVAL_S)
+
     # -- brokers that fail --------------------------------------------------------------------------------------
 
     def report_failure(self, topic: str, error: GantryError) -> bool:
-        """Requests the topic's route if the failure of a request to a broker can mean that the route is stale.
+        """Requests the topic's route again if the error can mean that it is stale. Returns whether that is the case.
 
-        Returns whether it can. Concurrent reports share one request (`RouteRenewal`).
+        Concurrent reports share one request (`RouteRenewal`).
         """
         if isinstance(error, RemotingError | BrokerUnavailable) or is_role_change(error):
             self._renewal.request(topic)
@@ -179,13 +200,13 @@ class ClientInstance:
         return False
 
     async def route_change(self, topic: str, timeout_s: float) -> None:
-        """Returns when the topic's route has changed, or after `timeout_s`."""
+        """Waits until the topic's route has changed, for at most `timeout_s` seconds."""
         await self._renewal.change(topic, timeout_s)
 
     async def recover(self, topic: str, broker_name: str, error: GantryError, pause_s: float) -> float:
-        """Reports a failure; how long to wait until the next request to the broker, s.
+        """Reports a failure. Returns the pause before the next request to the broker, in seconds.
 
-        If the route can be stale, the pause takes place here and ends when the route changes.
+        If the route can be stale, the method itself waits, until the route changes or `pause_s` ends, and returns 0.
         """
         if not self.report_failure(topic, error):
             return pause_s
@@ -196,23 +217,32 @@ class ClientInstance:
             await self._renewal.change(topic, pause_s)
         return 0.0
 
+    def connected_former_master(self, broker_name: str) -> str | None:
+        """Returns HOST:PORT of the master of a broker that has left the routes, if its connection is open.
+
+        A NameServer removes a broker when their connection is lost, although the broker may continue to work. A
+        consumer then gives up its queues, but can still commit offsets and unlock queues.
+        """
+        address = self.routes.former_master(broker_name)
+        return address if address is not None and self.remoting.is_connected(address) else None
+
     # -- heartbeats ---------------------------------------------------------------------------------------------
 
     async def heartbeat(self) -> None:
-        """Tells every known broker of this client, as it is now. Failures are logged: the next one comes in 30 s."""
+        """Sends heartbeats to all brokers of the routes. Failures are logged; the next heartbeat follows in 30 s."""
         addresses = self._broker_addresses()
         self._announced &= addresses
         self._greeted &= addresses
         self._given_up &= addresses
-        # What is under way may say what was true before.
+        # Heartbeats in flight may have outdated contents.
         await self._end_of(self._greeting.keys() & addresses)
         await self._greet(addresses)
 
     async def greet_new_brokers(self, timeout_s: float | None = None) -> None:
-        """Tells those brokers of this client that don't know it yet, or any more; for so long at most.
+        """Sends heartbeats to brokers that have not accepted one yet, and waits for at most `timeout_s` seconds.
 
-        Whoever calls it meanwhile waits for the same heartbeats. Where one fails it is repeated later: nobody waits for
-        a broker that is gone more than once.
+        Concurrent calls wait for the same heartbeats. A failed heartbeat is repeated later, and no call waits for this
+        broker again until it responds.
         """
         addresses = self._broker_addresses()
         for address in addresses - self._announced:
@@ -220,31 +250,33 @@ class ClientInstance:
         await self._end_of(addresses - self._greeted - self._given_up, timeout_s)
 
     async def greet_again(self, address: str) -> None:
-        """Tells a broker that has forgotten this client."""
+        """Sends a heartbeat to a broker that has lost this client."""
         await self._greet({address})
 
     def _connected(self, address: str) -> None:
-        """A broker that has started again knows nobody, and knows clients by their connections."""
+        """Sends a heartbeat over a new connection, because a restarted broker has no clients."""
         if address in self._broker_addresses() and address not in self._greeting:
             self._given_up.discard(address)
             self._begin_greeting(address)
 
     def _disconnected(self, address: str) -> None:
-        """The broker has forgotten this client, or will: it gets a heartbeat as soon as it can be reached."""
+        """Records a lost connection.
+
+        The broker drops this client, so it gets a heartbeat as soon as it is reachable.
+        """
         self._announced.discard(address)
-        names = {name for name, replicas in self.routes.all_brokers().items() if address in replicas.values()}
         self._greeted.discard(address)
-        if names and address not in self._lost and not self._is_closing:
-            # An address that one route brings counts for all topics of the broker.
-            self._lost[address] = _Lost(clock.monotonic(), self.routes.topics_of(names)[-LOST_TOPICS:])
+        topics = self._topics_of_broker(address)
+        if topics and address not in self._lost and not self._is_closing:
+            self._lost[address] = _Lost(clock.monotonic(), topics)
             self._reconnect_s = RECONNECT_S
             self._reconnecting.wake(self._reconnect_s)
 
     async def _reconnect(self) -> float:
-        """Connects with lost brokers, and requests the routes that named them; how long until the next time, s.
+        """Reconnects to lost brokers and requests the routes that contained them. Returns the next pause, in seconds.
 
-        A slave may be master instead, or be all that is left. A lost broker that has left the routes is followed until
-        an election must have ended.
+        A slave may have become master, or be the only one left. A lost broker outside of the routes is retried for
+        ELECTION_S.
         """
         now, addresses = clock.monotonic(), self._broker_addresses()
         for address, lost in list(self._lost.items()):
@@ -253,7 +285,7 @@ class ClientInstance:
                 del self._lost[address]
                 continue
             if is_member:
-                # One that hangs isn't waited for.
+                # Does not wait, because the broker may hang.
                 self._begin_greeting(address)
             for topic in lost.topics:
                 self._renewal.request(topic)
@@ -265,23 +297,34 @@ class ClientInstance:
         return self._reconnect_s
 
     def _check_silence(self) -> None:
-        """Sends heartbeats to silent brokers, and closes the connections of those that stay silent."""
+        """Sends heartbeats to silent brokers, and closes the connections of those that stay silent.
+
+        If the heartbeat isn't answered at once, it also requests the broker's routes: they may have a new master.
+        """
         now, brokers = clock.monotonic(), self.routes.addresses()
         silent = set(self.remoting.silent(PROBE_S))
         for address in self._probed.keys() - silent:
             del self._probed[address]
         for address in silent:
             probed = self._probed.setdefault(address, now)
-            # Not by the silence alone: if this process was stopped, the response waits in the socket.
+            # Not after the silence alone: if this process was stopped, the response may be in the socket's buffer.
             if now - probed >= SILENCE_S - PROBE_S:
                 del self._probed[address]
                 log.warning("%s has sent nothing for %g s: closing the connection", address, SILENCE_S)
                 self.remoting.abort(address)
             elif probed == now and address in brokers:
                 self._begin_greeting(address)
+            else:
+                for topic in self._topics_of_broker(address):
+                    self._renewal.request(topic)
+
+    def _topics_of_broker(self, address: str) -> list[str]:
+        """Returns some topics whose routes contain a broker, because its address is the same in all of them."""
+        names = {name for name, replicas in self.routes.all_brokers().items() if address in replicas.values()}
+        return self.routes.topics_of(names)[-LOST_TOPICS:]
 
     def _route_changed(self, topic: str) -> None:
-        """A broker that this client was announced to may be no master any more, or be gone."""
+        """Handles a route change: a broker that got heartbeats may have left the routes, such as a former master."""
         former = self._announced - self._broker_addresses()
         if former:
             now = clock.monotonic()
@@ -289,7 +332,7 @@ class ClientInstance:
             self._leaving.wake(FORMER_S)
 
     def _leave_former(self) -> float:
-        """Ends what waits for former masters that are silent: a live one answers; when to look again, s."""
+        """Aborts requests to silent former masters, as a live one responds. Returns the next pause, in seconds."""
         now = clock.monotonic()
         for address, since in list(self._former.items()):
             if now - since >= FORMER_S:
@@ -298,7 +341,7 @@ class ClientInstance:
         return min(self._former.values()) + FORMER_S - now if self._former else inf
 
     def _broker_addresses(self) -> set[str]:
-        # A producer has nothing to do with slaves; who is of no group has to tell nobody.
+        # A producer needs no slaves. Without a group there are no heartbeats.
         if self._producer_data is None and self._consumer_data is None:
             return set()
         return {
@@ -317,12 +360,12 @@ class ClientInstance:
         under_way = {self._greeting[address]: address for address in addresses if address in self._greeting}
         if under_way:
             _, late = await asyncio.wait(under_way, timeout=timeout_s)
-            # Who had hardly any time, or was cancelled, has learned nothing of the broker.
+            # After a very short wait, or if the caller was cancelled, the broker is not considered unreachable.
             if timeout_s is not None and timeout_s >= IN_VAIN_S:
                 self._given_up.update(under_way[greeting] for greeting in late)
 
     def _begin_greeting(self, address: str) -> None:
-        """Unless it is under way: it may be what made the connection."""
+        """Sends a heartbeat unless one is in flight, which may be the one that has opened the connection."""
         if address not in self._greeting and not self._is_closing:
             self._announced.add(address)
             task = asyncio.get_running_loop().create_task(self._greet_one(address))
@@ -346,7 +389,7 @@ class ClientInstance:
         except ClientClosed:
             pass
         except Exception as e:
-            # Whatever it is (hooks are the user's), who heartbeats goes on.
+            # Any error, because hooks are user code. The heartbeats to other brokers continue.
             self._greeted.discard(address)
             self._given_up.add(address)
             self.troubles.tell(f"heartbeat to broker {address} failed", e)
@@ -362,5 +405,5 @@ class ClientInstance:
                 consumer_group=self._consumer_data.group_name if self._consumer_data else None,
             )
         except Exception as e:
-            # Whatever it is (hooks are the user's), the broker notices the closed connection.
+            # Any error, because hooks are user code. The broker notices the closed connection.
             log.info("broker %s was not told that this client closes: %s", address, e)

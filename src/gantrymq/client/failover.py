@@ -1,16 +1,16 @@
-"""Detects responses that say that another broker of the same name is master, or is about to be.
+"""Detects responses that mean that another broker of the same name is or becomes master.
 
-A client then requests the topic's route again, from which it gets the address of the new master.
+The client then requests the topic's route again, which contains the address of the new master.
 """
 
 from __future__ import annotations
 
 from gantrymq.errors import BrokerError, RefusalReason
 
-#: Reasons of a former master, and of a new one that can't take messages yet.
+#: Reasons of a former master, and of a new one that does not accept messages yet.
 _REASONS = (RefusalReason.NOT_MASTER, RefusalReason.MAY_BE_STORED, RefusalReason.NOT_ENOUGH_REPLICAS)
 
 
 def is_role_change(error: BaseException) -> bool:
-    """Whether a broker refused a request because of its role, so that the route must be requested again."""
+    """Returns whether a broker rejected a request because of its role, so that the route must be requested again."""
     return isinstance(error, BrokerError) and error.reason in _REASONS

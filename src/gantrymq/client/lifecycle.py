@@ -1,9 +1,9 @@
-"""Lifecycle: how a client is started and closed, whoever is cancelled meanwhile.
+"""Lifecycle: start and close of a client, safe against cancellation.
 
-A producer or consumer consists of parts: connections, heartbeats, queues. They are entered on an AsyncExitStack as
-they are made; a start that fails or is cancelled unwinds it. A close runs in a task of its own, which every call
-awaits: a caller that is cancelled, or has no time left, leaves no part behind, for the task goes on. Parts are
-forgotten when they are closed, not before. A client that is closed may be started again.
+A client consists of parts: connections, heartbeats, queues. Each part is entered on an AsyncExitStack. A start that
+fails or is cancelled unwinds the stack. A close runs in its own task, which all callers await. If a caller is cancelled
+or its time ends, the task continues, so that no part stays open. References to parts are dropped after they are closed.
+A closed client can be started again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gantrymq.logs import peer_log
 
 log = peer_log(__name__)
 
-#: How long a close takes at most, if nothing else is said: for handlers, and for what is still to be sent.
+#: Default time limit of a close, for handlers and messages that are still to be sent, s.
 CLOSE_TIMEOUT_S = 10.0
-#: Each part that has something to say to a server gets so much time at least, even when nothing is left of the close's.
+#: Each part that sends last requests to a server gets at least this time, even if the time limit has ended, s.
 FAREWELL_S = 0.2
 
 
 class Deadline:
-    """When a close should be over. Times are those of the loop."""
+    """End of a close, in loop time."""
 
     def __init__(self) -> None:
         self._at = inf
@@ -37,28 +37,32 @@ class Deadline:
         self._at = asyncio.get_running_loop().time() + timeout_s
 
     def left(self) -> float:
-        """Seconds; FAREWELL_S at least."""
+        """Returns the remaining seconds, at least FAREWELL_S."""
         return max(self._at - asyncio.get_running_loop().time(), FAREWELL_S)
 
 
 class Lifecycle(ABC):
-    """Started by `async with` or `start`, ended by `close`."""
+    """Base of clients. Started by `async with` or `start`, ended by `close`."""
 
     def __init__(self) -> None:
         self._deadline = Deadline()
         self._stack: AsyncExitStack | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: Held while parts are made or closed.
+        #: Held while parts are created or closed.
         self._changing = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
         self._is_open = False
 
     @abstractmethod
     async def _open(self, stack: AsyncExitStack) -> None:
-        """Makes the parts; enters on `stack` what closes them, which goes on to the next whatever one raises."""
+        """Creates the parts and enters their close functions on `stack`. All of them run, even if one raises."""
 
     async def start(self) -> None:
-        """Makes the client ready. Raises ClientError if it is started already, or for odd options."""
+        """Starts the client.
+
+        Raises:
+            ClientError: It is already started, or options are invalid.
+        """
         if self._stack is not None:
             raise ClientError("this client is already started")
         self._stack = stack = AsyncExitStack()
@@ -73,9 +77,12 @@ class Lifecycle(ABC):
             raise
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Ends the client, after what is under way or after `timeout_s`; once more does no harm.
+        """Closes the client after pending work is done. A second call has no effect.
 
-        It goes on when the caller is cancelled. Whoever calls it meanwhile waits for the same end.
+        The close continues if the caller is cancelled. Concurrent calls wait for the same close.
+
+        Args:
+            timeout_s: Longest wait for pending work, s. Default: 10.
         """
         if self._stack is None:
             return
@@ -84,7 +91,7 @@ class Lifecycle(ABC):
             self._is_open = False
             self._deadline.set(timeout_s)
             self._closing = asyncio.get_running_loop().create_task(self._close(self._stack))
-            # Its error is in the log, if all who waited for it have gone.
+            # Retrieves the error, which `_close` logs, in case all callers were cancelled.
             self._closing.add_done_callback(lambda closing: closing.cancelled() or closing.exception())
         await result_of(self._closing)
 
@@ -99,13 +106,13 @@ class Lifecycle(ABC):
             self._stack = self._closing = None
 
     def _check_open(self) -> None:
-        """Raises ClientClosed before the start and from the close on; ClientError in another event loop."""
+        """Raises ClientClosed if the client is not started or closed, and ClientError in another event loop."""
         if not self._is_open:
             raise ClientClosed(f"this {type(self).__name__} is not started, or closed: use it inside `async with`")
         self._check_loop()
 
     def _check_loop(self) -> None:
-        # Nothing is sent by half: the connections are another loop's.
+        # The connections belong to the other event loop, so fail before anything is sent.
         if self._loop is not asyncio.get_running_loop():
             raise ClientError(f"this {type(self).__name__} was started in another event loop, and works there alone")
 

@@ -1,19 +1,17 @@
-"""Namespaces of topics and groups: NAMESPACE%NAME (remoting/protocol/NamespaceUtil).
+"""Namespaces of topics and groups: NAMESPACE%NAME (`NamespaceUtil`).
 
-%RETRY% and %DLQ% stay in front: %RETRY%NAMESPACE%GROUP. System topics and groups have no namespace.
+The prefixes %RETRY% and %DLQ% stay first: %RETRY%NAMESPACE%GROUP. System topics and groups have no namespace.
 """
 
 from __future__ import annotations
 
-from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SYSTEM_GROUP_PREFIX, is_system_topic
 
 SEPARATOR = "%"
-#: Groups of RocketMQ itself (`MixAll.CID_RMQ_SYS_PREFIX`).
-SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 
 
 def wrap_namespace(namespace: str, name: str) -> str:
-    """`name` of a topic or group as brokers know it; an empty namespace, or one that is there already, adds nothing."""
+    """Adds the namespace to the name of a topic or group, unless it is empty or already part of the name."""
     if not namespace or not name or _is_system(name):
         return name
     prefix, bare = _split(name)
@@ -23,7 +21,7 @@ def wrap_namespace(namespace: str, name: str) -> str:
 
 
 def without_namespace(name: str, namespace: str) -> str:
-    """`name` as users of `namespace` know it; other namespaces' names stay as they are."""
+    """Removes `namespace` from a name. Names with other namespaces stay unchanged."""
     if not namespace or not name or _is_system(name):
         return name
     prefix, bare = _split(name)

@@ -1,16 +1,17 @@
-"""OpenTelemetry: spans and metrics of what is sent, received and handled. The extra `gantrymq[otel]`.
+"""OpenTelemetry: spans and metrics for sent, received and handled messages. Needs the extra `gantrymq[otel]`.
 
     telemetry = OpenTelemetryHook()
     Producer(..., send_hooks=[telemetry])
     PushConsumer(..., consume_hooks=[telemetry])
     LitePullConsumer(..., receive_hooks=[telemetry])     # and SimpleConsumer
 
-A send is a PRODUCER span, a handler's run a CONSUMER span below it, in whatever process. What joins them travels in the
-message's properties (`traceparent`, by the W3C's propagator, or whatever propagator is set). The messages of a batch
-have a span each, "create", which the send's span is linked to; so is the span of a `poll` or `receive` to those of the
-messages that it brought, whose contexts `context_of` gives to those who work with them.
+Spans:
+- A send is a PRODUCER span. The run of a handler is a CONSUMER span below it, also in another process.
+- The trace context travels in the properties of the message (`traceparent` with the default W3C propagator).
+- Each message of a batch has a span "create". The span of the send has links to them.
+- The span of a `poll` or `receive` has links to the spans of its messages. `context_of` returns their contexts.
 
-Names are those of OpenTelemetry's semantic conventions for messaging, 1.4x; what those don't have begins with gantrymq.
+Names follow OpenTelemetry's semantic conventions for messaging, 1.4x. Other names start with gantrymq.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ _MESSAGE_TYPES = {MessageType.DELAY: "delay", MessageType.TRANSACTION_HALF: "tra
 
 
 class Lagging(Protocol):
-    """A consumer that says how far its queues are behind."""
+    """A consumer whose lag can be observed."""
 
     group: str
 
     def lag(self) -> dict[MessageQueue, int]:
-        """Messages that are stored and not yet consumed, by queue."""
+        """Returns the number of stored messages that are not consumed, by queue."""
 
 
 class OpenTelemetryHook:
-    """A hook of all three kinds in one. Without providers the global ones are used."""
+    """Implements the send, consume and receive hooks. Without providers it uses the global ones."""
 
     def __init__(
         self, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
@@ -77,7 +78,7 @@ class OpenTelemetryHook:
         meter.create_observable_gauge("gantrymq.consumer.lag", [self._lags], "{message}")
 
     def observe(self, consumer: Lagging) -> None:
-        """Has a push or lite pull consumer's lag in the metrics, as long as it lives."""
+        """Adds the lag of a push or lite pull consumer to the metrics, until the consumer is garbage-collected."""
         self._consumers.add(consumer)
 
     # -- sends --------------------------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ class OpenTelemetryHook:
         self._sent.add(count, attributes)
 
     def _created(self, context: SendContext, i: int) -> Link:
-        """The span of one message of a batch, which goes with it."""
+        """Creates the span of one message of a batch and adds its context to the message's properties."""
         message = context.messages[i]
         span = self._tracer.start_span(
             f"create {message.topic}",
@@ -146,7 +147,7 @@ class OpenTelemetryHook:
         )
         context.attributes[_SPAN] = span
         context.attributes[_BEGAN] = monotonic()
-        # Spans that the handler makes are below this one.
+        # The handler's own spans become children of this one.
         context.attributes[_TOKEN] = otel_context.attach(trace.set_span_in_context(span, parent))
         self._in_flight.add(1, _of_metric("process", message.topic, context.group))
 
@@ -189,7 +190,7 @@ class OpenTelemetryHook:
 
 
 def context_of(message: Message) -> Context:
-    """The OpenTelemetry context that came with a message, for the spans of whoever works with it."""
+    """Returns the OpenTelemetry context of a received message, as parent of your own spans."""
     return propagate.extract(message.properties)
 
 
@@ -248,7 +249,7 @@ def _server(address: str) -> Attributes:
 
 
 def _end(span: Span, error: BaseException | None) -> Attributes:
-    """Ends the span; the attributes that the error gives to metrics."""
+    """Ends the span. Returns the attributes of the error for metrics."""
     attributes: Attributes = {}
     if error is not None:
         attributes["error.type"] = _error_type(error)

@@ -1,4 +1,4 @@
-"""What a pull or a pop brought, record by record: one that can't be read keeps no other from its reader."""
+"""Decodes the messages of a pull or a pop record by record. An unreadable record does not affect the others."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _unpack_place = unpacker("magic", "queue_offset")
 
 
 class Unreadable(NamedTuple):
-    """A record that can't be read, at `queue_offset` as far as one can tell; with what could be read of it."""
+    """An unreadable record: its estimated `queue_offset`, the readable part, and the error."""
 
     queue_offset: int
     record: Record | None
     error: RecordError
 
     def stand_in(self, queue: MessageQueue) -> MessageExt:
-        """A message in the record's place, whose body raises."""
+        """Returns a placeholder message whose body raises the error."""
         return MessageExt.damaged(queue, self.queue_offset, self.record, self.error)
 
 
-#: What to take in an unreadable record's place; None ends the reading there.
+#: Returns the replacement of an unreadable record. None stops decoding.
 InPlaceOf = Callable[[Unreadable], MessageExt | None]
 
 
 def decode_pulled(
     buffer: bytes, queue: MessageQueue, first_offset: int, max_body_size: int, in_place_of: InPlaceOf
 ) -> tuple[list[MessageExt], int | None]:
-    """The messages back to back in `buffer`, which are of `queue`, from `first_offset` on and in order.
+    """Decodes consecutive messages of `queue` in `buffer`, which must start at `first_offset` or later, in order.
 
-    A record that is no such message is unreadable. Behind one whose size makes no sense nothing is found any more: the
-    second value is the queue offset where the rest begins, None when there is none.
+    A record of another queue or offset counts as unreadable. After a record with an invalid size, no further record
+    can be found. Returns the messages, and the queue offset of the first record that was not decoded or None.
     """
     messages: list[MessageExt] = []
     topic, broker_name, queue_id = queue
@@ -75,10 +75,10 @@ def decode_pulled(
 
 
 def decode_popped(buffer: bytes, broker_name: str, max_body_size: int) -> list[MessageExt]:
-    """The messages back to back in `buffer`.
+    """Decodes consecutive messages in `buffer`.
 
-    One that can't be read is left out: nobody acknowledges it, so the broker gives it to others, and at last to the
-    dead letters.
+    Unreadable messages are left out. As they are never acknowledged, the broker redelivers them, and finally moves them
+    to the dead-letter queue.
     """
     messages: list[MessageExt] = []
     pos, end = 0, len(buffer)
@@ -104,7 +104,7 @@ def _foreign(record: Record, queue: MessageQueue, expected: int) -> str:
 
 def _unreadable(buffer: bytes, pos: int, expected: int, error: RecordError) -> Unreadable:
     try:
-        # Its topic may be what can't be read.
+        # Without the topic, because it may be the unreadable part.
         record = decode_record(buffer, pos, check_crc=False)._replace(topic=b"")
     except RecordError:
         record = None

@@ -1,4 +1,4 @@
-"""RouteAnswer: what one NameServer answers about a topic, and how the answers of several make one route."""
+"""RouteAnswer: the response of one NameServer for a topic. `joined` merges several responses into one route."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gantrymq.protocol.bodies.route import TopicRouteData
 
 
 class RouteAnswer(NamedTuple):
-    """`route` is None if the NameServer doesn't know the topic.
+    """Response of a NameServer. `route` is None if it has no route of the topic.
 
-    `awaited` are brokers of the topic that the NameServer had before its restart, that haven't registered since, and
-    that the route lacks. Empty once it has been running for a registration period, and for Java's NameServer.
+    `awaited` has brokers of the topic that the route lacks: they registered before the NameServer's restart, but not
+    yet after it. It is empty after one registration period, and for Java's NameServer.
     """
 
     route: TopicRouteData | None
@@ -20,7 +20,7 @@ class RouteAnswer(NamedTuple):
 
 
 def joined(answers: Sequence[RouteAnswer], known: TopicRouteData | None) -> RouteAnswer:
-    """The brokers of all answers; of `known`, an older route, only brokers that are awaited."""
+    """Merges all responses. From `known`, an older route, it takes only brokers that are awaited."""
     awaited = frozenset().union(*(answer.awaited for answer in answers))
     routes = [answer.route for answer in answers if answer.route is not None]
     names = {queues.broker_name for route in routes for queues in route.queue_datas}
@@ -32,7 +32,7 @@ def joined(answers: Sequence[RouteAnswer], known: TopicRouteData | None) -> Rout
 
 
 def _only(route: TopicRouteData, names: frozenset[str]) -> TopicRouteData:
-    """The part of a route that is on these brokers."""
+    """Returns the part of a route that is on these brokers."""
     mappings = route.topic_queue_mapping_by_broker
     return TopicRouteData(
         [queues for queues in route.queue_datas if queues.broker_name in names],
@@ -44,7 +44,7 @@ def _only(route: TopicRouteData, names: frozenset[str]) -> TopicRouteData:
 
 
 def _union(routes: Iterable[TopicRouteData]) -> TopicRouteData:
-    """Each broker as the first of the routes has it that names it."""
+    """Merges routes. If several contain a broker, the first one wins."""
     routes = list(routes)
     queues = {queues.broker_name: queues for route in reversed(routes) for queues in route.queue_datas}
     brokers = {broker.broker_name: broker for route in reversed(routes) for broker in route.broker_datas}

@@ -1,8 +1,8 @@
-"""RouteRenewal: requests routes again that may be stale, in the background, and notifies those that wait for a change.
+"""RouteRenewal: requests possibly stale routes again in the background and notifies callers of changes.
 
-Producers and consumers report a topic when a broker refuses a request because of its role, doesn't answer, or has left
-the topic's route. However many requests fail, a client requests each topic's route once at a time, and less and less
-often while the route stays as it is.
+Producers and consumers report a topic if a broker rejects a request because of its role. They also report it if a
+broker does not respond or has left the topic's route. A client has at most one request in flight for each topic. The
+pause between requests grows while the route does not change.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from gantrymq.system.clock import monotonic
 #: The shortest and the longest pause between two requests for the route of one topic, s.
 SHORTEST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
-#: Between them, the pause is this share of the time for which the route has been reported without a change.
+#: Between these limits, the pause is this share of the time since the first report without a change.
 PAUSE_SHARE = 0.1
-#: A report counts as the first one if the one before is older, s.
+#: After a pause of this length without a report, the next one counts as the first, s.
 QUIET_S = 30.0
 
 
 @dataclass(slots=True)
 class _Stale:
-    """A reported topic: when it was reported for the first and the last time, and when it was requested last."""
+    """A reported topic: time of its first and last report, and of the last request."""
 
     since: float
     reported: float
@@ -42,7 +42,7 @@ class _Stale:
 
 
 class RouteRenewal:
-    """The reported topics of one client. Times are those of the monotonic clock."""
+    """The reported topics of one client. Times are monotonic, in seconds."""
 
     def __init__(self, routes: Routes, troubles: Troubles) -> None:
         self._routes = routes
@@ -68,7 +68,7 @@ class RouteRenewal:
         self._job.wake(max(stale.due - now, 0.0))
 
     async def change(self, topic: str, timeout_s: float) -> None:
-        """Returns when the topic's route has changed, or after `timeout_s`."""
+        """Waits until the topic's route has changed, for at most `timeout_s` seconds."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiters = self._waiters.setdefault(topic, set())
         waiters.add(waiter)
@@ -81,14 +81,14 @@ class RouteRenewal:
 
     def _changed(self, topic: str) -> None:
         if (stale := self._stale.get(topic)) is not None:
-            # If the new route is stale, too, the next one is requested as soon as the first.
+            # Restart the count: if the new route is stale too, it is requested again after the shortest pause.
             stale.since = stale.reported = monotonic()
         for waiter in self._waiters.pop(topic, ()):
             if not waiter.done():
                 waiter.set_result(None)
 
     async def _renew(self) -> float:
-        """Requests the routes that are due; how long to wait until the next ones are, s."""
+        """Requests the routes that are due. Returns the pause until the next ones are, in seconds."""
         now = monotonic()
         for topic, stale in list(self._stale.items()):
             if not stale.is_due and now - stale.reported > QUIET_S:
@@ -104,7 +104,7 @@ class RouteRenewal:
         try:
             await self._routes.refresh(topic)
         except NoRouteInfo:
-            pass  # Its only broker is gone. The known address stays in use until there is another one.
+            pass  # Its only broker is gone. The cached address stays in use until there is another one.
         except GantryError as e:
             self._troubles.tell(f"can't renew the route of topic {topic}", e)
         if (stale := self._stale.get(topic)) is not None:

@@ -1,4 +1,4 @@
-"""Routes: which brokers have a topic's queues, and at which addresses; asked of NameServers and kept.
+"""Routes: brokers, addresses and queues of topics, requested from NameServers and cached.
 
 Source: client/impl/factory/MQClientInstance (updateTopicRouteInfoFromNameServer, findBrokerAddressInSubscribe),
 remoting/netty/NettyRemotingClient (getAndCreateNameserverChannel).
@@ -36,24 +36,26 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: pollNameServerInterval.
+#: Interval of refreshes (pollNameServerInterval), s.
 REFRESH_INTERVAL_S = 30.0
-#: A route with fewer brokers than make topics by themselves is asked for so often: while it is young, and later on.
-#: Such a topic is made broker by broker, where its first messages go.
+#: A topic that is created automatically appears on one broker after the other, with the first message to each. Until
+#: its route has all brokers that create topics, it is requested at these intervals: while it is young, and later, s.
 YOUNG_INTERVAL_S = 1.0
 NARROW_INTERVAL_S = 5.0
-#: A route is young for so long after it was found, or changed.
+#: A route is young for this time after its first request or last change, s.
 YOUNG_S = 60.0
-#: A route with more queues, on one broker or on all, is taken for a mistake: each of them takes memory here.
+#: Limits for the queues of a route, on one broker and in total. A larger route is an error, as each queue needs memory.
 MAX_QUEUES_OF_BROKER = 65_536
 MAX_QUEUES = 100_000
+#: Largest number of cached addresses of brokers that have left the routes.
+MAX_FORMER = 100
 
 
 def write_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
-    """The queues that take messages: those of writable brokers that have a master, broker by broker.
+    """Returns the queues that accept messages, sorted by broker: those of writable brokers with a master.
 
-    An order topic has those of its configuration, "BROKER:QUEUES;...", whether or not the brokers are there: a message
-    goes to the same queue as long as the configuration is the same. Raises ClientError for one that can't be read.
+    An order topic has the queues of its configuration, "BROKER:QUEUES;...", even if brokers are down. So a key maps to
+    the same queue until the configuration changes. Raises ClientError for an invalid configuration.
     """
     if route.order_topic_conf:
         return _ordered_queues(topic, route.order_topic_conf)
@@ -67,8 +69,8 @@ def write_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
 
 
 def no_writable_queue(topic: str, route: TopicRouteData) -> GantryError:
-    """Why `write_queues` finds none: a permission that an operator must change, or a state that passes."""
-    # With acting masters the routes take the permission away while a master is gone.
+    """Returns the error for a topic without a writable queue: a missing permission, or no master at present."""
+    # With acting masters, routes lack the write permission while the master is down.
     acts = any(broker.enable_acting_master for broker in route.broker_datas)
     if route.queue_datas and not acts and not any(queues.perm & PERM_WRITE for queues in route.queue_datas):
         return ClientError(
@@ -95,7 +97,7 @@ def _ordered_queues(topic: str, order_topic_conf: str) -> list[MessageQueue]:
 
 
 def read_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
-    """The queues that can be read, sorted; slaves serve them too."""
+    """Returns the readable queues, sorted. Slaves serve them too."""
     return sorted(
         MessageQueue(topic, queues.broker_name, queue_id)
         for queues in route.queue_datas
@@ -105,7 +107,7 @@ def read_queues(topic: str, route: TopicRouteData) -> list[MessageQueue]:
 
 
 def _check_queues(topic: str, route: TopicRouteData) -> None:
-    """Raises BodyError for a route with an impossible number of queues."""
+    """Raises BodyError if a route has an impossible number of queues."""
     of_one = max((max(data.read_queue_nums, data.write_queue_nums) for data in route.queue_datas), default=0)
     of_all = sum(max(data.read_queue_nums, data.write_queue_nums, 0) for data in route.queue_datas)
     if of_one > MAX_QUEUES_OF_BROKER or of_all > MAX_QUEUES:
@@ -113,13 +115,14 @@ def _check_queues(topic: str, route: TopicRouteData) -> None:
 
 
 class Routes:
-    """What a client knows of topics and brokers. `get` asks a NameServer once per topic, `refresh_all` asks again.
+    """Cache of a client's routes. `get` requests a topic's route once; `refresh_all` requests all routes again.
 
-    One NameServer (host:port) is used as long as it answers, then the next; the first is picked at random.
-    With `discover` the NameServers are those that it returns, asked when the first is needed and by `rediscover`.
+    One NameServer (HOST:PORT) is used until it fails, then the next one. The first one is random. With `discover`, the
+    NameServers are the result of that function, called before the first request and by `rediscover`. `on_new` is called
+    for a new route that may change soon, see `look_again`.
 
-    If a NameServer has just started, its route can lack brokers that haven't registered again. Then the other
-    NameServers are asked as well, and the awaited brokers stay as they are in the route that is kept.
+    After a restart, a NameServer's route can lack brokers that have not registered again. Then the other NameServers
+    are requested too. The awaited brokers keep their entries in the cached route.
     """
 
     def __init__(
@@ -128,35 +131,37 @@ class Routes:
         name_servers: Sequence[str],
         discover: Callable[[], Awaitable[list[str]]] | None = None,
         troubles: Troubles | None = None,
+        on_new: Callable[[], None] = lambda: None,
     ) -> None:
         if not name_servers and discover is None:
             raise ClientError("no NameServer given: pass at least one HOST:PORT")
         self._api = api
         self._discover = discover
+        self._on_new = on_new
         self._troubles = troubles or Troubles()
         self.name_servers: list[str] = []
         self._current = 0
         self._use(name_servers)
         self._routes: dict[str, TopicRouteData] = {}
         self._brokers: dict[str, dict[int, str]] = {}
+        #: Address of the master of each broker that has left all cached routes, by broker name.
+        self._former: dict[str, str] = {}
         self._finding: dict[tuple[str, int | None], asyncio.Task[TopicRouteData]] = {}
-        #: When each was found or changed, by the monotonic clock.
+        #: Time when each route was found or changed (monotonic, s).
         self._changed: dict[str, float] = {}
-        #: Topics that aren't there yet, whose routes are those of the brokers that will make them.
+        #: Topics that do not exist yet. Their routes have the brokers that will create them.
         self._expected: set[str] = set()
-        #: Brokers that the kept route of a topic lacks, because no NameServer has run for a registration period.
+        #: Brokers that the cached route of a topic lacks, because no NameServer has run for a registration period.
         self._awaited: dict[str, frozenset[str]] = {}
         self._looked: dict[str, float] = {}
-        #: The names of these brokers, and when they were asked for.
+        #: Brokers that create topics automatically, and the time of the request.
         self._makers: tuple[float, set[str]] = (-inf, set())
-        #: What else is known to NameServers that don't know a topic, and when they were asked.
+        #: Explanation for the last missing route, and the time of the request.
         self._found_instead: tuple[float, str | None] = (-inf, None)
         self._watchers: list[Callable[[str], None]] = []
-        #: Called when a route was found that may want to be looked at again soon: see `look_again`.
-        self.on_new: Callable[[], None] | None = None
 
     def watch(self, changed: Callable[[str], None]) -> None:
-        """Has `changed` called with the topic whenever a route that was known is another one."""
+        """Registers a function that is called with the topic when a cached route changes."""
         self._watchers.append(changed)
 
     def _use(self, name_servers: Sequence[str]) -> None:
@@ -164,7 +169,7 @@ class Routes:
         self._current = randomness.randrange(len(self.name_servers)) if name_servers else 0
 
     async def rediscover(self) -> None:
-        """Asks where the NameServers are. Raises what `discover` does; the known ones stay then."""
+        """Discovers the NameServers again. On an error of `discover`, raises it and keeps the old ones."""
         assert self._discover is not None
         found = await self._discover()
         if sorted(found) != sorted(self.name_servers):
@@ -173,22 +178,22 @@ class Routes:
 
     @property
     def topics(self) -> list[str]:
-        """The topics whose routes are kept."""
+        """The topics with cached routes."""
         return list(self._routes)
 
     def cached(self, topic: str) -> TopicRouteData | None:
         return self._routes.get(topic)
 
     async def get(self, topic: str) -> TopicRouteData:
-        """The topic's route. Raises NoRouteInfo, or a RemotingError when no NameServer answers."""
+        """Returns the topic's route. Raises NoRouteInfo, or a RemotingError if no NameServer responds."""
         return self._routes.get(topic) or await self._find_once(topic, None)
 
     async def get_or_default(self, topic: str, queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS) -> TopicRouteData:
-        """The topic's route; for an unknown topic the brokers that make topics on their own (those of TBW102)."""
+        """Returns the topic's route. For an unknown topic, returns the brokers that create topics (those of TBW102)."""
         return self._routes.get(topic) or await self._find_once(topic, queue_nums)
 
     async def refresh(self, topic: str) -> TopicRouteData:
-        """Asks for the topic's route, kept or not. Raises as `get`; what was kept stays then."""
+        """Requests the topic's route, cached or not. Raises the errors of `get` and keeps the cached route then."""
         try:
             return self._keep(topic, *await self._ask(topic))
         except RouteNotReady:
@@ -197,12 +202,11 @@ class Routes:
             raise await self._no_route(topic) from None
 
     def awaited(self, topic: str) -> frozenset[str]:
-        """Brokers that have queues of the topic and are missing in its kept route, because the NameServers have just
-        started."""
+        """Returns brokers that the topic's cached route lacks, because the NameServers have just started."""
         return self._awaited.get(topic, frozenset())
 
     async def refresh_all(self) -> None:
-        """Asks for every kept route. Failures are logged: what was known stays."""
+        """Requests all cached routes again. Failures are logged and the old routes stay."""
         for topic in self.topics:
             try:
                 await self.refresh(topic)
@@ -210,7 +214,10 @@ class Routes:
                 self._troubles.tell(f"can't refresh the route of topic {topic}", e)
 
     async def look_again(self) -> float:
-        """Asks for those routes that lack brokers which make topics; seconds until the next time, inf for none."""
+        """Requests the routes that lack awaited brokers or brokers that create topics.
+
+        Returns the pause before the next call, in seconds; inf if no route lacks any.
+        """
         awaited_pause_s = YOUNG_INTERVAL_S if await self._refresh_awaited() else inf
         topics = [topic for topic in self._routes if topic not in self._expected and topic != AUTO_CREATE_TOPIC]
         try:
@@ -224,7 +231,7 @@ class Routes:
             if route is None or not makers - {broker.broker_name for broker in route.broker_datas}:
                 continue
             is_young = now - self._changed[topic] < YOUNG_S
-            # The system's own topics are where they are, those of retries where the group is known.
+            # System topics stay on their brokers, and retry topics exist only where the group is registered.
             if not is_young and (is_system_topic(topic) or topic.startswith(RETRY_TOPIC_PREFIX)):
                 continue
             pause_s = min(pause_s, YOUNG_INTERVAL_S if is_young else NARROW_INTERVAL_S)
@@ -244,7 +251,7 @@ class Routes:
             except GantryError as e:
                 self._troubles.tell(f"can't refresh the route of topic {topic}", e)
                 if isinstance(e, NoRouteInfo) and not isinstance(e, RouteNotReady):
-                    # The topic is gone, and no broker of it is awaited.
+                    # The topic was deleted, and none of its brokers is awaited.
                     self._awaited.pop(topic, None)
         return bool(self._awaited)
 
@@ -263,38 +270,42 @@ class Routes:
         return write_queues(topic, await self.get(topic))
 
     async def read_queues(self, topic: str) -> list[MessageQueue]:
-        """All queues that can be read. Raises as `get`, and RouteNotReady while the kept route lacks brokers."""
+        """Returns all readable queues. Raises the errors of `get`, and RouteNotReady while the route lacks brokers."""
         route = await self.get(topic)
         if topic in self._awaited:
             raise RouteNotReady(topic, self.name_servers, self._awaited[topic])
         return read_queues(topic, route)
 
     def master_address(self, broker_name: str) -> str | None:
-        """host:port of a broker's master; None when no kept route names one."""
+        """Returns HOST:PORT of a broker's master; None if no cached route contains it."""
         return self._brokers.get(broker_name, {}).get(MASTER_ID)
 
+    def former_master(self, broker_name: str) -> str | None:
+        """Returns HOST:PORT of the last master of a broker that has left all cached routes."""
+        return self._former.get(broker_name)
+
     def broker_address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
-        """host:port of that replica, or of any other of the broker; None when no kept route names one."""
+        """Returns HOST:PORT of this replica, or of any other one of the broker; None if no cached route contains it."""
         replicas = self._brokers.get(broker_name)
         if not replicas:
             return None
         return replicas.get(broker_id) or next(iter(replicas.values()))
 
     def next_replica(self, broker_name: str, broker_id: int) -> int:
-        """The id after this one among a broker's replicas, the first after the last; the master's if none is known."""
+        """Returns the next id among a broker's replicas, round robin. If none is cached, returns the master's id."""
         ids = sorted(self._brokers.get(broker_name, ()))
         return next((other for other in ids if other > broker_id), ids[0] if ids else MASTER_ID)
 
     def all_brokers(self) -> dict[str, dict[int, str]]:
-        """{broker name: {broker id: host:port}} over all kept routes."""
+        """Returns {broker name: {broker id: HOST:PORT}} of all cached routes."""
         return self._brokers
 
     def addresses(self) -> set[str]:
-        """host:port of every replica that a kept route names."""
+        """Returns HOST:PORT of every replica in the cached routes."""
         return {address for replicas in self._brokers.values() for address in replicas.values()}
 
     def topics_of(self, broker_names: Collection[str]) -> list[str]:
-        """The topics whose kept routes name one of the brokers."""
+        """Returns the topics whose cached routes contain one of the brokers."""
         return [
             topic
             for topic, route in self._routes.items()
@@ -302,7 +313,7 @@ class Routes:
         ]
 
     async def _find_once(self, topic: str, default_queue_nums: int | None) -> TopicRouteData:
-        """Like `_find`; a hundred first messages to a topic share one request."""
+        """Like `_find`, but concurrent calls for a topic share one request."""
         key = topic, default_queue_nums
         task = self._finding.get(key)
         if task is None:
@@ -314,13 +325,13 @@ class Routes:
     def _found(self, key: tuple[str, int | None], task: asyncio.Task[TopicRouteData]) -> None:
         del self._finding[key]
         if not task.cancelled():
-            task.exception()  # seen, even if all who waited have given up
+            task.exception()  # Retrieves the error, in case all callers were cancelled.
 
     async def _find(self, topic: str, default_queue_nums: int | None) -> TopicRouteData:
         try:
             return self._keep(topic, *await self._ask(topic))
         except RouteNotReady:
-            # The topic exists: it must not be created on the brokers that are there.
+            # The topic exists, so it must not be created on the registered brokers.
             raise
         except NoRouteInfo:
             if default_queue_nums is None:
@@ -338,7 +349,7 @@ class Routes:
         return kept
 
     async def _no_route(self, topic: str) -> NoRouteInfo:
-        """The error, which says what the NameServers know instead; they aren't asked for that each time."""
+        """Returns the error for a missing route. Its explanation is requested at most every NARROW_INTERVAL_S."""
         asked, found = self._found_instead
         if monotonic() - asked >= NARROW_INTERVAL_S:
             try:
@@ -357,13 +368,15 @@ class Routes:
         there = f"brokers are registered there ({shown}), but the topic doesn't exist"
         makers = await self._topic_makers()
         if makers:
-            return f"{there} yet: it is made when its first message comes, or by AdminClient.ensure_topic"
-        return f"{there}, and none of them makes topics by itself (autoCreateTopicEnable=false): create it"
+            return f"{there} yet: its first message creates it, or 'gantry admin updateTopic'"
+        return f"{there} (autoCreateTopicEnable=false): create it with 'gantry admin updateTopic'"
 
     async def _ask(self, topic: str) -> tuple[TopicRouteData, frozenset[str]]:
-        """The route of the first NameServer that has a complete one, or what all have, with the brokers that it lacks.
+        """Returns the first complete route.
 
-        Raises NoRouteInfo, RouteNotReady, or the error of the last NameServer if none answers.
+        If none is complete, merges all responses and returns the missing brokers too.
+
+        Raises NoRouteInfo, RouteNotReady, or the error of the last NameServer if none responds.
         """
         error: RemotingError | ProtocolError | RouteNotReady | None = None
         answers: list[RouteAnswer] = []
@@ -385,7 +398,7 @@ class Routes:
             except (RemotingError, ProtocolError, RouteNotReady) as e:
                 self._troubles.tell(f"NameServer {name_server}", e)
                 error = e
-                # Unless another look-up has gone on already.
+                # A concurrent request may have moved on to the next NameServer already.
                 if self._next(set()) == name_server:
                     self._current += 1
         if not answers:
@@ -399,7 +412,7 @@ class Routes:
         raise NoRouteInfo(topic, self.name_servers)
 
     def _next(self, tried: set[str]) -> str | None:
-        """The NameServer in use, or the next one after it that wasn't tried; the list may be another one by now."""
+        """Returns the current NameServer, or the next one that was not tried. The list may have changed meanwhile."""
         count = len(self.name_servers)
         in_turn = (self.name_servers[(self._current + n) % count] for n in range(count))
         return next((name_server for name_server in in_turn if name_server not in tried), None)
@@ -409,20 +422,29 @@ class Routes:
         self._expected.discard(topic)
         if awaited:
             self._awaited[topic] = awaited
-            if self.on_new is not None:
-                self.on_new()
+            self._on_new()
         else:
             self._awaited.pop(topic, None)
         if known == route:
             return known
         self._changed[topic] = monotonic()
-        # The newest answer goes last, so that its addresses win.
+        # The newest route goes last, so that its addresses win.
         self._routes.pop(topic, None)
         self._routes[topic] = route
+        before = self._brokers
         self._brokers = {b.broker_name: b.broker_addrs for kept in self._routes.values() for b in kept.broker_datas}
+        self._keep_former(before)
         if known is not None:
             for changed in self._watchers:
                 changed(topic)
-        if self.on_new is not None:
-            self.on_new()
+        self._on_new()
         return route
+
+    def _keep_former(self, before: dict[str, dict[int, str]]) -> None:
+        for name in self._brokers.keys() & self._former.keys():
+            del self._former[name]
+        for name in before.keys() - self._brokers.keys():
+            if MASTER_ID in before[name]:
+                self._former[name] = before[name][MASTER_ID]
+        while len(self._former) > MAX_FORMER:
+            del self._former[next(iter(self._former))]

@@ -1,4 +1,4 @@
-"""Who of the brokers of one name is in sync, as their controllers say."""
+"""The in-sync set of a broker set, requested from its controllers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gantrymq.protocol.bodies.controller import ReplicasInfo
 
 
 class SyncStateSetSeen(NamedTuple):
-    """Of one broker name; `info` is None when its controllers don't know it, or, with an `error`, don't answer."""
+    """In-sync set of one broker set. `info` is None if the controllers have none, or on an `error` of all of them."""
 
     controllers: list[str]
     leader: str | None = None
@@ -20,7 +20,10 @@ class SyncStateSetSeen(NamedTuple):
 
 
 async def sync_state_set(admin: AdminClient, broker_name: str, config: Mapping[str, str]) -> SyncStateSetSeen | None:
-    """Asks the controllers that a broker's configuration names, one after the other; None for one without any."""
+    """Requests the in-sync set from the controllers in a broker's configuration, until one responds.
+
+    Returns None for a broker without controllers.
+    """
     controllers = [address.strip() for address in config.get("controllerAddr", "").split(";") if address.strip()]
     if config.get("enableControllerMode") != "true" or not controllers:
         return None

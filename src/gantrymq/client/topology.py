@@ -1,4 +1,4 @@
-"""Topology: the brokers of a cluster as they are now: where, how much they have, how fast they are."""
+"""Topology: current state of a cluster's brokers: address, role, topics, rates and lag."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import is_system_topic
 
-#: How often a broker is asked for its topics, which may be thousands, s.
+#: Interval of requests for a broker's topics, which can be thousands, s.
 TOPICS_INTERVAL_S = 10.0
-#: Brokers that are asked at the same time.
+#: Brokers that are requested at the same time.
 MAX_CONCURRENT = 32
 
 
 class BrokerState(msgspec.Struct, frozen=True, rename="camel"):
-    """One broker. What it doesn't tell is None; with an `error` it could not be asked."""
+    """State of one broker. Unavailable values are None. With an `error`, the request failed."""
 
     cluster: str
     broker_name: str
     broker_id: int
     address: str
     version: str | None = None
-    #: Topics that aren't the system's own, and their queues.
+    #: Topics other than system topics, and their queues.
     topics: int | None = None
     queues: int | None = None
-    #: Messages a second in the last ten seconds.
+    #: Messages per second in the last ten seconds.
     in_tps: float | None = None
     out_tps: float | None = None
-    #: Where its log ends, and how many bytes of its master's a slave lacks.
+    #: End of the commit log, and the number of bytes by which a slave lags behind its master.
     log_end: int | None = None
     lag_bytes: int | None = None
-    #: The age of the oldest message that a slave lacks; None where its master doesn't say.
+    #: Age of the oldest message that a slave lacks, s. None if the master does not report it.
     lag_seconds: float | None = None
-    #: Why a slave doesn't follow its master.
+    #: Reason why a slave does not replicate from its master.
     refusal: str | None = None
-    #: In controller mode: the controller's epoch, and whether the broker is in its sync-state set.
+    #: In controller mode: epoch of the master, and whether the broker is in the in-sync set.
     epoch: int | None = None
     in_sync: bool | None = None
     controllers: list[str] | None = None
@@ -58,13 +58,13 @@ class BrokerState(msgspec.Struct, frozen=True, rename="camel"):
 class _Counted(NamedTuple):
     topics: int | None
     queues: int | None
-    #: Of one that has replicas.
+    #: Configuration of a broker with replicas.
     config: dict[str, str]
     at_s: float
 
 
 class Topology:
-    """Asks the NameServers and brokers of `admin` anew with each `look`."""
+    """Requests the state of all brokers. Each `look` sends new requests to the NameServers and brokers of `admin`."""
 
     def __init__(self, admin: AdminClient) -> None:
         self._admin = admin
@@ -72,7 +72,10 @@ class Topology:
         self._limit = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def look(self) -> list[BrokerState]:
-        """Every registered broker, sorted by cluster, name and id. Raises a GantryError when no NameServer answers."""
+        """Returns every registered broker, sorted by cluster, name and id.
+
+        Raises a GantryError if no NameServer responds.
+        """
         info = await self._admin.cluster_info()
         brokers = [
             BrokerState(broker.cluster, name, broker_id, address)
@@ -91,7 +94,7 @@ class Topology:
         ]
 
     async def _sync_state_sets(self, states: list[BrokerState]) -> dict[str, SyncStateSetSeen | None]:
-        """By broker name, of those whose configuration is known; each broker of a name has the same controllers."""
+        """Returns the in-sync sets by broker name. All brokers of a name have the same controllers."""
         configs = {
             state.broker_name: counted.config
             for state in states
@@ -127,7 +130,7 @@ class Topology:
         try:
             return await self._admin.ha_status(broker.address)
         except BrokerError:
-            # It doesn't tell, or not this user.
+            # The broker does not support it, or denies it to this user.
             return None
 
     async def _count(self, broker: BrokerState, is_replicated: bool) -> _Counted:
@@ -150,7 +153,7 @@ def _with_lag(state: BrokerState, master: BrokerState | None, status: HaStatus |
         return state
     behind = {slave.broker_id: slave.behind_millis for slave in status.connections}
     millis = behind.get(state.broker_id, -1)
-    # They were asked one after the other.
+    # Not negative, although the two were requested one after the other.
     lag_bytes = max(master.log_end - state.log_end, 0)
     return msgspec.structs.replace(state, lag_bytes=lag_bytes, lag_seconds=millis / 1000 if millis >= 0 else None)
 
@@ -166,13 +169,13 @@ def _with_set(state: BrokerState, seen: SyncStateSetSeen | None) -> BrokerState:
 
 
 def _is_system(topic: TopicConfig, broker: BrokerState) -> bool:
-    # Every broker has a topic of its own name, of its cluster's and for the cluster's replies (TopicConfigManager).
+    # Every broker has topics for its own name, for its cluster and for the cluster's replies (TopicConfigManager).
     of_broker = (broker.broker_name, broker.cluster, f"{broker.cluster}_REPLY_TOPIC")
     return is_system_topic(topic.topic_name) or topic.topic_name in of_broker
 
 
 def _latest(rates: str | None) -> float | None:
-    """The first of "a b c": averages of 10 s, 1 min and 10 min (StoreStatsService)."""
+    """Returns the first of "a b c", averages over 10 s, 1 min and 10 min (StoreStatsService)."""
     try:
         rate = float((rates or "").split()[0])
     except (ValueError, IndexError):

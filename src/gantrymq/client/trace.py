@@ -1,9 +1,9 @@
-"""Message traces: what producers and consumers tell of their messages, in messages of a topic of its own.
+"""Message traces: producers and consumers write what happens to messages to a separate topic.
 
     dispatcher = TraceDispatcher(producer.send)
     dispatcher.append(TraceContext(TraceType.SUB_AFTER, group, [TraceBean(topic, msg_id)], cost_time_ms=12))
 
-The text of a trace is what Java's tools read (client/trace/TraceDataEncoder); `client.admin.trace` decodes it.
+The format is that of Java's tools (client/trace/TraceDataEncoder); `client.admin.trace` decodes it.
 Source of the dispatcher: client/trace/AsyncTraceDispatcher.
 """
 
@@ -26,20 +26,20 @@ from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 
-#: Where brokers are that name no region (`MixAll.DEFAULT_TRACE_REGION_ID`).
+#: Region of brokers without one (`MixAll.DEFAULT_TRACE_REGION_ID`).
 DEFAULT_REGION = "DefaultRegion"
-#: Contexts that wait to be sent; more are dropped, for tracing must not stop the messages.
+#: Largest number of pending contexts. Further ones are dropped, because traces must not block messages.
 MAX_WAITING = 2048
-#: So many contexts go at once (traceMsgBatchNum) ...
+#: Contexts of one send (traceMsgBatchNum) ...
 BATCH = 10
-#: ... or those there are after so many seconds.
+#: ... or fewer after this time, s.
 FLUSH_INTERVAL_S = 5.0
-#: So long does a client that closes wait for its traces.
+#: Longest time that a closing client waits for its traces, s.
 CLOSE_TIMEOUT_S = 3.0
-#: A trace message is closed when its text has so many characters, or its keys, which are properties of it.
+#: Limits of a trace message for its text and for its keys, which are a property, in characters.
 MAX_TEXT = 128_000
 MAX_KEYS = 10_000
-#: The group of the producer that sends a consumer's traces begins so (`TraceConstants`).
+#: Prefix of the producer group that sends a consumer's traces (`TraceConstants`).
 TRACE_GROUP_PREFIX = "_INNER_TRACE_PRODUCER"
 
 _FIELD_END = "\x01"
@@ -52,7 +52,7 @@ def _request_ids() -> UniqueKeys:
 
 
 class TraceType(Enum):
-    """What a trace tells of (`TraceType`)."""
+    """Event of a trace (`TraceType`)."""
 
     PUB = "Pub"
     RECALL = "Recall"
@@ -62,7 +62,7 @@ class TraceType(Enum):
 
 
 class MessageType(IntEnum):
-    """A message's kind (`MessageType`, by ordinal)."""
+    """Kind of a message (`MessageType`, by ordinal)."""
 
     NORMAL = 0
     TRANSACTION_HALF = 1
@@ -73,7 +73,10 @@ class MessageType(IntEnum):
 
 @dataclass(slots=True)
 class TraceBean:
-    """One message in a trace. `store_host` is its broker's host:port; `transaction_state` Java's name of the state."""
+    """One message in a trace.
+
+    `store_host` is HOST:PORT of its broker; `transaction_state` is Java's name of the state.
+    """
 
     topic: str
     msg_id: str
@@ -91,10 +94,10 @@ class TraceBean:
 
 @dataclass(slots=True)
 class TraceContext:
-    """Something that happened to `beans` in a group; times in ms.
+    """One event of the messages `beans` in a group; times in ms.
 
-    `request_id` pairs a SUB_BEFORE with its SUB_AFTER. `context_code` is how a consumption ended
-    (`ConsumeReturnType`: 0 success, 1 timeout, 2 exception, 3 null, 4 failed).
+    `request_id` links a SUB_BEFORE to its SUB_AFTER. `context_code` is the result of a handler (`ConsumeReturnType`:
+    0 success, 1 timeout, 2 exception, 3 null, 4 failed).
     """
 
     trace_type: TraceType
@@ -109,12 +112,12 @@ class TraceContext:
 
 
 def encode_trace(context: TraceContext) -> str:
-    """The lines of a context, one for each of its messages."""
+    """Encodes a context, one line for each of its messages."""
     return "".join(_line(context, bean) for bean in context.beans)
 
 
 def trace_keys(context: TraceContext) -> set[str]:
-    """What a trace message is found by: the messages' ids and keys."""
+    """Returns the search keys of a trace message: ids and keys of its messages."""
     return set().union(*map(_keys, context.beans))
 
 
@@ -124,7 +127,7 @@ def _line(context: TraceContext, bean: TraceBean) -> str:
 
 
 def _keys(bean: TraceBean) -> set[str]:
-    """A message's own keys may be as long as all properties together; with such a trace couldn't be sent."""
+    """Returns id and keys of a message. Longer keys are left out, because they may exceed the limit for properties."""
     keys = set(split_keys(bean.keys)) if len(bean.keys) <= MAX_KEYS else set()
     return (keys | {bean.msg_id}) - {""}
 
@@ -178,9 +181,9 @@ _FIELDS: dict[TraceType, Callable[[TraceContext, TraceBean], tuple[object, ...]]
 
 
 class TraceDispatcher:
-    """Sends contexts as messages to the trace topic, several at once; what fails is logged and lost.
+    """Sends contexts to the trace topic, several in one message. Failed sends are logged and not repeated.
 
-    `send` is a producer's; its own messages to `topic` must not be traced.
+    `send` is that of a producer, which must not trace its own messages to `topic`.
     """
 
     def __init__(self, send: Callable[[Message], Awaitable[object]], topic: str = TRACE_TOPIC) -> None:
@@ -189,12 +192,15 @@ class TraceDispatcher:
         self._waiting: deque[TraceContext] = deque()
         self._dropped = 0
         self._under_way = 0
-        #: Held by whoever sends: the job, or the close.
+        #: Held during a send, by the job or by `close`.
         self._sending = asyncio.Lock()
         self._job = Repeating("the sending of traces", self._send_waiting, after_error_s=FLUSH_INTERVAL_S)
 
     def append(self, context: TraceContext) -> bool:
-        """Takes a context, to be called in the event loop; False when too many wait already, and it is dropped."""
+        """Adds a context.
+
+        Call it in the event loop. Returns False if too many are pending; the context is then dropped.
+        """
         if len(self._waiting) >= MAX_WAITING:
             self._dropped += 1
             if self._dropped & (self._dropped - 1) == 0:
@@ -206,7 +212,7 @@ class TraceDispatcher:
         return True
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Sends what waits; returns when that is done, or has failed. What takes too long is given up."""
+        """Sends the pending contexts, for at most `timeout_s` or CLOSE_TIMEOUT_S seconds. Drops the rest."""
         try:
             async with asyncio.timeout(min(timeout_s, CLOSE_TIMEOUT_S)):
                 await self._send_waiting()
@@ -232,13 +238,13 @@ class TraceDispatcher:
                     try:
                         await self._send(message)
                     except Exception as e:
-                        # Whatever it is (hooks are the user's): the other traces go on.
+                        # Any error, because hooks are user code. The other traces are still sent.
                         log.warning("a trace was not sent: %s: %s", type(e).__name__, e)
                 self._under_way = 0
 
 
 def trace_messages(contexts: Iterable[TraceContext], topic: str) -> Iterable[Message]:
-    """The messages that tell of `contexts`: one, or more where text or keys are long."""
+    """Returns the trace messages for `contexts`: one, or several if text or keys are long."""
     text, keys, keys_length = "", set[str](), 0
     for context in contexts:
         for bean in context.beans:

@@ -1,9 +1,9 @@
-"""The send hook that traces a producer's messages (client/trace/hook/SendMessageTraceHookImpl)."""
+"""Send hook that writes the traces of a producer (`SendMessageTraceHookImpl`)."""
 
 from __future__ import annotations
 
 from gantrymq.client.broker_api import SendStatus
-from gantrymq.client.producing.outgoing import DELAYS
+from gantrymq.client.producing.message_encoder import DELAYS
 from gantrymq.client.producing.send_hook import SendContext
 from gantrymq.client.trace import DEFAULT_REGION, MessageType, TraceBean, TraceContext, TraceDispatcher, TraceType
 from gantrymq.protocol import properties as names
@@ -11,9 +11,9 @@ from gantrymq.system.clock import now_ms
 
 
 class SendTraceHook:
-    """Tells `dispatcher` of every message that a broker took; of those that failed there is no trace, as in Java.
+    """Passes each stored message to `dispatcher`. Failed messages have no trace, as in Java.
 
-    Of one that was sent one-way nobody knows: it counts as taken. (Java has no traces of these.)
+    The result of a one-way send is unknown; it counts as stored. Java does not trace these.
     """
 
     def __init__(self, dispatcher: TraceDispatcher) -> None:
@@ -32,10 +32,10 @@ class SendTraceHook:
         if result is not None:
             ids, offset_ids = result.msg_id.split(","), result.offset_msg_id.split(",")
         if len(offset_ids) != len(ids):
-            # A queue that keeps batches whole (BatchCQ) has one for all.
+            # A queue that stores a batch as one record (BatchCQ) has one id for all messages.
             offset_ids = [result.offset_msg_id if result is not None else ""] * len(ids)
-        # A line for each message of a batch. Java's producer has one in all, in which its reader finds none of them: it
-        # compares the ids that are asked for with all of a line's.
+        # One line for each message of a batch. Java's producer writes one line for all. Its reader then finds no
+        # message, because it compares a single id with all ids of the line.
         beans = [
             TraceBean(
                 topic=message.topic,
@@ -65,7 +65,7 @@ class SendTraceHook:
 
 
 def message_type(properties: dict[str, str]) -> MessageType:
-    """The kind that a message's properties make it."""
+    """Returns the kind of a message, derived from its properties."""
     if any(name in properties for name in DELAYS):
         return MessageType.DELAY
     if properties.get(names.TRANSACTION_PREPARED) == "true":

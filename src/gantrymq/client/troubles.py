@@ -1,7 +1,7 @@
-"""Troubles: what a client's servers fail at again and again, in few lines of the log.
+"""Troubles: logs recurrent failures of a client's servers in few lines.
 
-A broker that is away fails every queue's pull each second, and heartbeats, commits and rebalances beside them: 420
-lines in 20 s. What matters is that it is away, since when, and that it is back.
+If a broker is down, the pull of each queue fails every second. Heartbeats, commits and rebalances fail as well. Without
+this module, that causes 420 lines in 20 s. The log needs only the failure, its start and its end.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from gantrymq.system.clock import monotonic, time
 
 log = peer_log(__name__)
 
-#: A server that goes on failing in the same way is logged once in so many seconds.
+#: A server that keeps failing in the same way is logged once in this interval, s.
 LOG_INTERVAL_S = 60.0
-#: More kinds of troubles than this are not remembered, and all logged.
+#: Largest number of tracked failures. Further ones are all logged.
 MAX_REMEMBERED = 1000
 
 
@@ -30,21 +30,23 @@ class _Trouble:
 
 
 class Troubles:
-    """Of one client; by server and kind of failure."""
+    """Failures of one client, by server and kind. `listener` is called with each logged failure."""
 
-    def __init__(self) -> None:
+    def __init__(self, listener: Callable[[Exception], object] | None = None) -> None:
+        self._listener = listener
         self._open: dict[tuple[str, str], _Trouble] = {}
-        #: The newest of all, over or not, and when it was told (s since the epoch).
+        #: Newest failure, also if it is over, and its time (s since the epoch).
         self.last: Exception | None = None
         self.last_time = 0.0
-        #: Told of what is logged.
-        self.listener: Callable[[Exception], object] | None = None
-        #: The client closes: that it loses its connections then is no trouble.
-        self.is_closing = False
+        self._is_closing = False
+
+    def close(self) -> None:
+        """Marks the client as closing. Failures are then expected and are not logged as warnings."""
+        self._is_closing = True
 
     def tell(self, what: str, error: Exception) -> None:
-        """Logs that `what` failed, or counts it when the same server has failed in this way a moment ago."""
-        if self.is_closing:
+        """Logs that `what` failed. If the same server has just failed in the same way, only counts it."""
+        if self._is_closing:
             log.debug("%s, while the client closes: %s", what, error)
             return
         now = monotonic()
@@ -65,18 +67,18 @@ class Troubles:
             self._tell_listener(error)
 
     def of(self, server: str) -> Exception | None:
-        """What the server failed at, if it hasn't done what it was asked since."""
+        """Returns the current failure of a server, or None if its last request succeeded."""
         return next((trouble.error for key, trouble in self._open.items() if key[0] == server), None)
 
     def _tell_listener(self, error: Exception) -> None:
-        if self.listener is not None:
+        if self._listener is not None:
             try:
-                self.listener(error)
+                self._listener(error)
             except Exception:
-                log.exception("%s failed", getattr(self.listener, "__name__", self.listener))
+                log.exception("%s failed", getattr(self._listener, "__name__", self._listener))
 
     def over(self, server: str) -> None:
-        """The server, an address or a broker's name, has done what it was asked."""
+        """Records a successful request to a server, which is an address or the name of a broker."""
         if not self._open:
             return
         ended = [key for key in self._open if key[0] == server]
@@ -92,7 +94,7 @@ def _server(error: Exception) -> str:
 
 
 def _kind(error: Exception) -> str:
-    # Whether it can't be reached, breaks off or doesn't answer is one trouble.
+    # Unreachable, disconnected and unresponsive count as one kind of failure.
     if isinstance(error, RemotingError):
         return "network"
     return f"code {error.code}" if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"

@@ -1,13 +1,13 @@
-"""Values in message bodies: JSON, pydantic models, Avro, protobuf. Nothing here knows a client.
+"""Codecs for message bodies: JSON, pydantic models, Avro, protobuf. They do not depend on a client.
 
-A codec is made for one type; it encodes, decodes, and does no more than that:
+A codec encodes and decodes values of one type:
 
     orders = JsonCodec(Order)
     await producer.send(orders.message("orders", Order("apples", 42)))
     PushConsumer(..., orders.handler(handle))      # handle(order, message)
     orders.value(message)                          # of any received message
 
-`codec.py` has what they share; open it first. `named.py` makes one from text, as command lines and options have it.
+`codec.py` has the base class; read it first. `named.py` creates a codec from text, for command lines and options.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gantrymq.codecs.protobuf import ProtobufCodec
     from gantrymq.codecs.pydantic import PydanticCodec
 
-#: Imported when they are asked for: each needs a library that others can do without.
+#: Imported on first use, because each module needs an optional library.
 _MODULES = {
     "AvroCodec": "gantrymq.codecs.avro",
     "JsonCodec": "gantrymq.codecs.json",

@@ -1,4 +1,4 @@
-"""Avro by fastavro: a value's binary encoding, without a header. The extra `gantrymq[avro]`."""
+"""Avro codec based on fastavro: binary encoding without a header. Needs the extra `gantrymq[avro]`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,18 @@ except ImportError as e:
 
 
 class AvroCodec(Codec[Any]):
-    """Values of an Avro schema, records as dictionaries: what the schema says and nothing more, so both sides need it.
+    """Encodes values of an Avro schema. A record is a dictionary.
 
-    `schema` is what its JSON stands for. Logical types are Python's: datetime, Decimal, UUID. Raises CodecError for a
-    schema that is none, and for one with arrays of nothing: a few bytes would be any number of values.
+    The bytes do not contain the schema, so both sides need it. Logical types become Python types: datetime, Decimal,
+    UUID.
 
-    With `reader`, another schema, values that were written by `schema` are read as those of `reader` (Avro's schema
-    resolution).
+    Args:
+        schema: Decoded JSON of the schema that writes values.
+        reader: Another schema. Values are converted to it when they are read (Avro's schema resolution).
+
+    Raises:
+        CodecError: The schema is invalid, or has arrays of items without bytes. Of these, a few bytes could encode
+            any number of items.
     """
 
     content_type = "application/avro"
@@ -43,7 +48,7 @@ class AvroCodec(Codec[Any]):
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """With the schema of an .avsc file. Raises CodecError, OSError."""
+        """Returns a codec with the schema of an .avsc file. Raises CodecError or OSError."""
         try:
             schema = json.loads(path.read_bytes())
         except ValueError as e:
@@ -71,7 +76,7 @@ class AvroCodec(Codec[Any]):
             value = schemaless_reader(source, self._schema, self._reader)
         except Exception as e:
             raise undecodable(f"{self._name} of this Avro schema", e) from e
-        # Another schema's values read as nonsense more often than not: what is left over shows it.
+        # Values of another schema can be decoded by chance. Bytes that are left over are a sign of that.
         if source.tell() != len(data):
             raise CodecError(
                 f"no {self._name} of this Avro schema: {len(data) - source.tell()} of {len(data)} bytes are left over"

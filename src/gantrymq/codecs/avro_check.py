@@ -1,12 +1,12 @@
-"""Whether a body is what Avro's binary encoding has for a schema: what fastavro takes on trust.
+"""Validates bodies in Avro's binary encoding, because fastavro accepts some invalid ones.
 
-fastavro takes a negative index of an enum's symbol or a union's type for one from the end, as Python's lists do: what
-is no value is one then. A block of an array says how many items it has, and where those take no bytes a body of ten
-bytes has them without end: such schemas are refused. A body takes no more steps than it has bytes and fields.
+fastavro accepts negative indexes of enum symbols and union types and counts them from the end, as Python's lists do. So
+it decodes invalid bytes. A block of an array states its number of items. If items take no bytes, a body of ten bytes
+can have any number of them; such schemas are rejected. A check takes no more steps than the body has bytes and fields.
 
-Besides fastavro it takes 0.4 of its time for small records, and 0.7 for long arrays of numbers.
+In addition to fastavro, the check takes 0.4 of its time for small records, and 0.7 for long arrays of numbers.
 
-Source: Avro's specification, "Binary Encoding"; `org.apache.avro.io.BinaryDecoder` for numbers of ten bytes at most.
+Source: Avro's specification, "Binary Encoding"; `org.apache.avro.io.BinaryDecoder` for numbers of at most ten bytes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 from gantrymq.errors import CodecError
 
-#: From where a value begins to where it ends. Raises CodecError, and IndexError where the data is too short.
+#: Returns the end of a value from its start. Raises CodecError, and IndexError if the data is too short.
 Walk = Callable[[bytes, int], int]
 
 _MOST_BYTES = 10
 
 
 def avro_check(schema: Any) -> Callable[[bytes], None]:
-    """For bodies of a schema as fastavro's `parse_schema` gives it: names are in full.
+    """Returns a check for bodies of a schema from fastavro's `parse_schema`, in which names are complete.
 
-    Raises CodecError for a schema with arrays of nothing; the check does for a body that is none.
+    Raises CodecError for a schema with arrays of items without bytes. The check raises CodecError for an invalid body.
     """
     walk, _ = _Walks().of(schema)
 
@@ -43,10 +43,10 @@ def avro_check(schema: Any) -> Callable[[bytes], None]:
 
 
 class _Walks:
-    """With each one, whether such a value takes a byte or more."""
+    """Builds the walk of each type, together with whether its values take at least one byte."""
 
     def __init__(self) -> None:
-        #: By full name, but for those whose own parts are being looked at.
+        #: By full name. Types whose own parts are being processed are missing.
         self._named: dict[str, tuple[Walk, bool]] = {}
 
     def of(self, schema: Any) -> tuple[Walk, bool]:
@@ -80,7 +80,7 @@ class _Walks:
     def _reference(self, name: str) -> tuple[Walk, bool]:
         if name in self._named:
             return self._named[name]
-        # What has itself within has a union, an array or a map around it, which takes a byte.
+        # A recursive type is inside a union, an array or a map, each of which takes a byte.
         return (lambda data, place: self._named[name][0](data, place)), True
 
 
@@ -88,11 +88,11 @@ _NAMED = ("record", "error", "enum", "fixed")
 
 
 def _number(data: bytes, place: int) -> tuple[int, int]:
-    """One in zigzag, and where it ends."""
+    """Decodes a zigzag number. Returns it and its end."""
     byte = data[place]
     place += 1
     if byte < 0x80:
-        # Most are that small.
+        # Most numbers are this small.
         return (byte >> 1) ^ -(byte & 1), place
     number = byte & 0x7F
     shift = 7
@@ -154,7 +154,7 @@ def _record(fields: list[Walk]) -> Walk:
 
 
 def _blocks(item: Walk) -> Walk:
-    """Of an array or a map: each with its number of items, in front of the last one's there is 0."""
+    """Returns the walk of an array or a map: blocks with their number of items, and 0 as the end."""
 
     def walk(data: bytes, place: int) -> int:
         while True:
@@ -162,7 +162,7 @@ def _blocks(item: Walk) -> Walk:
             if count == 0:
                 return place
             if count < 0:
-                # With its size in bytes, for those who leave it out.
+                # A negative count is followed by the size of the block in bytes, for readers that skip it.
                 count = -count
                 place = _number_end(data, place)
             if count > len(data) - place:

@@ -1,4 +1,4 @@
-"""Codec: bytes from a value and back, and what producers and consumers make of that."""
+"""Codec: base class that encodes values to bytes and back, with helpers for producers and consumers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gantrymq.protocol.message import Message, MessageExt
 
 T = TypeVar("T")
 
-#: The property that says what the body is. Spring's binder and rocketmq-spring name it so; SQL92 filters can, too.
+#: Property with the type of the body. Spring's binder and rocketmq-spring use this name, and SQL92 filters can read it.
 CONTENT_TYPE = "contentType"
 
 
 class MessageOptions(TypedDict, total=False):
-    """The arguments of Message, but for its topic and body."""
+    """Arguments of Message other than topic and body."""
 
     tags: str | None
     keys: str | Iterable[str] | None
@@ -32,36 +32,39 @@ class MessageOptions(TypedDict, total=False):
 
 
 class Codec(ABC, Generic[T]):
-    """Bytes from values of one type and back. One of your own defines `content_type`, `encode` and `decode`."""
+    """Encodes values of one type. Subclasses define `content_type`, `encode` and `decode`."""
 
-    #: A media type; messages that are made here have it in the property `contentType`. Nothing is chosen by it.
+    #: Media type. `message` stores it in the property `contentType`. Decoding does not depend on it.
     content_type: str
 
     @abstractmethod
     def encode(self, value: T) -> bytes:
-        """The bytes of a value. Raises CodecError for one that has none in this format."""
+        """Encodes a value. Raises CodecError if it has no encoding in this format."""
 
     @abstractmethod
     def decode(self, data: bytes) -> T:
-        """The value of bytes. Raises CodecError when they are none of this type, all of them."""
+        """Decodes a value. Raises CodecError unless all bytes are one value of this type."""
 
     def to_json(self, value: T) -> bytes:
-        """A value as JSON on one line, for people and tools; bytes are Base64. Raises CodecError where it has none."""
+        """Returns a value as JSON on one line, for people and tools; bytes as Base64. Raises CodecError."""
         try:
             return msgspec.json.encode(value)
         except Exception as e:
             raise CodecError(f"{type(value).__name__} as JSON: {e}") from e
 
     def message(self, topic: str, value: T, **options: Unpack[MessageOptions]) -> Message:
-        """A message with this value to send; `options` are those of Message. Raises CodecError, IllegalMessage."""
+        """Returns a message with this value.
+
+        `options` are arguments of Message. Raises CodecError or IllegalMessage.
+        """
         message = Message(topic, self.encode(value), **options)
         message.properties.setdefault(CONTENT_TYPE, self.content_type)
         return message
 
     def value(self, message: MessageExt) -> T:
-        """The value in a received message.
+        """Decodes the value of a received message.
 
-        Raises CodecError, which says where the message is stored, and what reading its `body` raises.
+        Raises CodecError, with the position of the message, and the errors of reading its `body`.
         """
         data = message.body
         try:
@@ -71,10 +74,13 @@ class Codec(ABC, Generic[T]):
             raise CodecError(f"message {message.msg_id} at {message.place}: {problem}") from e
 
     def handler(self, handle: Callable[[T, MessageExt], object]) -> Callable[[MessageExt], object]:
-        """A push consumer's handler that calls `handle` with the value and the message; plain or async as that is.
+        """Returns a handler for a push consumer that calls `handle` with the value and the message.
 
-        A body that can't be decoded is a failure of the handler, a CodecError: the message comes again, and goes to the
-        dead letter queue at last. Raises ClientError for a function that can't be called so.
+        It is a coroutine function if `handle` is one. If a body cannot be decoded, the handler raises CodecError: the
+        message is redelivered, and finally goes to the dead-letter queue.
+
+        Raises:
+            ClientError: `handle` cannot be called with two arguments.
         """
         try:
             inspect.signature(handle).bind(None, None)
@@ -95,16 +101,16 @@ class Codec(ABC, Generic[T]):
 
 
 def undecodable(what: str, error: Exception) -> CodecError:
-    """The error for bytes that are no `what`."""
-    return CodecError(f"no {what}: {_told(error)}")
+    """Returns the error for bytes that cannot be decoded as `what`."""
+    return CodecError(f"no {what}: {_error_text(error)}")
 
 
 def unencodable(what: str, value: object, error: Exception) -> CodecError:
-    """The error for a value that can't be written as `what`."""
-    return CodecError(f"{type(value).__name__} can't be written as {what}: {_told(error)}")
+    """Returns the error for a value that cannot be encoded as `what`."""
+    return CodecError(f"{type(value).__name__} can't be written as {what}: {_error_text(error)}")
 
 
-def _told(error: Exception) -> str:
-    """Some libraries' errors have no words of their own."""
+def _error_text(error: Exception) -> str:
+    """Returns the text of an error, with its type if the text is short or empty."""
     text = str(error)
     return text if len(text) > 20 else f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""JSON by msgspec: Structs, dataclasses, TypedDicts, NamedTuples, attrs classes, and what JSON has itself."""
+"""JSON codec based on msgspec: Structs, dataclasses, TypedDicts, NamedTuples, attrs classes and JSON's own types."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class JsonCodec(Codec[T]):
-    """Values of `kind`, which is checked when they are decoded: `JsonCodec(Order)`, `JsonCodec(dict[str, int])`.
+    """Encodes values of `kind`, and checks the type on decoding: `JsonCodec(Order)`, `JsonCodec(dict[str, int])`.
 
-    `JsonCodec(object)` takes any JSON. For numbers in strings and the like there are msgspec's own types.
+    `JsonCodec(object)` accepts any JSON. For special cases, such as numbers in strings, use msgspec's types.
     """
 
     content_type = "application/json"

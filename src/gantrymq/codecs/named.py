@@ -1,4 +1,4 @@
-"""Codecs by name, as command lines and options have them."""
+"""Codecs by name, for command lines and options."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 from gantrymq.codecs.codec import Codec
 from gantrymq.errors import CodecError
 
-#: What `codec_named` takes, for help texts.
+#: Forms of names for `codec_named`, for help texts.
 FORMS = "json[:MODULE:TYPE] | pydantic:MODULE:MODEL | avro:SCHEMA_FILE | protobuf:MODULE:CLASS"
 
 
 def codec_named(text: str) -> Codec[Any]:
-    """The codec that `text` names, one of FORMS: `avro:order.avsc`, `protobuf:shop.orders_pb2:Order`.
+    """Returns the codec for a name in one of the FORMS: `avro:order.avsc`, `protobuf:shop.orders_pb2:Order`.
 
-    `json` alone takes any JSON. A MODULE is imported as Python would import it. Raises CodecError for what isn't there,
-    MissingExtra where the library isn't installed.
+    Raises:
+        CodecError: The name is invalid, or its class or schema cannot be loaded.
+        MissingExtra: The library of the codec is not installed.
     """
     kind, _, what = text.partition(":")
     if kind == "json":
@@ -43,7 +44,7 @@ def codec_named(text: str) -> Codec[Any]:
 
 
 def _imported(place: str, text: str) -> type[Any]:
-    """The class MODULE:NAME; NAME may have dots."""
+    """Imports the class MODULE:NAME. NAME may contain dots. Raises CodecError."""
     module, _, name = place.partition(":")
     if not module or not name:
         raise CodecError(f"{text!r} names no class: MODULE:NAME is wanted after the first colon")

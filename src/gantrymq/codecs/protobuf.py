@@ -1,4 +1,4 @@
-"""Protocol buffers: messages of a class that protoc made. The extra `gantrymq[protobuf]`."""
+"""Protocol buffers codec for classes that protoc generated. Needs the extra `gantrymq[protobuf]`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ P = TypeVar("P", bound=Message)
 
 
 class ProtobufCodec(Codec[P]):
-    """Messages of one class: `ProtobufCodec(orders_pb2.Order)`."""
+    """Encodes messages of one class: `ProtobufCodec(orders_pb2.Order)`."""
 
     content_type = "application/protobuf"
 
@@ -28,7 +28,7 @@ class ProtobufCodec(Codec[P]):
 
     def encode(self, value: P) -> bytes:
         if not isinstance(value, self._class):
-            # It would be written, and read as another class's fields.
+            # It could be encoded, but its fields would then be decoded as those of another class.
             raise CodecError(f"{type(value).__name__} is no {self._class.__name__}")
         try:
             return value.SerializeToString()
@@ -42,7 +42,7 @@ class ProtobufCodec(Codec[P]):
             raise undecodable(f"protobuf {self._class.__name__}", e) from e
 
     def to_json(self, value: P) -> bytes:
-        """By protobuf's JSON mapping."""
+        """Returns JSON in protobuf's JSON mapping. Raises CodecError."""
         try:
             text = json_format.MessageToJson(value, indent=None)
         except Exception as e:

@@ -1,4 +1,4 @@
-"""pydantic models as JSON. The extra `gantrymq[pydantic]`."""
+"""Codec for pydantic models as JSON. Needs the extra `gantrymq[pydantic]`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class PydanticCodec(Codec[M]):
-    """Values of a pydantic model, written with the aliases that it reads."""
+    """Encodes values of a pydantic model, with the aliases that it also reads."""
 
     content_type = "application/json"
 

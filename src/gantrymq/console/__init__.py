@@ -1,7 +1,10 @@
-"""The console: a cluster in a browser, `gantry console`.
+"""The web console for a cluster: `gantry console`.
 
-A page is a query: a function of what one user sees (`eye`) and of typed arguments, whose answer is a plain structure.
-`pages` serves each as HTML and as JSON; `queries` has them, `listing` cuts, searches and sorts their lists. `server`
-runs it, `settings` says how. Open `pages.py` first. Nothing here keeps what brokers know better; a page that some of
-them didn't answer says so.
+Start with `pages.py`. Each page is a query: a function that gets typed arguments and a user's view of the cluster
+(`cluster_view`), and returns a plain structure. `app` serves each page as HTML and as JSON. `queries` has the pages,
+and `changes` the forms. `listing` searches, sorts and pages lists. `server` runs the application with the options of
+`settings`.
+
+The console caches responses of brokers for seconds and stores no state of the cluster. If a broker does not respond,
+the page names it.
 """

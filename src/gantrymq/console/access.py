@@ -1,12 +1,13 @@
-"""Access: who a request comes from, and that nobody gets further without a login where one is asked for.
+"""Access control of the console: identifies the user of a request, and requires a login.
 
-It stands before all routes: a page that is added later is closed, too.
+`Gate` checks each request before it reaches a route, so it also protects pages that are added later.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -17,13 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.background.repeating import Repeating
-from gantrymq.console.attempts import DELAY_S, Attempts
+from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.connections import source_of
-from gantrymq.console.eye import Eye
 from gantrymq.console.history import History
-from gantrymq.console.limited import Limits
 from gantrymq.console.logins import ADMIN, ClusterLogin, FileLogin, Login
 from gantrymq.console.pages import API
+from gantrymq.console.request_limits import RequestLimits
 from gantrymq.console.sessions import COOKIE, Sessions, new_id
 from gantrymq.console.settings import Settings
 from gantrymq.errors import ConfigError, GantryError
@@ -31,43 +31,81 @@ from gantrymq.system.clock import monotonic
 
 log = logging.getLogger(__name__)
 
-#: How often the users of sessions are checked, s.
+#: Interval between two checks of the users of sessions, s.
 CHECK_S = 5.0
-#: Logins at once: a password is checked in 0.1 s, one after the other.
+#: Limit of pending logins. Passwords are checked one after the other, 0.1 s each.
 MAX_LOGINS = 64
+#: After MAX_FAILURES within WITHIN_S, an address cannot log in until the oldest failure is older than that. If a user
+#: name has as many failures, from any addresses, a login with it only takes DELAY_S longer. Otherwise an attacker could
+#: lock out other users.
+MAX_FAILURES = 5
+WITHIN_S = 60.0
+DELAY_S = 2.0
+#: Limit of the addresses and names whose failures are remembered. The oldest ones are dropped.
+MAX_KNOWN = 10_000
 _VISITOR = "gantrymq.visitor"
-#: What everybody gets.
+#: Paths that need no login.
 _OPEN = ("/login", "/language", "/static/")
+
+
+class LoginAttempts:
+    """Counts failed logins by key: an address or a user name. The caller passes the time, s."""
+
+    def __init__(self) -> None:
+        self._failures: OrderedDict[str, list[float]] = OrderedDict()
+
+    def wait_s(self, key: str, now: float) -> float:
+        """Returns the seconds until the key has fewer than MAX_FAILURES; 0 if it already has."""
+        recent = self._recent(key, now)
+        return recent[0] + WITHIN_S - now if len(recent) >= MAX_FAILURES else 0.0
+
+    def failed(self, key: str, now: float) -> None:
+        recent = self._recent(key, now)
+        self._failures[key] = [*recent[-(MAX_FAILURES - 1) :], now]
+        self._failures.move_to_end(key)
+        while len(self._failures) > MAX_KNOWN:
+            self._failures.popitem(last=False)
+
+    def succeeded(self, key: str, counted_at: float) -> None:
+        """Removes the failure that was counted in advance at `counted_at`. Other failures still count."""
+        failures = self._failures.get(key, [])
+        if counted_at in failures:
+            failures.remove(counted_at)
+        if not failures:
+            self._failures.pop(key, None)
+
+    def _recent(self, key: str, now: float) -> list[float]:
+        return [at for at in self._failures.get(key, ()) if now - at < WITHIN_S]
 
 
 @dataclass(slots=True)
 class Visitor:
-    """`user` is empty without a login."""
+    """The user of a request with its rights. `user` is empty if the console has no login."""
 
     session_id: str
     user: str
-    eye: Eye
+    view: ClusterView
     csrf: str
     may_change: bool
 
 
 class TooManyAttempts(GantryError):
-    """Somebody fails to log in again and again."""
+    """Raised for too many failed logins, or too many pending ones."""
 
 
 class Access:
-    """Who may come in. `limits` are those of all questions."""
+    """The logins and sessions of a console. All views share `limits`, `history` and the thread `gatherer`."""
 
-    def __init__(self, settings: Settings, limits: Limits, history: History, gatherer: LoopThread) -> None:
+    def __init__(self, settings: Settings, limits: RequestLimits, history: History, gatherer: LoopThread) -> None:
         self.settings = settings
         self._limits = limits
         self._history = history
         self._gatherer = gatherer
-        self.own_eye = Eye(settings, limits, settings.hooks, history, gatherer)
+        self.own_view = ClusterView(settings, limits, settings.hooks, history, gatherer)
         self.sessions = Sessions()
-        self._attempts = Attempts()
+        self._attempts = LoginAttempts()
         self._logins = 0
-        self._check = Repeating("check that sessions' users exist", self.check_sessions, CHECK_S)
+        self._check = Repeating("check the users of sessions", self.check_sessions, CHECK_S)
         self._login: Login | None = None
         if settings.login == "cluster":
             self._login = ClusterLogin(settings, limits)
@@ -75,66 +113,65 @@ class Access:
             self._login = FileLogin(settings.users_file, settings.hooks)
 
     @property
-    def asks(self) -> bool:
-        """Whether there is a login."""
+    def requires_login(self) -> bool:
+        """True if the console requires a login."""
         return self._login is not None
 
     def start(self) -> None:
-        """Begins to check sessions."""
-        if self.asks:
+        """Starts the periodic checks of sessions."""
+        if self.requires_login:
             self._check.start()
 
     async def close(self) -> None:
         await self._check.stop()
         self.sessions.end_all()
         await self.close_ended()
-        await self.own_eye.close()
+        await self.own_view.close()
 
     async def close_ended(self) -> None:
-        """Ends the connections of sessions that have ended."""
-        ended, self.sessions.ended = self.sessions.ended, []
-        for eye in ended:
-            if eye is not self.own_eye:
-                await eye.close()
+        """Closes the views of sessions that have ended."""
+        for view in self.sessions.take_ended():
+            if view is not self.own_view:
+                await view.close()
 
     async def check_sessions(self) -> None:
         """Ends the sessions of users that were removed or disabled, or whose password or role changed."""
         assert self._login is not None
         for session_id, session in self.sessions.open_ones(monotonic()).items():
             if not await self._login.is_current(session):
-                log.info("the session of %r ends: the user is removed or changed", session.user)
+                log.info("closing the session of %r: the user was removed or changed", session.user)
                 self.sessions.end(session_id)
         await self.close_ended()
 
     def is_open(self, visitor: Visitor) -> bool:
-        """Whether the visitor's session goes on; without a login always."""
-        return not self.asks or self.sessions.is_open(visitor.session_id, monotonic())
+        """Returns True if the visitor's session is open. Always true if the console has no login."""
+        return not self.requires_login or self.sessions.is_open(visitor.session_id, monotonic())
 
     def visitor(self, connection: HTTPConnection) -> Visitor | None:
-        """Who it is; None for somebody who has to log in."""
+        """Returns the visitor of a request; None if the visitor must log in."""
         session_id = connection.scope[_VISITOR]
         session = self.sessions.find(session_id, monotonic())
         may_change = not self.settings.read_only
         csrf = self.sessions.csrf_token(session_id)
         if session is not None:
-            return Visitor(session_id, session.user, session.eye, csrf, may_change and session.role == ADMIN)
-        return None if self.asks else Visitor(session_id, "", self.own_eye, csrf, may_change)
+            return Visitor(session_id, session.user, session.view, csrf, may_change and session.role == ADMIN)
+        return None if self.requires_login else Visitor(session_id, "", self.own_view, csrf, may_change)
 
     def csrf_of(self, connection: HTTPConnection) -> str:
-        """The token for forms, of who isn't logged in, too."""
+        """Returns the token for forms. Visitors without a login have one, too."""
         return self.sessions.csrf_token(connection.scope[_VISITOR])
 
     def is_own_form(self, request: Request, token: str) -> bool:
-        """Whether a form comes from a page of ours."""
+        """Returns True if a form was sent from a page of this console (CSRF check)."""
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.headers.get("host", ""):
             return False
         return self.sessions.is_token(request.scope[_VISITOR], token)
 
     async def enter(self, request: Request, name: str, password: str) -> str | None:
-        """The id of a new session; None for a name or password that is wrong.
+        """Logs in. Returns the id of a new session; None if the name or password is wrong.
 
-        Raises TooManyAttempts, or a GantryError when the cluster can't say.
+        Raises TooManyAttempts, or a GantryError if the password cannot be checked.
         """
         assert self._login is not None
         address = f"from {source_of(request.client.host if request.client is not None else '?')}"
@@ -146,7 +183,7 @@ class Access:
         if self._logins >= MAX_LOGINS:
             raise TooManyAttempts("too many logins at once: try again in a few seconds")
         is_delayed = self._attempts.wait_s(user, now) > 0
-        # Counted as failed until it isn't, so that many at once are counted.
+        # Count a failure in advance, so that concurrent logins are limited, too.
         self._attempts.failed(address, now)
         self._attempts.failed(user, now)
         self._logins += 1
@@ -155,7 +192,7 @@ class Access:
                 await asyncio.sleep(DELAY_S)
             entry = await self._login.enter(name, password)
         except ConfigError as e:
-            raise GantryError("the users' file can't be read now") from e
+            raise GantryError("the console can't read its users' file") from e
         finally:
             self._logins -= 1
         if entry is None:
@@ -163,11 +200,15 @@ class Access:
         self._attempts.succeeded(address, now)
         self._attempts.succeeded(user, now)
         is_own = entry.hooks is self.settings.hooks
-        eye = self.own_eye if is_own else Eye(self.settings, self._limits, entry.hooks, self._history, self._gatherer)
-        return self.sessions.begin(entry.name, entry.role, eye, monotonic(), entry.proof)
+        view = (
+            self.own_view
+            if is_own
+            else ClusterView(self.settings, self._limits, entry.hooks, self._history, self._gatherer)
+        )
+        return self.sessions.begin(entry.name, entry.role, view, monotonic(), entry.proof)
 
     def end(self, connection: HTTPConnection) -> None:
-        """Ends the session that a request belongs to."""
+        """Ends the session of a request."""
         self.sessions.end(connection.scope[_VISITOR])
 
     def set_cookie(self, response: Response, session_id: str) -> None:
@@ -182,7 +223,7 @@ class Access:
 
 
 class Gate:
-    """The application behind `access`."""
+    """Middleware that requires a login. It forwards a request only if its session is open or its path needs none."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -212,8 +253,8 @@ class Gate:
             if path.startswith(API) or path.endswith("/stream"):
                 refused = JSONResponse({"error": "log in first"}, 401)
             else:
-                asked = quote(path + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""))
-                refused = RedirectResponse(f"/login?next={asked}", 303)
+                target = quote(path + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""))
+                refused = RedirectResponse(f"/login?next={target}", 303)
             await refused(scope, receive, with_cookie)
             return
         await self._app(scope, receive, send if path.startswith("/static/") else with_cookie)

@@ -22,26 +22,26 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gantrymq import __version__
 from gantrymq.background.loop_thread import LoopThread
-from gantrymq.console import figures
+from gantrymq.console import template_filters
 from gantrymq.console.access import Access, Gate, TooManyAttempts, Visitor
 from gantrymq.console.audit import Audit
 from gantrymq.console.bodies import pieces_of
 from gantrymq.console.changes.all_changes import CHANGES
 from gantrymq.console.changes.change import Change, LongChange
-from gantrymq.console.changes.dead_letters import MAX_CHOSEN
+from gantrymq.console.changes.dead_letter_messages import MAX_SELECTED
 from gantrymq.console.changes.topics import MESSAGE_TYPES
+from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.downloads import Downloads, TooManyDownloads
-from gantrymq.console.eye import Eye
-from gantrymq.console.guard import LOCAL_NAMES, Guard
+from gantrymq.console.guard import BODY_WITHIN_S, LOCAL_NAMES, MAX_BODY, Guard
 from gantrymq.console.history import History
 from gantrymq.console.language import LANGUAGES, language_of, translator
-from gantrymq.console.limited import Limits
 from gantrymq.console.links import link, local
-from gantrymq.console.pages import API, BadArguments, Page, arguments_of, openapi
+from gantrymq.console.pages import API, BadArguments, Page, arguments_of, menu_of, openapi
 from gantrymq.console.queries.all_pages import PAGES
-from gantrymq.console.queries.letters import LetterFilter, export
+from gantrymq.console.queries.dead_letter_messages import DeadLetterFilter, export
 from gantrymq.console.queries.messages import MessageArguments, find
-from gantrymq.console.request_turns import RequestTurns
+from gantrymq.console.request_limits import RequestLimits
+from gantrymq.console.request_scheduler import RequestScheduler
 from gantrymq.console.sampler import Sampler
 from gantrymq.console.sessions import new_id
 from gantrymq.console.settings import Settings
@@ -54,17 +54,19 @@ log = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
 LANGUAGE_COOKIE = "gantry_language"
-#: What a change did, for the page after it.
+#: Cookie with the outcome of a change, for the next page.
 DONE_COOKIE = "gantry_done"
 _DONE_S = 60
 _A_YEAR_S = 365 * 86400
-_MAX_FIELDS = MAX_CHOSEN + 40
-#: A download is sent in pieces of so many bytes.
+_MENU = menu_of(PAGES)
+_PAGES_BY_NAME = {page.name: page for page in PAGES}
+_MAX_FIELDS = MAX_SELECTED + 40
+#: Size of one piece of a download, bytes.
 _PIECE = 64 * 1024
 
 
 class Console:
-    """The application, `app`, for one cluster. Raises ConfigError for a users' file that can't be read."""
+    """The ASGI application (`app`) for one cluster. Raises ConfigError if the users' file cannot be read."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -72,14 +74,14 @@ class Console:
             loader=jinja2.FileSystemLoader(HERE / "templates"),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
-            # Shows directional characters of every value as code points: a name can't reorder the text around it.
-            finalize=figures.visible,
+            # Shows directional characters of every value as code points, so that a name cannot reorder other text.
+            finalize=template_filters.visible,
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        for name in ("number", "size", "percent", "span", "moment"):
-            self._templates.filters[name] = getattr(figures, name)
-        self._templates.filters["exactly"] = figures.Exact
+        for name in ("number", "size", "percent", "span", "moment", "shell"):
+            self._templates.filters[name] = getattr(template_filters, name)
+        self._templates.filters["exactly"] = template_filters.Exact
         self._tails = 0
         self._downloads = Downloads()
         self._openapi = openapi(PAGES)
@@ -87,8 +89,8 @@ class Console:
         directory = settings.directory
         self._history = History(directory)
         self._gatherer = LoopThread("gantry-console-tables")
-        self._access = Access(settings, Limits(), self._history, self._gatherer)
-        self._sampler = Sampler(self._access.own_eye, self._history)
+        self._access = Access(settings, RequestLimits(), self._history, self._gatherer)
+        self._sampler = Sampler(self._access.own_view, self._history)
         self._audit = Audit(None if directory is None else directory / "audit.log")
         routes = [
             Route("/", lambda request: RedirectResponse("/overview")),
@@ -111,8 +113,8 @@ class Console:
         self.app = Starlette(
             routes=routes,
             middleware=[
-                Middleware(RequestTurns),
-                Middleware(Guard, names=None if self._access.asks else LOCAL_NAMES),
+                Middleware(RequestScheduler),
+                Middleware(Guard, names=None if self._access.requires_login else LOCAL_NAMES),
                 Middleware(Gate, access=self._access),
             ],
             lifespan=self._lifespan,
@@ -133,7 +135,7 @@ class Console:
             await self._history.close()
 
     def _visitor(self, request: Request) -> Visitor:
-        """Raises GantryError if the session has ended since the gate let the request in."""
+        """Returns the visitor of a request. Raises GantryError if the session ended after the check by `Gate`."""
         visitor = self._access.visitor(request)
         if visitor is None:
             raise _Refused("your session has ended: log in again")
@@ -142,21 +144,33 @@ class Console:
     # -- pages --------------------------------------------------------------------------------------------------
 
     def _html(self, page: Page) -> Any:
+        """Returns the request handler for a page as HTML."""
+
         async def answer(request: Request) -> Response:
             try:
                 arguments = arguments_of(page.arguments, request.query_params)
-                result = await page.query(self._visitor(request).eye, arguments)
+                result = await page.query(self._visitor(request).view, arguments)
             except (BadArguments, GantryError) as e:
                 return self._error(request, e)
-            return self._render(request, f"{page.name}.html", page.title, page=page, arguments=arguments, it=result)
+            return self._render(
+                request,
+                f"{page.name}.html",
+                page.title,
+                page=page,
+                parent=_PAGES_BY_NAME.get(page.parent),
+                arguments=arguments,
+                it=result,
+            )
 
         return answer
 
     def _json(self, page: Page) -> Any:
+        """Returns the request handler for a page as JSON."""
+
         async def answer(request: Request) -> Response:
             try:
                 arguments = arguments_of(page.arguments, request.query_params)
-                result = await page.query(self._visitor(request).eye, arguments)
+                result = await page.query(self._visitor(request).view, arguments)
             except (BadArguments, GantryError) as e:
                 return JSONResponse({"error": str(e)}, _status(e))
             return Response(msgspec.json.encode(result), media_type="application/json")
@@ -168,15 +182,20 @@ class Console:
 
     async def _not_found(self, request: Request, error: Exception) -> Response:
         if request.url.path.startswith(API):
-            return JSONResponse({"error": "there is no such address"}, 404)
-        return self._error(request, GantryError("there is no such page"), 404)
+            return JSONResponse({"error": "not found"}, 404)
+        return self._error(request, GantryError("page not found"), 404)
 
     async def _too_long(self, request: Request, error: Exception) -> Response:
-        return JSONResponse({"error": "that is more than a form of this console has, or it didn't come in time"}, 413)
+        problem = f"the form has more than {MAX_BODY // 1024} KiB, or did not arrive within {BODY_WITHIN_S:g} s"
+        if request.url.path.startswith(API):
+            return JSONResponse({"error": problem}, 413)
+        return self._error(request, GantryError(problem), 413)
 
     # -- changes ------------------------------------------------------------------------------------------------
 
     def _change(self, change: Change | LongChange) -> Any:
+        """Returns the request handler of a change."""
+
         async def answer(request: Request) -> Response:
             is_api = request.url.path.startswith(API)
             form = await self._form(request)
@@ -187,7 +206,7 @@ class Console:
                 return JSONResponse({"error": str(e)}, status) if is_api else self._error(request, e, status)
             if is_api:
                 return JSONResponse({"done": done})
-            back = link("works") if isinstance(change, LongChange) else change.back(arguments)
+            back = link("operations") if isinstance(change, LongChange) else change.back(arguments)
             response = RedirectResponse(back, 303)
             response.set_cookie(
                 DONE_COOKIE,
@@ -204,56 +223,60 @@ class Console:
     async def _perform(
         self, request: Request, change: Change | LongChange, form: dict[str, str]
     ) -> tuple[str, msgspec.Struct]:
-        """What it did, or that it has begun, and with which arguments."""
+        """Performs a change. Returns its outcome, or the text that an operation has started, and the arguments."""
         visitor = self._visitor(request)
         token = form.pop("csrf", "") or request.headers.get("x-csrf-token", "")
         if not self._access.is_own_form(request, token):
-            raise _Refused("this form is too old, or isn't one of this console: open its page again")
+            raise _Refused("this form has expired, or is not of this console: open its page again")
         if not visitor.may_change:
-            raise _Refused("you may look, and change nothing")
+            raise _Refused("you have no right to change anything")
         arguments = arguments_of(change.arguments, form)
         if isinstance(change, LongChange):
             change.check(arguments)
         shown = {name: "***" if name in change.secrets else value for name, value in form.items()}
         write = partial(self._audit.write, visitor.user, _address(request), change.name, shown)
-        await asyncio.to_thread(write, "asked for")
-        outcome = "it was given up"
+        await asyncio.to_thread(write, "requested")
+        outcome = "cancelled"
         try:
             if isinstance(change, LongChange):
-                outcome = self._begin(visitor.eye, change, arguments, write)
+                outcome = self._begin(visitor.view, change, arguments, write)
             else:
-                outcome = await change.perform(visitor.eye, arguments)
+                outcome = await change.perform(visitor.view, arguments)
         except (BadArguments, GantryError) as e:
             outcome = f"failed: {e}"
             raise
         finally:
-            visitor.eye.forget()
+            visitor.view.forget()
             if isinstance(change, LongChange):
-                # At once: the line of its end, which may come soon, is to be the last one.
+                # No await before this: the operation may end at once, and its line must follow this one.
                 self._record(write, outcome)
             else:
                 await asyncio.to_thread(self._record, write, outcome)
         return outcome, arguments
 
-    def _begin(self, eye: Eye, change: LongChange, arguments: msgspec.Struct, write: Callable[[str], None]) -> str:
-        """Lets it go on beside; its outcome is written when it has ended."""
+    def _begin(
+        self, view: ClusterView, change: LongChange, arguments: msgspec.Struct, write: Callable[[str], None]
+    ) -> str:
+        """Starts an operation. Its outcome is recorded when it ends."""
 
         def ended(outcome: str) -> None:
-            eye.forget()
+            view.forget()
             self._record(write, outcome)
 
-        work = eye.works.begin(change.name, change.about(arguments), partial(change.perform, eye, arguments), ended)
-        return f"work {work.id} has begun"
+        operation = view.operations.begin(
+            change.name, change.about(arguments), partial(change.perform, view, arguments), ended
+        )
+        return f"operation {operation.id} is running"
 
     def _record(self, write: Callable[[str], None], outcome: str) -> None:
-        """Writes what can't be undone any more. If that fails, the process's log has it."""
+        """Records a completed change in the audit log. If that fails, records it in the log of the process."""
         try:
             write(outcome)
         except GantryError as e:
             log.error("%s; the outcome was: %s", e, outcome)
 
     async def _form(self, request: Request) -> dict[str, str]:
-        """What was filled in; of a field that is there more than once all values, a line each."""
+        """Returns the fields that are not empty. A field with several values has one line for each."""
         filled: dict[str, str] = {}
         async with request.form(max_files=0, max_fields=_MAX_FIELDS) as form:
             for name, value in form.multi_items():
@@ -264,14 +287,15 @@ class Console:
     # -- login --------------------------------------------------------------------------------------------------
 
     async def _login(self, request: Request) -> Response:
+        """Shows the login form, and logs a user in. Records the outcome in the audit log."""
         back = local(request.query_params.get("next", "/"))
-        if not self._access.asks:
+        if not self._access.requires_login:
             return RedirectResponse("/", 303)
         problem, status = "", 200
         if request.method == "POST":
             form = await self._form(request)
             if not self._access.is_own_form(request, form.get("csrf", "")):
-                problem, status = "this form is too old: try again", 403
+                problem, status = "this form has expired: try again", 403
             else:
                 name = form.get("name", "")
                 write = partial(self._audit.write, name[:200], _address(request), "login", {})
@@ -283,10 +307,10 @@ class Console:
                         response = RedirectResponse(back, 303)
                         self._access.set_cookie(response, session_id)
                         return response
-                    problem, status = "the name or the password is wrong", 403
+                    problem, status = "wrong name or password", 403
                     outcome = f"failed: {problem}"
                 except TooManyAttempts as e:
-                    # The attempts before it are recorded: nobody fills the disk by more of them.
+                    # Not recorded, so that attempts cannot fill the disk. The earlier failures are recorded.
                     problem, status = str(e), 429
                 except GantryError as e:
                     problem, status = str(e), 502
@@ -299,25 +323,26 @@ class Console:
     async def _logout(self, request: Request) -> Response:
         form = await self._form(request)
         if not self._access.is_own_form(request, form.get("csrf", "")):
-            return self._error(request, _Refused("this form is too old: try again"), 403)
+            return self._error(request, _Refused("this form has expired: try again"), 403)
         self._access.end(request)
         response = RedirectResponse("/", 303)
         self._access.set_cookie(response, new_id())
         return response
 
-    # -- what isn't a page ----------------------------------------------------------------------------------------
+    # -- downloads and streams ----------------------------------------------------------------------------------------
 
     async def _body(self, request: Request) -> ASGIApp:
-        """A message's body as it is, for a file and not for a page."""
+        """Downloads the body of a message."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             response: Response
             try:
                 arguments = arguments_of(MessageArguments, request.query_params)
-                async with self._download(request) as eye:
-                    async with eye.bodies:
-                        message = await find(eye, arguments)
-                    # Decompressed twice, and never in memory as a whole: a response that has begun can't fail.
+                async with self._download(request) as view:
+                    async with view.bodies:
+                        message = await find(view, arguments)
+                    # Decompress once before the response starts, because a started response cannot report an error.
+                    # The body is never in memory as a whole.
                     size = await asyncio.to_thread(lambda: sum(len(piece) for piece in pieces_of(message, _PIECE)))
                     headers = _attachment("body.bin") | {"Content-Length": str(size)}
                     response = StreamingResponse(
@@ -332,14 +357,14 @@ class Console:
         return answer
 
     @asynccontextmanager
-    async def _download(self, request: Request) -> AsyncIterator[Eye]:
-        """One download of a visitor. Raises TooManyDownloads."""
+    async def _download(self, request: Request) -> AsyncIterator[ClusterView]:
+        """Counts one download of a visitor while it runs. Raises TooManyDownloads."""
         visitor = self._visitor(request)
         async with self._downloads.one_of(visitor.user or _address(request)):
-            yield visitor.eye
+            yield visitor.view
 
     async def _tail(self, request: Request) -> ASGIApp:
-        """Server-sent events, each a TailRound in JSON."""
+        """Streams the live tail as server-sent events. Each event is a TailRound in JSON."""
         try:
             arguments = arguments_of(TailArguments, request.query_params)
             visitor = self._visitor(request)
@@ -348,7 +373,7 @@ class Console:
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             if self._tails >= MAX_TAILS:
-                refused = JSONResponse({"error": f"{MAX_TAILS} live tails are open already"}, 503)
+                refused = JSONResponse({"error": f"{MAX_TAILS} live tails are open: try again later"}, 503)
                 await refused(scope, receive, send)
                 return
             self._tails += 1
@@ -362,21 +387,23 @@ class Console:
 
     async def _events(self, visitor: Visitor, arguments: TailArguments) -> AsyncIterator[bytes]:
         try:
-            async for one in tail(visitor.eye, arguments, partial(self._access.is_open, visitor)):
+            async for one in tail(visitor.view, arguments, partial(self._access.is_open, visitor)):
                 yield b"data: %b\n\n" % msgspec.json.encode(one)
         except GantryError as e:
             yield b"data: %b\n\n" % msgspec.json.encode(TailRound([], 0, str(e)))
         yield b"event: over\ndata: {}\n\n"
 
     async def _export(self, request: Request) -> ASGIApp:
+        """Downloads the dead-letter messages that match a filter, as lines of JSON."""
+
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             response: Response
             try:
-                arguments = arguments_of(LetterFilter, request.query_params)
+                arguments = arguments_of(DeadLetterFilter, request.query_params)
                 arguments.times()
                 visitor = self._visitor(request)
-                async with self._download(request) as eye:
-                    lines = export(eye, arguments, partial(self._access.is_open, visitor))
+                async with self._download(request) as view:
+                    lines = export(view, arguments, partial(self._access.is_open, visitor))
                     headers = _attachment("dead-letters.jsonl")
                     response = StreamingResponse(lines, media_type="application/x-ndjson", headers=headers)
                     await response(scope, receive, send)
@@ -388,7 +415,7 @@ class Console:
         return answer
 
     async def _choose_language(self, request: Request) -> Response:
-        """Sets the cookie, and goes back to a page of this console."""
+        """Sets the cookie and redirects to a page of this console."""
         response = RedirectResponse(local(request.query_params.get("back", "/")), 303)
         code = request.query_params.get("to", "")
         if code in LANGUAGES:
@@ -396,6 +423,7 @@ class Console:
         return response
 
     def _render(self, request: Request, template: str, title: str, *, status: int = 200, **values: Any) -> Response:
+        """Renders a template in the visitor's language."""
         language = language_of(request.cookies.get(LANGUAGE_COOKIE), request.headers.get("accept-language", ""))
         translate = translator(language)
         visitor = self._access.visitor(request)
@@ -409,7 +437,7 @@ class Console:
             link=link,
             may_change=visitor is not None and visitor.may_change,
             message_types=MESSAGE_TYPES,
-            pages=PAGES if visitor is not None else (),
+            menu=_MENU if visitor is not None else (),
             path=request.url.path + (f"?{request.url.query}" if request.url.query else ""),
             title=translate(title),
             user=visitor.user if visitor is not None else "",
@@ -430,7 +458,7 @@ class Console:
 
 
 class _Refused(GantryError):
-    """A change that isn't made."""
+    """Raised if the console rejects a request."""
 
     status = 403
 
@@ -440,7 +468,7 @@ def _attachment(name: str) -> dict[str, str]:
 
 
 def _address(request: Request) -> str:
-    """Of the visitor."""
+    """Returns the address of the visitor."""
     return request.client.host if request.client is not None else "?"
 
 

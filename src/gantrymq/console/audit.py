@@ -1,4 +1,4 @@
-"""The audit log: every change before it is made and after, and every login."""
+"""The audit log. It records every change before and after it is made, and every login."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 
 class Audit:
-    """Lines of JSON in the file `path`, which only its owner can read; without `path` in the process's log."""
+    """Writes lines of JSON to a file that only its owner can read. Without `path`, writes to the log of the process."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
     def write(self, user: str, address: str, change: str, arguments: Mapping[str, object], outcome: str) -> None:
-        """Returns when the complete line is on the disk. Raises GantryError if it can't be written."""
-        # ASCII only: a name can't change how a terminal shows the line.
+        """Writes a line and returns when it is on disk. Raises GantryError if it cannot be written."""
+        # ASCII only, so that a name cannot change how a terminal shows the line.
         line = json.dumps(
             {
                 "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -42,7 +42,7 @@ class Audit:
             make_private_file(self._path)
             descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND)
             try:
-                # Other consoles may have the same file.
+                # Other consoles can write to the same file, so lock it.
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 _append(descriptor, line.encode() + b"\n")
             finally:
@@ -57,7 +57,7 @@ def _append(descriptor: int, line: bytes) -> None:
     """Appends the whole line, or nothing. Raises OSError."""
     end = os.fstat(descriptor).st_size
     if end and os.pread(descriptor, 1, end - 1) != b"\n":
-        # A console that was killed left a part of a line.
+        # A console that was killed left an incomplete line. Start a new one.
         line = b"\n" + line
     written = 0
     try:

@@ -1,7 +1,7 @@
-"""Previews of message bodies: their first KiB as text, JSON or hex. The whole body is a download.
+"""Previews of message bodies: their first KiB as text, JSON or hex. The whole body is available as a download.
 
-Only the beginning of a compressed body is decompressed, so a preview takes a few milliseconds and 4 MiB at most,
-whatever the body is. JSON is laid out up to MAX_DEPTH levels: indentation makes deeper JSON many times larger.
+Only the beginning of a compressed body is decompressed. A preview therefore takes a few milliseconds and at most 4 MiB.
+JSON with up to MAX_DEPTH levels is indented. Deeper JSON is not, because indentation would make it many times larger.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from gantrymq.errors import ProtocolError
 from gantrymq.protocol.compression import decompress_pieces
 from gantrymq.protocol.message import MessageExt
 
-#: Bytes of a body that its page shows; characters of it in a list; levels of JSON that are laid out.
+#: Limits: bytes of a body on its page, characters of a body in a list, levels of indented JSON.
 PREVIEW_BYTES = 1024
 MAX_START = 160
 MAX_DEPTH = 32
+#: Limit of the part of a body in which `contains` searches, bytes.
+SEARCHED_BYTES = 1024 * 1024
 _HEX_ROW = 16
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[{}\[\],:]|[^\s"{}\[\],:]+', re.DOTALL)
 _JSON_SCALAR = re.compile(r'".*"|-?[0-9][0-9.eE+-]*|true|false|null', re.DOTALL)
 
 
 class Body(msgspec.Struct):
-    """The beginning of a body. `kind` is json, text, binary, or damaged; then `text` says why.
+    """The beginning of a body. `kind` is json, text, binary or damaged.
 
-    `bytes` are those that are stored, compressed or not. `is_cut` says that the body has more than is shown.
+    If the body is damaged, `text` is the reason. `bytes` is the stored size. `is_cut` is true if the body is longer.
     """
 
     kind: str
@@ -38,7 +40,7 @@ class Body(msgspec.Struct):
 
 
 def preview_of(message: MessageExt, max_bytes: int = PREVIEW_BYTES) -> Body:
-    """The first `max_bytes` of a message's body."""
+    """Returns a preview of the first `max_bytes` of a message's body."""
     stored = message.stored_body
     try:
         data = beginning_of(message, max_bytes + 1)
@@ -50,7 +52,10 @@ def preview_of(message: MessageExt, max_bytes: int = PREVIEW_BYTES) -> Body:
 
 
 def beginning_of(message: MessageExt, count: int) -> bytes:
-    """The first `count` bytes of a message's body. Raises ProtocolError for a damaged record or compressed body."""
+    """Returns the first `count` bytes of a message's body.
+
+    Raises ProtocolError if the record or the compressed body is damaged.
+    """
     if not message.is_packed or message.is_undecodable:
         return message.body[:count]
     found = b""
@@ -61,15 +66,25 @@ def beginning_of(message: MessageExt, count: int) -> bytes:
     return found[:count]
 
 
+def contains(message: MessageExt, text: str) -> bool:
+    """Returns True if a key, the tags, or the first SEARCHED_BYTES of the body contain a text."""
+    if text in (message.tags or "") or any(text in key for key in message.keys):
+        return True
+    try:
+        return text.encode() in beginning_of(message, SEARCHED_BYTES)
+    except ProtocolError:
+        return False
+
+
 def pieces_of(message: MessageExt, piece_size: int) -> Iterator[bytes]:
-    """A message's body in pieces. Raises ProtocolError, perhaps after some of them."""
+    """Yields a message's body in pieces. Raises ProtocolError if it is damaged, possibly after some pieces."""
     if message.is_undecodable:
         yield message.body
     yield from decompress_pieces(message.stored_body, message.compression_flags, piece_size)
 
 
 def start_of(message: MessageExt) -> str:
-    """The first words of a body, on one line."""
+    """Returns the beginning of a body as one line of text."""
     try:
         data = beginning_of(message, 4 * MAX_START)
     except ProtocolError as e:
@@ -81,22 +96,22 @@ def start_of(message: MessageExt) -> str:
 
 
 def text_of(data: bytes, *, is_cut: bool = False) -> tuple[str, str]:
-    """The kind of a body, and its text. `is_cut` says that `data` is only its beginning."""
+    """Returns the kind of a body and its text. `is_cut` must be true if `data` is only the beginning."""
     try:
         text = data.decode()
     except UnicodeDecodeError as e:
-        # The last character of a beginning may be incomplete.
+        # The last character of a cut body may be incomplete.
         if not is_cut or e.start < len(data) - 3:
             return "binary", ""
         text = data[: e.start].decode()
     if "\0" in text:
         return "binary", ""
-    laid_out = _json_of(text, is_cut) if len(data) <= PREVIEW_BYTES and text[:1] in ("{", "[") else None
-    return ("text" if laid_out is None else "json"), printable(text if laid_out is None else laid_out, keep="\n\t")
+    indented = _json_of(text, is_cut) if len(data) <= PREVIEW_BYTES and text[:1] in ("{", "[") else None
+    return ("text" if indented is None else "json"), printable(text if indented is None else indented, keep="\n\t")
 
 
 def _json_of(text: str, is_cut: bool) -> str | None:
-    """JSON with a line for each value; None for what isn't JSON, or is too deep."""
+    """Indents JSON. Returns None if the text is not JSON or is too deep."""
     parts: list[str] = []
     depth = 0
     tokens: list[str] = _JSON_TOKEN.findall(text)
@@ -127,7 +142,7 @@ def _new_line(depth: int) -> str:
 
 
 def hex_of(data: bytes) -> str:
-    """Rows of an offset, 16 bytes and their ASCII."""
+    """Returns a hex dump. Each row has an offset, 16 bytes and their ASCII characters."""
     rows = []
     for start in range(0, len(data), _HEX_ROW):
         row = data[start : start + _HEX_ROW]
@@ -137,10 +152,7 @@ def hex_of(data: bytes) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """`text` with code points, \\u202e, in place of characters that aren't seen or change the direction of others.
-
-    Those in `keep` stay as they are.
-    """
+    """Replaces invisible and directional characters by code points such as \\u202e, except those in `keep`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else f"\\u{ord(c):04x}" for c in text)

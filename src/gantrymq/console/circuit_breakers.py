@@ -1,10 +1,10 @@
-"""Circuit breakers: requests to a server that doesn't answer fail at once, so that pages don't wait for it.
+"""Circuit breakers: requests to a server that does not respond fail at once, so that pages do not wait for it.
 
-    closed  requests go to the server; one that has no answer after SLOW_S or more opens the circuit
-    open    requests fail at once. Every PROBE_EVERY_S, one of them starts a probe; if the server answers it, the
-            circuit is closed
+    closed  Requests go to the server. If a request has no response after SLOW_S or more, the circuit opens.
+    open    Requests fail at once. Every PROBE_EVERY_S, one of them starts a probe. If the server responds to it, the
+            circuit closes.
 
-A refused connection costs no time, and opens nothing.
+A refused connection takes no time and does not open the circuit.
 """
 
 from __future__ import annotations
@@ -16,31 +16,34 @@ from gantrymq.system import threads
 
 SLOW_S = 0.5
 PROBE_EVERY_S = 5.0
-#: Servers that are remembered; NameServers believe everybody who registers.
+#: Limit of the open circuits. NameServers accept forged registrations, so there can be many.
 MAX_OPEN = 10_000
 
 
 @dataclass(slots=True)
 class _Open:
     problem: str
-    #: The next probe; a caller that has begun one puts it off, and reports what came of it before that.
+    #: Time of the next probe, s. A caller that starts a probe postpones it, and reports the outcome before that time.
     probe_at: float
 
 
 class CircuitBreakers:
-    """Of all servers, by host:port, for several event loops. Told the time, s."""
+    """The circuits of all servers by host:port, for several event loops. The caller passes the time, s."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._lock = threads.Lock()
 
     def problem(self, address: str) -> str | None:
-        """Why the circuit of a server is open; None while it is closed."""
+        """Returns the reason why the circuit of a server is open; None if it is closed."""
         found = self._open.get(address)
         return None if found is None else found.problem
 
     def begins_probe(self, address: str, now: float) -> bool:
-        """Whether the caller is to probe the server, in less than PROBE_EVERY_S, and report `answered` or `failed`."""
+        """Returns True if the caller must probe the server now.
+
+        The caller then reports `answered` or `failed` within PROBE_EVERY_S.
+        """
         with self._lock:
             found = self._open.get(address)
             if found is None or now < found.probe_at:
@@ -53,7 +56,7 @@ class CircuitBreakers:
             self._open.pop(address, None)
 
     def failed(self, address: str, problem: str, now: float) -> None:
-        """The server didn't answer."""
+        """Opens the circuit of a server that did not respond."""
         with self._lock:
             self._open[address] = _Open(problem, now + PROBE_EVERY_S)
             self._open.move_to_end(address)

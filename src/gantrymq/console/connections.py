@@ -1,20 +1,20 @@
-"""Connections of browsers: how many there may be, and when the console closes one.
+"""Limits of browser connections, and the order in which the console closes connections.
 
-A connection is in one of four states. When there are too many, of one address or in all, the first one in this order
-is closed, within a state the one that has been in it for longest:
+A connection is in one of four states. The right column is the timeout after which the console always closes it:
 
     incomplete  its TLS handshake or its request is incomplete  HEAD_WITHIN_S; REQUEST_WITHIN_S with a body
-    unread      it doesn't read its response                    UNREAD_WITHIN_S without progress
-    idle        all its requests have been answered             uvicorn's keep-alive time, 5 s
-    working     the console works on its response               no limit
+    unread      the client does not read its response           UNREAD_WITHIN_S without progress
+    idle        all its requests have responses                 uvicorn's keep-alive time, 5 s
+    working     the console creates its response                no limit
 
-On the right is the time after which the console closes it in any case.
+If there are too many connections of one address or of all addresses, the console closes the first one in this order.
+Within a state, it closes the connection that has been in it for the longest time.
 
-Incomplete and idle connections are fresh for FRESH_S. The console closes them after all others that are not working:
-otherwise each connection of a flood would close the one before it, and a browser's among them, before its request
-arrives.
+New incomplete and idle connections are fresh for FRESH_S. The console closes them after all others that are not
+working. Otherwise each connection of a flood would close the one before it. That could be a browser's connection whose
+request has not arrived yet.
 
-The classes here are told the time, and do no I/O.
+The caller passes the time, s. The classes do no I/O.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from enum import IntEnum
 
 MAX_CONNECTIONS = 500
 MAX_PER_ADDRESS = 100
-#: Time for a TLS handshake and for the head of a request, s; time for a request with its body.
+#: Timeouts, s: of a TLS handshake and the head of a request, and of a request with its body.
 HEAD_WITHIN_S = 10.0
 REQUEST_WITHIN_S = 30.0
-#: A client that reads has read 48 KiB, or all that there is, in this time, s.
+#: Timeout in which a client must read 48 KiB, or the rest of a response, s.
 UNREAD_WITHIN_S = 10.0
-#: A request arrives in this time after its connection, and the next request after a response, s.
+#: Time after the connection or the last response in which a browser usually sends a request, s.
 FRESH_S = 1.0
-#: Responses of all connections that are waiting to be read, bytes. On top of it, the largest is dropped.
+#: Limit of the unread responses of all connections, bytes. Above it, the largest one is closed.
 MAX_UNREAD_BYTES = 64 * 1024 * 1024
-#: The network that one owner of IPv6 addresses has.
+#: Prefix length of an IPv6 network, bits. Its addresses count as one source.
 _IPV6_PREFIX = 64
 
 
 class State(IntEnum):
-    """In the order in which connections are closed."""
+    """The states in the order in which connections are closed."""
 
     INCOMPLETE = 0
     UNREAD = 1
@@ -48,7 +48,7 @@ class State(IntEnum):
 
 
 class Peer:
-    """What is known of one connection: its state, and since when. `abort` closes it at once."""
+    """The state of one connection and its start time. `abort` closes the connection at once."""
 
     __slots__ = ("_abort", "_incomplete_since", "_unread_since", "has_head", "is_working", "progress_at", "source")
 
@@ -57,38 +57,38 @@ class Peer:
         self._abort = abort
         self._incomplete_since: float | None = now
         self._unread_since: float | None = None
-        #: Of a request that is incomplete, only the body is missing.
+        #: True if only the body of an incomplete request is missing.
         self.has_head = False
         self.is_working = False
-        #: When a request was complete, or answered.
+        #: Time of the last complete request or response, s.
         self.progress_at = now
 
     def connected(self, abort: Callable[[], None]) -> None:
-        """Its TLS handshake is over: `abort` closes it now. The time for its first request runs on."""
+        """Sets a new `abort` after the TLS handshake. The timeout of the first request continues."""
         self._abort = abort
 
     def abort(self) -> None:
         self._abort()
 
     def incomplete(self, now: float, *, has_head: bool) -> None:
-        """A part of a request is here."""
+        """Records that a request has arrived in part."""
         self.has_head = has_head
         if self._incomplete_since is None:
             self._incomplete_since = now
 
     def complete(self, now: float, *, is_working: bool) -> None:
-        """No request is here in part; if `is_working`, one is here that has no response yet."""
+        """Records that no request is incomplete. If `is_working`, one has no response yet."""
         self._incomplete_since = None
         self.is_working = is_working
         self.progress_at = now
 
     def unread(self, now: float) -> None:
-        """Some of its response isn't read."""
+        """Records that the client has not read a part of its response."""
         if self._unread_since is None:
             self._unread_since = now
 
     def read(self) -> None:
-        """It has read its response, or a good part of it."""
+        """Records that the client has read its response, or most of it."""
         self._unread_since = None
 
     @property
@@ -96,7 +96,7 @@ class Peer:
         return self._state_since()[0]
 
     def rank(self, now: float) -> tuple[bool, State, float]:
-        """The connection with the lowest rank is closed first."""
+        """Returns the sort key for closing: the connection with the lowest rank is closed first."""
         state, since = self._state_since()
         is_fresh = state in (State.INCOMPLETE, State.IDLE) and now - since < FRESH_S
         return is_fresh or state is State.WORKING, state, since
@@ -109,7 +109,7 @@ class Peer:
         return State.WORKING if self.is_working else State.IDLE, self.progress_at
 
     def is_overdue(self, now: float) -> bool:
-        """Its time is over."""
+        """Returns True if the timeout of its state has elapsed."""
         if self._unread_since is not None and now - self._unread_since > UNREAD_WITHIN_S:
             return True
         if self._incomplete_since is None:
@@ -128,7 +128,7 @@ class Connections:
         return self._count
 
     def is_full(self, source: str) -> bool:
-        """Whether a new connection of the source closes another one of it."""
+        """Returns True if the source has its maximum. A further connection closes another one of the source."""
         return len(self._by_source.get(source, ())) >= MAX_PER_ADDRESS
 
     def add(self, peer: Peer) -> None:
@@ -144,7 +144,7 @@ class Connections:
         self._count += 1
 
     def remove(self, peer: Peer) -> None:
-        """Once more does no harm."""
+        """Removes a connection. A second call has no effect."""
         of_source = self._by_source.get(peer.source)
         if of_source is None or peer not in of_source:
             return
@@ -154,7 +154,7 @@ class Connections:
             del self._by_source[peer.source]
 
     def check(self, now: float, unread_bytes: Callable[[Peer], int]) -> None:
-        """Closes those whose time is over, and the largest ones if too much is unread. Called every second."""
+        """Closes overdue connections, and those with the most unread bytes above the limit. Called every second."""
         sizes: dict[Peer, int] = {}
         for peer in [one for peers in self._by_source.values() for one in peers]:
             if size := unread_bytes(peer):
@@ -173,7 +173,7 @@ class Connections:
             self._close(peer)
 
     def close_stalled(self) -> None:
-        """Closes those that are incomplete or unread: a server that ends doesn't wait for them."""
+        """Closes incomplete and unread connections, so that a stopping server does not wait for them."""
         for peer in [one for peers in self._by_source.values() for one in peers]:
             if peer.state in (State.INCOMPLETE, State.UNREAD):
                 self._close(peer)
@@ -184,7 +184,7 @@ class Connections:
 
 
 def source_of(address: str) -> str:
-    """Those who have one address: an IPv4 address, or the network of an IPv6 address."""
+    """Returns the source of a connection: an IPv4 address, or the network of an IPv6 address."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

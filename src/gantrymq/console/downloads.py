@@ -1,4 +1,4 @@
-"""Downloads: responses that are as large as their visitors like. A few at once, each a piece at a time."""
+"""Limits of downloads and exports. Their responses can have any size and are sent in pieces."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from contextlib import asynccontextmanager
 
 from gantrymq.errors import GantryError
 
-#: Downloads at once, of all visitors and of one. Each has a message of 4 MiB or a page of an export in memory.
+#: Limits of concurrent downloads: of all visitors, and of one. Each has a message of 4 MiB or an export page in memory.
 MAX_AT_ONCE = 8
 MAX_OF_ONE = 2
-#: How long a download waits for others to end, s, and how many of one visitor wait.
+#: Longest wait for other downloads, s, and limit of the waiting downloads of one visitor.
 WAIT_S = 5.0
 MAX_WAITING = 8
 
 
 class TooManyDownloads(GantryError):
-    """Others take too long."""
+    """Raised if the limit of downloads is reached."""
 
 
 class Downloads:
-    """The downloads of one console, in one event loop."""
+    """Counts the downloads of one console, in one event loop."""
 
     def __init__(self) -> None:
         self._at_once: dict[str, int] = {}
         self._waiting: Counter[str] = Counter()
-        #: Set when a download ends, and replaced.
+        #: Set when a download ends. A new event then replaces it.
         self._ended = asyncio.Event()
 
     @asynccontextmanager
     async def one_of(self, visitor: str) -> AsyncIterator[None]:
-        """For one download of `visitor`. Raises TooManyDownloads, perhaps after WAIT_S."""
+        """Counts one download of `visitor` while the block runs. Raises TooManyDownloads at once or after WAIT_S."""
         await self._wait(visitor)
         self._at_once[visitor] = self._at_once.get(visitor, 0) + 1
         try:
@@ -45,6 +45,7 @@ class Downloads:
             self._ended = asyncio.Event()
 
     async def _wait(self, visitor: str) -> None:
+        """Waits until a further download may start. Raises TooManyDownloads."""
         too_many = TooManyDownloads(
             f"{MAX_OF_ONE} downloads of one visitor, and {MAX_AT_ONCE} in all, run at once: try again later"
         )

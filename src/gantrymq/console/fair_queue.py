@@ -1,4 +1,4 @@
-"""FairQueue: items of several sources, which take turns."""
+"""A queue that is fair to the sources of its items."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """The items of one source keep their order. After each item, the source waits behind all others."""
+    """A queue that serves sources in turn. The items of one source keep their order."""
 
     def __init__(self) -> None:
         self._by_source: OrderedDict[str, deque[T]] = OrderedDict()
@@ -26,7 +26,7 @@ class FairQueue(Generic[T]):
         return len(self._by_source.get(source, ()))
 
     def take(self) -> tuple[T, str]:
-        """The next item and its source. Raises IndexError if there is none."""
+        """Removes and returns the next item and its source. Raises IndexError if the queue is empty."""
         if not self._count:
             raise IndexError("the queue is empty")
         source = next(iter(self._by_source))
@@ -36,7 +36,7 @@ class FairQueue(Generic[T]):
         return item, source
 
     def take_of(self, source: str) -> T:
-        """The oldest item of a source that has one."""
+        """Removes and returns the oldest item of a source. The source must have one."""
         of_source = self._by_source[source]
         item = of_source.popleft()
         self._count -= 1

@@ -1,7 +1,8 @@
-"""Guard: what holds for every request and every answer, whatever its page.
+"""Security checks of every request: response headers, host names and size limits.
 
-Headers keep a page from running what isn't the console's own script, should a text ever get into it as more than text.
-A console without a login answers to this machine's names alone: a page of another site can point its own name here.
+The headers forbid scripts other than the console's, in case a text gets into a page as markup. Without a login, the
+console accepts only the host names of its own machine. Otherwise another site could point its name to the console (DNS
+rebinding).
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
-#: Forms are small; what is larger is not read.
+#: Largest form, bytes.
 MAX_BODY = 256 * 1024
-#: A form comes whole in so long, s: one that doesn't holds a place.
+#: Timeout to receive a form, s.
 BODY_WITHIN_S = 20.0
 
 
 class Guard:
-    """`names` are the hosts that it answers to; all with None."""
+    """Middleware for these checks. `names` are the accepted host names; None accepts all."""
 
     def __init__(self, app: ASGIApp, names: Sequence[str] | None) -> None:
         self._app = app
@@ -41,22 +42,22 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        taken = 0
+        received = 0
         is_whole = False
         until = asyncio.get_running_loop().time() + BODY_WITHIN_S
 
         async def bounded() -> Message:
-            nonlocal taken, is_whole
+            nonlocal received, is_whole
             try:
-                # After the body there is but the news that its sender is gone.
+                # No timeout after the body: only a disconnect can follow.
                 async with asyncio.timeout_at(None if is_whole else until):
                     message = await receive()
             except TimeoutError:
                 return {"type": "http.disconnect"}
-            taken += len(message.get("body", b""))
+            received += len(message.get("body", b""))
             is_whole = not message.get("more_body", False)
-            # The rest of a body that is too long counts as one that its sender gave up.
-            return message if taken <= MAX_BODY else {"type": "http.disconnect"}
+            # Treat a body that is too large as a disconnect.
+            return message if received <= MAX_BODY else {"type": "http.disconnect"}
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -67,14 +68,16 @@ class Guard:
             await send(message)
 
         if self._names is not None and _name(headers.get("host", "")) not in self._names:
-            refused = PlainTextResponse("this console answers to the names of its own machine alone\n", 421)
+            refused = PlainTextResponse(
+                "without a login, this console answers only to the names of its own machine\n", 421
+            )
             await refused(scope, receive, with_headers)
             return
         await self._app(scope, bounded, with_headers)
 
 
 def _name(host: str) -> str:
-    """A Host header without its port."""
+    """Returns the name in a Host header, without the port."""
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.partition(":")[0].lower()

@@ -1,10 +1,11 @@
-"""The history: figures of the cluster in SQLite, every 15 s, thinned as they get old, and bounded by size.
+"""The history of the cluster in SQLite: samples every 15 s and rebalances of groups, with a size limit.
+
+Resolution by age:
 
     15 s for a day, 1 min for two weeks, 15 min for two months
 
-A series is a name, `in`, `broker/NAME/disk` or `group/NAME/behind`, and a value is what it was at a time. Values of a
-minute, and later of a quarter of an hour, become their average. When the file gets too large the oldest tenth goes.
-Rebalances of groups are kept beside them, as they were seen.
+A series has a name, such as `in`, `broker/NAME/disk` or `group/NAME/behind`, and a value for each time. Older values
+are averages of 1 min, then of 15 min. If the file exceeds its limit, the oldest tenth is deleted.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ T = TypeVar("T")
 
 FILE_NAME = "history.db"
 SAMPLE_S = 15
-#: (resolution, how old its values get, the resolution that they get then), s; 0: they go.
+#: (resolution, maximum age, resolution after that), s. Resolution 0 means that the values are deleted.
 _AGES = ((15, 86400, 60), (60, 14 * 86400, 900), (900, 62 * 86400, 0))
 MAX_BYTES = 256 * 1024 * 1024
-#: Points of a chart.
+#: Limit of the points of a chart.
 MAX_POINTS = 360
 _TABLES = """
 PRAGMA journal_mode = WAL;
@@ -45,21 +46,21 @@ CREATE TABLE IF NOT EXISTS rebalances (
 );
 CREATE INDEX IF NOT EXISTS of_group ON rebalances (consumers, id);
 """
-#: Rebalances of all groups that are kept; the oldest go.
+#: Limit of the rebalances of all groups. The oldest ones are deleted.
 MAX_REBALANCES = 20_000
 _MAX_NAMES = 20
 _IN_MEMORY = ":memory:"
 
 
 class Points(msgspec.Struct):
-    """Values by time: `times` in s since 1970, `values` of each name with None where nothing is known."""
+    """The points of several series: `times` in s since 1970, and `values` by name. A value is None without a sample."""
 
     times: list[int]
     values: dict[str, list[float | None]]
 
 
 class Rebalance(msgspec.Struct):
-    """Members of a group came and left, seen at `at_ms`; `members` are there since."""
+    """Members that joined and left a group, detected at `at_ms`. `members` is the number of members after it."""
 
     at_ms: int
     came: list[str]
@@ -68,7 +69,7 @@ class Rebalance(msgspec.Struct):
 
 
 class History:
-    """In `directory`, else in memory. After `close` everything raises GantryError."""
+    """The history, in a file in `directory`, or in memory without one. After `close`, all methods raise GantryError."""
 
     def __init__(self, directory: Path | None, max_bytes: int = MAX_BYTES) -> None:
         self._path = _IN_MEMORY if directory is None else str(directory / FILE_NAME)
@@ -76,27 +77,30 @@ class History:
         self._db: sqlite3.Connection | None = None
         self._ids: dict[str, int] = {}
         self._is_closed = False
-        #: One thread at a time works with the file; one goes on when whoever waited for it was cancelled.
+        #: Only one thread at a time uses the database. The thread continues even if its caller was cancelled.
         self._lock = threading.Lock()
 
     async def add(self, at_s: float, values: Mapping[str, float]) -> None:
-        """Takes in what was at a time. Raises GantryError when the file can't be written."""
+        """Adds the samples of one time. Raises GantryError if the file cannot be written."""
         await self._run(lambda db: self._add(db, int(at_s) // SAMPLE_S * SAMPLE_S, values))
 
     async def thin(self, now_s: float) -> None:
-        """Makes less of what is old. Raises GantryError."""
+        """Averages and deletes old samples. Raises GantryError if the file cannot be written."""
         await self._run(lambda db: self._thin(db, int(now_s)))
 
     async def points(self, names: Sequence[str], begin_s: float, end_s: float) -> Points:
-        """What the series were from then to then, in MAX_POINTS steps at most. Raises GantryError."""
+        """Returns the series from `begin_s` to `end_s`, with at most MAX_POINTS points.
+
+        Raises GantryError if the file cannot be read.
+        """
         return await self._run(lambda db: self._points(db, names, int(begin_s), int(end_s)))
 
     async def add_rebalances(self, changes: Mapping[str, Rebalance]) -> None:
-        """Takes in what was seen of groups. Raises GantryError."""
+        """Adds rebalances by group. Raises GantryError if the file cannot be written."""
         await self._run(lambda db: self._add_rebalances(db, changes))
 
     async def rebalances(self, group: str, limit: int) -> list[Rebalance]:
-        """The last ones of a group, the newest first. Raises GantryError."""
+        """Returns the last rebalances of a group, newest first. Raises GantryError if the file cannot be read."""
         return await self._run(lambda db: self._rebalances(db, group, limit))
 
     async def close(self) -> None:
@@ -119,10 +123,11 @@ class History:
             return self._work(work)
 
     def _work(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Runs `work` in a transaction. Opens the database before the first one."""
         try:
             if self._db is None:
                 if self._path != _IN_MEMORY:
-                    # SQLite gives the files beside it the same mode.
+                    # SQLite creates its other files with the same permissions.
                     make_private_file(Path(self._path))
                 db = sqlite3.connect(self._path, check_same_thread=False, timeout=5.0)
                 db.executescript(_TABLES)
@@ -131,7 +136,7 @@ class History:
             with self._db:
                 return work(self._db)
         except (sqlite3.Error, OSError) as e:
-            # Names that weren't committed have no ids.
+            # Names that were added in a failed transaction have no ids.
             self._ids = {}
             raise GantryError(f"the history {self._path}: {e}") from e
 
@@ -148,7 +153,7 @@ class History:
         db.executemany("INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?)", rows)
 
     def _add_rebalances(self, db: sqlite3.Connection, changes: Mapping[str, Rebalance]) -> None:
-        # Thousands of members may come at once: some names will do.
+        # Store only a few names, because thousands of members can join at once.
         rows = [
             (group, one.at_ms, "\n".join(one.came[:_MAX_NAMES]), "\n".join(one.left[:_MAX_NAMES]), one.members)
             for group, one in changes.items()
@@ -167,8 +172,9 @@ class History:
         ]
 
     def _thin(self, db: sqlite3.Connection, now: int) -> None:
+        """Averages samples by _AGES. If the file is still too large, deletes the oldest ones."""
         for resolution, age, coarser in _AGES:
-            # Whole quarters of an hour: none is averaged in two parts.
+            # A multiple of 15 min, so that each average covers its whole period.
             before = (now - age) // 900 * 900
             if coarser:
                 db.execute(
@@ -187,7 +193,7 @@ class History:
         self._ids = dict(db.execute("SELECT name, id FROM series"))
 
     def _used(self, db: sqlite3.Connection) -> int:
-        """Bytes of pages that hold something; free ones are filled before the file grows."""
+        """Returns the size of the used pages, bytes. SQLite fills free pages before the file grows."""
         (pages,), (free,), (size,) = (
             db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count", "page_size")
         )
@@ -195,7 +201,7 @@ class History:
 
     def _points(self, db: sqlite3.Connection, names: Sequence[str], begin: int, end: int) -> Points:
         step = max(SAMPLE_S, -(-(end - begin) // MAX_POINTS) // SAMPLE_S * SAMPLE_S)
-        # Where values are older than their neighbours' resolution allows, points are as far apart as they are.
+        # Older values have a coarser resolution, so their points are further apart.
         of_names = {}
         for name in names:
             found = self._ids.get(name)

@@ -1,4 +1,4 @@
-"""The console's HTTP server: uvicorn, whose connections are accepted, counted and timed here."""
+"""The console's HTTP server: uvicorn with an accept queue, connection limits and timeouts of the console."""
 
 from __future__ import annotations
 
@@ -13,27 +13,40 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from gantrymq.background.tasks import Tasks
-from gantrymq.console.accept_queue import AcceptQueue
-from gantrymq.console.connections import HEAD_WITHIN_S, Connections, Peer, source_of
+from gantrymq.console.connections import HEAD_WITHIN_S, MAX_PER_ADDRESS, Connections, Peer, source_of
+from gantrymq.console.fair_queue import FairQueue
 from gantrymq.remoting.address import format_address
-from gantrymq.remoting.listener import Listener
+from gantrymq.remoting.listener import Listener, ListenOptions
 from gantrymq.system.clock import monotonic
 from gantrymq.system.network import Socket
 
-#: What a connection buffers of a response before the application waits for its reader, bytes. TLS buffers 512 KiB
-#: unless it is told otherwise.
+#: Size of the write buffer at which the application waits for the client, bytes. The default of TLS is 512 KiB.
 _WRITE_BUFFER = 64 * 1024
-#: Connections that are taken between two looks at what browsers sent. A request that is here is read before many more
-#: connections come, which would close its own as an incomplete one.
-_CONNECTS_PER_TURN = 8
-#: Pause after a connection of an address that has its maximum of connections, s: then each new one closes another.
+#: Connections accepted in one event-loop iteration. A low number lets the server read a request before many further
+#: connections arrive. These would close its connection as incomplete.
+_CONNECTS_PER_ITERATION = 8
+#: Pause after a connection from an address with the maximum number, s. Each new connection closes another one.
 _FULL_PAUSE_S = 0.01
-#: uvicorn counts ten ticks a second.
+#: Ticks of uvicorn between two checks. It has ten ticks a second.
 _TICKS_A_CHECK = 10
 
 
+class AcceptQueue(FairQueue[Socket]):
+    """A fair queue of accepted sockets without an HTTP connection, at most MAX_PER_ADDRESS of each source.
+
+    An HTTP connection costs more time than an accepted socket. If one address opens connections faster than the console
+    can serve them, browsers of other addresses do not wait for it.
+    """
+
+    def add(self, item: Socket, source: str) -> None:
+        """Adds a socket. If the source has too many, closes its oldest one."""
+        super().add(item, source)
+        if self.count_of(source) > MAX_PER_ADDRESS:
+            self.take_of(source).close()
+
+
 class HttpServer(uvicorn.Server):
-    """Listens at `host` and `port`, 0 for a free one, and calls `listening` with its URL when it does."""
+    """The server on `host` and `port`; port 0 selects a free one. Calls `listening` with its URL."""
 
     def __init__(self, config: uvicorn.Config, host: str, port: int, listening: Callable[[str], None]) -> None:
         super().__init__(config)
@@ -45,11 +58,13 @@ class HttpServer(uvicorn.Server):
         self._protocols: dict[Peer, _Connection] = {}
         self._accepted = AcceptQueue()
         self._is_connecting = False
-        self._arrivals = Tasks("a browser's connection")
+        self._arrivals = Tasks("connection of a browser")
 
     async def serve(self, sockets: list[Socket] | None = None) -> None:
-        """Returns when it is to end. Raises GantryError when the port is taken."""
-        self._listener = listener = Listener(self._host, self._port, self._accept, self._count, peers="browsers")
+        """Serves until a signal. Raises GantryError if the port is in use."""
+        self._listener = listener = Listener(
+            ListenOptions(self._host, self._port), self._accept, self._count, peers="browsers"
+        )
         try:
             await super().serve()
         finally:
@@ -74,7 +89,7 @@ class HttpServer(uvicorn.Server):
         while self._accepted:
             self._accepted.take()[0].close()
         self._connections.close_stalled()
-        # Their protocols are notified in the next iteration of the loop.
+        # The protocols of closed connections are notified in the next event-loop iteration.
         await asyncio.sleep(0)
         await super().shutdown()
 
@@ -86,10 +101,11 @@ class HttpServer(uvicorn.Server):
         return 0 if protocol is None else protocol.transport.get_write_buffer_size()
 
     def _accept(self, sock: Socket) -> None:
+        """Adds an accepted socket to the queue."""
         try:
             source = source_of(sock.getpeername()[0])
         except OSError:
-            # It has gone already.
+            # The peer has already disconnected.
             sock.close()
             return
         self._accepted.add(sock, source)
@@ -98,8 +114,9 @@ class HttpServer(uvicorn.Server):
             asyncio.get_running_loop().call_soon(self._connect_some)
 
     def _connect_some(self) -> None:
+        """Creates HTTP connections for some sockets, then schedules the next ones."""
         pause_s = 0.0
-        for _ in range(min(_CONNECTS_PER_TURN, len(self._accepted))):
+        for _ in range(min(_CONNECTS_PER_ITERATION, len(self._accepted))):
             sock, source = self._accepted.take()
             self._arrivals.start(self._connect(sock, source))
             if self._connections.is_full(source):
@@ -110,6 +127,7 @@ class HttpServer(uvicorn.Server):
             asyncio.get_running_loop().call_later(pause_s, self._connect_some)
 
     async def _connect(self, sock: Socket, source: str) -> None:
+        """Creates the HTTP connection of a socket. The connection counts from the start of its handshake."""
         task = asyncio.current_task()
         assert task is not None
         peer = Peer(source, partial(_cancel, task), monotonic())
@@ -130,11 +148,11 @@ class HttpServer(uvicorn.Server):
             if not is_connected:
                 self._connections.remove(peer)
                 if (protocol := self._protocols.get(peer)) is not None:
-                    # Closed just when it was connected: uvloop doesn't notify its protocol.
+                    # uvloop does not notify the protocol of a connection that was closed while it was created.
                     protocol.connection_lost(None)
 
     def _opened(self, peer: Peer, protocol: _Connection | None) -> None:
-        """A connection is there, or with None, it is lost."""
+        """Records that a connection is open or, if `protocol` is None, closed."""
         if protocol is not None:
             self._protocols[peer] = protocol
         else:
@@ -147,7 +165,7 @@ def _cancel(task: asyncio.Task[Any]) -> None:
 
 
 class _Connection(H11Protocol):
-    """A connection of `peer`."""
+    """An HTTP connection. It reports its state to `peer`."""
 
     def __init__(
         self,
@@ -188,6 +206,7 @@ class _Connection(H11Protocol):
         super().resume_writing()
 
     def _note_state(self) -> None:
+        """Reports the state of the connection after a read or a response."""
         now, cycle = monotonic(), self.cycle
         if cycle is not None and cycle.more_body:
             self._peer.incomplete(now, has_head=True)

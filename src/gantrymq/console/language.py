@@ -1,4 +1,4 @@
-"""Languages: texts are written in English in pages and templates; zh.json has them in Chinese."""
+"""Languages of the console. Pages and templates contain the English texts, and zh.json the Chinese ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-#: {code: what its speakers call it}
+#: Available languages: {code: name in that language}.
 LANGUAGES: Mapping[str, str] = {"en": "English", "zh": "中文"}
 
 Translate = Callable[..., str]
@@ -16,17 +16,17 @@ Translate = Callable[..., str]
 
 @cache
 def texts(code: str) -> Mapping[str, str]:
-    """{English: this language's}"""
+    """Returns {English text: text in this language}."""
     if code == "en":
         return {}
     return msgspec.json.decode((Path(__file__).parent / f"{code}.json").read_bytes(), type=dict[str, str])
 
 
 def translator(code: str) -> Translate:
-    """A function of an English text and the values of its {names}; what isn't translated stays as it is."""
+    """Returns a function that translates an English text and fills in the values of its {names}."""
     table = texts(code)
 
-    def translate(text: str, **values: object) -> str:
+    def translate(text: str, /, **values: object) -> str:
         found = table.get(text, text)
         return found.format(**values) if values else found
 
@@ -34,7 +34,7 @@ def translator(code: str) -> Translate:
 
 
 def language_of(chosen: str | None, accepted: str) -> str:
-    """The code of the language: what a visitor chose, else the first of its browser's that there is."""
+    """Returns the visitor's chosen language, otherwise the first available one of the browser's languages."""
     if chosen is not None and chosen in LANGUAGES:
         return chosen
     for part in accepted.split(","):

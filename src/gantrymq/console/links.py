@@ -1,4 +1,4 @@
-"""Addresses of pages."""
+"""URLs of the console's pages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 def link(name: str, _base: msgspec.Struct | None = None, /, **arguments: object) -> str:
-    """The address of a page; with `_base` its other arguments are as they are there."""
+    """Returns the URL of a page. `_base` has the values of the arguments that are not given."""
     given: dict[str, object] = {}
     if _base is not None:
         defaults: Mapping[str, Any] = {f.name: f.default for f in msgspec.structs.fields(_base)}
@@ -21,7 +21,7 @@ def link(name: str, _base: msgspec.Struct | None = None, /, **arguments: object)
 
 
 def local(address: str) -> str:
-    """An address of this console as it is, / for any other."""
+    """Returns the address if it is a path of this console, otherwise `/`."""
     return address if address.startswith("/") and not address.startswith(("//", "/\\")) else "/"
 
 

@@ -1,4 +1,4 @@
-"""Lists that are cut, searched and sorted here, not in a browser: there may be 20,000 rows."""
+"""Searches, sorts and pages lists. The server does this, because a list can have 20,000 rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SIZE = 500
 
 
 class ListArguments(msgspec.Struct, kw_only=True):
-    """`sort` names a column, with a - before it the largest comes first. Pages count from 1."""
+    """Arguments of a page with a list. `sort` is a column; a `-` before it reverses the order. Pages count from 1."""
 
     search: str = ""
     sort: str = ""
@@ -23,7 +23,7 @@ class ListArguments(msgspec.Struct, kw_only=True):
 
 
 class Cut(msgspec.Struct, Generic[R]):
-    """One page of a list: `found` rows have the text that was searched for, of `total`."""
+    """One page of a list. `found` of `total` rows match the search."""
 
     rows: list[R]
     total: int
@@ -43,14 +43,17 @@ def cut(
     text: Callable[[R], str],
     default: str,
 ) -> Cut[R]:
-    """The page that is asked for. An unknown column, or a page that isn't there, is no error: the nearest counts."""
+    """Returns the requested page of a list.
+
+    `default` replaces an unknown column. If the page is out of range, the nearest one is returned.
+    """
     rows = list(rows)
     total = len(rows)
     wanted = arguments.search.strip().casefold()
     if wanted:
         rows = [row for row in rows if wanted in text(row).casefold()]
     sort = arguments.sort if arguments.sort.removeprefix("-") in columns else default
-    # Rows that are equal in it stay in the order of their names, whichever comes first.
+    # Sort by text first: rows with equal values keep this order.
     rows.sort(key=text)
     rows.sort(key=columns[sort.removeprefix("-")], reverse=sort.startswith("-"))
     size = min(max(arguments.size, 1), MAX_SIZE)

@@ -1,4 +1,4 @@
-"""Logins: who a visitor is, by the cluster's own users or by those of a file."""
+"""The two kinds of login: users of the cluster, or users in a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import argon2
 
 from gantrymq.client.acl_hook import AclHook
-from gantrymq.console.limited import LimitedAdmin, Limits
+from gantrymq.console.request_limits import LimitedAdmin, RequestLimits
 from gantrymq.console.sessions import Session
 from gantrymq.console.settings import Settings
 from gantrymq.errors import BrokerError, ConfigError, GantryError, RefusalReason
@@ -20,13 +20,13 @@ from gantrymq.remoting.connection import RpcHook
 
 ADMIN, VIEWER = "admin", "viewer"
 _MAX_NAME = 128
-#: Of a password that nobody has: an unknown name takes as long as a wrong password.
+#: Hash for unknown names. With it, the check of an unknown name takes as long as that of a wrong password.
 _NOBODYS = "$argon2id$v=19$m=65536,t=3,p=4$v50Wn8mNZt+uNYShoSJesQ$X4H5nepbojaBRJ5h/1fodBKJ58CasLvp4DI+ZzWYB24"
 _MAX_PASSWORD = 1024
 
 
 class Entry(NamedTuple):
-    """Who came in: `hooks` sign this user's questions; a viewer changes nothing. `proof` is the password's hash."""
+    """A successful login. `hooks` sign the user's requests. `proof` is the hash of the password."""
 
     name: str
     role: str
@@ -36,60 +36,67 @@ class Entry(NamedTuple):
 
 class Login(Protocol):
     async def enter(self, name: str, password: str) -> Entry | None:
-        """None for a name or password that is wrong. Raises GantryError when that can't be found out."""
+        """Checks name and password. Returns None if they are wrong. Raises GantryError if they cannot be checked."""
         ...
 
     async def is_current(self, session: Session) -> bool:
-        """Whether the user of a session could still log in as it did. True when that can't be found out."""
+        """Returns True if the user of a session could log in again, or if this cannot be checked."""
         ...
 
 
 class ClusterLogin:
-    """The users of RocketMQ 5.x: what a user may see and do is for brokers to say, of each question."""
+    """Login with the users of RocketMQ 5.x. The brokers check the rights of each request."""
 
-    def __init__(self, settings: Settings, limits: Limits) -> None:
+    def __init__(self, settings: Settings, limits: RequestLimits) -> None:
         self._settings = settings
         self._limits = limits
 
     async def enter(self, name: str, password: str) -> Entry | None:
+        """Accepts the password if one of the brokers does. Brokers with different names can have different users."""
         if not name.strip() or not password.strip() or max(len(name), len(password)) > _MAX_PASSWORD:
             return None
-        # A broker that only authorizes takes the name at its word: then a wrong password is as good as the right one.
-        if await self._is_known(AclHook(name, secrets.token_hex())):
-            raise GantryError("the brokers check no password (authenticationEnabled=false): nobody can log in")
         hook = AclHook(name, password)
-        return Entry(name, ADMIN, [hook]) if await self._is_known(hook) else None
+        is_refused = is_unchecked = False
+        error: GantryError = GantryError("no broker is registered that could check the password")
+        async with self._admin(hook) as admin, self._admin(AclHook(name, secrets.token_hex())) as guess:
+            for broker in (await admin.cluster_info()).broker_addr_table.values():
+                for address in broker.broker_addrs.values():
+                    try:
+                        if not await _accepts(admin, address):
+                            is_refused = True
+                        elif await _accepts(guess, address):
+                            is_unchecked = True
+                        else:
+                            return Entry(name, ADMIN, [hook])
+                    except GantryError as e:
+                        error = e
+                        continue
+                    # All replicas of a broker have the same users.
+                    break
+        if is_refused:
+            return None
+        if is_unchecked:
+            raise GantryError(
+                "the brokers check no password: set authenticationEnabled=true to log in with their users"
+            )
+        raise error
 
-    async def _is_known(self, hook: AclHook) -> bool:
-        """Whether the first broker that answers takes what this hook signs."""
+    def _admin(self, hook: AclHook) -> LimitedAdmin:
         settings = self._settings
-        async with LimitedAdmin(
+        return LimitedAdmin(
             settings.name_servers,
             self._limits,
             hooks=[hook],
             ssl_context=settings.ssl_context,
             timeout_ms=settings.timeout_ms,
-        ) as admin:
-            info = await admin.cluster_info()
-            error: GantryError = GantryError("the NameServers know no broker that could say who you are")
-            for broker in info.broker_addr_table.values():
-                for address in broker.broker_addrs.values():
-                    try:
-                        await admin.runtime_info(address)
-                    except BrokerError as e:
-                        if e.code != ResponseCode.NO_PERMISSION:
-                            error = e
-                            continue
-                        return e.reason is RefusalReason.NOT_PERMITTED
-                    except GantryError as e:
-                        error = e
-                        continue
-                    return True
-            raise error
+        )
 
     async def is_current(self, session: Session) -> bool:
-        """False when the brokers that answer don't know the user with this password, or it is disabled."""
-        admin = session.eye.admin
+        """Returns False if all brokers that respond reject the signature.
+
+        The user is then unknown or disabled, or has another password.
+        """
+        admin = session.view.admin
         is_refused = False
         try:
             brokers = (await admin.cluster_info()).broker_addr_table.values()
@@ -109,33 +116,47 @@ class ClusterLogin:
         return not is_refused
 
 
-class FileLogin:
-    """Users of a file, NAME:ROLE:HASH a line, with an argon2 hash; the console asks with its own keys for all of them.
+async def _accepts(admin: LimitedAdmin, address: str) -> bool:
+    """Returns True if the broker accepts the admin's signature. Raises GantryError if it does not respond."""
+    try:
+        await admin.runtime_info(address)
+    except BrokerError as e:
+        if e.code != ResponseCode.NO_PERMISSION:
+            raise
+        return e.reason is RefusalReason.NOT_PERMITTED
+    return True
 
-    The file is read for each login, and to see whether a session's user is still in it.
+
+class FileLogin:
+    """Login with the users in a file with lines NAME:ROLE:HASH. The console's own keys sign their requests.
+
+    The file is read for each login and each check of a session.
     """
 
     def __init__(self, path: Path, hooks: Sequence[RpcHook]) -> None:
         self._path = path
         self._hooks = hooks
         self._hasher = argon2.PasswordHasher()
-        # A check takes 64 MiB.
+        # Only one check at a time, because it takes 64 MiB of memory.
         self._one_at_a_time = asyncio.Lock()
         self.users()
 
     def users(self) -> dict[str, tuple[str, str]]:
-        """{name: (role, hash)}. Raises ConfigError."""
+        """Reads the file. Returns {name: (role, hash)}. Raises ConfigError if it is invalid."""
         try:
             lines = self._path.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as e:
-            raise ConfigError(f"can't read {self._path}: {e}") from e
+            raise ConfigError(f"can't read the users' file {self._path}: {_reason(e)}") from e
         users = {}
         for number, line in enumerate(lines, 1):
             if not line.strip() or line.startswith("#"):
                 continue
             name, role, hashed = [*line.strip().split(":", 2), "", ""][:3]
             if not name or role not in (ADMIN, VIEWER) or not hashed.startswith("$argon2"):
-                raise ConfigError(f"{self._path}, line {number}: NAME:admin|viewer:ARGON2HASH is wanted")
+                raise ConfigError(
+                    f"{self._path}, line {number}: expected NAME:admin:HASH or NAME:viewer:HASH, with a HASH of "
+                    "'gantry console --hash-password'"
+                )
             users[name] = (role, hashed)
         return users
 
@@ -148,11 +169,11 @@ class FileLogin:
         return Entry(name, role, self._hooks, hashed) if is_right and role else None
 
     async def is_current(self, session: Session) -> bool:
-        """False when the line of the user is gone or another one."""
+        """Returns False if the user's line was removed or changed."""
         try:
             users = await asyncio.to_thread(self.users)
         except ConfigError:
-            # Perhaps it is being written.
+            # The file may be incomplete while an editor writes it.
             return True
         return users.get(session.user) == (session.role, session.proof)
 
@@ -164,5 +185,9 @@ class FileLogin:
 
 
 def hash_password(password: str) -> str:
-    """What the users' file has of a password."""
+    """Returns the argon2 hash of a password, for the users' file."""
     return argon2.PasswordHasher().hash(password)
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else "it is not UTF-8"

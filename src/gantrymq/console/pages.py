@@ -1,20 +1,21 @@
-"""Pages: each is a query that is served twice, as HTML at /NAME and as JSON at /api/v1/NAME.
+"""Pages of the console. Each page is a query whose result is served as HTML at /NAME and as JSON at /api/v1/NAME.
 
-    a request's query string -> typed arguments -> query(eye, arguments) -> a structure -> template, or JSON
+    query string -> typed arguments -> query(view, arguments) -> structure -> template, or JSON
 
-OpenAPI is made from the same types.
+The OpenAPI document is derived from the same types.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
 
 from gantrymq import __version__
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
 
 API = "/api/v1"
 
@@ -25,25 +26,40 @@ _ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "requir
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`name` is its address and its template; `menu` what the navigation calls it, empty for a page of one thing."""
+    """One page. `name` is its path and its template. `menu` is its label in the navigation.
+
+    Pages that show a single object have no label, but a `parent`: the name of the page that lists these objects.
+    `section` is the group of the page in the navigation.
+    """
 
     name: str
     title: str
     arguments: type[msgspec.Struct]
-    query: Callable[[Eye, Any], Awaitable[msgspec.Struct]]
+    query: Callable[[ClusterView, Any], Awaitable[msgspec.Struct]]
     result: Any
     menu: str = ""
-    #: The part that changes is asked for again after so many seconds; 0: it isn't.
+    section: str = ""
+    parent: str = ""
+    #: Interval at which the browser reloads the live part, s. 0 means never.
     again_s: int = 0
 
 
 class BadArguments(ValueError):
-    """A query string that a page can't take."""
+    """Raised for invalid arguments of a page or a change."""
+
+
+def menu_of(pages: Sequence[Page]) -> list[tuple[str, list[Page]]]:
+    """Returns the pages with a label by section, in the order of the sections' first pages."""
+    sections: dict[str, list[Page]] = {}
+    for page in pages:
+        if page.menu:
+            sections.setdefault(page.section, []).append(page)
+    return list(sections.items())
 
 
 def arguments_of(kind: type[A], query: Mapping[str, str]) -> A:
-    """Raises BadArguments."""
-    # An empty field of a form means that it wasn't filled in.
+    """Converts the fields of a query to typed arguments. Raises BadArguments."""
+    # Browsers send fields without input as empty text.
     given = {name: value for name, value in query.items() if value != ""}
     try:
         return msgspec.convert(given, kind, strict=False)
@@ -51,8 +67,25 @@ def arguments_of(kind: type[A], query: Mapping[str, str]) -> A:
         raise BadArguments(str(e)) from None
 
 
+def parse_time(text: str) -> int | None:
+    """Parses a time: milliseconds since 1970, or ISO 8601 with UTC as the default time zone.
+
+    Returns ms since 1970; None for an empty text. Raises BadArguments for an invalid text.
+    """
+    text = text.strip()
+    if not text:
+        return None
+    if text.isascii() and text.isdigit():
+        return min(int(text[:19]), 2**62)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadArguments(f"{text!r} is not a time: expected 2024-05-31T23:59, or milliseconds since 1970") from None
+    return int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
 def openapi(pages: Sequence[Page]) -> dict[str, Any]:
-    """The OpenAPI document of the JSON API."""
+    """Builds the OpenAPI document of the JSON API."""
     schemas, components = msgspec.json.schema_components(
         [page.result for page in pages], ref_template="#/components/schemas/{name}"
     )

@@ -1,6 +1,6 @@
-"""A Prometheus that asks the brokers, as the source of charts in place of the console's own history.
+"""Charts from a Prometheus server that scrapes the brokers. It replaces the console's own history.
 
-Brokers' replicas tell the same messages under one name: of those the largest counts.
+All replicas of a broker report the same messages, so only their largest value counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gantrymq.errors import GantryError
 
 TIMEOUT_S = 10.0
 _MAX_BYTES = 16 * 1024 * 1024
-#: A rate needs a few samples: of a minute at least, s.
+#: Shortest range of a rate, s. A rate needs a few samples.
 _LEAST_RATE_S = 60
 _OF_GROUP = "node_id, topic, consumer_group, is_retry"
 
@@ -38,28 +38,28 @@ class _Answer(msgspec.Struct):
 
 
 async def points(url: str, clusters: Sequence[str], names: Sequence[str], begin_s: float, end_s: float) -> Points:
-    """What the history's series were from then to then; nothing of those that Prometheus isn't told.
+    """Returns series with the names of the history from `begin_s` to `end_s`. A series without a metric is empty.
 
-    Raises GantryError.
+    Raises GantryError if Prometheus does not return them.
     """
     step = max(SAMPLE_S, -(-int(end_s - begin_s) // MAX_POINTS))
     begin, end = int(begin_s) // step * step, int(end_s) // step * step
     loop = asyncio.get_running_loop()
 
-    async def ask(name: str) -> dict[int, float]:
+    async def query(name: str) -> dict[int, float]:
         expression = expression_of(name, clusters, max(_LEAST_RATE_S, step))
         if expression is None:
             return {}
         arguments = {"query": expression, "start": str(begin), "end": str(end), "step": str(step)}
         return await loop.run_in_executor(None, _values, url, arguments)
 
-    of_names = dict(zip(names, await asyncio.gather(*(ask(name) for name in names)), strict=True))
+    of_names = dict(zip(names, await asyncio.gather(*(query(name) for name in names)), strict=True))
     times = sorted({time for values in of_names.values() for time in values})
     return Points(times, {name: [values.get(time) for time in times] for name, values in of_names.items()})
 
 
 def expression_of(name: str, clusters: Sequence[str], rate_s: int) -> str | None:
-    """A series of the history (`history`) in PromQL; None where no metric has it."""
+    """Returns the PromQL expression for a series of the history; None if no metric has it."""
     kind, _, rest = name.partition("/")
     of, _, what = rest.rpartition("/")
     labels = [f'cluster=~"{_quoted("|".join(map(_literal, clusters)))}"']
@@ -78,14 +78,14 @@ def expression_of(name: str, clusters: Sequence[str], rate_s: int) -> str | None
         waiting = f'rocketmq_consumer_lag_messages{{{where}, is_system="false"}}'
         return f"sum(max by (cluster, {_OF_GROUP}) ({waiting}))"
     if what == "seconds":
-        return f"max(rocketmq_consumer_lag_latency{{{where}}}) / 1000"
+        return f"max(rocketmq_consumer_lag_latency_milliseconds{{{where}}}) / 1000"
     if what == "disk":
         return f'max(gantry_disk_used_ratio{{{where}, files="commitLog"}})'
     return None
 
 
 def _values(url: str, arguments: dict[str, str]) -> dict[int, float]:
-    """{time, s: value} of an expression that has one series. Raises GantryError."""
+    """Returns {time in s: value} of an expression with one series. Raises GantryError."""
     request = Request(f"{url.rstrip('/')}/api/v1/query_range?{urlencode(arguments)}")
     try:
         with urlopen(request, timeout=TIMEOUT_S) as response:
@@ -98,10 +98,10 @@ def _values(url: str, arguments: dict[str, str]) -> dict[int, float]:
 
 
 def _quoted(text: str) -> str:
-    """Inside a string of PromQL."""
+    """Escapes a text for use in a PromQL string."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _literal(name: str) -> str:
-    """A name as a regular expression of RE2."""
+    """Escapes a name for use in an RE2 regular expression."""
     return "".join(c if c.isalnum() or c in "_-" else f"\\{c}" for c in name)

@@ -1,4 +1,4 @@
-"""Runs the console: until a signal, or beside something else in a thread of its own."""
+"""Runs the console: until a signal, or in a thread of another program."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from gantrymq.console.connections import MAX_CONNECTIONS
 from gantrymq.console.http import HttpServer
 from gantrymq.console.private_files import make_private_directory
 from gantrymq.console.settings import Settings
-from gantrymq.errors import GantryError
+from gantrymq.errors import ConfigError, GantryError
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
-#: At its end the server waits so long for responses, s: a live tail would go on for a quarter of an hour.
+#: Timeout of running responses when the server stops, s. A live tail would take 15 minutes.
 _GRACE_S = 2
-#: Requests in flight. The server answers others with 503.
+#: Limit of the requests in flight. The server rejects others with status 503.
 _MAX_AT_ONCE = 2 * MAX_CONNECTIONS
 
 
 def run_console(settings: Settings) -> None:
-    """Returns after SIGINT or SIGTERM. Raises ConfigError, or GantryError when the port is taken."""
+    """Runs the console until SIGINT or SIGTERM. Raises ConfigError, or GantryError if the port is in use."""
     server = _server(settings, lambda address: print(f"console of {settings.name_servers}: {address}", flush=True))
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(server.serve())
 
 
 class ConsoleThread:
-    """A console in a thread of this process; a context manager. `address` is its URL, `error` what it died of."""
+    """A context manager that runs a console in a thread of this process. `error` is the exception that ended it."""
 
     def __init__(self, settings: Settings) -> None:
         self.address = ""
@@ -52,7 +52,7 @@ class ConsoleThread:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # The server looks at it ten times a second.
+        # The server checks this flag ten times a second.
         self._server.should_exit = True
         self._thread.join(STOP_TIMEOUT_S)
 
@@ -89,9 +89,18 @@ def _server(settings: Settings, listening: Callable[[str], None]) -> HttpServer:
         proxy_headers=False,
         timeout_graceful_shutdown=_GRACE_S,
         limit_concurrency=_MAX_AT_ONCE,
-        # Lower levels would log what strangers send.
+        # Lower levels would log texts that clients sent.
         log_level="error",
         ssl_certfile=settings.certificate,
         ssl_keyfile=settings.key,
+        # Without a password, an encrypted key would make OpenSSL prompt for one.
+        ssl_keyfile_password="-",
     )
+    try:
+        config.load()
+    except OSError as e:
+        raise ConfigError(
+            f"can't use the certificate {settings.certificate} with the key {settings.key}: {e.strerror or e}. Both "
+            "must be PEM files that belong together, and the key must not be encrypted"
+        ) from e
     return HttpServer(config, settings.host, settings.port, listening)

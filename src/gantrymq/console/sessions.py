@@ -1,8 +1,8 @@
-"""Sessions: who a request comes from.
+"""Sessions of browsers.
 
-A browser has a random id in a signed cookie, and nothing else: keys and rights of who has logged in stay in this
-process, so all sessions end with it. A visitor without a login has an id, too, of which nothing is kept here; the token
-that its forms bring back is made from it.
+A browser has only a random id in a signed cookie. The keys and rights of the user stay in this process, so all sessions
+end with it. A visitor without a login also has an id, from which the token of its forms is derived. The process stores
+no state for such a visitor.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from itsdangerous import BadSignature, Signer
 
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
 
 COOKIE = "gantry_console"
-#: A session that nobody uses ends after so long, any after so long, s.
+#: A session ends after IDLE_S without a request, and after LONGEST_S in any case.
 IDLE_S = 2 * 3600.0
 LONGEST_S = 12 * 3600.0
 MAX_SESSIONS = 500
@@ -26,11 +26,11 @@ MAX_SESSIONS = 500
 
 @dataclass(slots=True)
 class Session:
-    """Of a user who has logged in. `proof` is what the password was compared with, where the console has that."""
+    """The session of a logged-in user. For users in a file, `proof` is the hash of the password."""
 
     user: str
     role: str
-    eye: Eye
+    view: ClusterView
     began: float
     seen: float
     proof: str = ""
@@ -40,20 +40,20 @@ class Session:
 
 
 class Sessions:
-    """Told the time. Who is dropped has to be closed: `ended` has their eyes."""
+    """All sessions of a console. The caller passes the time, s, and closes the views that `take_ended` returns."""
 
     def __init__(self) -> None:
         key = secrets.token_bytes(32)
         self._signer = Signer(key, salt="gantrymq.console.session", digest_method=hashlib.sha256)
         self._csrf_key = secrets.token_bytes(32)
         self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self.ended: list[Eye] = []
+        self._ended: list[ClusterView] = []
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def id_of(self, cookie: str | None) -> str | None:
-        """The id that a cookie of ours has."""
+        """Returns the id in a cookie that this process has signed; None for any other cookie."""
         if not cookie or len(cookie) > 200:
             return None
         try:
@@ -65,7 +65,7 @@ class Sessions:
         return self._signer.sign(session_id).decode()
 
     def find(self, session_id: str | None, now: float) -> Session | None:
-        """The session of who has logged in."""
+        """Returns the session with this id and counts this as a use; None if there is none."""
         session = self._sessions.get(session_id or "")
         if session is None or session_id is None:
             return None
@@ -77,20 +77,20 @@ class Sessions:
         return session
 
     def is_open(self, session_id: str, now: float) -> bool:
-        """Whether the session goes on. Unlike `find`, this is no use of the session."""
+        """Returns True if the session is open. Unlike `find`, this does not count as a use."""
         session = self._sessions.get(session_id)
         return session is not None and not session.is_over(now)
 
     def open_ones(self, now: float) -> dict[str, Session]:
-        """Those that go on, by id; the others end."""
+        """Returns the open sessions by id. Ends the expired ones."""
         for session_id in [one for one, session in self._sessions.items() if session.is_over(now)]:
             self.end(session_id)
         return dict(self._sessions)
 
-    def begin(self, user: str, role: str, eye: Eye, now: float, proof: str = "") -> str:
-        """The id of a new session; ids from before a login never become one."""
+    def begin(self, user: str, role: str, view: ClusterView, now: float, proof: str = "") -> str:
+        """Starts a session and returns its new id. The visitor's id before the login is never reused."""
         session_id = new_id()
-        self._sessions[session_id] = Session(user, role, eye, now, now, proof)
+        self._sessions[session_id] = Session(user, role, view, now, now, proof)
         while len(self._sessions) > MAX_SESSIONS:
             self.end(next(iter(self._sessions)))
         return session_id
@@ -98,14 +98,19 @@ class Sessions:
     def end(self, session_id: str) -> None:
         session = self._sessions.pop(session_id, None)
         if session is not None:
-            self.ended.append(session.eye)
+            self._ended.append(session.view)
 
     def end_all(self) -> None:
         for session_id in list(self._sessions):
             self.end(session_id)
 
+    def take_ended(self) -> list[ClusterView]:
+        """Returns the views of the sessions that have ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
     def csrf_token(self, session_id: str) -> str:
-        """What forms of this visitor bring along."""
+        """Returns the token for this visitor's forms."""
         return hmac.new(self._csrf_key, session_id.encode(), "sha256").hexdigest()
 
     def is_token(self, session_id: str, token: str) -> bool:

@@ -1,4 +1,4 @@
-"""Settings: what `gantry console` was told."""
+"""The options of `gantry console`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gantrymq.remoting.connection import RpcHook
 from gantrymq.system import tls
 
 DEFAULT_PORT = 8180
-#: How a visitor shows who it is: not at all, with the cluster's own users, or with those of a file.
+#: Kinds of login: none, users of the cluster, or users in a file.
 LOGINS = ("none", "cluster", "file")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`name_servers` as HOST:PORT;...; `hooks` sign what the console itself asks."""
+    """The options of a console. `name_servers` is HOST:PORT;... `hooks` sign the console's own requests."""
 
     name_servers: str
     host: str = "127.0.0.1"
@@ -26,36 +26,37 @@ class Settings:
     hooks: Sequence[RpcHook] = ()
     ssl_context: tls.SSLContext | None = None
     login: str = "none"
-    #: NAME:ROLE:HASH lines, for `login` file.
+    #: File with lines NAME:ROLE:HASH, if `login` is file.
     users_file: Path | None = None
     read_only: bool = False
     #: Certificate and key, PEM, to serve HTTPS.
     certificate: Path | None = None
     key: Path | None = None
-    #: Where the audit log and the history are kept; without it the history is in memory, the audit in the log.
+    #: Directory of the audit log and the history. Without it, audit lines go to the log of the process, and the history
+    #: stays in memory.
     directory: Path | None = None
-    #: The URL of a Prometheus that asks the brokers: charts come from there, and no figures are kept here.
+    #: URL of a Prometheus server that scrapes the brokers. It then supplies the charts, and the history has no samples.
     prometheus: str = ""
-    #: Of one question to one server, ms.
+    #: Timeout of one request to one server, ms.
     timeout_ms: int = 3000
-    #: How old may be what is shown of topics and groups, s.
+    #: Age at which tables of topics and groups are queried again, s.
     tables_fresh_s: float = 10.0
 
     def check(self) -> None:
-        """Raises ConfigError for what contradicts itself, or would let strangers in."""
+        """Raises ConfigError if options contradict each other, or if they would allow access without a login."""
         if self.login not in LOGINS:
-            raise ConfigError(f"login={self.login!r}: one of {', '.join(LOGINS)}")
+            raise ConfigError(f"--login {self.login!r}: expected one of {', '.join(LOGINS)}")
         if self.login == "none" and not is_loopback(self.host):
             raise ConfigError(
-                f"the console would be open to all who reach {self.host}, without a login: bind it to 127.0.0.1, or "
-                "take --login cluster or --login file"
+                f"without a login, everybody who can connect to {self.host} could use the console: add --login cluster "
+                "or --login file, or listen on 127.0.0.1"
             )
         if (self.login == "file") != (self.users_file is not None):
-            raise ConfigError("--login file and --users FILE go together")
+            raise ConfigError("--login file needs --users FILE, and --users FILE needs --login file")
         if self.prometheus and not self.prometheus.startswith(("http://", "https://")):
-            raise ConfigError(f"--prometheus {self.prometheus!r}: http://HOST:PORT is wanted")
+            raise ConfigError(f"--prometheus {self.prometheus!r}: expected http://HOST:PORT or https://HOST:PORT")
         if (self.certificate is None) != (self.key is None):
-            raise ConfigError("a certificate and its key go together")
+            raise ConfigError("--cert needs --key, and --key needs --cert")
 
     @property
     def is_https(self) -> bool:
@@ -63,7 +64,7 @@ class Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what is bound to `host`."""
+    """Returns True if only this machine can connect to `host`."""
     if host == "localhost":
         return True
     try:

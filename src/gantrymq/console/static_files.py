@@ -1,4 +1,4 @@
-"""The files of /static, in memory. Each has an ETag, so that a browser loads it once."""
+"""Serves the files of /static from memory, with ETags for the browser's cache."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-#: The address of a file has the version in its query, so that a new version is loaded at once.
+#: Cache time in browsers, s. The URL of a file contains the version, so browsers load a new version at once.
 _MAX_AGE_S = 86400
 
 
 class StaticFiles:
-    """Those of `directory`, read once."""
+    """Serves the files of `directory`. They are read once."""
 
     def __init__(self, directory: Path) -> None:
         self._files: dict[str, tuple[bytes, dict[str, str]]] = {}
@@ -30,7 +30,7 @@ class StaticFiles:
             self._files[path.name] = data, headers
 
     async def serve(self, request: Request) -> Response:
-        """The file with the `name` in the path. Raises HTTPException."""
+        """Returns the file with the `name` in the path. Raises HTTPException if there is none."""
         found = self._files.get(request.path_params["name"])
         if found is None:
             raise HTTPException(404)

@@ -1,7 +1,7 @@
-"""The live tail: what comes to a topic, as it comes, at a rate that a reader and a browser can take.
+"""The live tail: shows new messages of a topic at a limited rate.
 
-A round looks at the end of each queue. What came since the last one beyond what is shown isn't read at all; the stream
-says how many messages were left out. A tail ends by itself: one that somebody forgot costs brokers nothing for ever.
+Each round reads the end of each queue. If there are more messages than the limit, it skips the older ones and reports
+their number. A tail ends after LASTS_S, so that a forgotten browser tab does not load the brokers.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from dataclasses import dataclass
 import msgspec
 
 from gantrymq.client.admin.base import any_address
-from gantrymq.client.admin.messages import TOOLS_GROUP
 from gantrymq.client.broker_api import PullResult, PullStatus
 from gantrymq.client.routes import read_queues
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.queries.messages import MessageRow, row_of
 from gantrymq.errors import ClientError, GantryError
 from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageQueue, decode_messages
+from gantrymq.protocol.topic_name import TOOLS_GROUP
 
-#: Messages a round, seconds between two, messages of one queue that are looked at in a round.
+#: Limit of the messages in a round, interval of rounds in s, limit of the messages read from one queue in a round.
 SHOWN = 20
 ROUND_S = 0.5
-BEHIND = 32
-#: Without a message the stream says that it is there, s.
-SIGN_OF_LIFE_S = 10.0
+MAX_PER_QUEUE = 32
+#: Interval of empty rounds, which keep the connection open, s.
+KEEPALIVE_S = 10.0
 MAX_QUEUES = 64
-#: A tail's length, and how many there are at once.
+#: Longest duration of a tail, s, and limit of concurrent tails.
 LASTS_S = 900.0
 MAX_TAILS = 16
 _PULL_BYTES = 128 * 1024
 
 
 class TailArguments(msgspec.Struct, kw_only=True):
-    """`filter` is an expression of tags, A || B, or of SQL92 where `sql` is set."""
+    """Arguments of a tail. `filter` is a tag expression such as A || B, or an SQL92 expression if `sql` is set."""
 
     topic: str = ""
     filter: str = ""
@@ -50,7 +50,7 @@ class TailPage(msgspec.Struct):
 
 
 class TailRound(msgspec.Struct):
-    """What came since the last round; `left_out` matched or not: they weren't looked at."""
+    """The new messages of one round. `left_out` is the number of skipped messages. Some may not match the filter."""
 
     rows: list[MessageRow]
     left_out: int
@@ -58,40 +58,40 @@ class TailRound(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class _Place:
+class _Position:
     queue: MessageQueue
     address: str
     next: int = -1
 
 
-async def tail_page(eye: Eye, arguments: TailArguments) -> TailPage:
-    """The page that has the stream."""
+async def tail_page(view: ClusterView, arguments: TailArguments) -> TailPage:
+    """Returns the page that contains the stream."""
     return TailPage(arguments.topic.strip(), arguments.filter, arguments.sql)
 
 
 async def tail(
-    eye: Eye, arguments: TailArguments, is_open: Callable[[], bool] = lambda: True
+    view: ClusterView, arguments: TailArguments, is_open: Callable[[], bool] = lambda: True
 ) -> AsyncIterator[TailRound]:
-    """Rounds that have something to tell, and signs of life, until `is_open` says no.
+    """Yields rounds until `is_open` returns false.
 
-    Raises ClientError for what can't be followed.
+    Raises ClientError if no topic is given, NoRouteInfo if it does not exist.
     """
     topic = arguments.topic.strip()
     if not topic:
-        raise ClientError("which topic?")
+        raise ClientError("a topic is required")
     expression = (arguments.filter or SUBSCRIBE_ALL, EXPRESSION_SQL92 if arguments.sql else EXPRESSION_TAG)
-    route = await eye.admin.topic_route(topic)
+    route = await view.admin.topic_route(topic)
     addresses = {data.broker_name: any_address(data) for data in route.broker_datas}
-    places = [
-        _Place(queue, address)
+    positions = [
+        _Position(queue, address)
         for queue in read_queues(topic, route)[:MAX_QUEUES]
         if (address := addresses.get(queue.broker_name))
     ]
     loop = asyncio.get_running_loop()
-    began = told = loop.time()
+    began = sent = loop.time()
     while loop.time() - began < LASTS_S and is_open():
         one = TailRound([], 0)
-        results = await asyncio.gather(*(_look(eye, place, expression) for place in places))
+        results = await asyncio.gather(*(_read_new(view, position, expression) for position in positions))
         if not is_open():
             return
         for rows, left_out, problem in results:
@@ -102,29 +102,33 @@ async def tail(
         if len(one.rows) > SHOWN:
             one.left_out += len(one.rows) - SHOWN
             one.rows = one.rows[-SHOWN:]
-        if one.rows or one.left_out or one.problem or loop.time() - told >= SIGN_OF_LIFE_S:
-            told = loop.time()
+        if one.rows or one.left_out or one.problem or loop.time() - sent >= KEEPALIVE_S:
+            sent = loop.time()
             yield one
         await asyncio.sleep(ROUND_S)
 
 
-async def _look(eye: Eye, place: _Place, expression: tuple[str, str]) -> tuple[list[MessageRow], int, str]:
-    """What is new in a queue; how many of it were left out; why it couldn't be asked."""
-    timeout_ms = eye.settings.timeout_ms
+async def _read_new(
+    view: ClusterView, position: _Position, expression: tuple[str, str]
+) -> tuple[list[MessageRow], int, str]:
+    """Returns the new messages of a queue, the number of skipped ones, and an error text, empty without an error."""
+    timeout_ms = view.settings.timeout_ms
     try:
-        end = await eye.admin.api.max_offset(place.address, place.queue.topic, place.queue.queue_id, timeout_ms)
-        if place.next < 0 or end < place.next:
-            # From now on; or a queue that begins anew.
-            place.next = end
-        if end == place.next:
+        end = await view.admin.api.max_offset(
+            position.address, position.queue.topic, position.queue.queue_id, timeout_ms
+        )
+        if position.next < 0 or end < position.next:
+            # This is the first round, or the queue was deleted and created again.
+            position.next = end
+        if end == position.next:
             return [], 0, ""
-        left_out = max(end - place.next - BEHIND, 0)
-        place.next += left_out
-        result: PullResult = await eye.admin.api.pull_at_once(
-            place.address,
-            place.queue,
-            place.next,
-            BEHIND,
+        left_out = max(end - position.next - MAX_PER_QUEUE, 0)
+        position.next += left_out
+        result: PullResult = await view.admin.api.pull_at_once(
+            position.address,
+            position.queue,
+            position.next,
+            MAX_PER_QUEUE,
             TOOLS_GROUP,
             max_bytes=_PULL_BYTES,
             filter_expression=expression,
@@ -132,8 +136,8 @@ async def _look(eye: Eye, place: _Place, expression: tuple[str, str]) -> tuple[l
         )
         rows = []
         if result.status is PullStatus.FOUND:
-            rows = await asyncio.to_thread(_rows_of, result.body, place.queue.broker_name)
-        place.next = max(result.next_begin_offset, place.next)
+            rows = await asyncio.to_thread(_rows_of, result.body, position.queue.broker_name)
+        position.next = max(result.next_begin_offset, position.next)
         return rows, left_out, ""
     except GantryError as e:
         return [], 0, str(e)

@@ -1,7 +1,9 @@
-"""The controller: gives brokers of one name their ids, knows which of them have what is acknowledged, elects masters.
+"""The controller: assigns broker ids, tracks the sync-state set of each broker set, and elects masters.
 
-`replicas` is what it decides, plain, over the values of `broker_set` and what `live_brokers` knows of heartbeats;
-`election` is the policy. A change holds when the `state_store` has it (`sqlite_store`, `etcd_store`), which also says
-who leads (`leadership`); `changes` makes them in order, `elections` elects where a master is gone, `role_changes` tells
-the brokers. `handlers` answer requests, `server` owns the rest's life. Open `replicas.py` first.
+- Start with `replicas`: all decisions, without I/O, on the values of `broker_set` and `live_brokers`. `election`
+  selects a master.
+- A change takes effect after `state_store` has stored it (`sqlite_store`, `etcd_store`). The store also decides which
+  controller leads (`leadership`).
+- `changes` applies changes in order. `elections` replaces failed masters. `role_changes` notifies brokers.
+- `handlers`, `heartbeats` and `config_requests` answer requests. `server` starts and stops all parts.
 """

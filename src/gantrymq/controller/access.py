@@ -1,8 +1,8 @@
-"""Access control of a controller: with `authenticationEnabled` every request needs the signature of a super user.
+"""Access control of a controller: with `authenticationEnabled`, each request needs the signature of a super user.
 
-A controller has no table of users. Its users are the two of its configuration, under a broker's keys: brokers sign with
-`innerClientAuthenticationCredentials`, and so does the controller what it notifies brokers of; an administrator signs
-with either of them.
+A controller has no user table. Its users are the two in its configuration, under a broker's keys. Brokers sign with
+`innerClientAuthenticationCredentials`, and the controller signs its notifications with it. Administrators sign with
+either user.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPAQUES = "signed opaques"
 
 
 class ControllerAccess:
-    """Of one controller. Raises ConfigError for users that can't be read, and if none is there but one is needed."""
+    """Checks the signatures of requests. Raises ConfigError if a configured user is invalid, or if there is none."""
 
     def __init__(self, config: ControllerConfig) -> None:
         self._is_on = config.authentication_enabled
@@ -36,7 +36,7 @@ class ControllerAccess:
             "secretKey",
         )
         first = _user("initAuthenticationUser", config.init_authentication_user, "username", "password")
-        #: What the controller signs its own requests with.
+        #: Sign the controller's own requests.
         self.hooks: list[RpcHook] = [] if inner is None else [SigningHook(*inner)]
         self._signers = {user[0]: Signer(user[1]) for user in (first, inner) if user is not None}
         if self._is_on and not self._signers:
@@ -45,7 +45,7 @@ class ControllerAccess:
             )
 
     def guarded(self, handlers: dict[int, RequestHandler]) -> dict[int, RequestHandler]:
-        """The handlers, called only for requests that are signed, if they have to be."""
+        """Returns the handlers, with a signature check before each one if authentication is enabled."""
         if not self._is_on:
             return handlers
         return {code: self._guarded(handler) for code, handler in handlers.items()}
@@ -75,7 +75,7 @@ class ControllerAccess:
 
 
 def _user(key: str, text: str, name_key: str, password_key: str) -> tuple[str, str] | None:
-    """Name and password; None for a blank text."""
+    """Returns name and password, or None for a blank text."""
     if not text.strip():
         return None
     try:
@@ -84,6 +84,6 @@ def _user(key: str, text: str, name_key: str, password_key: str) -> tuple[str, s
     except (ValueError, KeyError):
         user = "", ""
     if not all(part.strip() for part in user):
-        # The text isn't quoted: it holds a secret.
+        # The error does not quote the text, because it contains a secret.
         raise ConfigError(f'{key}: must be {{"{name_key}": ..., "{password_key}": ...}}')
     return user

@@ -1,13 +1,13 @@
-"""BrokerSet: what a controller knows of the brokers of one name (Java: BrokerReplicaInfo, SyncStateInfo).
+"""The controller's data about the brokers of one name (Java: BrokerReplicaInfo, SyncStateInfo).
 
-A value: whatever happens to a set makes a new one, which the state store keeps as JSON. These hold of each, whatever
-was asked for, and `check_follows` looks after them before a set is kept:
+A BrokerSet is immutable. Each change creates a new one, and the state store keeps it as JSON. `check_follows` verifies
+these invariants before a set is stored:
 
-    the master, if there is one, is in the sync-state set, and all of that are replicas
-    both epochs only grow; another master means a greater master epoch, other members a greater epoch of theirs
+- The master, if any, is in the sync-state set. All members of the sync-state set are replicas.
+- Both epochs only grow. A new master has a higher master epoch. A new sync-state set has a higher epoch of its own.
 
-A set all of whose brokers were removed stays as its epochs: brokers that come again under its name begin beyond them.
-So a master that was cut off meanwhile is older than all who came after, for every slave. (Java begins at 0 again.)
+If all brokers of a set are removed, its epochs are kept. Brokers that later use the name start with higher epochs. So
+every slave recognizes a former, disconnected master as older than the masters after it. Java starts at 0 again.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from gantrymq.protocol.bodies.controller import BrokerMemberGroup, SyncStateSet
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.java import Int64
 
-#: MixAll.FIRST_BROKER_CONTROLLER_ID: 0 stays what it is for brokers without a controller.
+#: First id that a controller assigns (MixAll.FIRST_BROKER_CONTROLLER_ID). 0 is the master's id without a controller.
 FIRST_BROKER_ID = 1
 _CHECKSUM = re.compile(rb',"crc32":([0-9]{1,10})\}\Z')
 
 
 class Replica(msgspec.Struct, frozen=True, rename="camel"):
-    """A broker of a set: host:port, and what it showed when it applied for its id."""
+    """A broker of a set: its HOST:PORT, and the check code with which it applied for its id."""
 
     address: str
     check_code: str
 
 
 class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The brokers of one name. Its maps and sets are never changed."""
+    """The brokers of one name. Immutable, including its maps and sets."""
 
     cluster_name: str
     broker_name: str
     replicas: dict[Int64, Replica] = {}
     next_broker_id: int = FIRST_BROKER_ID
-    #: None at first, and while there is nobody who could be elected.
+    #: Id of the master. None before the first election, and if no broker can be elected.
     master: Int64 | None = None
     master_epoch: int = 0
     sync_state_set: frozenset[Int64] = frozenset()
     sync_state_set_epoch: int = 0
-    #: There was a master once: from then on only those who have what it acknowledged may be the next.
+    #: True after the first election. From then on, only brokers with all acknowledged messages can be elected.
     had_master: bool = False
 
     # -- looking ------------------------------------------------------------------------------------------------
@@ -68,10 +68,10 @@ class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         addresses = {broker_id: replica.address for broker_id, replica in sorted(self.replicas.items())}
         return BrokerMemberGroup(self.cluster_name, self.broker_name, addresses)
 
-    # -- what may happen to it ----------------------------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------------------------
 
     def with_replica(self, broker_id: int, replica: Replica) -> BrokerSet:
-        """A broker was given its id. Numbers are given out once, whatever becomes of who had them."""
+        """Adds a broker with its id. Each id is assigned only once, even if its broker is removed."""
         return self._changed(
             replicas={**self.replicas, broker_id: replica}, next_broker_id=max(self.next_broker_id, broker_id + 1)
         )
@@ -81,7 +81,7 @@ class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         return self._changed(replicas={**self.replicas, broker_id: moved})
 
     def with_master(self, broker_id: int) -> BrokerSet:
-        """It was elected, and is the only one that surely has all that is acknowledged."""
+        """Sets an elected master. It becomes the only member of the sync-state set, because other brokers may lag."""
         return self._changed(
             master=broker_id,
             master_epoch=self.master_epoch + 1,
@@ -91,14 +91,14 @@ class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         )
 
     def without_master(self) -> BrokerSet:
-        """The master is gone, and nobody can be elected. Who was in sync with it still is."""
+        """Removes the master if no other broker can be elected. The sync-state set does not change."""
         return self._changed(master=None, master_epoch=self.master_epoch + 1)
 
     def with_sync_state_set(self, members: Iterable[int]) -> BrokerSet:
         return self._changed(sync_state_set=frozenset(members), sync_state_set_epoch=self.sync_state_set_epoch + 1)
 
     def without(self, broker_ids: Iterable[int]) -> BrokerSet:
-        """An administrator has removed these brokers; with the last of them all but the epochs is forgotten."""
+        """Removes brokers on request of an administrator. If no broker is left, only the epochs are kept."""
         gone = frozenset(broker_ids)
         left = {broker_id: replica for broker_id, replica in self.replicas.items() if broker_id not in gone}
         changed = self
@@ -116,13 +116,13 @@ class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     # -- for the state store ------------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
-        """JSON with its own checksum, which readers of an earlier version skip."""
+        """Returns JSON with a checksum. Earlier versions ignore the checksum."""
         text = encode_json(self)
         return b'%b,"crc32":%d}' % (text[:-1], crc32(text))
 
     @classmethod
     def decode(cls, data: bytes) -> BrokerSet:
-        """Raises BodyError. Text without a checksum is that of an earlier version."""
+        """Parses the JSON. Raises BodyError. Text of an earlier version has no checksum."""
         checksum = _CHECKSUM.search(data)
         if checksum is not None:
             data = data[: checksum.start()] + b"}"
@@ -132,7 +132,7 @@ class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
     @classmethod
     def check_kept(cls, name: str, data: bytes) -> None:
-        """Raises GantryError when `data` isn't the text of a set of that name."""
+        """Raises GantryError if `data` is not a valid broker set with this name."""
         kept = cls.decode(data)
         if kept.broker_name != name:
             raise GantryError(f"it is that of {kept.broker_name!r}")
@@ -140,7 +140,7 @@ class BrokerSet(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
             raise GantryError(problem)
 
     def check_follows(self, before: BrokerSet | None) -> None:
-        """Raises GantryError when this can't come after `before`: a fault of this program, which must go no further."""
+        """Raises GantryError if this set violates an invariant after `before`. That is a bug, so nothing is stored."""
         if problem := _problem(before or BrokerSet(cluster_name="", broker_name=self.broker_name), self):
             raise GantryError(f"broker set {self.broker_name!r}: {problem}; the change isn't made")
 

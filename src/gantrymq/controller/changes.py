@@ -1,4 +1,4 @@
-"""Changes: what is decided for a broker set is decided after all that was decided before, and kept before it holds."""
+"""Applies changes to broker sets in order, after the state store has stored them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = peer_log(__name__)
 
 
 class Changes:
-    """Makes them, each set's one after the other, those of several sets side by side."""
+    """Applies the changes of each broker set one after the other, and those of different sets concurrently."""
 
     def __init__(self, replicas: Replicas, leadership: Leadership, leases: Leases) -> None:
         self._replicas = replicas
@@ -27,13 +27,14 @@ class Changes:
         self._leases = leases
         self._tasks = Tasks("changing a broker set")
         self._stopped = False
-        #: By broker name, while somebody has or wants it.
+        #: Locks by broker name. Each exists as long as it is used.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def make(self, broker_name: str, decide: Callable[[], Decision]) -> Decision:
-        """What `decide` says when its turn has come, once it is kept. A caller that is cancelled doesn't stop it.
+        """Calls `decide` after earlier changes of the set, stores the change and returns the decision.
 
-        Raises RequestRefused when this controller doesn't lead, or the state store fails.
+        If the caller is cancelled, the change is still completed. Raises RequestRefused if this controller does not
+        lead, or if the state store fails.
         """
         if self._stopped:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the controller stops: nothing is changed any more")
@@ -43,7 +44,7 @@ class Changes:
         return decision
 
     async def stop(self) -> None:
-        """Waits for what is under way; nothing begins any more."""
+        """Waits for running changes and rejects new ones."""
         self._stopped = True
         await self._tasks.wait()
 

@@ -1,4 +1,4 @@
-"""ControllerConfig: a controller's configuration, under Java's keys (ControllerConfig, NettyServerConfig)."""
+"""The configuration of a controller, with Java's keys (ControllerConfig, NettyServerConfig)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from gantrymq.config import MAX_INT, property_key
 from gantrymq.errors import ConfigError
+from gantrymq.remoting import tls
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.system import network
 
-#: Not to be shown: they hold secrets.
-SECRET_KEYS = frozenset({"initAuthenticationUser", "innerClientAuthenticationCredentials"})
-#: May never be changed over the network, whatever configBlackList says (ControllerRequestProcessor).
+#: Keys that are not shown, because they contain secrets.
+SECRET_KEYS = frozenset({"initAuthenticationUser", "innerClientAuthenticationCredentials"}) | tls.SECRET_KEYS
+#: Keys that no request can change, whatever `configBlackList` contains (ControllerRequestProcessor).
 FIXED_KEYS = (
     frozenset({"configBlackList", "configStorePath", "rocketmqHome", "authenticationEnabled", "boundSignatureRequired"})
     | SECRET_KEYS
@@ -24,58 +25,58 @@ FIXED_KEYS = (
 
 @dataclass
 class ControllerConfig(TlsConfig):
-    """Defaults are Java's. Times are in the unit that Java's key has: ms, or s where the name says so.
+    """A controller's configuration. Defaults and units are Java's: times are in ms, or in s if the key's name says so.
 
-    Java's keys of Raft say here who this controller is: its group, its id, and by its id's entry in the list of peers
-    its port and its address for brokers.
+    Java's Raft keys identify this controller: its group, its id and, in the list of peers, its port and its address for
+    brokers.
     """
 
-    #: 0 takes any free port. That of controllerDLegerPeers counts, if there is one.
+    #: Port to listen on. 0 selects a free port. If `controllerDLegerPeers` is set, its port takes precedence.
     listen_port: int = field(default=9878, metadata={"minimum": 0, "maximum": 65535})
     bind_address: str = "0.0.0.0"
-    #: Where Prometheus asks, http://bindAddress:metricsPort/metrics; 0: nowhere.
+    #: Port of the Prometheus endpoint, http://bindAddress:metricsPort/metrics. 0 disables it.
     metrics_port: int = field(default=0, metadata={"minimum": 0, "maximum": 65535})
-    #: A connection that sent nothing for so long is closed.
+    #: A connection is closed if it is silent for this time, in seconds.
     server_channel_max_idle_time_seconds: int = field(default=120, metadata={"minimum": 1, "maximum": MAX_INT})
-    #: What the controllers are called together.
+    #: Common name of the group of controllers.
     group: str = field(default="gantry", metadata={"key": "controllerDLegerGroup"})
-    #: What this one is called among them.
+    #: Id of this controller within the group.
     self_id: str = field(default="n0", metadata={"key": "controllerDLegerSelfId"})
-    #: All of them, each as ID-HOST:PORT.
+    #: All controllers of the group, each as ID-HOST:PORT.
     peers: list[str] = field(default_factory=list, metadata={"key": "controllerDLegerPeers"})
-    #: Where the state of several controllers lies: URLs of etcd's members. Without, in a file of this one.
+    #: URLs of etcd members, which store the state of several controllers. Empty stores it in a local file.
     etcd_endpoints: list[str] = field(default_factory=list)
-    #: The directory of that file, a SQLite database.
+    #: Directory of this local file, a SQLite database.
     controller_store_path: Path = field(default_factory=lambda: Path.home() / "controller")
-    #: Where UPDATE_CONTROLLER_CONFIG writes the configuration.
+    #: File to which UPDATE_CONTROLLER_CONFIG saves the configuration.
     config_store_path: Path = field(default_factory=lambda: Path.home() / "controller" / "controller.properties")
-    #: Keys that requests may not change, besides those that none ever may.
+    #: Keys that requests cannot change, in addition to the fixed ones.
     config_black_list: list[str] = field(default_factory=lambda: ["configBlackList", "configStorePath"])
-    #: Milliseconds between looks for brokers that fell silent, at the most.
+    #: Longest interval between checks for silent brokers, in milliseconds.
     scan_not_active_broker_interval: int = field(default=5000, metadata={"minimum": 10, "maximum": MAX_INT})
-    #: Milliseconds between looks for broker sets whose master is gone.
+    #: Interval between checks for failed masters, in milliseconds.
     scan_inactive_master_interval: int = field(default=5000, metadata={"minimum": 10, "maximum": MAX_INT})
-    #: Whether requests must be signed by one of the two users below, as they are in broker.conf (see `access`).
+    #: Requests must be signed by one of the two users below, which have the same keys as in broker.conf (see `access`).
     authentication_enabled: bool = False
     init_authentication_user: str = field(default="", repr=False)
     inner_client_authentication_credentials: str = field(default="", repr=False)
-    #: Requests need a signature that covers code, opaque and time; Java's brokers can't make one.
+    #: Signatures must cover code, opaque number and time. Java's brokers cannot create such signatures.
     bound_signature_required: bool = False
-    #: Whether a broker that may lack acknowledged messages is elected rather than none.
+    #: If no in-sync broker is alive, elect one that may lack acknowledged messages.
     enable_elect_unclean_master: bool = False
-    #: Whether brokers are told of a new master; they also ask, each `syncBrokerMetadataPeriod`.
+    #: Notify brokers of a new master. They also poll, every `syncBrokerMetadataPeriod`.
     notify_broker_role_changed: bool = True
 
 
 class Place(NamedTuple):
-    """Where a controller listens; `address` is what brokers are told, None for what the port makes of it."""
+    """The address of a controller. `address` is for brokers; None derives it from the port."""
 
     port: int
     address: str | None
 
 
 def place_of(config: ControllerConfig) -> Place:
-    """Raises ConfigError when the list of peers doesn't have this controller."""
+    """Returns the address of this controller. Raises ConfigError if the list of peers is invalid or lacks it."""
     peers = dict(peer.split("-", 1) for peer in config.peers if "-" in peer)
     if not config.peers:
         return Place(config.listen_port, None)
@@ -98,6 +99,6 @@ def place_of(config: ControllerConfig) -> Place:
 
 
 def address_for_brokers(config: ControllerConfig, port: int) -> str:
-    """host:port as other machines reach a controller that listens at `port`."""
+    """Returns the HOST:PORT at which other machines reach a controller with this port."""
     host = config.bind_address
     return format_address(network.local_ip() if host in ("0.0.0.0", "::") else host, port)

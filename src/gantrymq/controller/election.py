@@ -1,4 +1,4 @@
-"""elect: who is to be the next master of a broker set (elect/impl/DefaultElectPolicy)."""
+"""Selects the next master of a broker set (elect/impl/DefaultElectPolicy)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ def elect(
     old_master: int | None,
     designated: int | None,
 ) -> int | None:
-    """A broker id, or None when nobody can be elected.
+    """Returns the id of the broker to elect, or None if there is no candidate.
 
-    `candidates` are sets of ids, in the first of which somebody is looked for first; `live` tells of a broker that is
-    active, None for one that isn't. A master that lives stays, unless another is `designated`; then it is that one or
-    none. Else it is the broker whose log is the furthest, of those the one that wants it most, then the lowest id.
+    A live master keeps its role unless another broker is designated. If a broker is designated, only that one can be
+    elected. Otherwise the broker with the most data is elected, then the one with the highest priority, then the lowest
+    id.
+
+    Args:
+        candidates: Sets of broker ids. Later sets are used only if no broker of the earlier ones can be elected.
+        live: Returns the data of an active broker, or None for others.
+        old_master: Id of the current master.
+        designated: Id of the only broker that may be elected, if any.
     """
     for some in candidates:
         alive = {broker_id: broker for broker_id in sorted(some) if (broker := live(broker_id)) is not None}

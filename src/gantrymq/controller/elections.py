@@ -1,9 +1,9 @@
-"""Elections: a broker set whose master is gone gets another (ControllerManager, DLedgerController).
+"""Elects a new master for a broker set whose master has failed (ControllerManager, DLedgerController).
 
-Only who has said something since an election began is elected: a broker that died a moment ago still counts as living,
-and if it were elected, it alone would be in sync from then on, and nobody else could be master before it is back. All
-brokers say something each second. A master whose connection was closed, and that lives, comes again before that, and
-stays. (Java elects at once who sent a heartbeat within its time, dead or not.)
+A broker is only elected if it has sent a request after the election began. A broker that died a moment ago still counts
+as alive. If it were elected, it alone would be in sync, and there would be no master until it is back. All brokers send
+a heartbeat every second. So a live master with a closed connection reconnects before the election ends, and keeps its
+role. Java instead elects any broker whose last heartbeat has not expired.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: For so long the best of those that count as living has time to say something, then the others are looked at, s: the
-#: double of brokerHeartbeatInterval.
+#: Time for the best candidate to send a request, in seconds: twice `brokerHeartbeatInterval`. Then others can win.
 WORD_S = 2.0
-#: How an election ended, under the names of ControllerMetricsConstant.
+#: Result label of an election by response code (ControllerMetricsConstant).
 _RESULTS = {
     ResponseCode.SUCCESS: "new_master_elected",
     ResponseCode.CONTROLLER_MASTER_STILL_EXIST: "keep_current_master",
@@ -43,7 +42,7 @@ _RESULTS = {
 
 
 class Elections:
-    """Holds them, when asked or when a master is gone, and has the brokers told."""
+    """Runs elections, on request or after a master has failed, and notifies the brokers."""
 
     def __init__(
         self,
@@ -62,29 +61,29 @@ class Elections:
         self._role_changes = role_changes
         self._former_leases = FormerLeases()
         self._tasks = Tasks("electing a master")
-        #: Broker sets for which one is under way that nobody asked for.
+        #: Broker sets with a running election that no request started.
         self._under_way: set[str] = set()
-        #: By broker set: one of its brokers has said something.
+        #: By broker set: set when one of its brokers sends a request.
         self._words: dict[str, asyncio.Event] = {}
-        #: By result.
+        #: Number of elections by result.
         self.held: Counter[str] = Counter()
 
     def live(self) -> Live:
-        """Which brokers are active now."""
+        """Returns the function that looks up the brokers that are active now."""
         return partial(self._live_brokers.active, now_ms=_now_ms())
 
     def begin(self) -> float:
-        """This controller leads from now on; in how many seconds it is to look for masters that are gone."""
+        """Starts a term of this controller. Returns the delay before it may replace failed masters, in seconds."""
         self._former_leases.begin(_now_ms())
         return MAX_LEASE_MS / 1000
 
     def heard(self, broker: BrokerIdentity) -> None:
-        """It has sent a heartbeat."""
+        """Records a heartbeat of a broker."""
         self._former_leases.heard(broker, _now_ms())
         self._spoke(broker)
 
     def asked(self, connection: object) -> None:
-        """The broker whose heartbeats come by this connection has asked for something."""
+        """Records another request of the broker whose heartbeats use this connection."""
         for broker in self._live_brokers.of(connection):
             self._spoke(broker)
 
@@ -96,7 +95,10 @@ class Elections:
     async def hold(
         self, header: ElectMasterRequestHeader, connection: object = None, *, has_ended: bool = False
     ) -> Decision:
-        """As somebody asks for it by `connection`; `has_ended`: the master's process has. Raises RequestRefused."""
+        """Runs an election that `connection` requested. Raises RequestRefused.
+
+        `has_ended` is true if the process of the old master is known to have ended.
+        """
         self._leadership.check()
         known, since = self._replicas.get(header.broker_name), self._live_brokers.words
         self.asked(connection)
@@ -116,13 +118,13 @@ class Elections:
         return decision
 
     def _is_doubtful(self, header: ElectMasterRequestHeader, since: int) -> bool:
-        """Whether to wait: the one who would be elected has said nothing after the word number `since`."""
+        """Returns true while the best candidate has sent no request after the one with number `since`."""
         known, live = self._replicas.get(header.broker_name), self.live()
         if known is None or not known.had_master:
             return False
         best = self._replicas.elected(known, header, live, unclean=self._config.enable_elect_unclean_master)
         if best is None:
-            # Who asks is told at once; while nobody does a master may still come back, and go on.
+            # A broker's request is answered at once. Without a request, wait, because the old master may come back.
             return header.broker_id == NO_BROKER and known.master is not None
         broker = live(BrokerIdentity(known.cluster_name, known.broker_name, best))
         return best != known.master and (broker is None or broker.word <= since)
@@ -146,18 +148,30 @@ class Elections:
         return self._replicas.elect_master(header, may_be_elected, unclean=self._config.enable_elect_unclean_master)
 
     def gone(self, brokers: Iterable[BrokerIdentity], *, have_ended: bool) -> None:
-        """These brokers closed their connections, or fell silent; of those that were masters another is elected."""
+        """Replaces masters among these brokers, which closed their connections or became silent."""
         for cluster_name, broker_name, broker_id in brokers:
             log.warning("broker %d of set %s, cluster %s, is gone", broker_id, broker_name, cluster_name)
             known = self._replicas.get(broker_name)
             if self._leadership.is_leader and known is not None and known.master == broker_id:
                 self._begin(broker_name, has_ended=have_ended)
 
-    def look(self) -> None:
-        """Elects for those sets whose master is gone and nobody noticed: another controller led, or was led to fail."""
-        if self._leadership.is_leader:
-            for broker_name in self._replicas.without_living_master(self.live()):
+    def look(self) -> float | None:
+        """Elects a master for each broker set whose master failed while another controller was the leader.
+
+        Returns the seconds until a master that may still have a lease of the previous leader can be replaced. Returns
+        None if there is no such master.
+        """
+        if not self._leadership.is_leader:
+            return None
+        live, waits_ms = self.live(), []
+        for broker_name in self._replicas.without_living_master(live):
+            known = self._replicas.get(broker_name)
+            left_ms = self._former_leases.left_ms(known, live, _now_ms()) if known is not None else 0
+            if left_ms:
+                waits_ms.append(left_ms)
+            else:
                 self._begin(broker_name, has_ended=False)
+        return min(waits_ms) / 1000 if waits_ms else None
 
     async def stop(self) -> None:
         await self._tasks.stop()
@@ -172,7 +186,7 @@ class Elections:
         try:
             decision = await self.hold(header, has_ended=has_ended)
         except RequestRefused as e:
-            # Whoever leads next looks for such sets, too.
+            # The next leader also checks for such sets.
             log.warning("no master is elected for broker set %s: %s", broker_name, e)
             return
         finally:

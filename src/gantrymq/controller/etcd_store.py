@@ -1,14 +1,14 @@
-"""EtcdStore: the state of several controllers in etcd, by its JSON gateway (v3) over HTTP.
+"""Stores the state of several controllers in etcd, through its JSON gateway (v3) over HTTP.
 
-    PREFIX/leader          the controller that leads, as JSON; held by its lease, gone with it
+    PREFIX/leader          the leading controller, as JSON; bound to its lease and deleted with it
     PREFIX/brokers/NAME    a broker set
 
-Who puts the leader's key while there is none leads; the revision that made it is the term's number. A change compares
-that revision, and the one that it knows of the broker set: a request that was given up as lost, and reaches etcd later,
-changes nothing, neither in a later term nor behind a later change of the same one.
+A controller leads if it creates the leader's key while none exists. The revision that created the key is the number of
+the term. Each change compares this revision and the last known revision of the broker set. So a delayed request has no
+effect in a later term, or after a later change of the same set.
 
-The gateway and not gRPC: one small client that is here already, against code made from etcd's protocol files with a
-runtime in C. What a controller says to etcd is a few requests a second.
+The gateway needs only an HTTP client, which the project already uses. A gRPC client would need code generated from
+etcd's protocol files, and a C runtime. A controller sends only a few requests per second.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Kept(msgspec.Struct):
 
 
 class EtcdStore:
-    """A StateStore; `endpoints` are URLs of etcd's members, `group` is what the controllers are called together."""
+    """A StateStore in etcd. `endpoints` are URLs of etcd members, `group` is the name of the group of controllers."""
 
     interval_s = INTERVAL_S
 
@@ -95,13 +95,13 @@ class EtcdStore:
         self._leader = f"/gantrymq/controller/{group}/leader"
         self._brokers = f"/gantrymq/controller/{group}/brokers/"
         self._client: httpx.AsyncClient | None = None
-        #: Of the term that is, or was: 0 for none.
+        #: Id of the lease of this or the last term. 0 if there is none.
         self._lease = 0
-        #: Of each broker set, when it was read or written last.
+        #: Revision of each broker set when it was last read or written.
         self._revisions: dict[str, int] = {}
 
     async def open(self) -> None:
-        """Raises MissingExtra. Members that can't be reached are no error here."""
+        """Creates the HTTP client. Raises MissingExtra. Unreachable members are not an error here."""
         try:
             import httpx
         except ImportError as e:
@@ -119,7 +119,7 @@ class EtcdStore:
     async def campaign(self, me: Leader) -> Term | None:
         await self._revoke()
         if await self.leader() is not None:
-            # Reading costs etcd less than a lease that is given back at once.
+            # Reading costs etcd less than a lease that is revoked at once.
             return None
         began = monotonic()
         lease = await self._ask("lease/grant", {"TTL": LEASE_S}, _Lease)
@@ -138,7 +138,7 @@ class EtcdStore:
     async def keep(self, term: Term) -> Term | None:
         began = monotonic()
         kept = await self._ask("lease/keepalive", {"ID": self._lease}, _Kept, KEEP_TIMEOUT_S)
-        # 0 is what a lease has that is over.
+        # An expired lease has the TTL 0.
         return Term(term.number, began + kept.result.ttl) if kept.result.ttl > 0 else None
 
     async def resign(self, term: Term) -> None:
@@ -149,7 +149,7 @@ class EtcdStore:
         return decode_json(found.kvs[0].data, Leader) if found.kvs else None
 
     async def _revoke(self) -> None:
-        """Ends the lease of an earlier term, and with it the key."""
+        """Revokes the lease of an earlier term, which also deletes the leader's key."""
         if self._lease:
             lease, self._lease = self._lease, 0
             try:
@@ -160,7 +160,7 @@ class EtcdStore:
     # -- broker sets --------------------------------------------------------------------------------------------
 
     async def load(self) -> dict[str, bytes]:
-        """In pages, all as of one revision."""
+        """Returns all broker sets. Reads them in pages, all at the same revision."""
         found: list[_KeyValue] = []
         start, end = self._brokers, self._brokers[:-1] + chr(ord("/") + 1)
         revision = 0
@@ -194,7 +194,7 @@ class EtcdStore:
         if not leader.kvs or leader.kvs[0].create_revision != term.number:
             return False
         if kept.kvs and kept.kvs[0].data == value:
-            # The request was made twice: a member's answer to the first was lost.
+            # The change was already made by a first attempt, whose response was lost.
             self._revisions[name] = kept.kvs[0].mod_revision
             return True
         raise GantryError(f"broker set {name!r} in etcd was changed by somebody else")

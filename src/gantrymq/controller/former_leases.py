@@ -1,9 +1,9 @@
-"""Leases that the previous leader of the controllers granted, and that its successor cannot see.
+"""Delays elections until leases of the previous leading controller have ended, which its successor cannot see.
 
-A broker sends heartbeats to every controller. A master that is cut off from the new leader may have received a lease
-from the previous one at the last moment, and it accepts messages until this lease ends. A new leader therefore does not
-replace a master from which it received no heartbeat until MAX_LEASE_MS after its own term began. If it sees the
-master's connection close, the master has ended, and the wait is not needed.
+A broker sends heartbeats to every controller. A master that is cut off from the new leader may have a recent lease from
+the previous leader. It accepts messages until this lease ends. If the new leader has received no heartbeat from a
+master, it therefore waits until MAX_LEASE_MS after the start of its own term before it replaces the master. If it sees
+the master's connection close, the master has ended, and the wait is not needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_LEASE_MS = 4_000
 
 
 class FormerLeases:
-    """The wait for one term. Times are milliseconds of the clock of LiveBrokers."""
+    """The delay of elections in one term. Times are in milliseconds of the clock of LiveBrokers."""
 
     def __init__(self) -> None:
         self._until_ms: int | None = None
@@ -26,7 +26,7 @@ class FormerLeases:
         self._heard: set[BrokerIdentity] = set()
 
     def begin(self, now_ms: int) -> None:
-        """Starts the wait, at the begin of this controller's term."""
+        """Starts the delay, at the start of this controller's term."""
         self._until_ms = now_ms + MAX_LEASE_MS
         self._heard.clear()
 
@@ -36,7 +36,7 @@ class FormerLeases:
             self._heard.add(broker)
 
     def left_ms(self, known: BrokerSet, live: Live, now_ms: int) -> int:
-        """For how many ms the set's master may still hold a lease of the previous leader. 0: an election is safe."""
+        """Returns for how many ms the set's master may have a lease of the previous leader. 0 allows an election."""
         if self._until_ms is None or known.master is None:
             return 0
         master = BrokerIdentity(known.cluster_name, known.broker_name, known.master)

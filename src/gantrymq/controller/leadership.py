@@ -1,7 +1,7 @@
-"""Leadership: whether this controller leads, as the state store says.
+"""Decides whether this controller leads, by means of the state store.
 
-A change whose outcome isn't known ends the term: the next one begins by reading all anew, so what this controller has
-in memory is never older or newer than what the store has.
+If the outcome of a change is unknown, the term ends. The next term starts by reading the whole state. So the memory of
+this controller always matches the store.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ AFTER_ERROR_S = 0.3
 
 
 class Leadership:
-    """`elected` is given all broker sets when a term begins."""
+    """The leadership state of one controller. `elected` is called with all broker sets when a term begins."""
 
     def __init__(
         self, store: StateStore, me: Leader, jobs: Jobs, elected: Callable[[Mapping[str, bytes]], None]
     ) -> None:
         self.me = me
-        #: The last other one that was heard of.
+        #: The last known leader, if it is another controller.
         self._other: Leader | None = None
         self._store = store
         self._elected = elected
@@ -37,7 +37,7 @@ class Leadership:
         self._job = jobs.repeating("lead or follow", self._round, store.interval_s, after_error_s=AFTER_ERROR_S)
 
     async def start(self) -> None:
-        """Leads at once if nobody does. Raises GantryError for a store that can't be used."""
+        """Opens the store and tries to become leader. Raises GantryError if the store is not usable."""
         await self._store.open()
         try:
             await self._round()
@@ -62,18 +62,18 @@ class Leadership:
 
     @property
     def leader(self) -> Leader | None:
-        """Who leads, as far as it is known here."""
+        """The last known leader, or None."""
         return self.me if self.is_leader else self._other
 
     def check(self) -> None:
-        """Raises RequestRefused when this controller doesn't lead."""
+        """Raises RequestRefused if this controller does not lead."""
         if not self.is_leader:
             raise _not_leader()
 
     async def commit(self, changed: BrokerSet) -> bool:
-        """Keeps a broker set; False when this term was over before that was known, and it doesn't hold here.
+        """Stores a broker set. Returns false if the term ended meanwhile, so that the change does not count here.
 
-        Raises RequestRefused when it isn't kept, or nobody knows.
+        Raises RequestRefused if the set is not stored, or if the outcome is unknown.
         """
         self.check()
         term = self._term
@@ -85,7 +85,7 @@ class Leadership:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the controller's state can't be written: {e}") from e
         if not is_kept:
             self._end(term, "another controller leads")
-            # Also when this one leads again, in another term.
+            # Also if this controller leads again by now, in another term.
             raise _not_leader()
         return self._term is not None and self._term.number == term.number
 
@@ -100,7 +100,7 @@ class Leadership:
         if term is not None:
             kept = await self._store.keep(term)
             if self._term is None or self._term.number != term.number:
-                # It ended meanwhile, and a further round is asked for.
+                # The term ended during the request. Another round is already scheduled.
                 return
             if kept is not None:
                 self._term = kept

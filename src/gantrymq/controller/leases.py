@@ -1,9 +1,9 @@
-"""Leases: what a controller that leads grants to brokers by its answers to their heartbeats.
+"""The leases that a leading controller grants to brokers in its responses to heartbeats.
 
-A master takes messages while its lease holds, and no other is elected before that is over. So from the moment at which
-another master is decided none is granted in that broker set, however long the state store takes to keep the decision:
-a master that has been silent may send its next heartbeat just then. When the other is kept the set has another epoch,
-and who wasn't told of that is granted none, either.
+A master accepts messages while its lease is valid, and no other master is elected before the lease ends. Once a new
+master is decided, no lease is granted in that broker set until the store has stored the decision. Otherwise a silent
+master could renew its lease at this moment. After that, the set has a new epoch, and a broker with the old epoch gets
+no lease either.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from gantrymq.controller.former_leases import MAX_LEASE_MS
 
 
 class Leases:
-    """Of one controller."""
+    """The leases granted by one controller."""
 
     def __init__(self) -> None:
-        #: Broker sets whose next master is decided, and not known to be kept yet.
+        #: Broker sets with a decided change of the master that may not be stored yet.
         self._ending: set[str] = set()
 
     @contextmanager
     def ending(self, broker_name: str) -> Iterator[None]:
-        """None is granted meanwhile; one change of a broker set is made after the other."""
+        """Blocks leases for a broker set while its change of master is stored. Changes of one set never overlap."""
         self._ending.add(broker_name)
         try:
             yield
@@ -31,7 +31,7 @@ class Leases:
             self._ending.discard(broker_name)
 
     def granted_ms(self, broker_name: str, asked_ms: int, *, is_leader: bool) -> int:
-        """What a heartbeat is granted that names `asked_ms` as the time after which its broker is dead; 0: none."""
+        """Returns the lease for a heartbeat with the timeout `asked_ms`, in milliseconds. 0 means no lease."""
         if not is_leader or broker_name in self._ending:
             return 0
         return min(asked_ms, MAX_LEASE_MS)

@@ -1,7 +1,7 @@
-"""LiveBrokers: who has sent a heartbeat of late, and how far it was (DefaultBrokerHeartbeatManager). Plain.
+"""Tracks the brokers with recent heartbeats and the progress of their logs (DefaultBrokerHeartbeatManager).
 
-In memory alone, of this controller: brokers send heartbeats to all controllers. Times are milliseconds of any clock
-that doesn't jump.
+The data is only in the memory of this controller, because brokers send heartbeats to all controllers. No I/O, no clock:
+times are milliseconds of any monotonic clock.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-#: DEFAULT_BROKER_CHANNEL_EXPIRED_TIME: how long a broker lives that doesn't say so itself, ms.
+#: Heartbeat timeout of a broker that sends none, in milliseconds (DEFAULT_BROKER_CHANNEL_EXPIRED_TIME).
 DEFAULT_TIMEOUT_MS = 10_000
-#: Silent brokers are looked for no more often than each so many ms: with 20,000 of them a look takes 3 ms.
+#: Shortest interval of the check for silent brokers, in milliseconds. With 20,000 brokers a check takes 3 ms.
 SOONEST_MS = 100
-#: A broker that says nothing of it is elected last.
+#: Priority of a broker that sends none: it is elected last.
 LAST_PRIORITY = (1 << 31) - 1
-#: More brokers don't live for one controller; made up, they would fill its memory.
+#: Limit of live brokers, so that invented ones cannot fill the memory.
 MAX_BROKERS = 20_000
 
 
 class BrokerIdentity(NamedTuple):
-    """One broker. The id is the controller's, not the 0 or 1 that it registers with NameServers."""
+    """Identifies a broker. The id is the one assigned by the controller, not the 0 or 1 for NameServers."""
 
     cluster_name: str
     broker_name: str
@@ -29,18 +29,18 @@ class BrokerIdentity(NamedTuple):
 
 @dataclass(slots=True)
 class LiveBroker:
-    """What its heartbeats said; `connection` is the one that the last of them came by."""
+    """Data of the latest heartbeats. `connection` is the one that the last heartbeat used."""
 
     address: str
     connection: object
     last_update_ms: int
     timeout_ms: int
     election_priority: int
-    #: How far its log is: the epoch of its last entry, and where it ends. Only the furthest that was heard of.
+    #: Progress of its log: the epoch of the last entry and the end of the log. The highest reported values.
     epoch: int = -1
     max_offset: int = -1
     confirm_offset: int = -1
-    #: The number of the last sign of life among those of all brokers, a heartbeat or another request.
+    #: Sequence number of its last request, counted over the requests of all brokers.
     word: int = 0
 
     def is_active(self, now_ms: int) -> bool:
@@ -48,13 +48,13 @@ class LiveBroker:
 
 
 class LiveBrokers:
-    """Brokers by identity, in the order in which they came."""
+    """The live brokers by identity, in the order of their arrival."""
 
     def __init__(self) -> None:
         self._brokers: dict[BrokerIdentity, LiveBroker] = {}
-        #: Most brokers have one connection each.
+        #: Brokers by connection. Most brokers have one connection each.
         self._by_connection: dict[object, dict[BrokerIdentity, None]] = {}
-        #: Signs of life so far: what is to be told apart may come within one millisecond.
+        #: Number of requests so far. A sequence number orders requests within the same millisecond.
         self.words = 0
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class LiveBrokers:
         confirm_offset: int = -1,
         election_priority: int = LAST_PRIORITY,
     ) -> bool:
-        """Whether there was room for it."""
+        """Records a heartbeat. Returns false if there are too many brokers."""
         live = self._brokers.get(identity)
         if live is None:
             if len(self._brokers) >= MAX_BROKERS:
@@ -82,7 +82,7 @@ class LiveBrokers:
             self._brokers[identity] = live
             self._by_connection.setdefault(connection, {})[identity] = None
         elif live.connection is not connection:
-            # It came again before its old connection's end was noticed: that end is no longer its own.
+            # It reconnected before the end of the old connection was noticed. The old connection no longer counts.
             self._forget_connection(identity, live)
             live.connection = connection
             self._by_connection.setdefault(connection, {})[identity] = None
@@ -95,43 +95,43 @@ class LiveBrokers:
         return True
 
     def active(self, identity: BrokerIdentity, now_ms: int) -> LiveBroker | None:
-        """What is known of it; None when it has been silent for too long, or never came."""
+        """Returns the data of a broker, or None if it is unknown or has been silent for too long."""
         live = self._brokers.get(identity)
         return live if live is not None and live.is_active(now_ms) else None
 
     def spoke(self, identity: BrokerIdentity) -> None:
-        """It has asked for something. That makes it live no longer."""
+        """Records that a broker sent a request, a heartbeat or another one. Does not extend the heartbeat timeout."""
         if (live := self._brokers.get(identity)) is not None:
             self.words += 1
             live.word = self.words
 
     def of(self, connection: object) -> list[BrokerIdentity]:
-        """Those whose heartbeats come by it."""
+        """Returns the brokers whose heartbeats use this connection."""
         return list(self._by_connection.get(connection, ()))
 
     def all_active(self, now_ms: int) -> list[BrokerIdentity]:
         return [identity for identity, live in self._brokers.items() if live.is_active(now_ms)]
 
     def expire(self, now_ms: int) -> list[BrokerIdentity]:
-        """Forgets who fell silent."""
+        """Removes and returns the silent brokers."""
         silent = [identity for identity, live in self._brokers.items() if not live.is_active(now_ms)]
         for identity in silent:
             self._forget_connection(identity, self._brokers.pop(identity))
         return silent
 
     def next_expiry_ms(self) -> int | None:
-        """When the next of them will have fallen silent if nothing more comes; None for nobody."""
+        """Returns the time at which the next broker expires if no heartbeat arrives. None if there are no brokers."""
         return min((live.last_update_ms + live.timeout_ms + 1 for live in self._brokers.values()), default=None)
 
     def connection_closed(self, connection: object) -> list[BrokerIdentity]:
-        """Forgets the brokers whose heartbeats came by it."""
+        """Removes and returns the brokers whose heartbeats use this connection."""
         gone = list(self._by_connection.pop(connection, ()))
         for identity in gone:
             del self._brokers[identity]
         return gone
 
     def has(self, connection: object) -> bool:
-        """Heartbeats came by it."""
+        """Returns true if heartbeats use this connection."""
         return connection in self._by_connection
 
     def _forget_connection(self, identity: BrokerIdentity, live: LiveBroker) -> None:

@@ -1,4 +1,4 @@
-"""What a controller tells Prometheus: broker sets, brokers that live, elections, requests."""
+"""The Prometheus metrics of a controller: broker sets, live brokers, elections and requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def collect(
     connections: int,
     uptime_s: float,
 ) -> Iterator[Metric]:
-    """`elections` are those held, by result. What is known of broker sets is only told by a controller that leads."""
+    """Yields the metrics. `elections` are counted by result. Only a leading controller reports broker sets."""
     yield gauge("rocketmq_controller_is_leader", "1 for the controller that leads.", int(is_leader))
     active: Counter[tuple[str, str]] = Counter()
     for cluster, broker_set, _ in live_brokers.all_active(now_ms):

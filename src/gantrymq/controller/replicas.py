@@ -1,10 +1,10 @@
-"""Replicas: what a controller decides, and what it answers (impl/manager/ReplicasInfoManager). Plain, no clock.
+"""The decisions and responses of a controller (impl/manager/ReplicasInfoManager). No I/O, no clock.
 
-A request that may change something is decided here in two steps: `alter_sync_state_set` and its like return a Decision,
-the answer and the broker set as it would be; when the state store has that, `apply` makes it hold, and the answer may
-be given. Between the two nothing else may be decided for the same broker set.
+A change has two steps. A method such as `alter_sync_state_set` returns a Decision: the response and the changed broker
+set. After the state store has stored the set, `apply` makes it current and the response is sent. Between the two steps,
+no other decision may be made for the same set.
 
-Codes and remarks are Java's. What is otherwise than there: docs/controller.md.
+Codes and remarks are Java's. docs/controller.md lists the differences.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from gantrymq.protocol.headers.controller import (
 )
 from gantrymq.protocol.headers.header import Header
 
-#: What a controller has room for: broker sets, brokers of all and of one, characters of a name, an address and a code.
+#: Limits: broker sets, brokers in total and per set, and characters of a name, an address or a check code.
 MAX_BROKER_SETS = 20_000
 MAX_BROKERS = 20_000
 MAX_REPLICAS = 64
 MAX_TEXT = 512
-#: A number as Java reads it, in a list of ids.
+#: A number as Java parses it, in a list of ids.
 _ID = re.compile(r"[+-]?[0-9]{1,19}")
-#: The broker id in a request that no broker makes.
+#: The broker id in a request that does not come from a broker.
 NO_BROKER = -1
 
-#: What is known of a broker that is active; None for one that isn't.
+#: Looks up an active broker. Returns None if the broker is not active.
 Live = Callable[[BrokerIdentity], LiveBroker | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An answer, and the broker set as it is to be from then on; None when nothing changes."""
+    """A response, and the changed broker set. `changed` is None if nothing changes."""
 
     code: int = ResponseCode.SUCCESS
     remark: str | None = None
@@ -66,7 +66,7 @@ class Decision:
 
 
 class Replicas:
-    """All broker sets by name. Whoever asks says which brokers are active now."""
+    """All broker sets by name. Callers pass a function that looks up active brokers."""
 
     def __init__(self) -> None:
         self._sets: dict[str, BrokerSet] = {}
@@ -76,27 +76,27 @@ class Replicas:
         return len(self._sets)
 
     def __iter__(self) -> Iterator[BrokerSet]:
-        """Those that have brokers."""
+        """Yields the broker sets that have brokers."""
         return (each for each in list(self._sets.values()) if each.replicas)
 
     def load(self, sets: Iterable[BrokerSet]) -> None:
-        """All that there is, from the state store."""
+        """Replaces all broker sets with those of the state store."""
         self._sets = {each.broker_name: each for each in sets}
         self._broker_count = sum(len(each.replicas) for each in self._sets.values())
 
     def apply(self, changed: BrokerSet) -> None:
-        """The state store has it."""
+        """Makes a changed set current, after the state store has stored it."""
         before = self._sets.get(changed.broker_name)
         self._sets[changed.broker_name] = changed
         self._broker_count += len(changed.replicas) - (len(before.replicas) if before is not None else 0)
 
     def get(self, broker_name: str) -> BrokerSet | None:
-        """A broker set that has brokers."""
+        """Returns the broker set, or None if it has no brokers."""
         found = self._sets.get(broker_name)
         return found if found is not None and found.replicas else None
 
     def any(self, broker_name: str) -> BrokerSet | None:
-        """Also one whose brokers were removed."""
+        """Returns the broker set, even if all its brokers were removed."""
         return self._sets.get(broker_name)
 
     # -- ids ----------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Replicas:
         known = self.get(name)
         replica = known.replicas.get(broker_id) if known is not None else None
         if replica is not None and replica.check_code == check_code:
-            # It asks once more, perhaps because the first answer was lost.
+            # A repeated request, perhaps because the first response was lost.
             return Decision(header=answer)
         if known is None and broker_id != FIRST_BROKER_ID:
             return Decision(
@@ -142,7 +142,7 @@ class Replicas:
         return Decision(header=answer, changed=base.with_replica(broker_id, Replica(address, check_code)))
 
     def _new_set(self, header: ApplyBrokerIdRequestHeader) -> BrokerSet:
-        """Without brokers; its epochs are those of an earlier one of this name."""
+        """Returns a set without brokers. It keeps the epochs of an earlier set with this name."""
         before = self._sets.get(header.broker_name)
         return BrokerSet(
             cluster_name=header.cluster_name,
@@ -203,7 +203,7 @@ class Replicas:
         wanted: frozenset[int],
         live: Live,
     ) -> tuple[int, str] | None:
-        """Why this set may not become `wanted`, as a code and a reason."""
+        """Returns code and reason if the sync-state set may not become `wanted`, otherwise None."""
         master = "null" if known.master is None else known.master
         if known.master != header.master_broker_id:
             return (
@@ -235,7 +235,7 @@ class Replicas:
     # -- elections ----------------------------------------------------------------------------------------------
 
     def elect_master(self, header: ElectMasterRequestHeader, live: Live, *, unclean: bool) -> Decision:
-        """With `unclean` a broker that may lack what was acknowledged is elected rather than none."""
+        """Elects a master. If `unclean`, a broker that lacks acknowledged messages can be elected as a last resort."""
         known = self.get(header.broker_name)
         if known is None:
             return Decision(
@@ -260,10 +260,10 @@ class Replicas:
         return Decision(header=_elected_header(changed), body=encode_json(body), changed=changed)
 
     def elected(self, known: BrokerSet, header: ElectMasterRequestHeader, live: Live, *, unclean: bool) -> int | None:
-        """Who would be elected."""
+        """Returns the id of the broker that an election would select, or None."""
         asked_by = header.broker_id
         if not known.had_master and asked_by in known.replicas:
-            # There is nothing yet that one of them could lack.
+            # There are no messages yet that the broker could lack.
             return asked_by
         candidates: list[Iterable[int]] = [known.sync_state_set]
         if unclean:
@@ -276,7 +276,7 @@ class Replicas:
         )
 
     def without_living_master(self, live: Live) -> list[str]:
-        """Broker sets whose master isn't active, while another of them is (scanNeedReelectBrokerSets)."""
+        """Returns the sets whose master is not active while another broker is (scanNeedReelectBrokerSets)."""
         return [
             each.broker_name
             for each in self
@@ -301,7 +301,7 @@ class Replicas:
         return Decision(header=header, body=encode_json(known.sync_state()))
 
     def infos(self, broker_names: Iterable[str], live: Live) -> dict[str, ReplicasInfo]:
-        """What is told of broker sets; names that aren't known are left out."""
+        """Returns the data of broker sets for a response. Unknown names are omitted."""
         sets = (self.get(name) for name in broker_names)
         return {known.broker_name: _replicas_info(known, live) for known in sets if known is not None}
 
@@ -357,7 +357,7 @@ def _nobody_elected(known: BrokerSet, asked_by: int) -> Decision:
         ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE,
         "Old master has down and failed to elect a new broker master",
         ElectMasterResponseHeader(),
-        # The others see by the epoch that there is no master, and ask for one when one of them may be it.
+        # From the new epoch, the other brokers see that there is no master. Each requests an election when it is ready.
         changed=known.without_master() if known.master is not None else None,
     )
 

@@ -1,4 +1,4 @@
-"""RoleChanges: brokers are told when their set has a new master (NOTIFY_BROKER_ROLE_CHANGED)."""
+"""Notifies brokers when their set has a new master (NOTIFY_BROKER_ROLE_CHANGED)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gantrymq.remoting.client import RemotingClient
 
 log = peer_log(__name__)
 
-#: So many are told at a time; each may take as long as a connect does.
+#: Largest number of concurrent notifications. Each can take as long as a connection attempt.
 MAX_UNDER_WAY = 1_000
 
 
 class RoleChanges:
-    """Sends once, and doesn't wait for an answer, as in Java: brokers also ask, each 5 s."""
+    """Sends each notification once, without a response, as in Java. Brokers also poll, every 5 s."""
 
     def __init__(self, client: RemotingClient, replicas: Replicas) -> None:
         self._client = client
@@ -29,7 +29,7 @@ class RoleChanges:
         self._tasks = Tasks("telling a broker of its new master")
 
     def send(self, changed: BrokerSet, live: Live) -> None:
-        """To those brokers of the set that are active."""
+        """Notifies the active brokers of the set."""
         for broker_id, replica in changed.replicas.items():
             identity = BrokerIdentity(changed.cluster_name, changed.broker_name, broker_id)
             if live(identity) is None:
@@ -37,12 +37,12 @@ class RoleChanges:
             if len(self._tasks) >= MAX_UNDER_WAY:
                 log.warning("broker %s at %s isn't told: %d others are", identity, replica.address, MAX_UNDER_WAY)
                 continue
-            self._tasks.start(self._tell(replica.address, changed))
+            self._tasks.start(self._notify(replica.address, changed))
 
     async def stop(self) -> None:
         await self._tasks.stop()
 
-    async def _tell(self, address: str, changed: BrokerSet) -> None:
+    async def _notify(self, address: str, changed: BrokerSet) -> None:
         header = NotifyBrokerRoleChangedRequestHeader(
             master_address=changed.master_address,
             master_epoch=changed.master_epoch,

@@ -1,4 +1,4 @@
-"""Controller: listens, leads or follows as the state store says, elects masters for the brokers that are gone."""
+"""The controller server: accepts connections, takes part in leader election and replaces failed masters."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from gantrymq.controller.access import ControllerAccess
 from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.controller.changes import Changes
 from gantrymq.controller.config import FIXED_KEYS, SECRET_KEYS, ControllerConfig, address_for_brokers, place_of
+from gantrymq.controller.config_requests import ConfigRequests
 from gantrymq.controller.elections import Elections
 from gantrymq.controller.etcd_store import EtcdStore
 from gantrymq.controller.former_leases import MAX_LEASE_MS
 from gantrymq.controller.handlers import RequestHandlers
+from gantrymq.controller.heartbeats import Heartbeats
 from gantrymq.controller.leadership import Leadership
 from gantrymq.controller.leases import Leases
 from gantrymq.controller.live_brokers import SOONEST_MS, LiveBrokers
@@ -30,6 +32,7 @@ from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.configuration import Configuration
 from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.remoting.file_changes import FileChanges
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.remoting.tls import client_context
@@ -39,11 +42,17 @@ log = logging.getLogger(__name__)
 
 
 class Controller:
-    """One controller, to be made in a running loop.
+    """One controller. Must be created in a running event loop.
 
-    `file_keys` are all keys of its configuration file, those among them that it doesn't use are kept there. `store` is
-    where its state lies if not in a file as the configuration says. `address` is host:port for who is on this machine.
-    Raises GantryError when the port is taken, ConfigError for what can't be used.
+    Raises GantryError if the port is in use, and ConfigError if the configuration is not usable.
+
+    Args:
+        config: The configuration. None uses the defaults.
+        file_keys: All keys of the configuration file. Those that the controller does not use are kept there.
+        store: The state store. None creates the one in the configuration.
+
+    Attributes:
+        address: HOST:PORT for clients on this machine.
     """
 
     def __init__(
@@ -62,14 +71,13 @@ class Controller:
         self._file_changes = FileChanges(self.jobs)
         self._long_requests = LongRequests(self.jobs)
         client = RemotingClient(ssl_context=client_context(config), hooks=access.hooks)
-        # Counting costs each request a little: only when somebody will ask.
+        # Counting slows each request down slightly, so it is only done if metrics are enabled.
         self._answered = AnsweredRequests() if config.metrics_port else None
         self._metrics = MetricsServer(self._collect, host=config.bind_address, port=config.metrics_port)
         handlers: dict[int, RequestHandler] = {}
         self._server = RemotingServer(
             handlers,
-            host=config.bind_address,
-            port=place.port,
+            ListenOptions(config.bind_address, place.port),
             tls=config,
             hooks=[self._answered] if self._answered is not None else [],
             max_idle_s=config.server_channel_max_idle_time_seconds,
@@ -88,24 +96,18 @@ class Controller:
         self._expiring = self.jobs.repeating("look for silent brokers", self._expire, self._expire_interval_s)
         self._looking = self.jobs.repeating("look for masters that are gone", self._look, self._look_interval_s)
         requests = RequestHandlers(
-            config,
-            Configuration(config, file_keys or {}, FIXED_KEYS, SECRET_KEYS),
-            self.replicas,
-            self.live_brokers,
-            self.leadership,
-            leases,
-            self._changes,
-            self.elections,
-            self._file_changes,
-            self._long_requests,
-            self.jobs,
-            self._expiring.wake,
+            config, self.replicas, self.leadership, self._changes, self.elections, self._long_requests
         )
-        handlers |= access.guarded(requests.by_code())
-        #: What it answers.
+        heartbeats = Heartbeats(
+            self.replicas, self.live_brokers, self.leadership, leases, self.elections, self._expiring.wake
+        )
+        configuration = Configuration(config, file_keys or {}, FIXED_KEYS, SECRET_KEYS)
+        config_requests = ConfigRequests(configuration, self._file_changes, self.jobs)
+        handlers |= access.guarded(requests.by_code() | heartbeats.by_code() | config_requests.by_code())
+        #: The request codes that this controller answers.
         self.request_codes = frozenset(handlers)
         self._began = monotonic()
-        #: What `stop` has to undo.
+        #: The steps that `stop` has to run.
         self._running = AsyncExitStack()
         self._running.push_async_callback(client.close)
         self._running.push_async_callback(self._server.stop)
@@ -117,14 +119,14 @@ class Controller:
         return SqliteStore(config.controller_store_path, self.jobs, BrokerSet.check_kept)
 
     async def start(self) -> None:
-        """Serves at `address`. Raises GantryError for a port that is taken or a state that can't be used.
+        """Starts to serve at `address`. Raises GantryError if the port is in use or the state is not usable.
 
-        What had begun by then is undone.
+        After an error, all started parts are stopped again.
         """
         async with self._running.pop_all() as stack:
             await self._server.bind()
             stack.push_async_callback(self._role_changes.stop)
-            # Before the connections are closed: no master is gone because this controller ends.
+            # Stopped before the connections close, so that no master is replaced because of this.
             stack.push_async_callback(self.leadership.stop)
             await self.leadership.start()
             stack.push_async_callback(self.elections.stop)
@@ -140,16 +142,16 @@ class Controller:
                 await self._metrics.start()
             self._expiring.start()
             stack.callback(self._expiring.cancel)
-            # Brokers that were served by another, or by this one before its start, come back first.
+            # First give brokers time to reconnect after this controller starts.
             self._looking.start(MAX_LEASE_MS / 1000)
             stack.callback(self._looking.cancel)
             self._running = stack.pop_all()
         log.info("controller %s serves at %s", self.config.self_id, self.leadership.me.address)
 
     async def stop(self) -> None:
-        """Answers what has arrived, closes every connection and stops listening; once more does no harm.
+        """Answers received requests, closes all connections and stops listening. Further calls have no effect.
 
-        Nothing is left out when one of it raises; that is raised at the end.
+        If a step raises, the others still run, and the error is raised at the end.
         """
         await self._running.aclose()
 
@@ -167,10 +169,10 @@ class Controller:
 
     def _expire(self) -> float:
         now_ms = int(monotonic() * 1000)
-        # Their connections may serve them again; those that are silent themselves are closed in time.
+        # Not closed here: these connections may be used again. Silent connections are closed by the idle timeout.
         self.elections.gone(self.live_brokers.expire(now_ms), have_ended=False)
         next_ms = self.live_brokers.next_expiry_ms()
-        # The interval may be changed over the network.
+        # Read on each run, because a request may change the interval.
         interval_s = self._expire_interval_s
         return interval_s if next_ms is None else min(interval_s, max(next_ms - now_ms, SOONEST_MS) / 1000)
 
@@ -179,8 +181,8 @@ class Controller:
         return self.config.scan_inactive_master_interval / 1000
 
     def _look(self) -> float:
-        self.elections.look()
-        return self._look_interval_s
+        next_s = self.elections.look()
+        return self._look_interval_s if next_s is None else min(next_s, self._look_interval_s)
 
     def _collect(self) -> Iterator[Metric]:
         assert self._answered is not None

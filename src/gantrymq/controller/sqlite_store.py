@@ -1,12 +1,12 @@
-"""SqliteStore: the state of one controller in a SQLite file, for development and small clusters.
+"""Stores the state of one controller in a SQLite file, for development and small clusters.
 
 - When `commit` returns, the change is on the disk (WAL, synchronous=FULL: one fsync for each transaction). Changes that
   arrive together are one transaction.
-- The file is locked while a controller uses it: a second controller is refused. Each start is a new term nevertheless,
-  so that a write of an earlier process compares the wrong term and fails.
-- `open` checks the whole file and refuses one that is damaged, empty or without tables. A controller that began with an
-  empty state would hand out broker ids and epochs for a second time. A crash during the first start leaves the marker
-  file, which tells an unfinished file from a damaged one.
+- The file is locked while a controller uses it, so a second controller gets an error. Each start is a new term
+  nevertheless. A write of an earlier process then compares the wrong term and fails.
+- `open` checks the whole file and refuses one that is damaged, empty or without tables. A controller with an empty
+  state would assign broker ids and epochs for a second time. A marker file exists during the first start, so that after
+  a crash an unfinished file is not treated as a damaged one.
 - A backup is written after the check, after changes, and by `close`. A damaged file therefore never replaces it.
 """
 
@@ -30,16 +30,16 @@ from gantrymq.system import files
 from gantrymq.system.clock import monotonic
 
 T = TypeVar("T")
-#: Raises GantryError if the value of a broker set can't be one of that name.
+#: Raises GantryError if a value is not a valid broker set with this name.
 CheckValue = Callable[[str, bytes], None]
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "controller.db"
 BACKUP_NAME = "controller.db.bak"
-#: A backup reads the whole state: at most one is written in this time, s.
+#: Shortest interval between two backups, in seconds. Each backup reads the whole state.
 BACKUP_INTERVAL_S = 10.0
-#: Of the tables below; another version's file is refused, not guessed at.
+#: Version of the tables below. A file of another version is refused.
 _VERSION = 1
 _TABLE_NAMES = {"leader", "broker_sets"}
 _TABLES = (
@@ -57,22 +57,22 @@ class _Change(NamedTuple):
 
 
 class _Damaged(Exception):
-    """The file isn't one that a controller has written."""
+    """Raised if the file is not one that a controller has written."""
 
 
 class SqliteStore:
-    """A StateStore in a directory, which is created if it doesn't exist. At the start `check_value` gets each value."""
+    """A StateStore in a directory, which is created if it doesn't exist. `open` checks values with `check_value`."""
 
     interval_s = inf
 
     def __init__(self, directory: Path, jobs: Jobs, check_value: CheckValue) -> None:
         self._path = directory / FILE_NAME
         self._backup = directory / BACKUP_NAME
-        #: It exists while the file is being created.
+        #: Exists while the database file is being created.
         self._marker = directory / f"{FILE_NAME}.new"
         self._check_value = check_value
         self._db: sqlite3.Connection | None = None
-        #: One thread at a time works with it.
+        #: Only one thread at a time may use the database.
         self._lock = asyncio.Lock()
         self._waiting: deque[_Change] = deque()
         self._writing = jobs.repeating("write the controller's state", self._write, after_error_s=0.0)
@@ -81,7 +81,7 @@ class SqliteStore:
         self._backing_up = jobs.repeating("back up the controller's state", self._back_up)
 
     async def open(self) -> None:
-        """Raises GantryError when the file is damaged or can't be used, or another controller uses it."""
+        """Opens the file. Raises GantryError if it is damaged or not usable, or if another controller uses it."""
         await self._in_thread(self._open)
         self._writing.start()
         self._backing_up.start(0.0)
@@ -121,7 +121,7 @@ class SqliteStore:
         return await done
 
     async def _write(self) -> float | None:
-        """All that waits in one transaction."""
+        """Writes all pending changes in one transaction."""
         changes = list(self._waiting)
         if not changes:
             return None
@@ -155,7 +155,7 @@ class SqliteStore:
     # -- in a thread --------------------------------------------------------------------------------------------
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` returns, in a thread; a caller that is cancelled waits until it has ended."""
+        """Runs `work` in a thread and returns its result. A cancelled caller waits until the thread has ended."""
 
         def run() -> T:
             assert self._db is not None, "the store isn't open"
@@ -184,14 +184,14 @@ class SqliteStore:
             self._db = _connect(self._path, self._check_value, is_new=files.exists(self._marker))
             files.unlink(self._marker, missing_ok=True)
         except (_Damaged, sqlite3.Error, OSError) as e:
-            # SQLite reports a damaged file by DatabaseError itself, and other problems by its subclasses.
+            # SQLite raises DatabaseError itself for a damaged file, and its subclasses for other problems.
             if isinstance(e, _Damaged) or type(e) is sqlite3.DatabaseError:
                 raise GantryError(f"the controller's state in {self._path} is damaged: {e}; {self._remedy()}") from e
             used = " (another controller uses it)" if "locked" in str(e) else ""
             raise GantryError(f"the controller's state in {self._path} can't be used: {e}{used}") from e
 
     def _check_files(self) -> None:
-        """Raises _Damaged for what SQLite would take for a new database."""
+        """Raises _Damaged if SQLite would create a new database in place of an existing one."""
         if files.exists(self._marker):
             return
         if files.exists(self._path):
@@ -219,13 +219,13 @@ class SqliteStore:
 
 
 def _connect(path: Path, check_value: CheckValue, *, is_new: bool) -> sqlite3.Connection:
-    # Transactions are begun and ended here, not by the module.
+    # The module must not begin or end transactions itself.
     db = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
     try:
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
-        # From here on the file is locked.
+        # After this statement the file is locked.
         db.execute("BEGIN IMMEDIATE")
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version == 0 and is_new:
@@ -245,7 +245,7 @@ def _connect(path: Path, check_value: CheckValue, *, is_new: bool) -> sqlite3.Co
 
 
 def _check(db: sqlite3.Connection, check_value: CheckValue) -> None:
-    """Raises _Damaged for what no controller has written."""
+    """Raises _Damaged if the content can't have been written by a controller."""
     (result,) = db.execute("PRAGMA integrity_check(1)").fetchone()
     if result != "ok":
         raise _Damaged(result)
@@ -286,7 +286,7 @@ def _next_term(db: sqlite3.Connection, me: Leader) -> int:
 
 
 def _commit(db: sqlite3.Connection, changes: Sequence[_Change]) -> list[bool]:
-    """Which of them are of the term that is; those are kept, all or, with an exception, perhaps none."""
+    """Stores the changes of the current term, all or none. Returns for each change whether it was stored."""
     db.execute("BEGIN IMMEDIATE")
     try:
         (term,) = db.execute("SELECT term FROM leader").fetchone()

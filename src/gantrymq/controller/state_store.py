@@ -1,8 +1,9 @@
-"""StateStore: where a controller's broker sets lie, and who of several leads; the seam to SQLite and others.
+"""The interface to the store of broker sets (SQLite, etcd), which also decides which controller leads.
 
-Controllers have no consensus of their own: the store decides. It has one leader's key and a key for each broker set.
-Who gets the leader's key leads for a term; every change is one transaction that compares that key, so whoever was
-deposed, and doesn't know it yet, changes nothing. Within a term one process alone writes: other keys need no versions.
+Controllers have no consensus algorithm of their own. The store has a leader's key and a key for each broker set. The
+controller that gets the leader's key leads for a term. Each change is a transaction that compares this key. So a former
+leader cannot change anything, even if it has not noticed the end of its term. Within a term only one process writes, so
+the other keys need no versions.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 
 class Leader(msgspec.Struct, frozen=True, rename="camel"):
-    """A controller: its name among them, and host:port as brokers reach it."""
+    """A controller: its id within the group, and its HOST:PORT for brokers."""
 
     controller_id: str
     address: str
@@ -22,42 +23,43 @@ class Leader(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One time of leading. `number` is the store's and greater than that of every term before."""
+    """A term of a leader. The store assigns `number`, which is higher than those of all earlier terms."""
 
     number: int
-    #: Until then nobody else can lead, s of the monotonic clock of this machine; inf without a lease.
+    #: End of the lease, in seconds of this machine's monotonic clock. No other controller leads before it. inf: no
+    #: lease.
     until: float
 
 
 class StateStore(Protocol):
-    """All raise GantryError when the store can't be asked, or doesn't tell how a transaction ended."""
+    """Methods raise GantryError if the store is unreachable or the outcome of a transaction is unknown."""
 
-    #: How often a leader has to `keep` its term, and a follower may try to lead, s.
+    #: Interval in which a leader calls `keep` and a follower may call `campaign`, in seconds.
     interval_s: float
 
     async def open(self) -> None:
-        """To be called before anything else. A store that may come back later is no error here."""
+        """Opens the store. Must be called first. A store that is temporarily unreachable is not an error here."""
 
     async def close(self) -> None:
-        """Ends what is under way; once more does no harm."""
+        """Completes running operations and closes the store. Further calls have no effect."""
 
     async def campaign(self, me: Leader) -> Term | None:
-        """Takes the leader's key if nobody has it; None when somebody does."""
+        """Takes the leader's key and returns the new term. Returns None if another controller has the key."""
 
     async def keep(self, term: Term) -> Term | None:
-        """The same term, for longer; None when it is over."""
+        """Extends the term. Returns None if it has ended."""
 
     async def resign(self, term: Term) -> None:
-        """Gives the leader's key back, if it still is this term's."""
+        """Releases the leader's key, if it still belongs to this term."""
 
     async def leader(self) -> Leader | None:
-        """Who leads now."""
+        """Returns the current leader, or None."""
 
     async def load(self) -> dict[str, bytes]:
-        """All broker sets by name; to be asked for after `campaign`."""
+        """Returns all broker sets by name. Call it after `campaign`."""
 
     async def commit(self, term: Term, name: str, value: bytes) -> bool:
-        """Keeps a broker set for good; False, and nothing is changed, when the leader's key isn't this term's.
+        """Stores a broker set durably. Returns false without a change if the leader's key does not belong to this term.
 
-        After a GantryError it may be kept or not; then the leader has to begin a new term.
+        After a GantryError the outcome is unknown. The leader must then begin a new term.
         """

@@ -1,7 +1,8 @@
-"""`gantry demo`: a year of New York's flights through a cluster and Spark, every figure checked against the source.
+"""`gantry demo` processes a year of New York's flights with a cluster and Spark, and checks every figure of the result.
 
-`run` is the story from start to end, `stream` its running part: `produce` sends what `flights` reads, `pipeline` is the
-Spark query in the session of `spark_session`, `collect` reads its results back. `state` is the directory in which an
-interrupted run is taken up again; `check` compares, `display` and `chart` show.
-Open `run.py` first.
+- Open `run.py` first: it runs the demo from start to end. `stream` runs the cluster, the threads and the query.
+- `flights` loads the flights, and `produce` sends them to a topic.
+- `pipeline` has the Spark query, and `spark_session` its session. `collect` reads the results back.
+- `state` has the directory and the progress of a run, so that an interrupted run can be resumed.
+- `check` compares the results with the source. `display` and `chart` show them.
 """

@@ -1,4 +1,4 @@
-"""Work in threads that the process doesn't wait for when it ends."""
+"""Runs functions in daemon threads, which the process doesn't join at its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def in_background(name: str, work: Callable[[], T]) -> Future[T]:
-    """Runs `work` in a daemon thread; the future is its result."""
+    """Runs `work` in a daemon thread. Returns a future with its result or error."""
     future: Future[T] = Future()
 
     def run() -> None:

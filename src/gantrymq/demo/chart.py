@@ -1,4 +1,4 @@
-"""The picture: how late flights leave, by the hour of the day."""
+"""Draws a chart of the mean departure delay by the hour of the day."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-#: The largest carriers get a line of their own.
+#: The number of largest carriers that have a line of their own in the chart.
 LINES = 4
 
 
 def draw_delay_by_hour(figures: pd.DataFrame, airlines: dict[str, str], path: Path) -> None:
-    """Writes a PNG from FIGURES by (carrier, hour)."""
+    """Writes the chart as PNG to `path`. `figures` has FIGURES by (carrier, hour)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     table = figures.reset_index()
     table["hour"] = table["hour"].dt.tz_convert("America/New_York").dt.hour
     of_all = table.groupby("hour")[["departed", "departure_delay"]].sum()
-    # In the night too few leave for a mean.
+    # At night, there are too few departures for a meaningful mean.
     of_all = of_all[of_all["departed"] >= 100]
     largest = table.groupby("carrier")["flights"].sum().nlargest(LINES).index
 

@@ -1,4 +1,4 @@
-"""Compares what came out with what must come out, figure by figure."""
+"""Compares the results with the expected figures, one by one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ if TYPE_CHECKING:
 
 
 class Comparison(NamedTuple):
-    """`result` (its name) beside the source. `figures` were compared, `wrong` of them differ; `example` is one."""
+    """The outcome of a comparison with the source.
+
+    Attributes:
+        result: The name of the result.
+        figures: The number of compared figures.
+        wrong: The number of figures that differ.
+        example: A figure that differs; empty if there is none.
+    """
 
     result: str
     figures: int
@@ -25,7 +32,7 @@ class Comparison(NamedTuple):
 
 
 def compare(result: str, expected: pd.DataFrame, actual: pd.DataFrame) -> Comparison:
-    """Compares all FIGURES of every (carrier, hour); one that only one side has is wrong."""
+    """Compares all FIGURES of every (carrier, hour). A figure is wrong if only one side has it."""
     both = expected.join(actual, how="outer", lsuffix="_expected", rsuffix="_actual")
     wrong, example = 0, ""
     for name in FIGURES:
@@ -39,7 +46,7 @@ def compare(result: str, expected: pd.DataFrame, actual: pd.DataFrame) -> Compar
 
 
 def read_parquet(directory: Path) -> pd.DataFrame:
-    """FIGURES by (carrier, hour) of Spark's Parquet files."""
+    """Reads FIGURES by (carrier, hour) from Spark's Parquet files."""
     import pandas as pd
 
     table = pd.read_parquet(directory, columns=["carrier", "hour", *FIGURES])

@@ -1,4 +1,4 @@
-"""Reads the results' topic back with a PushConsumer, each figure once however often it comes."""
+"""Reads the result topic with a PushConsumer, and drops duplicates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POLL_INTERVAL_S = 0.1
 
 
 class Delay(msgspec.Struct, frozen=True):
-    """A message of the results' topic: FIGURES of one carrier and hour."""
+    """A message of the result topic: FIGURES of one carrier and hour."""
 
     carrier: str
     hour: datetime
@@ -35,7 +35,7 @@ class Delay(msgspec.Struct, frozen=True):
 
 
 class Collected:
-    """The results so far, by (carrier, hour). `contradictions` counts keys that came with different figures."""
+    """The results received so far, by (carrier, hour). `contradictions` counts duplicates with different figures."""
 
     def __init__(self) -> None:
         self.messages = 0
@@ -47,14 +47,14 @@ class Collected:
         return len(self._by_key)
 
     def add(self, body: bytes) -> None:
-        """Takes a message. Raises msgspec.DecodeError for one of another kind."""
+        """Adds a message. Raises msgspec.DecodeError if its body is no result."""
         delay = self._decode(body)
         self.messages += 1
         if self._by_key.setdefault((delay.carrier, delay.hour), delay) != delay:
             self.contradictions += 1
 
     def figures(self) -> pd.DataFrame:
-        """FIGURES by (carrier, hour)."""
+        """Returns FIGURES by (carrier, hour)."""
         import pandas as pd
 
         table = pd.DataFrame([msgspec.structs.asdict(delay) for delay in self._by_key.values()])
@@ -72,12 +72,12 @@ async def collect(
     stop: threading.Event,
     on_collected: Callable[[], None],
 ) -> None:
-    """Reads `topic` from its beginning into `collected`, until that has `wanted` results or `stop` is set."""
+    """Reads `topic` from its beginning into `collected`, until there are `wanted` results or `stop` is set."""
 
     async def handle(message: MessageExt) -> None:
         collected.add(message.body)
 
-    # A group of its own each time: what an earlier one has read doesn't matter.
+    # A new group for each run, so that it has no committed offsets.
     group = f"gantry-demo-{uuid.uuid4().hex[:12]}"
     consumer = PushConsumer(namesrv_addr, group, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(topic)

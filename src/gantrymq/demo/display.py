@@ -1,4 +1,4 @@
-"""What the demo shows: progress while it runs, a table at the end."""
+"""Shows the progress of the demo, and a table of its results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SENT, READ, COLLECTED = "flights sent", "flights through Spark", "results read b
 
 
 class Display:
-    """Bars on a terminal; elsewhere the notes alone. A context manager."""
+    """Shows progress bars on a terminal, and notes on any output. It is a context manager."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False)
@@ -44,17 +44,17 @@ class Display:
         self._progress.stop()
 
     def note(self, text: str) -> None:
-        """One line above the bars."""
+        """Prints a line above the bars."""
         self.console.print(text, soft_wrap=True)
 
     def update(self, name: str, completed: int, total: int) -> None:
-        """Moves the bar `name`; its clock runs from the first call to the last step."""
+        """Updates the bar `name`. Its clock runs from the first call until the bar is complete."""
         task = self._tasks[name]
         self._progress.start_task(task)
         self._progress.update(task, completed=completed, total=total)
 
     def results(self, figures: pd.DataFrame, airlines: dict[str, str], comparisons: Sequence[Comparison]) -> None:
-        """The table by airline, and how the results compare with the source."""
+        """Prints a table by airline, and the outcome of the comparisons with the source."""
         by_carrier = figures.groupby("carrier")[list(FIGURES)].sum().sort_values("flights", ascending=False)
         table = Table(title="Flights from New York, 2013")
         table.add_column("airline", no_wrap=True)

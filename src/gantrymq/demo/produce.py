@@ -1,7 +1,8 @@
-"""Sends the flights, each aircraft's to one queue, in the order of their hours; goes on where an earlier run stopped.
+"""Sends the flights ordered by hour, and continues after the last flight that an earlier run has recorded as sent.
 
-A week is sent in one batch a queue, and noted as sent when all of them are acknowledged. A run that is stopped between
-has sent some flights that it doesn't know of; the next one sends them again and Spark counts them once.
+All flights of an aircraft go to one queue. The flights of a week are sent in one batch per queue, and recorded as sent
+when all batches are acknowledged. If a run is interrupted before that, the next run sends the week again, and Spark
+drops the duplicates.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ if TYPE_CHECKING:
 
 GROUP = "gantry-demo"
 QUEUES_PER_BROKER = 4
-#: About a week of the year's flights: eight batches of 800, 200 KB each.
+#: About a week of flights: eight batches of 800 flights, 200 KB each.
 FLIGHTS_PER_STEP = 6_500
 ROUTE_TIMEOUT_S = 10.0
 ROUTE_POLL_S = 0.05
 SEND_TIMEOUT_MS = 10_000
-#: Later than every flight plus the watermark: it closes all hours.
+#: A flight that is later than every other one plus the watermark, so that all hours become final.
 END_BODY = b'{"id":-1,"hour":"2014-06-01T00:00:00Z","carrier":"END"}'
 
 
 async def create_topics(namesrv_addr: str, brokers: Sequence[str], topics: Sequence[str]) -> None:
-    """Makes the topics on all brokers (host:port), and waits until the NameServer knows. Once more does no harm."""
+    """Creates the topics on all brokers (HOST:PORT), and waits until the NameServer has their routes. Idempotent."""
     async with Producer(namesrv_addr, GROUP) as producer:
         api = producer.client.api
         for topic in topics:
@@ -70,7 +71,10 @@ async def send_flights(
     stop: threading.Event,
     on_sent: Callable[[int], None],
 ) -> None:
-    """Sends the flights that `state` doesn't know as sent, and notes them there; `on_sent` is told how many are."""
+    """Sends the flights that `state` hasn't recorded as sent, and records them.
+
+    `on_sent` is called with the number of flights sent so far.
+    """
     async with Producer(namesrv_addr, GROUP) as producer:
         queues = await producer.queues(topic)
         on_sent(state.progress.sent)
@@ -89,6 +93,6 @@ async def send_flights(
 
 
 async def send_end(namesrv_addr: str, topic: str) -> None:
-    """Sends the message that makes every hour final. Only when Spark has read all flights."""
+    """Sends the message that makes every hour final. Must be called after Spark has read all flights."""
     async with Producer(namesrv_addr, GROUP) as producer:
         await producer.send(Message(topic, END_BODY, tags="END"))

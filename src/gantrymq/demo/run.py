@@ -1,4 +1,4 @@
-"""The demo from start to end: the source, the stream, the comparison, the table."""
+"""Runs the demo from start to end: loads the source, runs the stream, compares and shows the results."""
 
 from __future__ import annotations
 
@@ -15,10 +15,19 @@ from gantrymq.testing.signals import interruptible
 
 
 def run_demo(directory: Path | None, *, fresh: bool, limit: int | None = None) -> int:
-    """Runs the demo in `directory` (default: the user's cache) with the year's first `limit` flights (None: all).
+    """Runs the demo. An interrupted or failed run is resumed by the next one.
 
-    Returns 0 if every figure agrees, else 1. Raises GantryError, or Interrupted at SIGINT and SIGTERM; the next run
-    goes on from there.
+    Args:
+        directory: The directory for state and results. Default: one in the user's cache.
+        fresh: If true, discards the state of an earlier run.
+        limit: The number of flights, from the start of the year. Default: all.
+
+    Returns:
+        0 if every figure is correct, otherwise 1.
+
+    Raises:
+        GantryError: The demo failed.
+        Interrupted: The process received SIGINT or SIGTERM.
     """
     started = time.monotonic()
     with interruptible():

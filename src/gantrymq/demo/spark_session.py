@@ -1,4 +1,4 @@
-"""The demo's Spark: a session on this machine's cores, and its end with the JVM's."""
+"""Starts a Spark session on the cores of this machine, and stops it together with its JVM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ STOP_TIMEOUT_S = 30.0
 
 
 def start_spark(scratch: Path, log: Path) -> SparkSession:
-    """A session with the data source registered. `scratch` takes its temporary files, `log` what it would print."""
+    """Returns a session with the data source registered.
+
+    Temporary files are in `scratch`. Spark's output goes to the file `log`.
+    """
     scratch.mkdir(parents=True, exist_ok=True)
     with _stderr_in(log):
         spark = _session(scratch)
@@ -35,11 +38,11 @@ def _session(scratch: Path) -> SparkSession:
         .master("local[*]")
         .config("spark.local.dir", str(scratch))
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        # In so short a life the JVM's second compiler costs more than it brings: 65 s of CPU for the year, 45 without.
+        # The run is too short for the JVM's second compiler. The demo takes 65 s of CPU time with it, 45 s without.
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        # As many as there are cores to sort and count with, not Spark's 200.
+        # One partition per core, at most 8, instead of Spark's 200.
         .config("spark.sql.shuffle.partitions", str(min(8, os.cpu_count() or 2)))
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
@@ -49,7 +52,7 @@ def _session(scratch: Path) -> SparkSession:
 
 @contextlib.contextmanager
 def _stderr_in(log: Path) -> Iterator[None]:
-    """Standard error goes to `log`; a process that is started meanwhile keeps that."""
+    """Redirects standard error to `log`. Processes that are started in this block inherit it, and keep it."""
     sys.stderr.flush()
     before = os.dup(2)
     try:
@@ -63,8 +66,8 @@ def _stderr_in(log: Path) -> Iterator[None]:
 
 
 def stop_spark(session: Future[SparkSession]) -> None:
-    """Ends the session, also one that is still starting, and waits for the JVM to be gone."""
-    # One that failed to start has nothing to stop.
+    """Stops the session, even if it is still starting, and waits until the JVM has exited."""
+    # A session that failed to start needs no stop.
     with contextlib.suppress(Exception):
         spark = session.result(STOP_TIMEOUT_S)
         gateway: Any = spark.sparkContext._gateway
@@ -72,6 +75,6 @@ def stop_spark(session: Future[SparkSession]) -> None:
         gateway.shutdown()
         jvm: subprocess.Popen[bytes] = gateway.proc
         if jvm.stdin is not None:
-            # The JVM ends when its standard input does.
+            # The JVM exits when its standard input is closed.
             jvm.stdin.close()
         jvm.wait(STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""DemoState: the demo's directory, and how far an interrupted run came."""
+"""`DemoState`: the directory of the demo, and the progress of an interrupted run."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ import msgspec
 from gantrymq.errors import GantryError
 
 PROGRESS_FILE = "gantry-demo.json"
-#: The servers of a run that was killed need a moment to end.
+#: The longest wait for the lock, in seconds. The servers of a killed run have the lock until they exit.
 LOCK_TIMEOUT_S = 5.0
 
 
 class Progress(msgspec.Struct):
-    """What is on disk between two runs."""
+    """The progress that is stored between two runs."""
 
-    #: How many flights this directory's run is about.
+    #: The number of flights of the run.
     total: int
-    #: The first `sent` flights are in the topic, acknowledged. Some after them may be, too.
+    #: The number of flights that brokers have acknowledged, from the first one on. Later ones can also be in the topic.
     sent: int = 0
-    #: The last run came to its end: the next starts over.
+    #: If true, the last run was complete, and the next one starts anew.
     is_finished: bool = False
 
 
 class DemoState:
-    """A locked directory. `progress` is what it says; `was_resumed` whether there was something to go on with."""
+    """The locked directory of the demo. `was_resumed` is true if this run continues an interrupted one."""
 
     def __init__(self, directory: Path, *, total: int, fresh: bool) -> None:
-        """Raises GantryError when another demo uses the directory, or something else's files are in it."""
+        """Locks the directory, and loads its progress. If `fresh` is true, an earlier run is discarded.
+
+        Raises GantryError if another demo uses the directory, or if it contains other files.
+        """
         self.directory = directory.absolute()
         self._file = self.directory / PROGRESS_FILE
         self._prepare()
@@ -49,41 +52,41 @@ class DemoState:
 
     @property
     def cluster(self) -> Path:
-        """The servers' files."""
+        """The directory for the files of the servers."""
         return self.directory / "cluster"
 
     @property
     def checkpoint(self) -> Path:
-        """Spark's checkpoint."""
+        """The directory for Spark's checkpoint."""
         return self.directory / "checkpoint"
 
     @property
     def spark(self) -> Path:
-        """Spark's scratch files."""
+        """The directory for Spark's temporary files."""
         return self.directory / "spark"
 
     @property
     def spark_log(self) -> Path:
-        """What Spark and its workers print, of all runs."""
+        """The file for the output of Spark and its workers, of all runs."""
         return self.directory / "spark.log"
 
     @property
     def parquet(self) -> Path:
-        """The result as Parquet, partitioned by batch and month."""
+        """The directory for the Parquet result, partitioned by batch and month."""
         return self.directory / "delays"
 
     @property
     def chart(self) -> Path:
-        """The picture."""
+        """The file for the chart."""
         return self.directory / "delay-by-hour.png"
 
     @property
     def lock_fd(self) -> int:
-        """The lock lasts until every process that has this file descriptor closes it."""
+        """The file descriptor of the lock. The lock lasts until every process with this descriptor has closed it."""
         return self._lock.fileno()
 
     def save(self) -> None:
-        """Writes `progress`; a crash leaves the old or the new one."""
+        """Writes `progress` atomically: after a crash, the file has the old or the new one."""
         temporary = self._file.with_suffix(".tmp")
         with temporary.open("wb") as file:
             file.write(msgspec.json.encode(self.progress))
@@ -92,13 +95,13 @@ class DemoState:
         temporary.replace(self._file)
 
     def close(self) -> None:
-        """Lets another demo have the directory."""
+        """Releases the lock."""
         self._lock.close()
 
     def _prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in self.directory.iterdir()}
-        # It is emptied at times: only ever one of our own.
+        # A check, because `_clear` deletes files: it must never run in a directory of another program.
         if names - {f"{PROGRESS_FILE}.lock"} and PROGRESS_FILE not in names:
             raise GantryError(f"{self.directory} holds other files than the demo's: name a new or empty directory")
 
@@ -116,7 +119,7 @@ class DemoState:
 
 
 def default_directory() -> Path:
-    """gantrymq/demo under the user's cache (XDG_CACHE_HOME, else ~/.cache)."""
+    """Returns the directory gantrymq/demo in the user's cache (XDG_CACHE_HOME, or ~/.cache)."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "gantrymq" / "demo"
 

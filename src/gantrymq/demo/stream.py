@@ -1,4 +1,4 @@
-"""FlightStream: the running part: a cluster, a thread that sends, Spark, a thread that reads the results back."""
+"""`FlightStream` runs the cluster, Spark, a thread that sends flights, and a thread that reads the results back."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 BROKERS = 2
-#: The messages of both topics take 150 MB.
+#: Small commit log files, because the messages of both topics take only 150 MB.
 BROKER_PROPERTIES = {"mappedFileSizeCommitLog": str(128 * 1024 * 1024)}
 POLL_INTERVAL_S = 0.25
-#: When nothing new has come of the results for so long after Spark's end, the rest is lost.
+#: After the query, the demo waits this long (s) for a further result. Then the missing results count as lost.
 COLLECT_TIMEOUT_S = 15.0
-#: What Spark reads besides flights: the message of `send_end`.
+#: The number of messages that Spark reads in addition to the flights: the one of `send_end`.
 END_MESSAGES = 1
-#: Threads that are told to stop get so long.
+#: The longest time to stop the threads, in seconds.
 STOP_TIMEOUT_S = 15.0
 
 
 class Rate(NamedTuple):
-    """Messages and the seconds that they took."""
+    """A number of messages, and the time for them in seconds."""
 
     messages: int = 0
     seconds: float = 0.0
@@ -51,7 +51,7 @@ class Rate(NamedTuple):
 
 
 class FlightStream:
-    """Runs flights through a cluster and Spark. Afterwards `collected` is what the results' topic says."""
+    """Processes flights with a cluster and Spark. After `run`, `collected` has the results from the result topic."""
 
     def __init__(
         self, state: DemoState, flights: pd.DataFrame, airlines: pd.DataFrame, result_count: int, display: Display
@@ -67,7 +67,7 @@ class FlightStream:
         self._stop = threading.Event()
 
     def run(self) -> None:
-        """Returns when everything has come through; nothing is left running, whatever is raised."""
+        """Runs until all flights are processed. All threads and processes are stopped, even after an error."""
         with ExitStack() as stack:
             cluster = ProcessCluster(
                 self._state.cluster,
@@ -90,7 +90,7 @@ class FlightStream:
             try:
                 self._query(session.result(), addr, sending, collecting)
             except (PySparkException, Py4JError) as e:
-                # Its text must be asked for now: that is a call to the JVM, which is about to end.
+                # The text of the error comes from the JVM, so it is requested before the JVM is stopped.
                 text = str(e)
                 with self._state.spark_log.open("a") as log:
                     log.write(text)
@@ -104,7 +104,7 @@ class FlightStream:
         try:
             self._follow(query, sending, collecting)
             self._follow(query, in_background("query", query.processAllAvailable), collecting)
-            # Not before Spark has read every flight: what comes after this message is too late.
+            # Sent after Spark has read every flight, because it drops flights after this message as too late.
             asyncio.run(send_end(addr, FLIGHTS_TOPIC))
             self._follow(query, in_background("query", query.processAllAvailable), collecting)
             rows = sum(batch.numInputRows for batch in query.recentProgress)
@@ -135,7 +135,7 @@ class FlightStream:
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def _follow(self, query: StreamingQuery, until: Future[None], *others: Future[None]) -> None:
-        """Shows the query's progress until `until` is done. Raises what failed, the query too."""
+        """Shows the progress of the query until `until` is done. Raises the error of any future, or of the query."""
         while not until.done():
             if (error := query.exception()) is not None:
                 raise error
@@ -147,7 +147,7 @@ class FlightStream:
         until.result()
 
     def _wait(self, until: Future[Any], *others: Future[None], timeout_s: float | None = None) -> None:
-        """Waits until `until` is done, at most `timeout_s`. Raises what failed, of the `others` too."""
+        """Waits until `until` is done, at most `timeout_s`. Raises the error of `until` or of one of the `others`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not until.done() and (deadline is None or time.monotonic() < deadline):
             for future in others:
@@ -163,7 +163,7 @@ class FlightStream:
             if len(self.collected) > count:
                 count, deadline = len(self.collected), time.monotonic() + COLLECT_TIMEOUT_S
             elif time.monotonic() > deadline:
-                # The comparison will say what is missing.
+                # Not an error here: the comparison reports the missing results.
                 self._stop.set()
             wait([collecting], POLL_INTERVAL_S)
         collecting.result()

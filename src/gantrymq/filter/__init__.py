@@ -1,6 +1,6 @@
-"""SQL92 filters: what a consumer that doesn't subscribe by tags says of the messages that it wants.
+"""SQL92 filters: conditions on message properties, as an alternative to tags.
 
-`sql` has `compile_sql`, the grammar and its limits: read it first. `expression` says which parts fit together and makes
-a program of them, `program` runs it over a message's property bytes; `values` has Java's types, conversions and order,
-on which the outcome depends. What a broker does with filters is in `broker.message_filter`.
+`sql` has `compile_sql`, the grammar and its limits; read it first. `expression` checks the parts of an expression and
+builds a program from them. `program` runs it on the property bytes of a message. `values` has Java's types, conversions
+and order. The broker's use of filters is in `broker.message_filter`.
 """

@@ -1,7 +1,7 @@
-"""The parts of an expression, and which of them fit together (Java's package `filter.expression`).
+"""Builds the parts of an expression and checks which of them fit together (Java's package `filter.expression`).
 
-Truth has three values; None, unknown, is what a missing property mostly leads to, and a message whose outcome is
-unknown doesn't match. Java's own turns are kept: `a <> 'x'` is unknown without `a`, but `'x' <> a` is true.
+Logic has three values. None means unknown: mostly the result of a missing property. A message with an unknown result
+does not match. Java's peculiarities are kept: without the property `a`, `a <> 'x'` is unknown, but `'x' <> a` is true.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from gantrymq.filter import program
 from gantrymq.filter.program import Program
 from gantrymq.filter.values import Long, NotComparable, Present, Value, compare, negated
 
-#: Evaluation recurses: no part may contain more within one another. Chains of AND or OR are flat, parentheses free.
+#: Largest depth of nested parts, because evaluation is recursive. Chains of AND or OR, and parentheses, add no depth.
 MAX_DEPTH = 100
-#: An evaluation looks for so many properties at most; it takes a millisecond then. Within a long value CONTAINS takes
-#: as long as two hundred of them, so it counts for some.
+#: Largest number of property look-ups of one evaluation, which takes a millisecond then. CONTAINS in a long value takes
+#: as long as two hundred look-ups, so it counts as several (_CONTAINS).
 MAX_LOOK_UPS = 2000
 _CONTAINS = 8
 
 _LONG_MAX = (1 << 63) - 1
 _INT_MAX = (1 << 31) - 1
-#: Decimal digits of _LONG_MAX, and one for the L.
+#: Number of decimal digits of _LONG_MAX, plus one for the L.
 _LONGEST_DECIMAL = 20
-#: A larger set of values is no part of a tuple that the collector doesn't look at (see `program`).
+#: Larger sets of values are frozensets. Unlike tuples, these are visible to the garbage collector (see `program`).
 _FEW_VALUES = 8
 
 
 class Unfit(Exception):
-    """Parts that can't be put together like this; the message says why."""
+    """Raised for parts that cannot be combined. The message has the reason."""
 
 
 class Kind(Enum):
-    """What Java's classes tell apart."""
+    """Kinds of parts that Java's classes distinguish."""
 
     CONSTANT = "constant"
     PROPERTY = "property"
@@ -43,9 +43,9 @@ class Kind(Enum):
 
 
 class Part(NamedTuple):
-    """A part of an expression; `value` is that of a constant, or of a constant with a sign.
+    """A part of an expression. `value` is set for a constant, with or without a sign.
 
-    `look_ups` is how often it looks for a property, about: what its evaluation costs.
+    `look_ups` is the approximate number of property look-ups, which is the cost of an evaluation.
     """
 
     kind: Kind
@@ -88,12 +88,12 @@ def constant(value: Value) -> Part:
 
 
 def string(literal: str) -> bytes:
-    """The value of a literal in quotes, in which `''` is one quote."""
+    """Returns the value of a literal in quotes, in which `''` stands for one quote."""
     return literal[1:-1].replace("''", "'").encode()
 
 
 def decimal(literal: str) -> Part:
-    """A whole number: an Integer if it fits."""
+    """Returns a whole number: an Integer if it fits, else a Long."""
     number = int(literal.rstrip("lL")) if len(literal) <= _LONGEST_DECIMAL else _LONG_MAX + 1
     if number > _LONG_MAX:
         raise Unfit(f"the number is greater than {_LONG_MAX}")
@@ -101,7 +101,7 @@ def decimal(literal: str) -> Part:
 
 
 def floating(literal: str) -> Part:
-    """A Double; Java takes no zero in this form."""
+    """Returns a Double. As in Java, zero in this form is an error."""
     number = float(literal)
     if number == float("inf") or number == 0.0:
         raise Unfit("a number with a point or an exponent must be greater than 0 and less than 1.8E308 (zero is 0)")
@@ -109,12 +109,12 @@ def floating(literal: str) -> Part:
 
 
 def prop(name: str) -> Part:
-    """A message's property."""
+    """Returns a property of the message."""
     return Part(Kind.PROPERTY, (program.PROPERTY, name.encode()), look_ups=1)
 
 
 def negative(part: Part) -> Part:
-    """Minus a number; unknown for anything else, a property with a number in it among them."""
+    """Returns the negative of a number. For other values, also properties with numbers, the result is unknown."""
     depth = _depth(1 + part.depth)
     if part.value is not None:
         value = negated(part.value)
@@ -126,7 +126,7 @@ def negative(part: Part) -> Part:
 
 
 def condition(part: Part) -> Part:
-    """The part as a condition. A property alone is one, but never true: its value is a String."""
+    """Returns the part as a condition. A property alone is never true, because its value is a String."""
     if part.is_condition:
         return part
     if part.kind is not Kind.PROPERTY:
@@ -149,7 +149,7 @@ def disjunction(left: Part, right: Part) -> Part:
 
 
 def _junction(operation: int, left: Part, right: Part) -> Part:
-    """A chain of ANDs, or of ORs, is one part however long it is."""
+    """Joins conditions. A chain of ANDs, or of ORs, is one part of any length."""
     left, right = condition(left), condition(right)
     if left.program[0] != operation:
         return _condition((operation, (left.program, right.program)), left, right)
@@ -179,7 +179,7 @@ def is_null(part: Part) -> Part:
 
 
 def order(symbol: str, left: Part, right: Part) -> Part:
-    """`<`, `<=`, `>` or `>=`, as the symbol says."""
+    """Returns a comparison by `<`, `<=`, `>` or `>=`."""
     for part in (left, right):
         is_number = isinstance(part.value, (int, float)) and not isinstance(part.value, bool)
         if part.is_condition or (part.kind is Kind.CONSTANT and not is_number):
@@ -189,7 +189,7 @@ def order(symbol: str, left: Part, right: Part) -> Part:
 
 
 def _property_and_number(symbol: str, left: Part, value: Value) -> Program | None:
-    """The common case."""
+    """Returns the faster program for the common case of a property and a number, else None."""
     if left.kind is not Kind.PROPERTY or not isinstance(value, (int, float)):
         return None
     _, name = left.program
@@ -218,7 +218,7 @@ def not_between(part: Part, low: Part, high: Part) -> Part:
 
 
 def search(how: str, part: Part, wanted: bytes, is_not: bool) -> Part:
-    """CONTAINS, STARTSWITH or ENDSWITH."""
+    """Returns a CONTAINS, STARTSWITH or ENDSWITH condition."""
     costly = part._replace(look_ups=part.look_ups * _CONTAINS) if how == "CONTAINS" else part
     return _condition((program.SEARCH[how], part.program, wanted, is_not), costly)
 

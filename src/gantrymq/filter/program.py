@@ -1,10 +1,9 @@
-"""What an expression is compiled to, and how it runs: tuples, nested, of an operation's number and its operands.
+"""Compiled form of an expression: nested tuples with the number of an operation and its operands.
 
-A part of an expression is `(operation, operand...)`; an operand is a value or another part. Tuples of nothing but
-numbers, bytes and such tuples are left out of sight by Python's collector of cycles as soon as it has seen them, so
-filters cost it nothing however many there are. The alternatives that lost: a closure for each part, of which a filter
-of 16 KiB has 15,000 objects that each full collection looks at, 50 ms for forty filters; and Python code made of an
-expression, whose compilation can't be done in steps.
+A part of an expression is `(operation, operand...)`. An operand is a value or another part. Python's garbage collector
+stops tracking tuples that contain only numbers, bytes and such tuples. So even many filters cost it no time.
+
+Decision record: docs/decisions/filters.md.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from gantrymq.filter.values import (
 )
 
 Program = tuple[Any, ...]
-#: A record's property bytes behind a separator, or, where many are looked for, what `_by_name` makes of them.
+#: Property bytes of a record after a separator; or the result of `_by_name`, if there are many look-ups.
 Properties = bytes | dict[bytes, bytes]
 _Run = Callable[[Any, Properties], Value]
 
-#: Where more properties are looked for, a dictionary of all is made first.
+#: With more look-ups than this, the properties are first converted to a dictionary.
 _MANY = 8
 
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
@@ -46,12 +45,15 @@ _SEARCHES: dict[str, Callable[[bytes, bytes], bool]] = {
     "ENDSWITH": bytes.endswith,
 }
 
-#: By their numbers. A program has these and not the functions, which the collector looks at.
+#: Operations by number. A program contains the numbers, because the garbage collector tracks functions.
 _operations: list[_Run] = []
 
 
 def matcher(program: Program, look_ups: int) -> Callable[[bytes], bool]:
-    """Whether a message with these property bytes (as in its record) fulfils a condition that looks for so many."""
+    """Returns a function that evaluates a condition on the property bytes of a message, as in its record.
+
+    `look_ups` is the number of property look-ups.
+    """
     return partial(_matches_many if look_ups > _MANY else _matches, _operations[program[0]], program)
 
 
@@ -70,14 +72,14 @@ def _matches_many(run: _Run, program: Program, properties: bytes) -> bool:
 
 
 def evaluate(program: Program, properties: bytes) -> Value:
-    """The part's value, None for unknown. Raises NotComparable."""
+    """Returns the value of a part, or None if unknown. Raises NotComparable."""
     return _operations[program[0]](program, b"\x02" + properties)
 
 
 def _find(properties: Properties, name: bytes) -> bytes | None:
     if isinstance(properties, dict):
         return properties.get(name)
-    # As `find_property`, for which the beginning is a case of its own.
+    # Like `find_property`, which handles the first property as a special case.
     sought = b"\x02" + name + b"\x01"
     start = properties.find(sought)
     if start < 0:
@@ -88,7 +90,7 @@ def _find(properties: Properties, name: bytes) -> bytes | None:
 
 
 def _by_name(raw: bytes) -> dict[bytes, bytes]:
-    """Property bytes as a dictionary that has what `find_property` finds."""
+    """Returns property bytes as a dictionary, with the same values that `find_property` finds."""
     properties: dict[bytes, bytes] = {}
     for item in raw.split(b"\x02"):
         name, separator, value = item.partition(b"\x01")
@@ -98,7 +100,7 @@ def _by_name(raw: bytes) -> dict[bytes, bytes]:
 
 
 def _operation(run: _Run) -> int:
-    """The number of an operation, under its name. It raises NotComparable, or what its parts raise."""
+    """Registers an operation and returns its number. Operations raise NotComparable, or the errors of their parts."""
     _operations.append(run)
     return len(_operations) - 1
 
@@ -127,7 +129,7 @@ def NEGATIVE(program: tuple[int, Program], properties: Properties) -> Value:
 
 @_operation
 def PROPERTY_ALONE(program: tuple[int, bytes], properties: Properties) -> Value:
-    """Never true: its value is a String."""
+    """Never true, because the value is a String."""
     return None if _find(properties, program[1]) is None else False
 
 
@@ -140,7 +142,7 @@ def NOT(program: tuple[int, Program], properties: Properties) -> Value:
 
 @_operation
 def AND(program: tuple[int, tuple[Program, ...]], properties: Properties) -> Value:
-    """The first part that is false ends it."""
+    """Stops at the first false part."""
     operations = _operations
     outcome: Value = True
     for part in program[1]:
@@ -154,7 +156,7 @@ def AND(program: tuple[int, tuple[Program, ...]], properties: Properties) -> Val
 
 @_operation
 def OR(program: tuple[int, tuple[Program, ...]], properties: Properties) -> Value:
-    """The first part that is true ends it."""
+    """Stops at the first true part."""
     operations = _operations
     outcome: Value = False
     for part in program[1]:
@@ -186,7 +188,7 @@ def EQUAL(program: tuple[int, Program, Program], properties: Properties) -> Valu
 
 @_operation
 def PROPERTY_EQUALS_STRING(program: tuple[int, bytes, bytes], properties: Properties) -> Value:
-    """A common case, like the two below: spared the look at types."""
+    """A common case without type checks, like the two below."""
     _, name, value = program
     found = _find(properties, name)
     return None if found is None else found == value
@@ -224,7 +226,7 @@ def _order(holds: Callable[[Any, Any], bool]) -> int:
 
 def _search(finds: Callable[[bytes, bytes], bool]) -> int:
     def run(program: tuple[int, Program, bytes, bool], properties: Properties) -> Value:
-        """Never unknown: false without the property, with NOT as well."""
+        """Never unknown: false if the property is missing, also with NOT."""
         _, part, wanted, is_not = program
         value = _operations[part[0]](part, properties)
         return isinstance(value, bytes) and bool(wanted) and finds(value, wanted) is not is_not
@@ -232,7 +234,7 @@ def _search(finds: Callable[[bytes, bytes], bool]) -> int:
     return _operation(run)
 
 
-#: By their symbols. An Integer has 32 bits, a Long 64.
+#: Operations by symbol. An Integer has 32 bits, a Long 64.
 PROPERTY_AND_INTEGER = {symbol: _property_and_integer(holds) for symbol, holds in _ORDERS.items()}
 PROPERTY_AND_DOUBLE = {symbol: _property_and_double(holds) for symbol, holds in _ORDERS.items()}
 ORDER = {symbol: _order(holds) for symbol, holds in _ORDERS.items()}

@@ -1,9 +1,11 @@
 """SQL92 filter expressions: the grammar, and `compile_sql` (`filter.parser.SelectorParser`).
 
-What is understood, and how, is Java's; `tests/filter/sql_table.jsonl` has what Java made of two thousand expressions.
-But for one thing: Java stops reading where an expression could end, and takes `a LIKE 'x'` for `a`, which no message
-fulfils; here what follows is an error. NOT binds more tightly than a comparison (`NOT (a = 1)` wants its parentheses),
-there is no LIKE, no arithmetic and no escape but `''`, and a comment to the end of a line needs that end.
+Expressions have the same meaning as in Java; `tests/filter/sql_table.jsonl` has Java's results for two thousand of
+them. There is one exception: Java stops reading where an expression could end, and reads `a LIKE 'x'` as `a`, which no
+message matches. Here the rest is a syntax error.
+
+Limits of the language: NOT binds more tightly than a comparison (`NOT (a = 1)` needs its parentheses). There is no
+LIKE, no arithmetic and no escape except `''`. A comment `--` needs a line end.
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 from gantrymq.errors import ClientError
 from gantrymq.filter import expression
 from gantrymq.filter.expression import Part, Unfit
-from gantrymq.filter.held import HeldFilters
+from gantrymq.filter.filter_cache import FilterCache
 from gantrymq.filter.program import matcher
 from gantrymq.protocol.steps import finish
 
 if TYPE_CHECKING:
     from lark import Lark, Token
 
-#: Characters of an expression. Java has no limit; it takes some 50 ms to compile one of this length, in steps.
+#: Most characters of an expression. Java has no limit. To compile one of this length takes about 50 ms, in steps.
 MAX_LENGTH = 16 * 1024
-#: Characters of the compiled expressions that are kept. What is compiled takes fifteen to fifty times as many bytes.
+#: Total characters of the cached expressions. The compiled form takes fifteen to fifty times as many bytes.
 _CACHED_CHARACTERS = 256 * 1024
-#: Tokens that are parsed in one step.
+#: Tokens that one step parses.
 _STEP = 100
 #: Characters of the expression that an error quotes.
 _QUOTED = 40
@@ -78,7 +80,7 @@ _KEYWORDS = {
     name: name for name in ("AND", "BETWEEN", "FALSE", "IN", "IS", "NOT", "NULL", "OR", "TRUE")
 } | dict.fromkeys(("CONTAINS", "STARTSWITH", "ENDSWITH"), "SEARCH")
 
-#: What is written in place of what SQL92 has here.
+#: Hints for errors, by the word or character that is not valid here.
 _REMEDIES = {
     '"': "strings stand in single quotes",
     "'": "a string ends with a single quote; one inside it is doubled",
@@ -92,39 +94,39 @@ _REMEDIES = {
     "-": "there is no arithmetic; a comment -- ends with its line",
 }
 
-#: Whether a message with these property bytes (as in its record) is wanted.
+#: Returns whether a message with these property bytes, as in its record, matches.
 SqlFilter = Callable[[bytes], bool]
 
 
 def compile_sql(text: str) -> SqlFilter:
-    """The expression as a function. Raises ClientError, which names the place and what may help."""
+    """Compiles an expression to a function. Raises ClientError with the column and a hint."""
     return finish(compile_in_steps(text))
 
 
 def compile_in_steps(text: str) -> Generator[None, None, SqlFilter]:
-    """`compile_sql` in steps of a millisecond. Raises RequestRefused, too: see `HeldFilters`."""
+    """Compiles like `compile_sql`, in steps of a millisecond. Also raises RequestRefused, see `FilterCache`."""
     if len(text) > MAX_LENGTH:
         raise ClientError(f"an SQL92 filter of {len(text)} characters: at most {MAX_LENGTH} are taken")
-    known = _compiled.get(text) or _held.get(text)
+    known = _compiled.get(text) or _cache.get(text)
     if known is None:
         try:
             text.encode()
         except UnicodeEncodeError as e:
             raise ClientError(f"an SQL92 filter that is no Unicode text: {e}") from e
-        _held.take(text)
+        _cache.take(text)
         try:
             part = yield from _parse(text)
         except BaseException as e:
-            _held.give_back(text)
+            _cache.give_back(text)
             if isinstance(e, ClientError):
                 _compiled[text] = str(e)
             raise
-        known = _held.get(text)
+        known = _cache.get(text)
         if known is None:
-            known = _held.add(text, matcher(part.program, part.look_ups))
+            known = _cache.add(text, matcher(part.program, part.look_ups))
         else:
-            # Somebody else has compiled it meanwhile.
-            _held.give_back(text)
+            # Another request has compiled it in the meantime.
+            _cache.give_back(text)
         _compiled[text] = known
     elif isinstance(known, str):
         raise ClientError(known)
@@ -132,9 +134,9 @@ def compile_in_steps(text: str) -> Generator[None, None, SqlFilter]:
 
 
 class _Compiled(dict[str, SqlFilter | str]):
-    """What is compiled by now: the function, or what is wrong with the text.
+    """Cache of compiled expressions, or of their errors.
 
-    Those that were compiled the longest ago make room (`SelectorParser.PARSE_CACHE` has 100).
+    The oldest entries are evicted (`SelectorParser.PARSE_CACHE` has 100 entries).
     """
 
     characters = 0
@@ -150,11 +152,11 @@ class _Compiled(dict[str, SqlFilter | str]):
 
 
 _compiled = _Compiled()
-_held: HeldFilters[SqlFilter] = HeldFilters()
+_cache: FilterCache[SqlFilter] = FilterCache()
 
 
 def parse_sql(text: str) -> Part:
-    """The expression as a condition of three values. Raises ClientError."""
+    """Parses an expression as a condition with three values. Raises ClientError."""
     return finish(_parse(text))
 
 
@@ -189,7 +191,7 @@ def _error(text: str, at: int, problem: str, word: str = "") -> ClientError:
 
 
 class _Misplaced(Exception):
-    """An `Unfit`, and the place in the text."""
+    """An `Unfit` error with its position in the text."""
 
     def __init__(self, reason: Unfit, at: int) -> None:
         super().__init__(str(reason))
@@ -205,11 +207,11 @@ def _at(token: Token, build: Callable[..., Part], *args: Any) -> Part:
 
 @cache
 def _parser() -> Lark:
-    """Made when the first filter comes: lark takes 40 ms to load, which a broker without one doesn't wait for."""
+    """Returns the parser. It is created for the first filter, because lark takes 40 ms to load."""
     from lark import Lark, Token, Transformer
 
     class Builder(Transformer[Token, Part]):
-        """Makes parts of the grammar's rules, while the text is parsed: there is no tree, and nothing recurses."""
+        """Builds parts from the grammar's rules during parsing, so there is no tree and no recursion."""
 
         def start(self, children: list[Part]) -> Part:
             try:
@@ -282,7 +284,7 @@ def _parser() -> Lark:
             return expression.constant(None)
 
     def keyword(token: Token) -> Token:
-        # An ASCII name: no other letter becomes one of these.
+        # NAME is ASCII, so `upper` cannot turn another letter into a keyword.
         token.type = _KEYWORDS.get(token.upper(), "NAME")
         return token
 

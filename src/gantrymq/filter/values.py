@@ -1,7 +1,8 @@
 """The values of an expression, and Java's rules for comparing them (`ComparisonExpression.__compare`).
 
-A message's properties are all Strings; here they stay the UTF-8 bytes of the record. A String that meets a number or a
-Boolean is converted to that one's type, and where it can't be, the evaluation of the whole expression fails.
+All properties of a message are Strings. Here they are the UTF-8 bytes of the record. If a String is compared with a
+number or a Boolean, it is converted to that type. If that is not possible, the evaluation of the whole expression
+fails.
 
     Java:    null    Boolean    Integer    Long    Double    String
     here:    None    bool       int        Long    float     bytes
@@ -12,45 +13,45 @@ from __future__ import annotations
 import math
 import re
 
-#: What can be compared.
+#: Values that can be compared.
 Present = bool | int | float | bytes
 Value = Present | None
 
 
 class Long(int):
-    """An integer that Java holds in 64 bits; a plain int is one of 32. What a String may hold depends on it."""
+    """An integer with 64 bits in Java; a plain int has 32. A String is converted to the same size."""
 
-    # Without a dictionary of its own it is nothing that Python's collector of cycles looks at.
+    # Without a dictionary, Python's garbage collector does not track it.
     __slots__ = ()
 
 
 class NotComparable(Exception):
-    """Two values that Java fails to compare. Then no message matches, whatever the rest of the expression says."""
+    """Raised if Java cannot compare two values. Then the expression matches no message."""
 
 
 _INTEGER = re.compile(r"[+-]?\d+")
-#: What Double.valueOf takes.
+#: Syntax of Double.valueOf.
 _FLOAT = re.compile(
     r"[+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?"
     r"|0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+[fFdD]?)"
 )
-#: What String.trim takes away.
+#: Characters that String.trim removes.
 _BLANKS = bytes(range(33)).decode()
 _LAST_OF_BMP = "\uffff"
-#: No String is longer that is taken for a number, bytes: Java reads any number of zeros.
+#: Longer Strings are never numbers, in bytes. Java accepts any number of zeros.
 _LONGEST_NUMBER = 1000
-#: Of so many digits every number fits an Integer, and of more than the second none fits a Long.
+#: Numbers with up to 9 digits always fit an Integer, and numbers with more than 19 never fit a Long.
 _ALWAYS_FIT, _NEVER_FIT = 9, 19
 
 
 def to_integer(text: bytes, bits: int) -> int:
-    """A String as an Integer (`bits` 32) or a Long (64). Raises NotComparable."""
+    """Converts a String to an Integer (`bits` 32) or a Long (64). Raises NotComparable."""
     if len(text) > _LONGEST_NUMBER:
         raise NotComparable
     if text.isdigit() and len(text) <= _ALWAYS_FIT:
         return int(text)
     string = text.decode(errors="replace")
-    # Digits of any script will do, but Java looks at them in UTF-16.
+    # Digits of any script are valid, but only in the basic plane, because Java reads UTF-16 units.
     digits = string.lstrip("+-0")
     if not _INTEGER.fullmatch(string) or max(string) > _LAST_OF_BMP or len(digits) > _NEVER_FIT:
         raise NotComparable
@@ -63,7 +64,7 @@ def to_integer(text: bytes, bits: int) -> int:
 
 
 def to_double(text: bytes) -> float:
-    """A String as a Double. Raises NotComparable."""
+    """Converts a String to a Double. Raises NotComparable."""
     if len(text) > _LONGEST_NUMBER:
         raise NotComparable
     string = text.decode(errors="replace").strip(_BLANKS)
@@ -78,16 +79,16 @@ def to_double(text: bytes) -> float:
 
 
 def negated(value: Value) -> Value:
-    """Minus a number; None for anything else."""
+    """Returns the negative of a number, and None for other values."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return Long(-value) if isinstance(value, Long) else -value
 
 
 def compare(left: Present, right: Present) -> int:
-    """Negative, zero or positive as `left` is less, equal or greater; -1 too for a Boolean beside a number.
+    """Returns a negative number, 0 or a positive number if `left` is less, equal or greater.
 
-    Raises NotComparable.
+    For a Boolean and a number it returns -1. Raises NotComparable.
     """
     if isinstance(left, bytes):
         if isinstance(right, bytes):
@@ -95,7 +96,7 @@ def compare(left: Present, right: Present) -> int:
         left = _converted(left, right)
     elif isinstance(right, bytes):
         if isinstance(left, bool):
-            # Java casts the wrong one of the two, and fails.
+            # Java casts the wrong operand here and fails.
             raise NotComparable
         right = _converted(right, left)
     if isinstance(left, bool) is not isinstance(right, bool):
@@ -106,14 +107,14 @@ def compare(left: Present, right: Present) -> int:
 
 
 def compare_order(left: Present, right: Present) -> int:
-    """As `compare`, for `<` and its like: two Strings are compared as numbers."""
+    """Compares for `<` and similar operators: like `compare`, but two Strings are compared as numbers."""
     if isinstance(left, bytes) and isinstance(right, bytes):
         return compare_doubles(to_double(left), to_double(right))
     return compare(left, right)
 
 
 def _converted(text: bytes, beside: bool | int | float) -> bool | int | float:
-    """A String as the type of the value that it is compared with."""
+    """Converts a String to the type of the other operand."""
     if isinstance(beside, bool):
         return text.lower() == b"true"
     if isinstance(beside, float):
@@ -122,7 +123,7 @@ def _converted(text: bytes, beside: bool | int | float) -> bool | int | float:
 
 
 def compare_doubles(left: float, right: float) -> int:
-    """Double.compare: -0.0 is before 0.0, and NaN, equal to itself, behind all."""
+    """Compares like Double.compare: -0.0 is less than 0.0, and NaN is equal to itself and greater than all others."""
     if left < right:
         return -1
     if left > right:

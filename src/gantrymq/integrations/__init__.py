@@ -1,6 +1,6 @@
-"""Adapters for task queues and frameworks that Python people know: taskiq, Celery, FastStream.
+"""Adapters for Python task queues and frameworks: taskiq, Celery, FastStream.
 
-Each is thin: it says in the library's terms what the clients do already. `held.py` is what those for tasks share: a
-message stays with the worker that has it until it is acknowledged, and comes again when the worker dies. Each module
-needs the extra of its name; docs/integrations.md shows how they are used.
+Each is a thin layer over the clients. `in_flight.py` is shared by the task queues: it hides a message from other
+workers until it is acknowledged. If the worker dies, the message is redelivered. Each module needs the extra of its
+name. Usage: docs/integrations.md.
 """

@@ -1,14 +1,14 @@
-"""A transport for Kombu, and so for Celery. The extra `gantrymq[celery]`.
+"""Transport for Kombu, and thereby for Celery. Needs the extra `gantrymq[celery]`.
 
-    import gantrymq.integrations.celery                     # tells Kombu of rocketmq://
+    import gantrymq.integrations.celery                     # registers rocketmq:// with Kombu
     from celery import Celery
 
     app = Celery("shop", broker="rocketmq://127.0.0.1:9876")
 
-A queue is a topic, which its workers share as one group. Each message is popped by one worker, and held while that
-lives; the message of a task with an ETA is a timed message. docs/integrations.md says what Celery makes of it.
+A queue is a topic, and its workers are one consumer group. One worker pops each message; no other worker gets it while
+that one lives. A task with an ETA is a timer message. Limits: docs/integrations.md.
 
-Source: kombu.transport.virtual, whose exchanges and bindings these are; they exist in each process by itself.
+Exchanges and bindings are those of `kombu.transport.virtual`, which exist in each process separately.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from urllib.parse import unquote
 from gantrymq.client.acl_hook import AclHook
 from gantrymq.errors import ClientClosed, ClientError, GantryError, RemotingError, ThreadDied
 from gantrymq.extras import missing
-from gantrymq.integrations.held import ConnectionOptions
+from gantrymq.integrations.in_flight import ConnectionOptions
 from gantrymq.integrations.kombu_link import Link
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import Message, MessageExt
@@ -40,27 +40,27 @@ log = peer_log(__name__)
 
 SCHEME = "rocketmq"
 DEFAULT_PORT = 9876
-#: Without the option `visibility_timeout`, s.
+#: Default of the option `visibility_timeout`, s.
 VISIBILITY_TIMEOUT_S = 60.0
-#: Brokers take messages for three days ahead (timerMaxDelaySec); a later ETA is waited for by the worker from then on.
+#: Brokers accept timers up to three days (timerMaxDelaySec). For a later ETA, the worker waits for the rest. In ms.
 LONGEST_DELAY_MS = 3 * 24 * 3600 * 1000 - 60_000
-#: The most messages of one request.
+#: Most messages of one request.
 _BATCH = 32
-#: How long a worker without an event loop waits for something to be acknowledged when it may fetch no more, s.
+#: If a worker without an event loop may fetch no more messages, it waits this long for an acknowledgement, s.
 _FULL_S = 0.05
 
 
 class Channel(virtual.Channel):
     """A virtual channel whose queues are topics."""
 
-    #: The broker knows what nobody has acknowledged.
+    #: Kombu need not restore messages: the broker redelivers them if they are not acknowledged.
     do_restore = False
     connection: Transport
 
     def __init__(self, connection: Transport, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
-        #: By delivery tag: the queue and the message to acknowledge.
-        self._in_hand: dict[str, tuple[str, MessageExt]] = {}
+        #: Queue and message of each delivery tag.
+        self._in_flight: dict[str, tuple[str, MessageExt]] = {}
         self._no_ack: set[str] = set()
 
     # -- sending --------------------------------------------------------------------------------------------------
@@ -80,18 +80,18 @@ class Channel(virtual.Channel):
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> None:
-        """Messages of `queue` are for `callback` from now on."""
+        """Starts to deliver messages of `queue` to `callback`."""
         if no_ack:
             self._no_ack.add(queue)
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """No more of them."""
+        """Stops the delivery to a consumer."""
         self._no_ack.discard(self._tag_to_queue.get(consumer_tag, ""))
         super().basic_cancel(consumer_tag)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """One message of `queue`, or None."""
+        """Returns one message of `queue`, or None."""
         message = super().basic_get(queue, no_ack, **kwargs)
         if message is not None and no_ack:
             self._ack(message.delivery_tag)
@@ -105,7 +105,7 @@ class Channel(virtual.Channel):
         return payload
 
     def ask(self) -> None:
-        """Has as many messages fetched as may be delivered here."""
+        """Requests as many messages as may be delivered."""
         link = self.connection.link
         queues = list(dict.fromkeys(self._active_queues))
         room = self.qos.can_consume_max_estimate()
@@ -119,7 +119,7 @@ class Channel(virtual.Channel):
                 left -= count
 
     def deliver(self, queue: str, message: MessageExt) -> bool:
-        """Gives a message to the queue's consumer; false for one that can't be read."""
+        """Delivers a message to the consumer of the queue. Returns false if it is unreadable."""
         payload = self._payload(queue, message)
         if payload is None:
             return False
@@ -130,7 +130,7 @@ class Channel(virtual.Channel):
         return True
 
     def _payload(self, queue: str, message: MessageExt) -> dict[str, Any] | None:
-        """What Kombu's message is made of."""
+        """Decodes Kombu's payload and registers its delivery tag. Returns None if the message is unreadable."""
         try:
             payload: dict[str, Any] = loads(message.body)
             properties = payload["properties"]
@@ -141,38 +141,38 @@ class Channel(virtual.Channel):
             return None
         properties["delivery_tag"] = tag = self._next_delivery_tag()
         info["redelivered"] = message.reconsume_times > 0
-        self._in_hand[tag] = (queue, message)
+        self._in_flight[tag] = (queue, message)
         return payload
 
     # -- afterwards -----------------------------------------------------------------------------------------------
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        """A message is done."""
+        """Acknowledges a message."""
         self._ack(delivery_tag)
         super().basic_ack(delivery_tag, multiple)
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """A message is to come again at once, or to be forgotten: nothing makes it a dead letter."""
+        """Requeues a message for immediate redelivery, or acknowledges it. It never becomes a dead-letter message."""
         if requeue:
-            if (held := self._in_hand.pop(delivery_tag, None)) is not None:
-                self.connection.link.give_back(*held)
+            if (entry := self._in_flight.pop(delivery_tag, None)) is not None:
+                self.connection.link.give_back(*entry)
         else:
             self._ack(delivery_tag)
         self.qos.ack(delivery_tag)
 
     def basic_recover(self, requeue: bool = False) -> None:
-        """All that isn't acknowledged comes again."""
+        """Requeues all messages that are not acknowledged."""
         if not requeue:
             raise NotImplementedError("recover(requeue=False): messages can't be given to the same consumer again")
-        for tag in list(self._in_hand):
+        for tag in list(self._in_flight):
             self.basic_reject(tag, requeue=True)
 
     def _ack(self, tag: str) -> None:
-        if (held := self._in_hand.pop(tag, None)) is not None:
-            self.connection.link.ack(*held)
+        if (entry := self._in_flight.pop(tag, None)) is not None:
+            self.connection.link.ack(*entry)
 
     def _purge(self, queue: str) -> int:
-        """Acknowledges all that is there."""
+        """Acknowledges all available messages. Returns their number."""
         count = 0
         while (message := self.connection.link.receive(queue)) is not None:
             self.connection.link.ack(queue, message)
@@ -180,15 +180,18 @@ class Channel(virtual.Channel):
         return count
 
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
-        """Topics stay: whether others need them nobody knows here."""
+        """Keeps the topic, because other applications may need it."""
 
 
 class Transport(virtual.Transport):
-    """`rocketmq://[ACCESS_KEY:SECRET_KEY@]HOST[:PORT][,HOST[:PORT]]`, of NameServers.
+    """Connection with the URL `rocketmq://[ACCESS_KEY:SECRET_KEY@]HOST[:PORT][,HOST[:PORT]]` of the NameServers.
 
-    Options, of Celery's `broker_transport_options`: `visibility_timeout` (s), after which the tasks of a worker that
-    died come again; `topic_prefix`, `group_prefix`, before the names of queues; `namespace`. `broker_use_ssl` is True
-    or an SSLContext.
+    Options of Celery's `broker_transport_options`:
+    - `visibility_timeout`: Time after which tasks of a dead worker are redelivered, s. Default: 60.
+    - `topic_prefix`, `group_prefix`: Prefixes of topic and group names. Default: "" and "kombu-".
+    - `namespace`: Namespace of topics and groups.
+
+    `broker_use_ssl` is True or an SSLContext.
     """
 
     Channel = Channel
@@ -208,24 +211,24 @@ class Transport(virtual.Transport):
         self._hub: Any = None
 
     def driver_version(self) -> str:
-        """This package's."""
+        """Returns the version of this package."""
         from importlib.metadata import version
 
         return version("gantrymq")
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
-        """The URL, for people."""
+        """Returns the URL, by default without the secret key."""
         return uri if include_password else re.sub(r"//([^:@/]*):[^@/]*@", rf"//\1:{mask}@", uri)
 
     @property
     def link(self) -> Link:
-        """To the brokers. Raises ClientClosed."""
+        """The link to the brokers. Raises ClientClosed."""
         if self._link is None:
             raise ClientClosed("this connection is not established, or closed")
         return self._link
 
     def establish_connection(self) -> Any:
-        """Makes the clients ready. Raises a RemotingError when no NameServer answers; brokers are asked later."""
+        """Starts the clients. Raises a RemotingError if no NameServer responds. It does not connect to brokers."""
         if self._link is None:
             name_servers, options = _parsed(self.client.hostname)
             given: dict[str, Any] = self.client.transport_options
@@ -244,7 +247,7 @@ class Transport(virtual.Transport):
         return super().establish_connection()
 
     def close_connection(self, connection: Any) -> None:
-        """Gives back what is not acknowledged, and disconnects."""
+        """Requeues messages that are not acknowledged, and disconnects."""
         if self._hub is not None:
             self.unregister_from_event_loop(connection, self._hub)
         super().close_connection(connection)
@@ -253,7 +256,7 @@ class Transport(virtual.Transport):
             link.close()
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
-        """Delivers one message. Raises TimeoutError when none comes in that time, s."""
+        """Delivers one message. Raises TimeoutError if none arrives within `timeout` seconds."""
         deadline = None if timeout is None else monotonic() + timeout
         link = self.link
         while True:
@@ -270,19 +273,19 @@ class Transport(virtual.Transport):
             if link.is_asking():
                 link.wait(left)
             else:
-                # What makes room is an acknowledgement, which the caller may have to send itself.
+                # Only an acknowledgement permits more messages, and the caller may have to send it.
                 link.wait(min(left, _FULL_S))
                 if not any(channel._active_queues and channel.qos.can_consume() for channel in self.channels):
                     raise TimeoutError
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """Celery's worker has an event loop of its own."""
+        """Registers with the event loop of Celery's worker."""
         self._hub = loop
         loop.on_tick.add(self._ask)
         loop.add_reader(self.link.fileno(), self._on_readable, connection)
 
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
-        """Not any more."""
+        """Unregisters from the event loop."""
         self._hub = None
         loop.on_tick.discard(self._ask)
         if self._link is not None:
@@ -310,7 +313,7 @@ class Transport(virtual.Transport):
 
 
 def _parsed(url: str) -> tuple[str, ConnectionOptions]:
-    """The NameServers of a URL, and what goes with them. Raises ClientError."""
+    """Returns NameServers and options from a URL. Raises ClientError."""
     match = re.fullmatch(r"(?:\w+://)?(?:([^:@/]*):([^@/]*)@)?([^@/]*)/*", url or "")
     if match is None:
         raise ClientError(f"{url!r}: {SCHEME}://[ACCESS_KEY:SECRET_KEY@]HOST[:PORT][,HOST[:PORT]] is wanted")
@@ -333,12 +336,12 @@ def _ssl_context(ssl: object) -> ssl_module.SSLContext | None:
 
 
 def _quoted(queue: str) -> str:
-    """A queue's name with what no topic may have in it as %XX."""
+    """Escapes characters of a queue name that topics cannot contain, as %XX."""
     return re.sub(r"[^A-Za-z0-9_-]", lambda char: "".join(f"%{byte:02X}" for byte in char[0].encode()), queue)
 
 
 def _eta_ms(message: dict[str, Any]) -> int | None:
-    """When to deliver a message, ms since the epoch; None: now."""
+    """Returns the delivery time of a message, ms since the epoch; None for immediate delivery."""
     eta = (message.get("headers") or {}).get("eta")
     if not isinstance(eta, str):
         return None

@@ -1,7 +1,8 @@
-"""The asynchronous half of the transport for Kombu: one connection's clients, on an event loop in a thread.
+"""Link: the asynchronous part of the transport for Kombu. Runs the clients of a connection in a thread.
 
-Kombu's side asks for messages when it has room for them (`ask`), goes on with its work, and is woken (`fileno`) when
-some have arrived. So Celery's worker waits in its own event loop, and none is fetched that it has no room for.
+Kombu's part requests messages (`ask`) when it may deliver more, and continues with other work. `fileno` becomes
+readable when messages arrive. So Celery's worker can wait in its own event loop, and fetches no message ahead of its
+limit.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, ClientClosed, GantryError, NoRouteInfo
-from gantrymq.integrations.held import ConnectionOptions, HeldMessages
+from gantrymq.integrations.in_flight import ConnectionOptions, InFlightMessages
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
@@ -28,18 +29,18 @@ log = peer_log(__name__)
 
 T = TypeVar("T")
 
-#: How long a broker may wait for messages before it answers, ms.
+#: Longest time that a broker waits for messages, ms.
 AWAIT_MS = 10_000
-#: How long who asks for a message at once waits for it, ms: a broker looks into all its queues in it.
+#: Wait of an immediate request for a message, ms. A broker checks all its queues in this time.
 _AT_ONCE_MS = 500
-#: How soon a queue is asked again after an error, s.
+#: Pause of requests for a queue after an error, s.
 _PAUSE_S = 1.0
-#: How long the close waits for acknowledgements under way, s.
+#: Longest time that `close` waits for pending acknowledgements, s.
 _ACK_S = 3.0
 
 
 class Arrived(NamedTuple):
-    """A message, or why a queue can't be read."""
+    """A message, or the error of a queue that cannot be read."""
 
     queue: str
     message: MessageExt | None
@@ -47,20 +48,20 @@ class Arrived(NamedTuple):
 
 
 class _Source:
-    """One queue's consumer."""
+    """Consumer of one queue."""
 
-    def __init__(self, consumer: SimpleConsumer, held: HeldMessages) -> None:
+    def __init__(self, consumer: SimpleConsumer, in_flight: InFlightMessages) -> None:
         self.consumer = consumer
-        self.held = held
+        self.in_flight = in_flight
         self.started = False
-        #: Messages asked for, that haven't arrived yet.
+        #: Number of requested messages that have not arrived.
         self.asked = 0
 
 
 class Link:
-    """Sends to topics and receives from them, each with a group of its own; for callers in any thread.
+    """Sends to topics and receives from queues, each with its own group. Can be used from any thread.
 
-    `names` says a queue's topic and group. Calls raise what the producer and the consumers raise.
+    `names` returns the topic and the group of a queue. Calls raise the errors of the producer and the consumers.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Link:
         self._wake.setblocking(False)
 
     def open(self) -> None:
-        """Starts the thread and the producer. Raises a RemotingError when no NameServer answers."""
+        """Starts the thread and the producer. Raises a RemotingError if no NameServer responds."""
         self._thread.start()
         try:
             self._run(self._open())
@@ -88,7 +89,7 @@ class Link:
             raise
 
     def close(self) -> None:
-        """Gives back what is held, after acknowledgements under way have been sent."""
+        """Waits for pending acknowledgements, requeues all other messages and stops the thread."""
         wait_for(list(self._acks), _ACK_S)
         try:
             self._run(self._close())
@@ -98,76 +99,76 @@ class Link:
             self._wake.close()
 
     def send(self, message: Message) -> None:
-        """Returns when a broker has it."""
+        """Sends a message. Returns when a broker has stored it."""
         self._run(self._producer.send(message))
 
     def topic(self, queue: str) -> str:
-        """The topic of a queue."""
+        """Returns the topic of a queue."""
         return self._names(queue)[0]
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """Can be read when something has arrived; `wait` empties it."""
+        """Returns a file descriptor that is readable when something has arrived. `wait` clears it."""
         return self._woken.fileno()
 
     def asked(self, queue: str) -> int:
-        """How many messages of a queue are on their way, or here and not taken."""
+        """Returns the number of requested messages of a queue, including those that arrived but were not taken."""
         source = self._sources.get(queue)
         return (source.asked if source else 0) + sum(arrived.queue == queue for arrived in list(self._arrived))
 
     def is_asking(self) -> bool:
-        """Whether something may arrive."""
+        """Returns whether a request is in flight."""
         return any(source.asked for source in self._sources.values())
 
     def ask(self, queue: str, count: int) -> None:
-        """Has up to so many messages fetched, unless some of that queue are on their way."""
+        """Requests up to `count` messages, unless a request for this queue is in flight."""
         source = self._source(queue)
         if source.asked == 0:
             source.asked = count
             self._thread.submit(self._fetch(queue, source, count))
 
     def take(self) -> Arrived | None:
-        """What has arrived, one at a time; None: nothing."""
+        """Returns the next message or error that has arrived, or None."""
         return self._arrived.popleft() if self._arrived else None
 
     def wait(self, timeout_s: float) -> None:
-        """Returns when something has arrived, or after that time."""
+        """Waits until something has arrived, for at most `timeout_s` seconds."""
         self._woken.settimeout(max(timeout_s, 0.0))
         with suppress(TimeoutError, BlockingIOError):
             self._woken.recv(4096)
 
     def receive(self, queue: str) -> MessageExt | None:
-        """One message of a queue, if there is one."""
+        """Returns one message of a queue, or None."""
         try:
             messages = self._run(self._receive(self._source(queue), 1, _AT_ONCE_MS))
         except NoRouteInfo:
-            # Nobody has sent it anything.
+            # No message was ever sent to the topic.
             return None
         return messages[0] if messages else None
 
     def ack(self, queue: str, message: MessageExt) -> None:
-        """Says that a message is done; doesn't wait for the answer. It is said again while no broker is there."""
-        self._tell(self._source(queue).held.ack(message), message)
+        """Acknowledges a message without waiting for the response. Repeats it while no broker is reachable."""
+        self._submit(self._source(queue).in_flight.ack(message), message)
 
     def give_back(self, queue: str, message: MessageExt) -> None:
-        """Has a message come again at once; doesn't wait for the answer."""
-        self._tell(self._source(queue).held.give_back(message), message)
+        """Requeues a message for immediate redelivery, without waiting for the response."""
+        self._submit(self._source(queue).in_flight.give_back(message), message)
 
     def drop(self, queue: str, message: MessageExt) -> None:
-        """Holds a message no longer."""
-        self._source(queue).held.drop(message)
+        """Stops to renew a message."""
+        self._source(queue).in_flight.drop(message)
 
     def _source(self, queue: str) -> _Source:
         if queue not in self._sources:
             topic, group = self._names(queue)
             consumer = SimpleConsumer(self._name_servers, group, **self._options)
             consumer.subscribe(topic)
-            self._sources[queue] = _Source(consumer, HeldMessages(consumer, self._invisible_ms))
+            self._sources[queue] = _Source(consumer, InFlightMessages(consumer, self._invisible_ms))
         return self._sources[queue]
 
-    def _tell(self, work: Coroutine[Any, Any, None], message: MessageExt) -> None:
-        def told(future: Future[None]) -> None:
+    def _submit(self, work: Coroutine[Any, Any, None], message: MessageExt) -> None:
+        def done(future: Future[None]) -> None:
             self._acks.discard(future)
             error = None if future.cancelled() else future.exception()
             if error is not None:
@@ -175,7 +176,7 @@ class Link:
 
         future = self._thread.submit(work)
         self._acks.add(future)
-        future.add_done_callback(told)
+        future.add_done_callback(done)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._thread.submit(work).result()
@@ -184,16 +185,16 @@ class Link:
 
     async def _open(self) -> None:
         await self._producer.start()
-        # Which topic doesn't matter: somebody answers.
+        # Any topic will do: the request shows whether a NameServer responds.
         with suppress(NoRouteInfo, BrokerError):
             await self._producer.client.routes.get(AUTO_CREATE_TOPIC)
 
     async def _receive(self, source: _Source, count: int, await_ms: int) -> list[MessageExt]:
         if not source.started:
             await source.consumer.start()
-            source.held.start()
+            source.in_flight.start()
             source.started = True
-        return await source.held.receive(count, await_ms)
+        return await source.in_flight.receive(count, await_ms)
 
     async def _fetch(self, queue: str, source: _Source, count: int) -> None:
         try:
@@ -203,7 +204,7 @@ class Link:
             pass
         except GantryError as e:
             if not source.started:
-                # Kombu's user connects again.
+                # Kombu's application reconnects on this error.
                 self._arrived.append(Arrived(queue, None, e))
             else:
                 level = log.debug if isinstance(e, NoRouteInfo) else log.warning
@@ -217,6 +218,6 @@ class Link:
     async def _close(self) -> None:
         for source in self._sources.values():
             if source.started:
-                await source.held.stop()
+                await source.in_flight.stop()
                 await source.consumer.close()
         await self._producer.close()

@@ -1,12 +1,12 @@
-"""A broker for taskiq: tasks are messages of a topic, workers SimpleConsumers of a group. The extra `gantrymq[taskiq]`.
+"""Broker for taskiq: a task is a message, and workers are SimpleConsumers. Needs the extra `gantrymq[taskiq]`.
 
     broker = RocketMQBroker("127.0.0.1:9876")
 
     @broker.task
     async def add(a: int, b: int) -> int: ...
 
-A task that dies with its worker comes again after `invisible_ms`. One that raises is done, as with all of taskiq's
-brokers: its middlewares try again. The label `delay` has a task begin so many seconds later.
+If a worker dies, its task is redelivered after `invisible_ms`. If a task raises, its message is acknowledged, as with
+all brokers of taskiq: retries are made by its middlewares. The label `delay` delays a task by so many seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gantrymq.client.popping.simple_consumer import AWAIT_MS, INVISIBLE_MS, Simp
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientClosed, GantryError, NoRouteInfo
 from gantrymq.extras import missing
-from gantrymq.integrations.held import ConnectionOptions, HeldMessages
+from gantrymq.integrations.in_flight import ConnectionOptions, InFlightMessages
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
@@ -34,17 +34,25 @@ except ImportError as e:
 
 log = peer_log(__name__)
 
-#: The label that delays a task, in seconds; taskiq's brokers for AMQP name it so.
+#: Label that delays a task, in seconds. taskiq's brokers for AMQP use the same name.
 DELAY = "delay"
-#: How long a worker waits before it asks again after an error, s.
+#: Pause of a worker after an error, s.
 _PAUSE_S = 1.0
 
 
 class RocketMQBroker(AsyncBroker):
-    """Sends tasks to `topic`; workers share them as `group`, each task held for `invisible_ms` and renewed.
+    """Sends tasks to a topic. The workers of a group share them.
 
-    `receive_size` tasks (1 to 32) are fetched with one request; more of them are for short tasks, since those that one
-    worker has fetched no other gets.
+    Args:
+        name_servers: NameServers: HOST:PORT, several separated by `;`.
+        topic: Topic of the tasks. Default: taskiq.
+        group: Consumer group of the workers. Default: taskiq.
+        invisible_ms: Time after which a dead worker's task is redelivered, ms. It is renewed while a worker lives.
+            Default: 60000.
+        receive_size: Tasks of one request, 1 to 32. Larger values suit short tasks, because no other worker gets the
+            fetched tasks. Default: 1.
+        consume_from_where: Start position of a new group. Default: CONSUME_FROM_FIRST_OFFSET.
+        options: `namespace`, `ssl_context` and `hooks` of the clients.
     """
 
     def __init__(
@@ -64,25 +72,25 @@ class RocketMQBroker(AsyncBroker):
         self._producer = Producer(name_servers, f"{group}-clients", **options)
         self._consumer = SimpleConsumer(name_servers, group, consume_from_where=consume_from_where, **options)
         self._consumer.subscribe(topic)
-        self._held = HeldMessages(self._consumer, invisible_ms)
+        self._in_flight = InFlightMessages(self._consumer, invisible_ms)
         self._stack = AsyncExitStack()
 
     async def startup(self) -> None:
-        """Connects; a worker's consumer joins its group."""
+        """Starts the producer; in a worker, also the consumer."""
         await self._stack.enter_async_context(self._producer)
         if self.is_worker_process:
             await self._stack.enter_async_context(self._consumer)
-            self._held.start()
-            self._stack.push_async_callback(self._held.stop)
+            self._in_flight.start()
+            self._stack.push_async_callback(self._in_flight.stop)
         await super().startup()
 
     async def shutdown(self) -> None:
-        """Disconnects."""
+        """Stops the clients."""
         await super().shutdown()
         await self._stack.aclose()
 
     async def kick(self, message: BrokerMessage) -> None:
-        """Sends a task; its id is the message's key. Raises what `Producer.send` raises."""
+        """Sends a task with its id as message key. Raises the errors of `Producer.send`."""
         delay_s = message.labels.get(DELAY)
         await self._producer.send(
             Message(
@@ -94,14 +102,14 @@ class RocketMQBroker(AsyncBroker):
         )
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
-        """The tasks for this worker."""
+        """Yields the tasks for this worker."""
         while True:
             try:
-                messages = await self._held.receive(self._receive_size, AWAIT_MS)
+                messages = await self._in_flight.receive(self._receive_size, AWAIT_MS)
             except ClientClosed:
                 return
             except GantryError as e:
-                # A topic that isn't there yet has no tasks.
+                # A topic that does not exist yet has no tasks, which is no error.
                 level = log.debug if isinstance(e, NoRouteInfo) else log.warning
                 level("no tasks of topic %s: %s", self._topic, e)
                 await asyncio.sleep(_PAUSE_S)
@@ -111,12 +119,12 @@ class RocketMQBroker(AsyncBroker):
                     data = message.body
                 except GantryError as e:
                     log.error("no task: %s", e)
-                    self._held.drop(message)
+                    self._in_flight.drop(message)
                     continue
                 yield AckableMessage(data=data, ack=partial(self._ack, message))
 
     async def _ack(self, message: MessageExt) -> None:
         try:
-            await self._held.ack(message)
+            await self._in_flight.ack(message)
         except GantryError as e:
             log.warning("a task is done, and comes again: %s: %s", message.place, e)

@@ -1,9 +1,8 @@
-"""Loops over many records or frames: in native code where the distribution gantrymq-native is there, else in Python.
+"""Loops over many records or frames: native code from the distribution gantrymq-native, or else Python.
 
-`pip install "gantrymq[native]"` brings it; GANTRYMQ_NATIVE=0 in the environment leaves it alone. It changes how long
-something takes, and nothing else: each function of it has a twin in Python, and the tests of both are the same.
-Native is what one call does for many records; no rule of the broker or of a client is there. `interface.py` says what
-the native module has.
+The extra `native` installs it. With GANTRYMQ_NATIVE=0 in the environment it is not used. It only changes
+the speed: each native function has an equivalent in Python, and both pass the same tests. A native call processes many
+records and contains no rules of the broker or a client. `interface.py` describes the native module.
 """
 
 from __future__ import annotations
@@ -35,5 +34,5 @@ def _chosen() -> Native | None:
     return cast(Native, module)
 
 
-#: The native module; None where Python does all.
+#: The native module, or None if only Python is used.
 native = _chosen()

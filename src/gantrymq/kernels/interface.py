@@ -1,4 +1,4 @@
-"""What `gantrymq_native` has, as types: the module itself is compiled, and may not be there."""
+"""Types of the compiled module `gantrymq_native`, which may not be installed."""
 
 from __future__ import annotations
 
@@ -8,75 +8,78 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-#: As `native/src/python/mod.rs` counts it.
-INTERFACE = 15
+#: Version of this interface, as in `native/src/python/mod.rs`.
+INTERFACE = 16
 
 #: A `ConsumeQueue` of the store.
 Q = TypeVar("Q")
 
-#: An Arrow array's parts: validity (None where nothing is null), offsets of 32 bits, data, how many are null.
+#: Parts of an Arrow array: validity (None without nulls), 32-bit offsets, data, number of nulls.
 Column: TypeAlias = "tuple[Buffer | None, Buffer, Buffer, int]"
-#: Those of an array that is handed over, and with which value it begins; no data where no value has any.
+#: Parts of an array argument, and the index of its first value. Data is None if no value has any.
 Array: TypeAlias = "tuple[Buffer | None, Buffer, Buffer | None, int]"
 
 
 class Records(Protocol):
-    """The records of a buffer; those before `bad_at` where that says that at this place no whole record begins.
+    """The records in a buffer. If `bad_at` is set, no complete record starts there, and only those before it count.
 
-    Nothing may change the buffer as long as this object is there.
+    The buffer must not change while this object exists.
     """
 
     @property
     def bad_at(self) -> int | None: ...
     @property
     def has_compressed(self) -> bool:
-        """Some body is compressed."""
+        """Whether any body is compressed."""
         ...
 
     def __len__(self) -> int: ...
     def ints(self, field: str, /) -> Buffer:
-        """queue_id, sys_flag or reconsume_times."""
+        """Returns queue_id, sys_flag or reconsume_times of each record."""
         ...
 
     def longs(self, field: str, /) -> Buffer:
-        """start (the place in the buffer), queue_offset, physical_offset, born_timestamp or store_timestamp."""
+        """Returns one value for each record.
+
+        `field` is start (position in the buffer), queue_offset, physical_offset, born_timestamp or store_timestamp.
+        """
         ...
 
     def wrong_crc(self) -> Buffer | None:
-        """A byte for each record, 1 where the body has another CRC32 than the record says; None if none has."""
+        """Returns a byte for each record, 1 if its body does not match its CRC32; None if all match."""
         ...
 
     def topics(self) -> Column: ...
     def numbered_topics(self) -> tuple[list[str], Buffer]:
-        """The different topics, and for each record which of them is its own (of 32 bits)."""
+        """Returns the distinct topics, and for each record the 32-bit index of its topic."""
         ...
 
     def bodies(self, numbers: Buffer | None, /) -> Column:
-        """As they are stored, of the records with these numbers (of 64 bits) or of all."""
+        """Returns the stored bodies of the records with these 64-bit numbers, or of all records."""
         ...
 
     def inflated(self, numbers: Buffer, max_bytes: int, max_body: int, /) -> Column | None:
-        """The plain bodies of the first so many of the records, until they have `max_bytes`.
+        """Decompresses bodies of the records, from the first one until they have `max_bytes` together.
 
-        None where one doesn't inflate, or to more than `max_body` bytes.
+        Returns None if one cannot be decompressed, or is larger than `max_body` bytes.
         """
         ...
 
     def property(self, name: str, /) -> Column: ...
     def properties(self) -> tuple[Buffer, Column, Column]:
-        """Where each record's begin among all, the names, the values."""
+        """Returns all properties: the index of each record's first one, the names, and the values."""
         ...
 
     def body_place(self, number: int, /) -> tuple[int, int]: ...
     def store_host_place(self, number: int, /) -> tuple[int, int]: ...
 
 
-class Room(Protocol):
-    """Memory to be written to through its buffer, which becomes bytes without a copy."""
+class ReceiveBuffer(Protocol):
+    """Memory that is written through its buffer, and becomes bytes without a copy."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def finish(self) -> bytes:
-        """The bytes; nothing is written from now on."""
+        """Returns the bytes. The buffer must not be written afterwards."""
         ...
 
 
@@ -88,21 +91,24 @@ class IndexEntries(Protocol):
     def put(
         self, first: int, count: int, mapping: Buffer, hash_slots: int, number: int, begin_timestamp: int, /
     ) -> int:
-        """Puts some into an index file, the first one as number `number`; returns how many slots had none before."""
+        """Writes entries into an index file, the first one as number `number`. Returns how many slots were empty."""
         ...
 
 
 class PlainSends(Protocol[Q]):
-    """Sends that it was told the meaning of: all but opaque number, born time and properties of a header is a key."""
+    """Fast path for sends with known headers.
+
+    The key of a header is all of it except opaque number, born time and properties.
+    """
 
     def handle(
         self, data: bytes, log: object, now_ms: int, born_host: bytes, /
     ) -> tuple[bytes, int, int, list[Q], bool]:
-        """Stores the messages of the frames that `data` begins with, as far as they are known, plain and have room.
+        """Stores the messages of the first frames in `data`, until one is unknown, not plain, or has no space.
 
-        (answers, how many, how many bytes of `data` that was, queues that have got messages, whether `allow` may say
-        what follows). `log` is a `CommitLog`: its and the queues' places are read at the begin and set at the end,
-        `dirty` isn't. Raises what `log.write` raises; then nothing is stored.
+        Returns (responses, number of frames, number of their bytes, queues that received messages, whether `allow` may
+        be called for the next frame). `log` is a `CommitLog`. Its position and those of the queues are read at the
+        start and set at the end; `dirty` is not set. If `log.write` raises, its error is raised and nothing is stored.
         """
         ...
 
@@ -119,32 +125,35 @@ class PlainSends(Protocol[Q]):
         queue: Q,
         /,
     ) -> bool:
-        """Says what the frame means that the last `handle` ended before, in whose header these values were read.
+        """Registers the header of the frame at which the last `handle` stopped. The arguments are its decoded values.
 
-        The flag is that of a single message. False where its header can't be kept.
+        `flag` is that of a single message. Returns false if the header cannot be stored.
         """
         ...
 
     def revoke(self) -> None:
-        """Forgets all that it was told."""
+        """Removes all registered headers."""
         ...
 
     def __len__(self) -> int:
-        """How many headers it knows."""
+        """Returns the number of registered headers."""
         ...
 
 
 class Native(Protocol):
-    """The module."""
+    """The native module."""
 
     INTERFACE: int
 
     def Records(self, buffer: Buffer, bodies: bool, crc: bool, properties: Sequence[str], /) -> Records:
-        """With bodies, a check of their CRC32 and single properties, if these will be asked for: in the same pass."""
+        """Reads records.
+
+        Bodies, their CRC32 check and single properties are prepared in the same pass, if requested.
+        """
         ...
 
-    def Room(self, size: int, /) -> Room:
-        """So many bytes, which hold anything at first."""
+    def ReceiveBuffer(self, size: int, /) -> ReceiveBuffer:
+        """Allocates `size` bytes, which are not initialised."""
         ...
 
     def PlainSends(
@@ -159,12 +168,17 @@ class Native(Protocol):
         json_answer: tuple[bytes, bytes, bytes, bytes, bytes],
         /,
     ) -> PlainSends[Q]:
-        """One that knows nothing yet.
+        """Returns a fast path without registered headers.
 
-        Sends with any of the first bytes of `odd` among their properties that aren't followed by the second ones there
-        end a call, those of one message without a unique key, those with a larger body than `most[0]`, batches of no or
-        more than `most[1]` messages, or with `odd_in_batch` among the properties of one. Those of a single message get
-        `own_properties` behind them. For the answers' parts see `SendResponses`.
+        `handle` stops before a send that it cannot process:
+        - Its properties contain the first bytes of an entry of `odd` that are not followed by the entry's second bytes.
+        - It has a single message without a unique key.
+        - Its body is larger than `most[0]`.
+        - It is a batch without messages, or with more than `most[1]` messages.
+        - It is a batch, and `odd_in_batch` is in the properties of a message.
+
+        `own_properties` is appended to the properties of a single message. `SendResponses` describes the parts of the
+        responses.
         """
         ...
 
@@ -180,11 +194,12 @@ class Native(Protocol):
         left_out: tuple[bytes, bytes],
         /,
     ) -> tuple[IndexEntries, int, int]:
-        """The entries of the records from `at` to `end`, where the last of them stands, and where the next would.
+        """Returns the index entries of the records from `at` to `end`, the position of the last record, and the next.
 
-        `base` is the log's physical offset. It ends before what is no record, and after so many records, keys or bytes
-        of properties; before a record with too many keys. Records of the topic `left_out[0]` whose properties end with
-        `left_out[1]` have no entries. Raises ValueError if `end` is outside of `log` or of the physical offsets.
+        `base` is the log's physical offset. The call stops before invalid data or a record with too many keys. It also
+        stops after `records` records, `keys` keys or `property_bytes` bytes of properties. Records of the topic
+        `left_out[0]` whose properties end with `left_out[1]` have no entries. Raises ValueError if `end` is outside of
+        `log` or of the physical offsets.
         """
         ...
 
@@ -203,10 +218,10 @@ class Native(Protocol):
         topic: bytes,
         /,
     ) -> tuple[list[bytes], list[int], int]:
-        """The records of `most` messages at most of a batch body, their tags' codes, and where the next one begins.
+        """Returns the records of at most `most` messages of a batch body, their tags codes, and the next position.
 
-        It ends before what is no message, and before one with the bytes `special` in its properties. The records lack
-        their places and store timestamps. Raises OverflowError for a number that doesn't fit.
+        The call stops before invalid data, and before a message with the bytes `special` in its properties. Offsets and
+        store timestamps of the records are not set. Raises OverflowError for a number that is out of range.
         """
         ...
 
@@ -220,9 +235,9 @@ class Native(Protocol):
         timestamp_at: int,
         /,
     ) -> tuple[Buffer, bytes, list[int]]:
-        """The records side by side with their places in, their units for the consume queue, their physical offsets.
+        """Returns the joined records with their offsets set, their consume queue units, and their physical offsets.
 
-        The first one's places are given; a record has its store timestamp at `timestamp_at`.
+        The offsets of the first record are given. A record has its store timestamp at `timestamp_at`.
         """
         ...
 
@@ -240,14 +255,19 @@ class Native(Protocol):
         most: tuple[int, int, int],
         /,
     ) -> list[tuple[int, bytes, int]] | None:
-        """(how many messages, the batch, checksum of all rows up to its last) of `count` rows, in order.
+        """Returns (number of messages, batch, checksum of all rows up to its last) for each batch of `count` rows.
 
-        None where a row is no message of a batch.
+        Returns None if a row cannot be a message of a batch.
 
-        A message's properties are those of `maps` (maps, names, values; names that are left out), of `singles` (name,
-        values), GANTRY_ID (`id_prefix`-row), UNIQ_KEY (`key_head` and four digits), and with `sequence` (`target_of`,
-        the checksum of all rows before) GANTRY_SEQ. `most` are bytes of a message's properties, messages of a batch,
-        and bytes of its bodies and properties.
+        Properties of a message:
+        - those of `maps` (maps, names, values; excluded names)
+        - those of `singles` (name, values)
+        - GANTRY_ID: `id_prefix`-row
+        - UNIQ_KEY: `key_head` and four digits
+        - GANTRY_SEQ, with `sequence` (`target_of`, the checksum of all earlier rows)
+
+        `most` limits the bytes of a message's properties, the messages of a batch, and the bytes of its bodies and
+        properties.
         """
         ...
 
@@ -262,20 +282,23 @@ class Native(Protocol):
         left_out: bytes,
         /,
     ) -> tuple[list[tuple[bytes, int, int, bytes]], int, int, int, int]:
-        """The units of `most` records at most from `at` to `end`: see `store.log_reader.Runs`, whose fields these are.
+        """Returns the units of at most `most` records from `at` to `end`, in the fields of `store.log_reader.Runs`.
 
-        `base` is the log's physical offset. It ends before what is no record or not a good one (with `needs_crc`,
-        without a checksum over all of it, too), before one whose queue offset doesn't follow, whose topic is no text,
-        that has zeros among its properties, or is of the topic `left_out`.
+        `base` is the log's physical offset. The call stops before:
+        - an invalid record; with `needs_crc`, also one without a checksum of the whole record
+        - a record whose queue offset is not the next one
+        - a record whose topic is not text, or whose properties contain zeros
+        - a record of the topic `left_out`
         """
         ...
 
     def pulled_records(
         self, buffer: bytes, at: int, topic: bytes, queue_id: int, last: int, /
     ) -> list[tuple[int, int, int, bytes, bytes, bytes]]:
-        """(size, queue offset, sysFlag, all before the body, body, properties) of the records from `at` on.
+        """Returns (size, queue offset, sysFlag, bytes before the body, body, properties) of each record from `at` on.
 
-        It ends before what isn't a good record of that queue, behind the one before it and behind `last`.
+        The call stops before a record that is invalid or belongs to another queue. It also stops before a record whose
+        queue offset is not larger than `last` and that of the previous record.
         """
         ...
 
@@ -289,10 +312,11 @@ class Native(Protocol):
         first_key: int,
         /,
     ) -> tuple[bytes, str] | None:
-        """Messages with these properties and a unique key each as a batch body, and the keys with commas between.
+        """Encodes messages as a batch body, each with a unique key. Returns the body, and the keys joined by commas.
 
-        The keys are `key_head` and four digits, which begin with `first_key`. None where a flag isn't one, a body no
-        bytes or empty, a property isn't of strings, has a separator in it or one of the `odd` names.
+        The keys are `key_head` and four digits, starting with `first_key`. Returns None if a flag or a body is invalid
+        or a body is empty. It also returns None if a property is not a string, contains a separator or has one of the
+        `odd` names.
         """
         ...
 
@@ -307,14 +331,14 @@ class Native(Protocol):
         most_bytes: int,
         /,
     ) -> tuple[int, int, list[bytes | tuple[int, int]]]:
-        """(how many, their bytes, pieces) of the records that the first units point to, which are those of a queue from
-        `queue_offset` on: at most `most`, with `most_bytes` together, before `end` in the log.
+        """Returns (number, size in bytes, pieces) of the records that the first units of a queue point to.
 
-        `base` is the log's physical offset. A piece is (start, end) in the log, or a copy of several records that lie
-        apart. From a unit on that points to no such record nothing is there.
+        The units start at `queue_offset`. There are at most `most` records, with at most `most_bytes` together, before
+        `end` in the log. `base` is the log's physical offset. A piece is (start, end) in the log, or a copy of several
+        records that are not adjacent. The call stops at a unit that points to no such record.
         """
         ...
 
     def units_with(self, units: bytes, codes: list[int], most: int, /) -> tuple[list[int], bytes]:
-        """The numbers of the first `most` units that have one of these tags codes, and these units side by side."""
+        """Returns the numbers of the first `most` units with one of these tags codes, and these units joined."""
         ...

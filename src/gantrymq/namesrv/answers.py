@@ -1,4 +1,4 @@
-"""Response bodies: JSON that leaves null out, as fastjson does, and routes narrowed to a zone."""
+"""Encodes response bodies as JSON without nulls, like fastjson, and filters routes by zone."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gantrymq.protocol.fastjson import encode_json
 
 
 def encode_body(value: msgspec.Struct | dict[str, Any]) -> bytes:
-    """Standard JSON without nulls: map keys are quoted, which old and new clients read."""
+    """Returns standard JSON without nulls. Map keys are quoted, so old and new clients can read it."""
     return encode_json(_without_null(msgspec.to_builtins(value, str_keys=True)))
 
 
 def in_zone(route: TopicRouteData, zone_name: str) -> TopicRouteData:
-    """The brokers of a zone and those that have no master, which serve every zone (namesrv/route/ZoneRouteRPCHook)."""
+    """Returns the route with brokers of one zone and brokers without a master (namesrv/route/ZoneRouteRPCHook)."""
     wanted = zone_name.lower()
     brokers: list[BrokerData] = []
     left_out: list[BrokerData] = []

@@ -1,4 +1,4 @@
-"""Brokers as a NameServer knows them: what their last registration said, and what follows from who is there."""
+"""The data of registered brokers, and rules that depend on which brokers of a name are present."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gantrymq.protocol.headers.namesrv import BrokerRequestHeader
 
 @dataclass(slots=True)
 class LiveBroker:
-    """What the last registration from one address said; `connection` is the one it came by."""
+    """Data of the last registration from one address. `connection` is the one that it used."""
 
     broker_name: str
     broker_id: int
@@ -25,7 +25,7 @@ class LiveBroker:
 
 @dataclass(frozen=True, slots=True)
 class MinBrokerIdChange:
-    """The brokers at `notify` are to be told that another broker of their name has the lowest id."""
+    """A change of the lowest broker id of a name. The brokers at the addresses in `notify` must be notified."""
 
     broker_name: str
     min_broker_id: int
@@ -37,7 +37,7 @@ class MinBrokerIdChange:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Answer to a registration: a slave learns its master."""
+    """The result of a registration. A slave gets the addresses of its master."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
@@ -52,7 +52,10 @@ def identity(key: tuple[str, str], live: LiveBroker) -> BrokerRequestHeader:
 
 
 def with_acting_master(broker: BrokerData, queues: TopicQueues) -> BrokerData:
-    """The broker with its leading slave shown as master, when it has none and the topic is read-only there."""
+    """Returns the broker with its lowest slave as acting master.
+
+    Returns `broker` unchanged if it has a master, if the option is off, or if the topic is writable there.
+    """
     own = queues.of(broker.broker_name)
     addresses = broker.broker_addrs
     if not addresses or MASTER_ID in addresses or not broker.enable_acting_master or own is None:
@@ -67,6 +70,6 @@ def with_acting_master(broker: BrokerData, queues: TopicQueues) -> BrokerData:
 def min_broker_id_change(broker: BrokerData, offline: str | None, ha_server_addr: str | None) -> MinBrokerIdChange:
     addresses = broker.broker_addrs
     lowest = min(addresses)
-    # Who came knows its own id; when one went, all that are left must know.
+    # After a registration, the new broker needs no notification. After a loss, all remaining brokers do.
     notify = tuple(a for i, a in addresses.items() if offline is not None or len(addresses) == 1 or i != lowest)
     return MinBrokerIdChange(broker.broker_name, lowest, addresses[lowest], offline, ha_server_addr, notify)

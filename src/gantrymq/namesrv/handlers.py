@@ -1,7 +1,8 @@
-"""RequestHandlers: one function for each request code of a NameServer (namesrv/processor/*).
+"""The request handlers of a NameServer, one per request code (namesrv/processor/*).
 
-They read the header, ask or change the tables, and answer at once. A registration, which may be large, goes in steps,
-and what is kept in files is written first. A request that can't be read changes nothing.
+A handler reads the header, reads or changes the tables, and responds at once. There are two exceptions: a registration
+can be large, so it runs in steps, and changes to a file are on disk before the response. An invalid request changes
+nothing.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: A topic's queues that are registered by hand, and a data version, have no more bytes.
+#: Largest bodies of a manually registered topic's queues and of a data version, in bytes.
 MAX_ROUTE_BYTES = 256 * 1024
 MAX_VERSION_BYTES = 4 * 1024
 
-#: NamesrvUtil: "broker:queues;..." by topic, for producers that keep an order over all queues.
+#: "broker:queues;..." by topic, for producers with an order over all queues (NamesrvUtil).
 ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
-#: MixAll: what a broker says of its zone, and a client of the zone it prefers; beside the typed headers.
+#: Fields with a broker's zone and a client's preferred zone (MixAll). They are not part of the header classes.
 ZONE_NAME_FIELD = "__ZONE_NAME"
 ZONE_MODE_FIELD = "__ZONE_MODE"
 
@@ -68,7 +69,7 @@ _response = RemotingCommand.response
 
 
 class RequestHandlers:
-    """`notify` is told which brokers must learn of a changed lowest id."""
+    """Handles the requests of a NameServer. `notify` is called with changes of the lowest broker id."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class RequestHandlers:
         self._started = monotonic()
 
     def by_code(self) -> dict[int, RequestHandler]:
-        """What a RemotingServer wants."""
+        """Returns the handlers by request code, for a RemotingServer."""
         return {
             RequestCode.PUT_KV_CONFIG: self._put_kv_config,
             RequestCode.GET_KV_CONFIG: self._get_kv_config,
@@ -124,14 +125,14 @@ class RequestHandlers:
     # -- clients ------------------------------------------------------------------------------------------------
 
     def _get_route(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        # The answer is always standard JSON: acceptStandardJsonOnly need not be looked at.
+        # The response is always standard JSON, so the request's field acceptStandardJsonOnly is ignored.
         topic = request.read_header(TopicRequestHeader).topic
         config = self._config
         if config.need_wait_for_service and monotonic() - self._started < config.wait_seconds_for_service:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, "name server not ready", RefusalReason.NAME_SERVER_NOT_READY
             )
-        # Clients of other languages get the same response as from Java's NameServer.
+        # Only for GantryMQ's clients. All other clients get the same response as from Java's NameServer.
         fields = self._private_fields(topic) if request.language == LanguageCode.PYTHON else None
         zone_name = None
         if _ZONE_MODE_BYTES in request.raw_ext and request.ext_fields.get(ZONE_MODE_FIELD, "").lower() == "true":
@@ -143,7 +144,7 @@ class RequestHandlers:
         else:
             body = self._table.encoded_route(topic)
         if body is None:
-            # Not worth a line in the log: clients ask for their topics until these are there.
+            # Not logged: clients repeat the request until the topic exists.
             return _response(
                 ResponseCode.TOPIC_NOT_EXIST,
                 fields=fields,
@@ -213,7 +214,7 @@ class RequestHandlers:
         )
 
     def _unregister_broker(self, connection: Connection, request: RemotingCommand) -> Reply:
-        # As a long request: after the registrations that the broker sent before.
+        # A long request, so that it runs after earlier registrations of the same broker.
         return self._long_requests.run(connection, request, self._unregistered(request))
 
     def _unregistered(self, request: RemotingCommand) -> Generator[None, None, Reply]:
@@ -323,7 +324,7 @@ class RequestHandlers:
         connection.respond_with(request, update())
 
     def _get_config(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
-        # What `gantry doctor` looks for is in the header: the body is the configuration, as in Java.
+        # The body is the configuration, as in Java. `gantry doctor` reads job failures from the header.
         body = format_properties(self._configuration.properties()).encode()
         return RemotingCommand.response(body=body, fields=failure_fields(self._jobs))
 

@@ -1,4 +1,4 @@
-"""KnownBrokersFile: the brokers of a NameServer and their topics, which survive a restart in a file.
+"""Saves the brokers of a NameServer and their topics in a file, so that they survive a restart.
 
 Brokers register every 30 s. In the first 30 s after a start, the routes can therefore lack brokers. `load` adds each
 broker in the file to `LOST_BROKERS`, where it stays until it registers. Java's NameServer has no such file.
@@ -65,8 +65,8 @@ class _Snapshot(NamedTuple):
     clusters: dict[str, str]
     topics: dict[str, TopicQueues]
     lost: list[LostBroker]
-    #: The time of the snapshot by the monotonic clock, as in `LostBroker.since_ms`, and the number that turns such a
-    #: time into ms since the epoch.
+    #: Monotonic time of the snapshot, as in `LostBroker.since_ms`, and the offset from such a time to ms since the
+    #: epoch.
     now_ms: int
     epoch_ms: int
 

@@ -1,8 +1,7 @@
-"""KVConfigManager: string tables by namespace, in a JSON file that is replaced whole at each change.
+"""The KV configuration: string tables by namespace, in a JSON file that is rewritten at each change.
 
-A change holds when it is on the disk (`remoting/file_changes.py`).
-
-The form of the file is Java's: `{"configTable":{"NAMESPACE":{"key":"value"}}}` (namesrv/kvconfig/*).
+A change takes effect after it is on disk (`remoting/file_changes.py`). The file has Java's format (namesrv/kvconfig/*):
+`{"configTable":{"NAMESPACE":{"key":"value"}}}`
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.remoting.file_changes import FileChanges, NewContent
 from gantrymq.system import files
 
-#: The file may not grow over this, in bytes: so writing it anew doesn't hold the loop.
+#: Largest size of the file, in bytes. Encoding it must not block the event loop for long.
 MAX_FILE_BYTES = 4 * 1024 * 1024
 
 
@@ -26,7 +25,7 @@ class _File(msgspec.Struct, rename="camel"):
 
 
 class KVConfigManager:
-    """The tables; `path` is read by `load` and need not exist."""
+    """The tables of the KV configuration. `load` reads the file at `path`, which need not exist."""
 
     def __init__(self, path: Path, changes: FileChanges) -> None:
         self._path = path
@@ -34,7 +33,7 @@ class KVConfigManager:
         self._tables: dict[str, dict[str, str]] = {}
 
     def load(self) -> None:
-        """Reads the file. Raises ConfigError when it is there but can't be read: it would be overwritten."""
+        """Reads the file. Raises ConfigError if it exists but is not readable, because a change would overwrite it."""
         try:
             data = files.read_bytes(self._path)
         except FileNotFoundError:
@@ -47,13 +46,13 @@ class KVConfigManager:
             raise ConfigError(f"the KV configuration {self._path} is damaged, repair or remove it: {e}") from e
 
     async def put(self, namespace: str, key: str, value: str) -> None:
-        """Sets one value. Raises ConfigError, with nothing changed, when the file can't be written or is full."""
+        """Sets one value. Raises ConfigError and changes nothing if the file is not writable or would be too large."""
         await self._changes.make(
             lambda: self._content({**self._tables, namespace: {**self._tables.get(namespace, {}), key: value}})
         )
 
     async def delete(self, namespace: str, key: str) -> None:
-        """Removes one value if it is there; the namespace stays. Raises ConfigError as `put` does."""
+        """Removes one value, if it exists. The namespace remains. Raises ConfigError as `put` does."""
 
         def without() -> NewContent:
             table = dict(self._tables.get(namespace, {}))
@@ -67,11 +66,11 @@ class KVConfigManager:
         return self._tables.get(namespace, {}).get(key)
 
     def namespace(self, namespace: str) -> dict[str, str] | None:
-        """All values of a namespace; None when it was never used."""
+        """Returns all values of a namespace, or None if it was never used."""
         return self._tables.get(namespace)
 
     def entries(self) -> Iterator[tuple[str, str, str]]:
-        """(namespace, key, value) of everything."""
+        """Yields (namespace, key, value) for each value."""
         for namespace, table in self._tables.items():
             for key, value in table.items():
                 yield namespace, key, value

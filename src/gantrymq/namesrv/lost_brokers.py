@@ -1,14 +1,15 @@
-"""LostBrokers: brokers that are away, and the topics that they had.
+"""Tracks lost brokers and their topics.
 
-A route has only brokers that live, as in Java. Whoever must have all of a topic, as a batch read must, learns here that
-a part of it is missing. A NameServer shows this as a namespace of its KV configuration, which Java's have nothing in:
+As in Java, a route contains only live brokers. A batch read needs all brokers of a topic, so it must detect that some
+are missing. A NameServer shows lost brokers as a namespace of its KV configuration. In Java this namespace is empty.
 
-    get     LOST_BROKERS, a topic's name: "broker-b;broker-c"
-    list    LOST_BROKERS: the same for every topic that such brokers had
-    delete  LOST_BROKERS, a broker's name: it won't come back, and is forgotten
+    get     LOST_BROKERS, name of a topic: "broker-b;broker-c"
+    list    LOST_BROKERS: the same for each topic of a lost broker
+    delete  LOST_BROKERS, name of a broker: it will not return, so it is removed here
 
-A broker that unregisters is lost as one that dies is: it may be restarted, and a read meanwhile would have half of its
-topics. One that is back isn't, for the topics that it has registered since: the others' routes still lack it.
+A broker that unregisters also counts as lost. It may only be restarting, and a read in the meantime would get half of
+its topics. A returned broker still counts as lost for the topics that it has not registered again, because their routes
+lack it.
 
 After a start of the NameServer, all brokers in its file are lost until they register (`known_brokers`).
 """
@@ -27,14 +28,15 @@ from gantrymq.protocol.fastjson import encode_json
 log = peer_log(__name__)
 
 NAMESPACE = "LOST_BROKERS"
-#: As long as brokers keep messages (fileReservedTime): one that came back later would have none left.
+#: Time after which a lost broker is removed, in milliseconds. Its messages have expired by then (fileReservedTime).
 KEPT_MS = 72 * 3600 * 1000
-#: A broker that is back may register its topics in parts, for so long; what doesn't come then it has no more.
+#: Time in which a returned broker registers its topics, possibly in parts, in milliseconds. It no longer has the
+#: others.
 PARTS_MS = 60_000
-#: So many lost brokers, and topics of all of them together: made up, they would fill the memory.
+#: Limits of lost brokers and of their topics in total, so that invented ones cannot fill the memory.
 MAX_BROKERS = 2_000
 MAX_TOPICS = 200_000
-#: Topics that are listed in a step.
+#: Number of topics encoded per step.
 _STEP = 1_000
 
 
@@ -56,34 +58,34 @@ class LostBroker(NamedTuple):
 class _Lost:
     cluster_name: str
     topics: set[str]
-    #: Of the first look for old ones.
+    #: Time at which the broker was lost, or returned. Set by the next call of `forget_old`.
     since_ms: int | None = None
     is_back: bool = False
-    #: The NameServer started less than a registration period ago, and the broker has not registered since.
+    #: True if the NameServer has just started and the broker may not have had time to register.
     is_awaited: bool = False
 
 
 class LostBrokers:
-    """Brokers by name. Times are milliseconds of any clock that doesn't jump."""
+    """The lost brokers by name. Times are milliseconds of any monotonic clock."""
 
     def __init__(self) -> None:
         self._lost: dict[str, _Lost] = {}
         self._topic_count = 0
-        #: Grows with every change.
+        #: Increases with every change.
         self.revision = 0
 
     def lose(self, broker_name: str, cluster_name: str, topics: set[str]) -> None:
-        """Adds a broker that is away, and the topics that it had. Those that were lost first make room."""
+        """Adds a lost broker with its topics. Above the limits, the brokers that were lost first are removed."""
         self._add(broker_name, _Lost(cluster_name, topics))
 
     def recall(self, broker: LostBroker, *, is_awaited: bool) -> None:
-        """Adds a broker from the file of known brokers; awaited if it was registered when the file was written."""
+        """Adds a broker from the file of known brokers. `is_awaited`: it was registered when the file was written."""
         lost = _Lost(broker.cluster_name, set(broker.topics), broker.since_ms, is_awaited=is_awaited)
         self._add(broker.broker_name, lost)
 
     def _add(self, broker_name: str, lost: _Lost) -> None:
         if broker_name in self._lost:
-            # It was back, and hadn't registered these yet.
+            # It had returned but not registered these topics yet.
             lost.topics |= self._lost[broker_name].topics
         self.forget(broker_name)
         if not lost.topics:
@@ -97,7 +99,7 @@ class LostBrokers:
             self.forget(first)
 
     def returned(self, broker_name: str, topics: Iterable[str]) -> None:
-        """It is back and has registered these topics; one that isn't lost is ignored."""
+        """Removes the topics that a returned broker has registered. Ignores a broker that is not lost."""
         lost = self._lost.get(broker_name)
         if lost is None:
             return
@@ -111,14 +113,14 @@ class LostBrokers:
             self.forget(broker_name)
 
     def forget(self, broker_name: str) -> None:
-        """It is gone for good; one that isn't lost is ignored."""
+        """Removes a broker that will not return. Ignores a broker that is not lost."""
         lost = self._lost.pop(broker_name, None)
         if lost is not None:
             self._topic_count -= len(lost.topics)
             self.revision += 1
 
     def forget_topic(self, topic: str, cluster_name: str | None) -> None:
-        """The topic was deleted, in one cluster or everywhere."""
+        """Removes a deleted topic, in one cluster or everywhere."""
         for lost in self._lost.values():
             if topic in lost.topics and (not cluster_name or lost.cluster_name == cluster_name):
                 lost.topics.remove(topic)
@@ -126,7 +128,7 @@ class LostBrokers:
                 self.revision += 1
 
     def forget_old(self, now_ms: int) -> None:
-        """To be called now and then."""
+        """Removes expired entries. Must be called regularly."""
         for broker_name, lost in list(self._lost.items()):
             if lost.since_ms is None:
                 lost.since_ms = now_ms
@@ -138,22 +140,22 @@ class LostBrokers:
                 self.forget(broker_name)
 
     def __iter__(self) -> Iterator[LostBroker]:
-        """Each broker with a copy of its topics."""
+        """Yields each broker with a copy of its topics."""
         for name, lost in self._lost.items():
             is_away = not (lost.is_back or lost.is_awaited)
             yield LostBroker(name, lost.cluster_name, frozenset(lost.topics), lost.since_ms, is_away)
 
     def of(self, topic: str) -> str | None:
-        """The lost brokers that had the topic, as the KV configuration shows them; None for none."""
+        """Returns the lost brokers of a topic, separated by `;`. Returns None if there are none."""
         return ";".join(sorted(name for name, lost in self._lost.items() if topic in lost.topics)) or None
 
     def awaited(self, topic: str) -> str | None:
-        """As `of`, but only brokers that are expected to register, because this NameServer has just started."""
+        """Like `of`, but returns only brokers that may still register because this NameServer has just started."""
         names = (name for name, lost in self._lost.items() if lost.is_awaited and topic in lost.topics)
         return ";".join(sorted(names)) or None
 
     def encode_in_steps(self) -> Generator[None, None, bytes]:
-        """`of` for every topic that has some, as a KVTable: at once it would take 0.2 s for as many as there may be."""
+        """Returns `of` for all topics as an encoded KVTable. In one step, the largest table would take 0.2 s."""
         names: dict[str, str] = {}
         for broker_name, lost in sorted(self._lost.items()):
             topics = iter(list(lost.topics))

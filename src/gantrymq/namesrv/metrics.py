@@ -1,4 +1,4 @@
-"""What a NameServer tells Prometheus: its brokers and topics, the requests it has answered."""
+"""The Prometheus metrics of a NameServer: brokers, topics and requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gantrymq.remoting.answered_requests import AnsweredRequests
 def collect(
     table: RouteTable, answered: AnsweredRequests, jobs: Jobs, connections: int, uptime_s: float
 ) -> Iterator[Metric]:
-    """Route queries are the requests with request_code="get_routeinfo_by_topic"."""
+    """Yields the metrics. Route queries have the label request_code="get_routeinfo_by_topic"."""
     brokers: Counter[tuple[str, str]] = Counter()
     for broker in table.cluster_info().broker_addr_table.values():
         for broker_id in broker.broker_addrs:

@@ -1,4 +1,4 @@
-"""Notifications: brokers are told when the lowest id of their name is another's (NOTIFY_MIN_BROKER_ID_CHANGE)."""
+"""Notifies brokers when the lowest id of their name changes (NOTIFY_MIN_BROKER_ID_CHANGE)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gantrymq.remoting.client import RemotingClient
 
 log = peer_log(__name__)
 
-#: So many are told at a time; each may take as long as a connect does.
+#: Largest number of concurrent notifications. Each can take as long as a connection attempt.
 MAX_UNDER_WAY = 1_000
 
 
 class Notifications:
-    """Sends once, and doesn't wait for an answer, as in Java: a broker also asks from time to time."""
+    """Sends each notification once, without a response, as in Java. Brokers also poll from time to time."""
 
     def __init__(self, client: RemotingClient) -> None:
         self._client = client
@@ -33,12 +33,12 @@ class Notifications:
                 if len(self._tasks) >= MAX_UNDER_WAY:
                     log.warning("broker %s at %s isn't told: %d others are", change.broker_name, address, MAX_UNDER_WAY)
                     continue
-                self._tasks.start(self._tell(address, change))
+                self._tasks.start(self._notify(address, change))
 
     async def stop(self) -> None:
         await self._tasks.stop()
 
-    async def _tell(self, address: str, change: MinBrokerIdChange) -> None:
+    async def _notify(self, address: str, change: MinBrokerIdChange) -> None:
         header = NotifyMinBrokerIdChangeRequestHeader(
             min_broker_id=change.min_broker_id,
             min_broker_addr=change.min_broker_addr,

@@ -1,6 +1,6 @@
-"""What a broker sends with REGISTER_BROKER, read and checked before it gets near the tables.
+"""Reads and validates a broker's registration (REGISTER_BROKER) before it changes any table.
 
-Java's NameServer takes registrations of any size, if a frame has them. Bounds here are far above what clusters have.
+Java's NameServer accepts registrations of any size. The limits here are far above the sizes in real clusters.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from gantrymq.protocol.codes import VERSION_3_0_11, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.namesrv import BrokerRequestHeader, RegisterBrokerRequestHeader
 
-#: Names and addresses may not be longer. Java has no bound here; its longest topic names have 255 characters.
+#: Longest name or address, in characters. Java has no limit here, but its longest topic names have 255 characters.
 MAX_NAME_LENGTH = 1024
-#: Topics of one broker; more don't fit into a frame of JSON.
+#: Largest number of topics of a broker. More do not fit into one frame as JSON.
 MAX_TOPICS = 100_000
-#: Different forms of topics at one broker: numbers of queues, permissions, flags. Each costs memory, and time when the
-#: broker leaves; clusters have a few.
+#: Largest number of different forms of topics (queue numbers, permissions, flags) on a broker. Each form costs memory,
+#: and time when the broker leaves. Real clusters have a few.
 MAX_FORMS = 2_000
 MAX_FILTER_SERVERS = 100
 
-#: First byte of each zlib stream with the usual 32 KiB window; JSON begins otherwise.
+#: First byte of a zlib stream with the default window of 32 KiB. JSON cannot begin with it.
 _ZLIB_START = b"\x78"
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
-#: So many topics are checked in a step.
+#: Number of topics checked per step.
 _STEP_TOPICS = 500
 
-#: What a broker registers: the header, and the body.
+#: Header and body of a registration.
 Registration = tuple[RegisterBrokerRequestHeader, RegisterBrokerBody]
 
 
 def read_registration(request: RemotingCommand) -> Generator[None, None, Registration]:
-    """Header and body, in steps. Raises HeaderError, BodyError, or RequestRefused when the CRC-32 doesn't match."""
+    """Returns header and body, in steps. Raises HeaderError, BodyError, or RequestRefused if the CRC-32 is wrong."""
     header = request.read_header(RegisterBrokerRequestHeader)
     check_broker(header)
     timeout_ms = header.heartbeat_timeout_millis
@@ -51,13 +51,13 @@ def read_registration(request: RemotingCommand) -> Generator[None, None, Registr
         raise RequestRefused(
             ResponseCode.SYSTEM_ERROR, f"crc32 not match: the body of {len(request.body)} bytes was damaged on its way"
         )
-    # 5 ms for 16 MiB.
+    # Pause here, because the CRC takes 5 ms for 16 MiB.
     yield
     return header, (yield from _read_body(request, header))
 
 
 def check_broker(header: BrokerRequestHeader) -> None:
-    """Raises HeaderError for names, an address or an id that no broker has."""
+    """Raises HeaderError if a name, the address or the id of a broker is invalid."""
     for key, value in (
         ("clusterName", header.cluster_name),
         ("brokerName", header.broker_name),
@@ -75,10 +75,10 @@ def _read_body(
     if request.version < 0:
         raise HeaderError(f"version {request.version}: no MQVersion is negative")
     if not request.body:
-        # A broker without topics. One so old that it knows no filter servers leaves those that are there.
+        # A broker without topics. A broker older than 3.0.11 has no filter servers, so existing ones are kept.
         table = TopicConfigTable(data_version=DataVersion(0, 0, 0))
         return RegisterBrokerBody(table, None if request.version < VERSION_3_0_11 else [])
-    # Java's broker says compressed=false even when it compresses (BrokerOuterAPI.registerBrokerAll).
+    # Java's broker sends compressed=false even if the body is compressed (BrokerOuterAPI.registerBrokerAll).
     compressed = header.compressed or request.body.startswith(_ZLIB_START)
     body = yield from register_body_in_steps(request.body, compressed=compressed, version=request.version)
     servers = body.filter_server_list or []
@@ -98,7 +98,7 @@ def _check_table(table: TopicConfigTable) -> Generator[None, None, None]:
     forms = set()
     for config, number in zip(table.topic_config_table.values(), count(1), strict=False):
         form = (config.read_queue_nums, config.write_queue_nums, config.perm, config.topic_sys_flag)
-        # Nearly all topics of a broker have the form of another: 0.2 us each, not 0.8, each 30 s.
+        # Nearly all topics share a form with another one. Then a check takes 0.2 us instead of 0.8 us, every 30 s.
         if form in forms:
             _check_name(config.topic_name)
         else:
@@ -111,7 +111,7 @@ def _check_table(table: TopicConfigTable) -> Generator[None, None, None]:
 
 
 def check_queues(topic: str, *numbers: int) -> None:
-    """Raises BodyError for a name or for numbers of queues, perm or flags that Java's clients couldn't read."""
+    """Raises BodyError if Java's clients could not read this topic name, these queue numbers, permissions or flags."""
     _check_name(topic)
     if min(numbers) < 0 or max(numbers) > _MAX_INT32:
         raise BodyError(f"topic {topic}: numbers of queues, perm and flags {numbers} must be 0 to {_MAX_INT32}")

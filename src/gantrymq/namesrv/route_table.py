@@ -1,15 +1,15 @@
-"""RouteTable: which brokers live, what topics they have, and the routes that follow from it.
+"""The state of a NameServer: live brokers, their topics, and the resulting routes.
 
-Everything that a NameServer knows and that changes with registrations is here; nothing waits, writes or reads a clock.
-The rules are Java's (namesrv/routeinfo/RouteInfoManager):
+No I/O, no clock. The rules are Java's (namesrv/routeinfo/RouteInfoManager):
 
-- A broker is (broker name, broker id) at an address of a cluster. The lowest id of a name leads; 0 is a master.
-- Topics come from the master, or from the leading slave when it says enableActingMaster.
-- A registration whose data version is known touches only the topics that the table lacks.
-- A broker goes when it unregisters, when the connection of its last registration closes, or when it was silent for its
-  heartbeat timeout. With the last broker of a name go the name's queues, and a topic with its last queues.
+- A broker is identified by its name and id, and has an address in a cluster. The lowest id of a name leads. 0 is the
+  master.
+- Topics come from the master, or from the leading slave if it sends enableActingMaster.
+- If the data version of a registration is unchanged, only topics that the table lacks are added.
+- A broker is removed if it unregisters, if the connection of its last registration closes, or if it is silent for its
+  heartbeat timeout. With the last broker of a name, its queues are removed. A topic is removed with its last queue.
 
-An encoded route is kept until a broker changes (`topic_table`: topics with the same queues share it).
+An encoded route is cached until a broker changes. Topics with the same queues share it (`topic_table`).
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from gantrymq.protocol.steps import finish
 
 log = peer_log(__name__)
 
-#: DEFAULT_BROKER_CHANNEL_EXPIRED_TIME: how long a broker may be silent that names no heartbeat timeout.
+#: Timeout of a broker that sends no heartbeat timeout, in milliseconds (DEFAULT_BROKER_CHANNEL_EXPIRED_TIME).
 DEFAULT_HEARTBEAT_TIMEOUT_MS = 120_000
-#: TopicValidator.SYNC_BROKER_MEMBER_GROUP_PREFIX: such a topic's route shows the brokers as they are.
+#: Routes of topics with this prefix show no acting master (TopicValidator.SYNC_BROKER_MEMBER_GROUP_PREFIX).
 SYNC_MEMBER_GROUP_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
 
-#: More brokers, and more topics of all of them, are refused: made up, they would fill the memory, and make slow what
-#: goes over all.
+#: Limits of brokers, and of topics in total. Invented ones could otherwise fill the memory and slow down loops over
+#: all.
 MAX_BROKERS = 2_000
 MAX_TOPICS = 500_000
-#: So many topics are put into the table in a step.
+#: Number of topics added per step.
 _STEP_TOPICS = 1_000
 
-#: topicSysFlag: the topic is a unit's own; it is subscribed to by units (common/sysflag/TopicSysFlag).
+#: Flags of topicSysFlag: the topic belongs to a unit; units subscribe to the topic (common/sysflag/TopicSysFlag).
 UNIT_FLAG = 1
 UNIT_SUB_FLAG = 2
 
 
 class RouteTable:
-    """The tables. Times are milliseconds of any clock that doesn't jump; connections are only compared."""
+    """The tables of a NameServer. Times are milliseconds of any monotonic clock. Connections are only compared."""
 
     def __init__(self, config: NamesrvConfig) -> None:
         self._config = config
@@ -67,7 +67,7 @@ class RouteTable:
         self._brokers: dict[str, BrokerData] = {}
         self._clusters: dict[str, set[str]] = {}
         self._live: dict[tuple[str, str], LiveBroker] = {}
-        #: What registered last by each connection.
+        #: Brokers by the connection of their last registration.
         self._keys_of: defaultdict[object, set[tuple[str, str]]] = defaultdict(set)
         self._filter_servers: dict[tuple[str, str], list[str]] = {}
         #: Static topics: topic -> broker name -> TopicQueueMappingInfo.
@@ -85,7 +85,7 @@ class RouteTable:
         connection: object,
         now_ms: int,
     ) -> Registered:
-        """`register_in_steps` at once."""
+        """Runs `register_in_steps` without pauses."""
         return finish(self.register_in_steps(header, body, zone_name=zone_name, connection=connection, now_ms=now_ms))
 
     def register_in_steps(
@@ -97,10 +97,12 @@ class RouteTable:
         connection: object,
         now_ms: int,
     ) -> Generator[None, None, Registered]:
-        """Takes a broker's registration: the broker at once, its topics in steps, as if they came one after the other.
+        """Adds or updates a broker at once, and its topics in steps. The result is the same as in one step.
 
-        When the broker goes meanwhile, or registers anew, the rest of its topics is left. Raises RequestRefused for a
-        single topic of a broker that isn't known, and when there are too many brokers or topics.
+        If the broker is removed or registers again meanwhile, the rest of its topics is skipped.
+
+        Raises:
+            RequestRefused: An unknown broker registers a single topic, or there are too many brokers or topics.
         """
         name, broker_id, address = header.broker_name, header.broker_id, header.broker_addr
         table = body.topic_config_serialize_wrapper
@@ -111,10 +113,10 @@ class RouteTable:
                 ResponseCode.SYSTEM_ERROR,
                 f"register broker failed: {name} ({broker_id}) at {address} must register all topics before one alone",
             )
-        self._check_room(key, table.topic_config_table)
+        self._check_limits(key, table.topic_config_table)
         renamed = self._live.get(key)
         if renamed is not None and renamed.broker_name != name:
-            # Java keeps the address under both names, the old one for ever.
+            # Java would keep the address under both names, and never remove the old one.
             self.unregister([identity(key, renamed)])
         if broker is None:
             log.info("new broker %s of cluster %s at %s", name, header.cluster_name, address)
@@ -126,7 +128,7 @@ class RouteTable:
         broker.zone_name = zone_name
         min_id_changed = bool(addresses) and broker_id < min(addresses)
 
-        # An address has one id: a slave that became master leaves its old place.
+        # An address has one id. If a slave became master, its old id is removed.
         for other_id in [i for i, a in addresses.items() if a == address and i != broker_id]:
             del addresses[other_id]
         old_address = addresses.get(broker_id)
@@ -171,17 +173,17 @@ class RouteTable:
         return Registered(master.ha_server_addr, master_address, change)
 
     def heartbeat(self, cluster_name: str, broker_addr: str, now_ms: int) -> None:
-        """The broker at this address is alive; an unknown one is ignored, as it must register."""
+        """Records a heartbeat of the broker at this address. Ignores an unknown one, which must register first."""
         live = self._live.get((cluster_name, broker_addr))
         if live is not None:
             live.last_update_ms = now_ms
 
     def data_version(self, cluster_name: str, broker_addr: str) -> DataVersion | None:
-        """The version of the topics that the broker at this address last registered."""
+        """Returns the version of the topics that the broker at this address last registered, or None."""
         live = self._live.get((cluster_name, broker_addr))
         return live.data_version if live is not None else None
 
-    def _check_room(self, key: tuple[str, str], topics: Collection[str]) -> None:
+    def _check_limits(self, key: tuple[str, str], topics: Collection[str]) -> None:
         if key not in self._live and len(self._live) >= MAX_BROKERS:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"register broker failed: {MAX_BROKERS} brokers are there")
         if len(self._topics) + len(topics) > MAX_TOPICS:
@@ -204,7 +206,7 @@ class RouteTable:
         self, header: RegisterBrokerRequestHeader, body: RegisterBrokerBody, *, changed: bool
     ) -> Generator[None, None, None]:
         table = body.topic_config_serialize_wrapper
-        # The string that is there already: its topics' queues all refer to it.
+        # Reuses the existing string, because the queues of all topics refer to it.
         name = self._brokers[header.broker_name].broker_name
         topics, mappings = table.topic_config_table, table.topic_queue_mapping_info_map
         if changed:
@@ -212,7 +214,7 @@ class RouteTable:
                 self._mappings.setdefault(topic, {})[str(mapping.get("bname"))] = mapping
         if self._config.delete_topic_with_broker_registration and not mappings:
             self._take_queues([topic for topic in self._topics.names_of([name]) if topic not in topics], [name])
-        # A slave that leads stands in for its master: what is there can be read, nothing written.
+        # A leading slave is only an acting master: its topics are readable but not writable.
         perm_mask = ~PERM_WRITE if header.broker_id != MASTER_ID and header.enable_acting_master else ~0
         has_queues = self._topics.asks_for(name)
         configs = iter(topics.values())
@@ -226,7 +228,7 @@ class RouteTable:
             yield
 
     def _set_filter_servers(self, key: tuple[str, str], servers: list[str] | None) -> None:
-        # None: a broker so old that it knows no filter servers. An empty list takes them away.
+        # None comes from a broker too old for filter servers. An empty list removes the existing ones.
         if servers is not None and servers != self._filter_servers.get(key, []):
             if servers:
                 self._filter_servers[key] = servers
@@ -241,9 +243,10 @@ class RouteTable:
     # -- brokers go ---------------------------------------------------------------------------------------------
 
     def unregister(self, requests: Iterable[BrokerRequestHeader]) -> list[MinBrokerIdChange]:
-        """Takes brokers away; one that isn't there is ignored. Returns whom to notify.
+        """Removes brokers and returns the notifications to send. Ignores unknown brokers.
 
-        Those of which nothing is left are remembered (`lost`): also who was stopped in order may only be restarted.
+        If no broker of a name is left, the name is added to `lost`. This includes brokers that were stopped regularly,
+        because they may only be restarting.
         """
         removed: dict[str, str] = {}
         reduced: dict[str, BrokerData] = {}
@@ -267,7 +270,7 @@ class RouteTable:
             else:
                 del self._brokers[name]
                 removed[name] = broker.cluster
-        # However many brokers went, all topics are gone through once.
+        # One pass over all topics, regardless of the number of removed brokers.
         if removed:
             self._remove_names(set(removed))
             topics = self._topics.names_of(removed)
@@ -291,11 +294,11 @@ class RouteTable:
         ]
 
     def has_registered(self, connection: object) -> bool:
-        """Whether some broker's last registration came by this connection."""
+        """Returns true if the last registration of any broker used this connection."""
         return connection in self._keys_of
 
     def connections_closed(self, connections: Iterable[object]) -> list[MinBrokerIdChange]:
-        """Takes the brokers away whose last registration came by one of these. Returns whom to notify."""
+        """Removes the brokers whose last registration used one of these connections. Returns notifications to send."""
         gone = [
             identity(key, self._live[key])
             for connection in connections
@@ -305,7 +308,7 @@ class RouteTable:
         return self.unregister(gone) if gone else []
 
     def expire(self, now_ms: int) -> tuple[list[object], list[MinBrokerIdChange]]:
-        """Takes the silent brokers away. Returns their connections, to be closed, and whom to notify."""
+        """Removes silent brokers. Returns their connections, which must be closed, and the notifications to send."""
         self.lost.forget_old(now_ms)
         silent = [
             (key, live) for key, live in self._live.items() if live.last_update_ms + live.heartbeat_timeout_ms < now_ms
@@ -333,7 +336,7 @@ class RouteTable:
     # -- topics -------------------------------------------------------------------------------------------------
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> None:
-        """Adds or replaces queues by hand; nothing happens when a broker isn't known."""
+        """Adds or replaces queues on request of an administrator. Does nothing if a broker is unknown."""
         known = [
             BrokerQueues(q.broker_name, q.read_queue_nums, q.write_queue_nums, q.perm, q.topic_sys_flag) for q in queues
         ]
@@ -343,7 +346,7 @@ class RouteTable:
         self._topics.put((topic, broker_queues) for broker_queues in known)
 
     def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
-        """Forgets a topic, on the brokers of one cluster or everywhere."""
+        """Removes a topic from the brokers of one cluster, or everywhere."""
         self.lost.forget_topic(topic, cluster_name)
         if self._topics.get(topic) is None:
             return
@@ -354,21 +357,21 @@ class RouteTable:
             self._mappings.pop(topic, None)
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Makes all topics of a broker read-only, until it registers a new data version. Returns how many it has."""
+        """Makes all topics of a broker read-only until it registers a new data version. Returns their number."""
         return self._topics.set_perm([broker_name], lambda perm: perm & ~PERM_WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
-        """Makes all topics of a broker readable and writable. Returns how many it has."""
+        """Makes all topics of a broker readable and writable. Returns the number of topics."""
         return self._topics.set_perm([broker_name], lambda _: PERM_READ | PERM_WRITE)
 
-    # -- questions ----------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     def encoded_route(self, topic: str) -> bytes | None:
-        """The route as a response body; None for an unknown topic. Bytes are shared by topics with equal queues."""
+        """Returns the route as a response body, or None for an unknown topic. Topics with equal queues share it."""
         queues = self._topics.get(topic)
         if queues is None:
             return None
-        # An answer that depends on the topic itself can't be shared.
+        # A route that depends on the topic itself can't be shared.
         sharable = topic not in self._mappings and not topic.startswith(SYNC_MEMBER_GROUP_PREFIX)
         if sharable and queues.encoded_route is not None:
             return queues.encoded_route
@@ -379,7 +382,7 @@ class RouteTable:
         return encoded
 
     def route(self, topic: str) -> TopicRouteData | None:
-        """Where a topic's queues are; None when no broker has it."""
+        """Returns the route of a topic, or None if no broker has it."""
         queues = self._topics.get(topic)
         if queues is None:
             return None
@@ -402,28 +405,28 @@ class RouteTable:
         )
 
     def forget_answers(self) -> None:
-        """Routes are encoded anew: something that all of them depend on has changed."""
+        """Discards all cached routes, because something that can affect every route has changed."""
         self._topics.forget_encoded_routes()
 
     def cluster_info(self) -> ClusterInfo:
         return ClusterInfo(self._brokers, {cluster: sorted(names) for cluster, names in self._clusters.items()})
 
     def broker_addresses(self, broker_name: str) -> dict[int, str]:
-        """The addresses of a broker name by broker id."""
+        """Returns the addresses of a broker name by broker id."""
         broker = self._brokers.get(broker_name)
         return dict(broker.broker_addrs) if broker is not None else {}
 
     @property
     def revision(self) -> int:
-        """A number that grows whenever topics of a broker or lost brokers change."""
+        """A number that increases when topics of a broker or lost brokers change."""
         return self._topics.revision + self.lost.revision
 
     def copy_of_topics(self) -> dict[str, TopicQueues]:
-        """Each topic with its queues. The queues are immutable, so another thread can read them."""
+        """Returns each topic with its queues. The queues are immutable, so another thread can read them."""
         return self._topics.copy()
 
     def clusters_of_brokers(self) -> dict[str, str]:
-        """{broker name: cluster name} of the brokers that are registered."""
+        """Returns {broker name: cluster name} of the registered brokers."""
         return {name: broker.cluster for name, broker in self._brokers.items()}
 
     @property
@@ -437,7 +440,7 @@ class RouteTable:
         return TopicList(self._topics.names_of(self._clusters.get(cluster_name, set())))
 
     def system_topics(self) -> TopicList:
-        """The names of clusters and brokers: each is a topic too; and some broker's address."""
+        """Returns the names of clusters and brokers, which are also topics, and the address of any broker."""
         names = {name: None for cluster, brokers in self._clusters.items() for name in (cluster, *sorted(brokers))}
         addresses = (address for broker in self._brokers.values() for address in broker.broker_addrs.values())
         return TopicList(list(names), next(addresses, None))
@@ -449,7 +452,7 @@ class RouteTable:
         return TopicList(self._topics.names_where(lambda queues: bool(_flags(queues) & UNIT_SUB_FLAG)))
 
     def unit_sub_ununit_topics(self) -> TopicList:
-        """Topics that units subscribe to and that are no unit's own."""
+        """Returns the topics that units subscribe to but that do not belong to a unit."""
         both = UNIT_FLAG | UNIT_SUB_FLAG
         return TopicList(self._topics.names_where(lambda queues: _flags(queues) & both == UNIT_SUB_FLAG))
 

@@ -1,4 +1,4 @@
-"""NameServer: listens, hands requests to the handlers, takes away the brokers that closed or fell silent."""
+"""The NameServer's server: accepts connections, passes requests to handlers and removes disconnected brokers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import cast
 from gantrymq.background.jobs import Jobs
 from gantrymq.logs import log_text
 from gantrymq.metrics import Metric, MetricsServer
-from gantrymq.namesrv.config import FIXED_KEYS, NamesrvConfig
+from gantrymq.namesrv.config import FIXED_KEYS, UNUSED_KEYS, NamesrvConfig
 from gantrymq.namesrv.handlers import RequestHandlers
 from gantrymq.namesrv.known_brokers import KnownBrokersFile
 from gantrymq.namesrv.kv_config import KVConfigManager
@@ -24,33 +24,43 @@ from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.configuration import Configuration
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.file_changes import FileChanges
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.long_requests import LongRequests
 from gantrymq.remoting.server import RemotingServer
-from gantrymq.remoting.tls import client_context
+from gantrymq.remoting.tls import SECRET_KEYS, client_context
 from gantrymq.system.clock import monotonic
 
 log = logging.getLogger(__name__)
 
-#: The KV configuration is logged after the first, then at each second interval (NamesrvController), s.
+#: The KV configuration is logged after the first delay, then at the second interval (NamesrvController). In seconds.
 KV_LOG_DELAY_S = 60.0
 KV_LOG_INTERVAL_S = 600.0
-#: Not more of its entries: administrators have a few.
+#: Largest number of logged entries. Real configurations have a few.
 KV_LOG_ENTRIES = 100
 
 
 class NameServer:
-    """One NameServer, to be made in a running loop. NameServers don't know each other: brokers register with all.
+    """One NameServer. Must be created in a running event loop.
 
-    `file_keys` are all keys of its configuration file, those among them that it doesn't use are kept there.
-    `address` is host:port for clients on this machine. Raises GantryError when the port is taken, ConfigError for TLS
-    files that can't be used.
+    NameServers share no state, so brokers register with each one.
+
+    Raises GantryError if the port is in use, and ConfigError if a TLS file is not usable.
+
+    Args:
+        config: The configuration. None uses the defaults.
+        file_keys: All keys of the configuration file. Those that the NameServer does not use are kept there.
+
+    Attributes:
+        address: HOST:PORT for clients on this machine.
     """
 
     def __init__(self, config: NamesrvConfig | None = None, file_keys: Mapping[str, str] | None = None) -> None:
         self.config = config = config or NamesrvConfig()
         self.jobs = Jobs()
         self.table = RouteTable(config)
-        self._configuration = Configuration(config, file_keys or {}, FIXED_KEYS)
+        self._configuration = Configuration(
+            config, file_keys or {}, FIXED_KEYS, SECRET_KEYS, unused_defaults=UNUSED_KEYS
+        )
         self._changes = FileChanges(self.jobs)
         self._kv_config = KVConfigManager(config.kv_config_path, self._changes)
         self._known_brokers = KnownBrokersFile(config.known_brokers_path, self.table, self.jobs)
@@ -67,13 +77,12 @@ class NameServer:
             self.jobs,
             self._notifications.send,
         )
-        # Counting costs each request a little: only when somebody will ask.
+        # Counting slows each request down slightly, so it is only done if metrics are enabled.
         self._answered = AnsweredRequests() if config.metrics_port else None
         self._metrics = MetricsServer(self._collect, host=config.bind_address, port=config.metrics_port)
         self._server = RemotingServer(
             handlers.by_code(),
-            host=config.bind_address,
-            port=config.listen_port,
+            ListenOptions(config.bind_address, config.listen_port),
             tls=config,
             hooks=[self._answered] if self._answered is not None else [],
             max_idle_s=config.server_channel_max_idle_time_seconds,
@@ -81,29 +90,30 @@ class NameServer:
             jobs=self.jobs,
         )
         self.address = reachable(config.bind_address, self._server.port)
-        #: Connections of brokers that were closed since the table was told.
+        #: Closed connections of brokers that are not removed from the table yet.
         self._closed: list[Connection] = []
         self._taking_away = self.jobs.repeating("take away brokers that are gone", self._take_away)
         self._scanning = self.jobs.repeating("look for silent brokers", self._scan, self._scan_interval_s)
         self._logging = self.jobs.repeating("log the KV configuration", self._log_kv_config, KV_LOG_INTERVAL_S)
         self._began = monotonic()
-        #: What `stop` has to undo.
+        #: The steps that `stop` has to run.
         self._running = AsyncExitStack()
         self._running.push_async_callback(client.close)
-        # Whose connections this server closes itself.
+        # For the brokers whose connections this server closes itself.
         self._running.callback(self._take_away)
         self._running.push_async_callback(self._server.stop)
 
     async def start(self) -> None:
-        """Serves at `address`. Raises GantryError when a port is taken, ConfigError for a damaged KV or TLS file.
+        """Starts to serve at `address`.
 
-        What had begun by then is undone.
+        Raises GantryError if a port is in use, and ConfigError if the KV file or a TLS file is damaged. After an error,
+        all started parts are stopped again.
         """
         async with self._running.pop_all() as stack:
             await self._server.bind()
             self._kv_config.load()
             self._known_brokers.load()
-            # Before the connections are closed: nobody is told what follows from that for the brokers.
+            # Stopped before the connections close, so that brokers get no notification because of this stop.
             stack.push_async_callback(self._notifications.stop)
             self._taking_away.start()
             stack.callback(self._taking_away.cancel)
@@ -117,7 +127,7 @@ class NameServer:
                 stack.push_async_callback(self._metrics.stop)
                 await self._metrics.start()
             self._known_brokers.start()
-            # Stops before the connections close: brokers that are registered at the stop are not lost.
+            # Stopped before the connections close, so that the file shows brokers as registered, not as lost.
             stack.push_async_callback(self._known_brokers.stop)
             self._scanning.start()
             stack.callback(self._scanning.cancel)
@@ -126,12 +136,17 @@ class NameServer:
             self._running = stack.pop_all()
         for key, value in sorted(self._configuration.properties().items()):
             log.info("configuration: %s=%s", key, log_text(value))
-        log.info("the NameServer serves at %s", self.address)
+        # Java's line, which scripts wait for.
+        log.info(
+            "The Name Server boot success. serializeType=JSON, address %s:%d",
+            self.config.bind_address,
+            self._server.port,
+        )
 
     async def stop(self) -> None:
-        """Answers what has arrived, closes every connection and stops listening; once more does no harm.
+        """Answers received requests, closes all connections and stops listening. Further calls have no effect.
 
-        Nothing is left out when one of it raises; that is raised at the end.
+        If a step raises, the others still run, and the error is raised at the end.
         """
         await self._running.aclose()
 
@@ -148,7 +163,7 @@ class NameServer:
             self._taking_away.wake()
 
     def _take_away(self) -> None:
-        """All at once: when 10,000 connections end, the topics are gone through once."""
+        """Removes the brokers of all closed connections in one pass over the topics, even for 10,000 connections."""
         closed, self._closed = self._closed, []
         self._notifications.send(self.table.connections_closed(closed))
 
@@ -165,5 +180,5 @@ class NameServer:
         for connection in silent:
             cast(Connection, connection).close()
         self._notifications.send(changes)
-        # It may be changed over the network.
+        # Read on each run, because a request may change the interval.
         return self._scan_interval_s

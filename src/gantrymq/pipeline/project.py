@@ -1,4 +1,4 @@
-"""A new pipeline project: the files of `template` and messages to try it with, or a program of examples/pipelines."""
+"""Creates a pipeline project: the files of `template` with sample messages, or a program of examples/pipelines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SPEC = "spark-pipeline.yml"
 DECLARATIVE = "orders"
 PROGRAM = "pipeline.py"
 SAMPLE = Path("sample") / "orders.jsonl"
-#: Where a run keeps tables, checkpoints and a cluster of its own.
+#: The directory for the tables, the checkpoints and the cluster of a project.
 STATE = ".pipeline"
 
-#: Paths that Spark leaves as they are. Of others it escapes a part, once or twice, and puts tables and checkpoints into
-#: directories of other names, and at a space it ends the options of its JVM.
+#: Paths that Spark keeps unchanged. In other paths it escapes characters, once or twice, so that tables and checkpoints
+#: would be in different directories. A space would end an option of its JVM.
 _GOOD_PATH = re.compile(r"[\w/.~!()*,:$&+=@-]+")
 
 _ITEMS = (("tea", 450), ("coffee", 990), ("chocolate", 320), ("teapot", 4900), ("grinder", 8900))
@@ -29,26 +29,29 @@ _ORDERS = 500
 
 
 def templates() -> dict[str, Traversable]:
-    """The programs that there are, by name, and their files: those of examples/pipelines."""
+    """Returns {name: file} for the programs in examples/pipelines."""
     examples = files("gantrymq.pipeline") / "examples"
     if not examples.is_dir():
-        # Installed as editable.
+        # In an editable installation, the examples are outside of the package.
         examples = Path(__file__).parents[3] / "examples" / "pipelines"
     programs = sorted((path for path in examples.iterdir() if path.name.endswith(".py")), key=lambda path: path.name)
     return {path.name.removesuffix(".py").replace("_", "-"): path for path in programs}
 
 
 def local_uri(path: Path) -> str:
-    """As Spark takes it. Raises ConfigError for a path with a space or others of the characters that URIs escape."""
+    """Returns the URI of a path for Spark.
+
+    Raises ConfigError for a path with a space or another character that URIs escape.
+    """
     if not _GOOD_PATH.fullmatch(str(path)):
         raise ConfigError(f"{path}: in a project's path Spark takes no spaces, quotes, semicolons, #, % and the like")
     return f"file://{path}"
 
 
 def create_project(directory: Path, template: str = DECLARATIVE) -> Path:
-    """Makes the project `directory`, named after it.
+    """Creates a project in the new directory `directory`. The name of the directory is the name of the project.
 
-    Raises ConfigError when it is there, or no such template is, or its path is nothing for Spark.
+    Raises ConfigError if the directory exists, the template is unknown, or Spark doesn't support the path.
     """
     directory = directory.absolute()
     programs = templates()
@@ -61,7 +64,7 @@ def create_project(directory: Path, template: str = DECLARATIVE) -> Path:
         return directory
     values = {
         "name": directory.name,
-        # Text of JSON is YAML's, too, and a name like 2026 or null would be something else without quotes.
+        # JSON text is valid YAML. Without quotes, a name like 2026 or null would not be a string.
         "quoted_name": json.dumps(directory.name, ensure_ascii=False),
         "quoted_storage": json.dumps(local_uri(directory / STATE / "storage"), ensure_ascii=False),
     }
@@ -82,7 +85,7 @@ def _write_program(directory: Path, program: Traversable) -> None:
 
 
 def sample_orders() -> list[str]:
-    """Orders of ten days, always the same; one is there twice, and one line is none."""
+    """Returns the orders of ten days as lines, the same in each call. One is a duplicate, and one line is no order."""
     start = datetime(2026, 1, 1, 8, tzinfo=UTC)
     lines = []
     for n in range(_ORDERS):

@@ -1,7 +1,9 @@
-"""Runs a project of Spark Declarative Pipelines, on clusters that are there or on ones of its own.
+"""Runs a project of Spark Declarative Pipelines, on an existing cluster or on one that it starts.
 
-What `spark-pipelines run` does, and besides: Java and the workers' Python are found, tables outlive the run on this
-machine, and a NameServer and a broker run as long as the pipeline does, when none is given.
+In addition to `spark-pipelines run`, it
+- finds Java and the Python for workers,
+- keeps tables on this machine after the run, and
+- starts a NameServer and a broker for the duration of the run, if the arguments have no NameServer.
 """
 
 from __future__ import annotations
@@ -36,24 +38,34 @@ TOPIC = "pipeline.topic"
 RESULT_TOPIC = "pipeline.resultTopic"
 LOCAL_MASTER = "local[*]"
 SEND_AT_ONCE = 100
-#: As Spark sets up a server that it starts for a client on the same machine.
+#: The settings of a server that Spark starts for a client on the same machine.
 _CONNECT_SERVER = {
     "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
     "spark.sql.artifact.isolation.enabled": "true",
     "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
     "spark.connect.grpc.binding.address": "localhost",
 }
-#: The last event of a run that went well.
+#: The last event of a successful run.
 _COMPLETED = "Run is COMPLETED."
 
 
 def run_project(
-    directory: Path, name_server: str | None, context: str | None, master: str | None, tell: Callable[[str], None]
+    directory: Path, name_server: str | None, context: str | None, master: str | None, report: Callable[[str], None]
 ) -> None:
-    """Takes in what has come since the last run. Raises ConfigError, and what Spark raises.
+    """Processes the messages since the last run.
 
-    `context` is a name of `gantry context list`; `name_server` says where else its keys go. Without both the project's
-    own cluster runs meanwhile, whose topic gets the sample while it is empty. `tell` is given a line at a time.
+    If there is neither a NameServer nor a context, a cluster runs for the duration of the run. If its topic is empty,
+    the sample messages are sent to it.
+
+    Args:
+        directory: The project.
+        name_server: The NameServers of the cluster. It replaces the address of the context.
+        context: A name of `gantry context list`.
+        master: The Spark cluster. Default: the cores of this machine.
+        report: Called with each line of the output.
+
+    Raises:
+        ConfigError: The project or an option is invalid. Errors of Spark are also raised.
     """
     if not HAS_PIPELINES:
         raise ConfigError(f"declarative pipelines begin with Spark 4.1; this is pyspark {pyspark.__version__}")
@@ -71,30 +83,30 @@ def run_project(
     reached_by = None
     if context is not None:
         reached_by = Contexts()[context]
-        # Keys aren't among the settings, which Spark shows: who reads and writes finds them by the name.
+        # Spark displays the settings, so they have no keys. Reads and writes find the keys by the name of the context.
         settings[CONTEXT] = context
         name_server = name_server or reached_by.namesrv_addr
     with ExitStack() as stack:
         if name_server is None:
             cluster = stack.enter_context(ProcessCluster(directory / STATE / "cluster"))
             name_server = cluster.namesrv_addr
-            tell(f"NameServer at {name_server}")
+            report(f"NameServer at {name_server}")
             if (topic := settings.get(TOPIC)) and (directory / SAMPLE).is_file():
                 lines = (directory / SAMPLE).read_text().splitlines()
                 sent = asyncio.run(_send_sample(name_server, topic, lines))
-                tell(f"{sent} messages of {SAMPLE} sent to {topic}")
+                report(f"{sent} messages of {SAMPLE} sent to {topic}")
         settings[NAME_SERVER] = name_server
         on_this_machine = master is None or master.startswith("local")
         of_spark = (_local_settings(directory) if on_this_machine else {}) | settings
         with _session(spec.name, master or LOCAL_MASTER, of_spark) as spark:
-            _run(spark, path, settings, tell)
+            _run(spark, path, settings, report)
         if topic := settings.get(RESULT_TOPIC):
-            count = asyncio.run(messages_of(name_server, topic, reached_by))
-            tell(f"{topic} has {count} messages")
+            count = asyncio.run(message_count(name_server, topic, reached_by))
+            report(f"{topic} has {count} messages")
 
 
 def _local_settings(directory: Path) -> dict[str, str]:
-    """Where tables and their names are kept on this machine; a cluster has its own places."""
+    """Returns the locations of tables and their catalog for a run on this machine. A Spark cluster has its own."""
     state = directory / STATE
     return {
         "spark.sql.warehouse.dir": local_uri(state / "tables"),
@@ -108,9 +120,9 @@ def _local_settings(directory: Path) -> dict[str, str]:
 
 @contextmanager
 def _session(name: str, master: str, settings: dict[str, str]) -> Iterator[SparkSession]:
-    """A client of a Spark Connect server, over which pipelines run, and which this process starts for itself.
+    """Starts a Spark Connect server, which pipelines require, and yields a client of it.
 
-    With `spark.api.mode=connect` Spark does the same, at port 15002 of all addresses: one run at a time on a machine.
+    `spark.api.mode=connect` would also start one, but on port 15002 of all addresses, so only one run could be active.
     """
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
@@ -120,7 +132,7 @@ def _session(name: str, master: str, settings: dict[str, str]) -> Iterator[Spark
     for key, value in (settings | _CONNECT_SERVER | {"spark.connect.grpc.binding.port": str(port)}).items():
         builder = builder.config(key, value)
     server = builder.getOrCreate()
-    # What a pipeline's files make is for the client.
+    # The code in the files of a pipeline must use the client.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     try:
         client = ConnectSession.builder.remote(f"sc://localhost:{port}").getOrCreate()
@@ -137,7 +149,7 @@ def _free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def _run(spark: SparkSession, spec_path: Path, settings: dict[str, str], tell: Callable[[str], None]) -> None:
+def _run(spark: SparkSession, spec_path: Path, settings: dict[str, str], report: Callable[[str], None]) -> None:
     from pyspark.pipelines.cli import load_pipeline_spec, register_definitions
     from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
     from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph, start_run
@@ -145,25 +157,25 @@ def _run(spark: SparkSession, spec_path: Path, settings: dict[str, str], tell: C
     spec = load_pipeline_spec(spec_path)
     graph = create_dataflow_graph(spark, spec.catalog, spec.database, settings)
     register_definitions(spec_path, SparkConnectGraphElementRegistry(spark, graph), spec, spark, graph)
-    _follow(start_run(spark, graph, [], False, [], False, spec.storage), tell)
+    _follow(start_run(spark, graph, [], False, [], False, spec.storage), report)
 
 
-def _follow(results: Iterator[dict[str, Any]], tell: Callable[[str], None]) -> None:
+def _follow(results: Iterator[dict[str, Any]], report: Callable[[str], None]) -> None:
     last = ""
     try:
         for result in results:
             if "pipeline_event_result" in result:
                 last = result["pipeline_event_result"].event.message
-                tell(last)
+                report(last)
     except PySparkValueError as e:
-        # Spark 4.3 ends a run with the counters of its Python workers, which its own client doesn't know.
+        # At the end of a run, Spark 4.3 sends the counters of its Python workers, which its own client can't decode.
         if e.getCondition() != "UNKNOWN_RESPONSE" or last != _COMPLETED:
             raise
 
 
 async def _send_sample(name_server: str, topic: str, lines: list[str]) -> int:
-    """Sends the lines while the topic is empty; how many."""
-    if await messages_of(name_server, topic):
+    """Sends the lines if the topic is empty, and returns their number."""
+    if await message_count(name_server, topic):
         return 0
     messages = [Message(topic, line.encode()) for line in lines if line]
     async with Producer(name_server, "gantry-pipeline") as producer:
@@ -172,13 +184,13 @@ async def _send_sample(name_server: str, topic: str, lines: list[str]) -> int:
     return len(messages)
 
 
-async def messages_of(name_server: str, topic: str, context: Context | None = None) -> int:
-    """How many messages `topic` has; `context` has keys and TLS."""
+async def message_count(name_server: str, topic: str, context: Context | None = None) -> int:
+    """Returns the number of messages in `topic`. `context` supplies keys and TLS settings."""
     context = context or Context(name_server)
     async with AdminClient(name_server, ssl_context=context.ssl_context, hooks=context.hooks) as admin:
         try:
             stats = await admin.topic_stats(topic)
         except NoRouteInfo:
-            # The first message makes it.
+            # The topic doesn't exist yet: the first message creates it.
             return 0
         return sum(queue.max_offset - queue.min_offset for queue in stats.offset_table.values())

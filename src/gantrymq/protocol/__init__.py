@@ -1,8 +1,9 @@
-"""RocketMQ's formats, without I/O: bytes in, values out, and back.
+"""RocketMQ's wire and storage formats, without I/O: encodes values to bytes and decodes them.
 
-Frames and commands: `command`, `frame_reader`. What ext fields hold: `headers/`; what bodies hold: `bodies/`, all JSON
-through `fastjson`; each module there is named for what its requests are about.
-Messages: `message` (what users see) over `record` (what files hold).
-No sockets, no files, no clock but for ids and versions; it imports nothing of this package but `errors`.
-Open `command.py` first.
+- Start with `command`: a request or response. `frame_reader` splits a byte stream into commands.
+- `headers/` has the ext fields of each request, `bodies/` the JSON bodies (through `fastjson`), both grouped by
+  subject.
+- `message` has the messages that users see. `record` is their form in files.
+
+The package uses no sockets or files, and a clock only for ids and versions.
 """

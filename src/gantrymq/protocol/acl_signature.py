@@ -1,12 +1,12 @@
-"""How a request is signed.
+"""Signs requests and verifies signatures.
 
 | signature | covers | algorithm |
 |---|---|---|
-| `Signature`, Java's | the values of the ext fields in the order of their names, the body | HMAC-SHA1 |
-| `SignatureV2`, the bound one, ours | the code, names and values of the ext fields, the body | HMAC-SHA256 |
+| `Signature` (Java) | the values of the ext fields in the order of their names, the body | HMAC-SHA1 |
+| `SignatureV2` (GantryMQ, "bound") | the code, names and values of the ext fields, the body | HMAC-SHA256 |
 
-The time and the opaque number are ext fields of a request with a bound signature, so both signatures cover them. The
-opaque number of the frame isn't covered: a proxy gives a request another one. Java's servers ignore the further fields.
+With a bound signature, the time and the opaque number are ext fields, so both signatures cover them. The frame's own
+opaque number is not covered, because a proxy replaces it. Java's servers ignore the additional fields.
 Source: acl/common/AclUtils.combineRequestContent, AclSigner, AclClientRPCHook.
 """
 
@@ -23,16 +23,16 @@ from gantrymq.protocol.command import RemotingCommand, SerializeType
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-#: The ext fields that a signed request has on top of its own (`SessionCredentials`).
+#: Names of the additional ext fields of a signed request (`SessionCredentials`).
 ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"
 SECURITY_TOKEN = "SecurityToken"
-#: The further fields of a bound signature: ms since 1970, the opaque number at the client, the signature.
+#: Names of the additional fields of a bound signature: ms since 1970, the client's opaque number, the signature.
 SIGNED_AT = "SignatureTime"
 SIGNED_OPAQUE = "SignatureOpaque"
 BOUND_SIGNATURE = "SignatureV2"
 
-#: MQVersion.V4_9_3. Clients up to it add this field after they have signed.
+#: MQVersion.V4_9_3. Clients up to this version add the field `_UNIQUE_KEY_QUERY` after they have signed.
 _VERSION_4_9_3 = 399
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 _UNSIGNED = frozenset({SIGNATURE})
@@ -46,9 +46,10 @@ _OUTER_PAD = bytes(byte ^ 0x5C for byte in range(256))
 
 
 class Signer:
-    """Signs with one secret key.
+    """Signs requests with one secret key.
 
-    HMAC (RFC 2104) with the key's two blocks hashed beforehand: 1.6 us a signature; hmac.digest takes 5.
+    Implements HMAC (RFC 2104) with both key blocks hashed in advance: 1.6 us per signature instead of 5 us with
+    hmac.digest.
     """
 
     def __init__(self, secret_key: str) -> None:
@@ -57,7 +58,7 @@ class Signer:
         self._inner_bound, self._outer_bound = _key_hashes(hashlib.sha256, key)
 
     def sign(self, fields: Mapping[str, str], body: bytes, version: int) -> str:
-        """The signature of a request of `version`: its fields' values in the order of their names, then its body."""
+        """Returns Java's signature of a request: over the field values in the order of their names, then the body."""
         unsigned = _UNSIGNED if version > _VERSION_4_9_3 else _UNSIGNED_BEFORE_4_9_4
         values = "".join([fields[name] for name in sorted(fields) if name not in unsigned])
         inner = self._inner.copy()
@@ -68,7 +69,7 @@ class Signer:
         return b2a_base64(outer.digest(), newline=False).decode()
 
     def sign_request(self, request: RemotingCommand, now_ms: int) -> None:
-        """Adds both signatures to a request that has its opaque number and the access key."""
+        """Adds both signatures to a request. Its opaque number and access key must be set."""
         fields = request.ext_fields
         fields[SIGNED_AT] = str(now_ms)
         fields[SIGNED_OPAQUE] = str(request.opaque)
@@ -76,15 +77,15 @@ class Signer:
         fields[SIGNATURE] = self.sign(fields, request.body, request.version)
 
     def is_request_signed(self, request: RemotingCommand) -> bool:
-        """Whether a request carries this key's bound signature. Takes the same time whatever differs."""
+        """Returns true if the request has this key's bound signature. Constant-time comparison."""
         given = request.ext_fields.get(BOUND_SIGNATURE, "")
         return hmac.compare_digest(self._bound(request).encode(), given.encode(errors="replace"))
 
     def _bound(self, request: RemotingCommand) -> str:
         fields = request.ext_fields
-        # A binary header leaves out empty values.
+        # A binary header omits empty values.
         is_binary = request.serialize_type == SerializeType.ROCKETMQ
-        # Lengths keep one list of names and values from looking like another.
+        # With lengths, two different lists of names and values can't give the same bytes.
         parts = [f"{request.code};{len(request.body)};"]
         for name in sorted(fields):
             value = fields[name]
@@ -98,7 +99,7 @@ class Signer:
         return b2a_base64(outer.digest(), newline=False).decode()
 
     def is_signed(self, fields: Mapping[str, str], body: bytes, version: int) -> bool:
-        """Whether a request carries this key's signature. Takes the same time whatever differs."""
+        """Returns true if the request has this key's signature in Java's form. Constant-time comparison."""
         given = fields.get(SIGNATURE)
         if given is None:
             return False
@@ -106,6 +107,6 @@ class Signer:
 
 
 def _key_hashes(new: Callable[[bytes], _Hash], key: bytes) -> tuple[_Hash, _Hash]:
-    """The inner and the outer hash of HMAC, with the key's blocks. Both algorithms have blocks of 64 bytes."""
+    """Returns the inner and outer HMAC hash with the key's blocks. Both algorithms have blocks of 64 bytes."""
     block = (new(key).digest() if len(key) > _BLOCK_SIZE else key).ljust(_BLOCK_SIZE, b"\0")
     return new(block.translate(_INNER_PAD)), new(block.translate(_OUTER_PAD))

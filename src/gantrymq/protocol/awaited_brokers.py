@@ -1,8 +1,8 @@
-"""Awaited brokers: brokers of a topic that a NameServer had before its restart, and that haven't registered again.
+"""Awaited brokers: a topic's brokers that a NameServer had before its restart and that have not registered again.
 
 Brokers register every 30 s. A route from a NameServer that started more recently can lack some of them. The route is
 complete only if it contains every awaited broker. GantryMQ's NameServer lists the awaited brokers in its response to
-GET_ROUTEINFO_BY_TOPIC; Java's doesn't.
+GET_ROUTEINFO_BY_TOPIC. Java's does not.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.private_fields import AWAITED_BROKERS_FIELD, UPTIME_FIELD
 
-#: Interval at which brokers register (`registerNameServerPeriod`), in ms.
+#: Interval at which brokers register (`registerNameServerPeriod`), in milliseconds.
 REGISTRATION_PERIOD_MS = 30_000
 
 
 def awaited_brokers(response: RemotingCommand) -> frozenset[str]:
-    """The awaited brokers in a response to GET_ROUTEINFO_BY_TOPIC."""
+    """Returns the awaited brokers in a response to GET_ROUTEINFO_BY_TOPIC."""
     awaited = response.ext_fields.get(AWAITED_BROKERS_FIELD)
     if not awaited:
         return frozenset()

@@ -1,6 +1,6 @@
-"""The body of SEND_BATCH_MESSAGE: several messages of one topic in one request (`MessageDecoder.encodeMessage`).
+"""Encodes and decodes the body of SEND_BATCH_MESSAGE: several messages of a topic (`MessageDecoder.encodeMessage`).
 
-per message: int32 size | int32 0 | int32 0 | int32 flag | int32 length + body | int16 length + properties
+Each message: int32 size | int32 0 | int32 0 | int32 flag | int32 length + body | int16 length + properties
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from struct import error as StructError
 from gantrymq.errors import BodyError
 from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH
 
-#: Java's broker counts a batch's messages in an int16, and goes wrong with more.
+#: Most messages of a batch. Java's broker counts them in an int16 and fails with more.
 MAX_BATCH_MESSAGES = (1 << 15) - 1
 
 _HEAD = Struct(">iiiii")
@@ -21,7 +21,7 @@ _I16 = Struct(">h")
 
 
 def encode_batch(messages: Iterable[tuple[int, bytes, bytes]]) -> bytes:
-    """`messages` are (flag, body, properties bytes). Raises BodyError for properties of more than 32,767 bytes."""
+    """Encodes (flag, body, properties bytes) of each message. Raises BodyError if properties exceed 32,767 bytes."""
     parts: list[bytes] = []
     for flag, body, properties in messages:
         if len(properties) > MAX_PROPERTIES_LENGTH:
@@ -32,7 +32,7 @@ def encode_batch(messages: Iterable[tuple[int, bytes, bytes]]) -> bytes:
 
 
 def decode_batch(batch: bytes, start: int = 0) -> Iterator[tuple[int, bytes, bytes]]:
-    """(flag, body, properties bytes) of each message from `start` on. Raises BodyError where the lengths don't fit."""
+    """Yields (flag, body, properties bytes) of each message from `start` on. Raises BodyError for invalid lengths."""
     pos, end = start, len(batch)
     try:
         while pos < end:

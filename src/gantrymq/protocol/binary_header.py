@@ -1,10 +1,10 @@
-"""The binary ("ROCKETMQ") form of a command header (`RocketMQSerializable`).
+"""Encodes and decodes the binary ("ROCKETMQ") form of a command header (`RocketMQSerializable`).
 
     int16 code | int8 language | int16 version | int32 opaque | int32 flag
     | int32 length + remark | int32 length + ext fields
     ext field: int16 length + name | int32 length + value
 
-`code` has 16 bits, so the codes from 200050 on can't be carried; encoding one raises HeaderError.
+`code` has 16 bits, so codes from 200050 on don't fit. Encoding such a code raises HeaderError.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from struct import error as StructError
 from gantrymq.errors import HeaderError
 from gantrymq.protocol.json_header import LONG_FIELDS, MAX_FIELDS
 
-#: Up to the remark's length, and the ext fields' length, which follows at once where there is no remark.
+#: The fields up to the remark's length, and the length of the ext fields, which follows directly if the remark is
+#: empty.
 _FIXED = Struct(">hBhiiii")
 _REMARK_START = _FIXED.size - 4
 _I32 = Struct(">i")
@@ -27,7 +28,7 @@ _pack_i32 = _I32.pack
 
 
 def encode(code: int, language: int, version: int, opaque: int, flag: int, remark: str | None, ext: bytes) -> bytes:
-    """The header bytes; `ext` comes from `encode_fields`."""
+    """Returns the header bytes. `ext` is the result of `encode_fields`."""
     if code > _MAX_CODE:
         raise HeaderError(f"request code {code} doesn't fit the binary header's 16 bits: use JSON headers for it")
     try:
@@ -41,7 +42,7 @@ def encode(code: int, language: int, version: int, opaque: int, flag: int, remar
 
 
 def decode(header: bytes) -> tuple[int, int, int, int, int, str | None, bytes]:
-    """(code, language, version, opaque, flag, remark, ext); ext is left raw for `decode_fields`."""
+    """Returns (code, language, version, opaque, flag, remark, ext). `ext` is the input of `decode_fields`."""
     try:
         code, language, version, opaque, flag, remark_length, ext_length = _unpack_fixed(header)
         remark = None
@@ -62,7 +63,7 @@ def decode(header: bytes) -> tuple[int, int, int, int, int, str | None, bytes]:
 
 
 def encode_fields(fields: dict[str, str]) -> bytes:
-    """Ext fields in their binary form."""
+    """Returns the ext fields in binary form."""
     parts: list[bytes] = []
     try:
         for name, value in fields.items():
@@ -75,13 +76,13 @@ def encode_fields(fields: dict[str, str]) -> bytes:
 
 @lru_cache(1024)
 def _encode_name(name: str) -> bytes:
-    """A field's name with its length; the same few hundred names come again and again."""
+    """Returns a field name with its length. Cached, because there are only a few hundred names."""
     name_bytes = name.encode()
     return _NAME_LENGTH.pack(len(name_bytes)) + name_bytes
 
 
 def decode_fields(ext: bytes) -> dict[str, str]:
-    """Ext fields as a dictionary; an empty name or value is left out, as Java reads it as null."""
+    """Returns the ext fields as a dictionary. Omits fields with an empty name or value, which Java reads as null."""
     fields: dict[str, str] = {}
     pos, end = 0, len(ext)
     if end > LONG_FIELDS:
@@ -107,7 +108,7 @@ def decode_fields(ext: bytes) -> dict[str, str]:
 
 
 def _refuse_too_many(ext: bytes) -> None:
-    """Raises HeaderError for more fields than are read; other faults are left to `decode_fields`."""
+    """Raises HeaderError if there are more than MAX_FIELDS fields. `decode_fields` detects other errors."""
     pos, end, fields = 0, len(ext), 0
     while pos + 2 <= end:
         (name_length,) = _NAME_LENGTH.unpack_from(ext, pos)

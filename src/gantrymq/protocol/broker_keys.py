@@ -1,9 +1,9 @@
-"""Keys of a broker's configuration, for those who read and change it from afar (UPDATE_BROKER_CONFIG)."""
+"""Keys of a broker's configuration, for clients that read and change it (UPDATE_BROKER_CONFIG)."""
 
 from __future__ import annotations
 
-#: What a broker is, or has opened or counted on since its start; docs/broker.md says so, too. Java's takes a new value
-#: and goes on with the old. All other keys take effect at once, those that Java applies while it runs among them.
+#: Keys that a broker only reads at its start. docs/broker.md lists them, too. Java's broker accepts new values but
+#: keeps using the old ones. All other keys take effect at once, including those that Java applies while running.
 READ_AT_START = frozenset(
     {
         "brokerName",
@@ -11,12 +11,15 @@ READ_AT_START = frozenset(
         "brokerId",
         "brokerRole",
         "brokerIP1",
+        "brokerIP2",
         "bindAddress",
         "listenPort",
         "fastListenEnable",
         "haListenPort",
         "haMasterAddress",
         "haTlsEnable",
+        "fetchNameSrvAddrByDnsLookup",
+        "fetchNamesrvAddrByAddressServer",
         "metricsPort",
         "enableControllerMode",
         "controllerAddr",
@@ -28,12 +31,16 @@ READ_AT_START = frozenset(
         "tls.test.mode.enable",
         "tls.server.mode",
         "tls.server.certPath",
+        "tls.protocols",
+        "tls.ciphers",
         "tls.server.keyPath",
+        "tls.server.keyPassword",
         "tls.server.trustCertPath",
         "tls.server.need.client.auth",
         "tls.enable",
         "tls.client.certPath",
         "tls.client.keyPath",
+        "tls.client.keyPassword",
         "tls.client.trustCertPath",
         "tls.client.authServer",
         "tls.client.checkServerName",

@@ -1,24 +1,24 @@
-"""Request codes, response codes and languages: the numbers of RocketMQ's protocol.
+"""The numbers of RocketMQ's protocol: request codes, response codes and languages.
 
-Sources: remoting/protocol/RequestCode, ResponseCode, RemotingSysResponseCode, LanguageCode; common/MQVersion.
+Source: remoting/protocol/RequestCode, ResponseCode, RemotingSysResponseCode, LanguageCode; common/MQVersion.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-#: What this project says it speaks: MQVersion.V5_3_3. Java peers switch features on by it.
-PROTOCOL_VERSION = 479
-#: MQVersion.V5_0_0: from here on a registration body carries topic-queue mappings.
+#: The version that this project sends, MQVersion.V5_5_0. Java peers enable features by it.
+PROTOCOL_VERSION = 513
+#: MQVersion.V5_0_0. From this version on, a registration body contains topic-queue mappings.
 VERSION_5_0_0 = 413
-#: MQVersion.V4_9_4: clients from here on read standard JSON routes.
+#: MQVersion.V4_9_4. Clients from this version on read routes in standard JSON.
 VERSION_4_9_4 = 401
-#: MQVersion.V3_0_11: brokers below register with a bare topic table.
+#: MQVersion.V3_0_11. Brokers before this version register only a topic table.
 VERSION_3_0_11 = 37
 
 
 class RequestCode(IntEnum):
-    """What a request asks for (`RequestCode`). Codes from 200050 on fit JSON headers only."""
+    """The type of a request (`RequestCode`). Codes from 200050 on need JSON headers."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -152,7 +152,7 @@ class RequestCode(IntEnum):
     AUTH_DELETE_ACL = 3008
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
-    #: GantryMQ's own; Apache's have none from here to 200050.
+    #: GantryMQ's own codes. Apache's have none between these and 200050.
     END_HALF_MESSAGES = 31037
     GET_WRITER_QUEUES = 31038
     POP_MESSAGE = 200050
@@ -166,7 +166,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended (`ResponseCode`, `RemotingSysResponseCode`)."""
+    """The result of a request (`ResponseCode`, `RemotingSysResponseCode`)."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -237,7 +237,7 @@ class ResponseCode(IntEnum):
 
 
 class LanguageCode(IntEnum):
-    """The peer's language. JSON headers carry the name, binary headers the number (`LanguageCode`)."""
+    """The peer's language (`LanguageCode`). JSON headers contain the name, binary headers the number."""
 
     JAVA = 0
     CPP = 1

@@ -1,7 +1,7 @@
-"""The records of messages that are committed, made of the bytes of their half messages' records: a fifth of what it
-takes to decode the one and encode the other.
+"""Creates the records of committed messages directly from the bytes of their half messages' records.
 
-Only for records of version 1 with IPv4 hosts, whose properties end as those of the same batch do.
+This takes a fifth of the time of decoding and encoding. It supports only records of version 1 with IPv4 hosts, in a
+batch whose properties all have the same ending.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _pack_i16 = Struct(">h").pack
 
 
 class CommittedCopies:
-    """Makes the records of messages for a queue, of half messages in the queue `half_topic`.
+    """Creates records of committed messages for one queue, from half messages in the topic `half_topic`.
 
-    Their properties end with `ending`, of which the last `waiting` bytes don't go along.
+    The properties of each half message must end with `ending`. Its last `waiting` bytes are not copied.
     """
 
     def __init__(self, half_topic: bytes, topic: bytes, queue_id: int, ending: bytes, waiting: int) -> None:
@@ -36,10 +36,10 @@ class CommittedCopies:
         self._waiting = waiting
 
     def make(self, halves: bytes, sizes: Iterable[int], half_offset: int, physical_offset: int) -> list[bytes]:
-        """The records, but for their places and store times, of half messages that stand side by side.
+        """Returns the records of consecutive half messages. Their offsets and store time are not final.
 
-        `halves` are their bytes, the first one of which is at these places. It ends before the first one that is no
-        such half message.
+        `halves` are the bytes of the half messages. The first one has the given offsets. Stops at the first record that
+        does not have the expected form.
         """
         made = list[bytes]()
         if not self._topic:
@@ -51,7 +51,8 @@ class CommittedCopies:
             self._ending,
             self._waiting,
         )
-        # What all of them have between body and properties but for the properties' length, and those that were there.
+        # Size of all parts between body and properties, without the length of the properties; and the size of the old
+        # parts.
         least, topic_size = FIXED_SIZE_V4 - 3 + len(half_topic) + 2 + len(ending), len(half_topic) + 2
         grows_by = len(topic) - len(half_topic) - waiting
         at, length = 0, len(halves)

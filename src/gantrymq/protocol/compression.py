@@ -1,6 +1,6 @@
-"""Compressed message bodies: zlib, lz4 (frame format) and zstd (`common/compression/*`).
+"""Compresses and decompresses message bodies: zlib, lz4 (frame format) and zstd (`common/compression/*`).
 
-The type stands in bits 8 to 10 of sysFlag; 0 with the COMPRESSED bit set is zlib, as old clients write it.
+Bits 8 to 10 of sysFlag contain the type. 0 with the COMPRESSED bit means zlib, as old clients send it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from gantrymq.errors import CompressionError
 from gantrymq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK, COMPRESSION_SHIFT
 from gantrymq.system import threads
 
-#: No body grows over this many bytes: eight times Java's maxMessageSize, against decompression bombs.
+#: Largest decompressed body, in bytes: eight times Java's maxMessageSize. Protects against decompression bombs.
 MAX_DECOMPRESSED_SIZE = 32 * 1024 * 1024
-#: What an inflater may return at once; it may allocate that much before it knows how much there is.
+#: Most bytes that a decompressor returns at once. It may allocate that much in advance.
 _PIECE = 65536
-#: Bytes of a zstd body given to the inflater at once, which become 32 MiB at most.
+#: Bytes of a zstd body that are decompressed at once. They become 32 MiB at most.
 _ZSTD_PIECE = 1024
-#: The same where pieces are taken one by one: they become 4 MiB at most (a block of 128 KiB takes 4 bytes).
+#: The same for `decompress_pieces`. They become 4 MiB at most, because a block of 128 KiB takes 4 bytes.
 _ZSTD_STEP = 128
 
 
 class CompressionType(IntEnum):
-    """`CompressionType`; the number is what sysFlag carries."""
+    """The compression type, as in sysFlag (`CompressionType`)."""
 
     LZ4 = 1
     ZSTD = 2
@@ -35,12 +35,12 @@ class CompressionType(IntEnum):
 
 
 def compression_flag(compression: CompressionType) -> int:
-    """The sysFlag bits of a body compressed so."""
+    """Returns the sysFlag bits for a body with this compression."""
     return COMPRESSED | compression << COMPRESSION_SHIFT
 
 
 class _Zstd(threads.local):
-    """One decompressor per thread: making one costs 8 us, using one that another thread uses corrupts both."""
+    """One decompressor per thread. Creating one takes 8 us, and sharing one between threads corrupts both results."""
 
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor()
@@ -50,7 +50,7 @@ _zstd = _Zstd()
 
 
 def compress(body: bytes, compression: CompressionType, level: int = 5) -> bytes:
-    """`level` is zlib's or zstd's own, 5 the Java producer's default; lz4 has none here, as in Java."""
+    """Compresses a body. `level` is for zlib and zstd (Java's producer uses 5). As in Java, lz4 has no level."""
     match compression:
         case CompressionType.LZ4:
             return bytes(lz4.frame.compress(body))
@@ -61,7 +61,7 @@ def compress(body: bytes, compression: CompressionType, level: int = 5) -> bytes
 
 
 def decompress(body: bytes, sys_flag: int, max_size: int = MAX_DECOMPRESSED_SIZE) -> bytes:
-    """The plain body of a record; unchanged without the COMPRESSED bit. Raises CompressionError."""
+    """Returns the plain body of a record. Without the COMPRESSED bit it is unchanged. Raises CompressionError."""
     if not sys_flag & COMPRESSED:
         return body
     number = (sys_flag & COMPRESSION_MASK) >> COMPRESSION_SHIFT
@@ -103,7 +103,7 @@ def _inflate_lz4(body: bytes, max_size: int) -> tuple[bytes, bool]:
 
 
 def _inflate_zstd(body: bytes, max_size: int) -> tuple[bytes, bool]:
-    # Java's frames don't say their size, and decompress() has no bound: small pieces keep a bomb's next step small.
+    # Java's frames don't contain their size, and `decompress` has no limit. Small pieces limit each step of a bomb.
     inflater = _zstd.decompressor.decompressobj()
     plain = bytearray()
     for start in range(0, len(body), _ZSTD_PIECE):
@@ -116,10 +116,10 @@ def _inflate_zstd(body: bytes, max_size: int) -> tuple[bytes, bool]:
 def decompress_pieces(
     body: bytes, sys_flag: int, piece_size: int = _PIECE, max_size: int = MAX_DECOMPRESSED_SIZE
 ) -> Iterator[bytes]:
-    """The plain body of a record in pieces of at most `piece_size` bytes, for those who need only its beginning.
+    """Yields the plain body of a record in pieces of at most `piece_size` bytes.
 
-    It takes the memory of a few pieces, 4 MiB with lz4 and zstd. Raises CompressionError as `decompress` does, when
-    the pieces up to the damage are out.
+    For callers that need only its beginning. The memory needed is a few pieces, with lz4 and zstd 4 MiB. Raises
+    CompressionError as `decompress` does, after the pieces before the damage.
     """
     if not sys_flag & COMPRESSED:
         yield from (body[start : start + piece_size] for start in range(0, len(body), piece_size))
@@ -152,7 +152,7 @@ def _zlib_pieces(body: bytes, piece_size: int) -> Iterator[bytes]:
         piece = inflater.decompress(data, piece_size)
         while piece:
             yield piece
-            # There may be more even if all of `data` is taken.
+            # More output may follow even if all of `data` is consumed.
             piece = inflater.decompress(inflater.unconsumed_tail, piece_size)
         if inflater.eof:
             return

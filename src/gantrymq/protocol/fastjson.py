@@ -1,9 +1,9 @@
-"""JSON as Java's fastjson writes it, read tolerantly; written so that every client takes it.
+"""Reads JSON as Java's fastjson writes it, and writes JSON that every client can read.
 
-fastjson leaves numeric map keys unquoted, `{"brokerAddrs":{0:"127.0.0.1:10911"}}`, which is no JSON; so does fastjson2,
-which RocketMQ uses since 5.4. On the way in both forms are read; on the way out keys are always quoted, which fastjson
-reads into `Map<Long, ...>` as well. Clients in other languages write null for an empty list; fastjson and so this take
-null for a field that isn't there.
+fastjson does not quote numeric map keys: `{"brokerAddrs":{0:"127.0.0.1:10911"}}`. fastjson2, used by RocketMQ from 5.4
+on, does the same. This is not valid JSON. Both forms are read here. Keys are always written with quotes, which
+fastjson reads into `Map<Long, ...>` as well. Clients in other languages write null for an empty list. As in fastjson, a
+field with null counts as absent.
 Source: remoting/protocol/RemotingSerializable, namesrv/processor/ClientRequestProcessor.
 """
 
@@ -23,15 +23,15 @@ from gantrymq.protocol.json_header import UNREADABLE_JSON
 
 T = TypeVar("T")
 
-#: A heartbeat with 10,000 groups has 3 MiB.
+#: Largest JSON body of a request, in bytes. A heartbeat with 10,000 groups has 3 MiB.
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 _MAX_TOLERATED_BYTES = 256 * 1024
-#: While a body of this length or more is read nobody looks for cycles among the thousands of objects that it becomes:
-#: 3 MiB of short groups take 25 ms then, and not 145.
+#: From this length on, garbage collection is off while a body is decoded, because it would visit thousands of new
+#: objects. With 3 MiB of short groups, decoding then takes 25 ms instead of 145 ms.
 _MANY_OBJECTS = 64 * 1024
 
-# A string is matched first and left as it is, so that a digit and colon inside one are safe. One without an end is
-# matched too: else each quote in it would be tried as the beginning of another, and 16 MiB would take days.
+# A string is matched first and left unchanged, so a digit and colon inside it are safe. An unterminated string is
+# matched, too. Otherwise each of its quotes would be tried as the start of a string, and 16 MiB would take days.
 _BARE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*+"?|([{,]\s*+)(-?\d++)(?=\s*+:)', re.DOTALL)
 _BEFORE_KEY = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{,]', re.DOTALL)
 _STEP_BYTES = 16 * 1024
@@ -44,16 +44,16 @@ def _quote(match: re.Match[bytes]) -> bytes:
 
 
 def quote_bare_keys(data: bytes) -> bytes:
-    """Standard JSON from fastjson's: numeric keys quoted, all else unchanged."""
+    """Converts fastjson's JSON to standard JSON: quotes numeric keys and leaves all else unchanged."""
     return _BARE_KEY.sub(_quote, data)
 
 
 def bare_keys_quoted_in_steps(data: bytes) -> Generator[None, None, bytes]:
-    """`quote_bare_keys` in steps of about a millisecond; a longer string is one step."""
+    """Runs `quote_bare_keys` in steps of about 1 ms. A longer string is one step."""
     pieces = []
     start = 0
     while start < len(data):
-        # A piece ends before a bracket or comma that is in no string: so no string and no key is cut through.
+        # A piece ends before a bracket or comma outside strings, so no string or key is split.
         tokens = _BEFORE_KEY.finditer(data, start + 1)
         ends = (token.start() for token in tokens if token.start() > start + _STEP_BYTES and token.group() in b"{,")
         end = next(ends, len(data))
@@ -64,14 +64,15 @@ def bare_keys_quoted_in_steps(data: bytes) -> Generator[None, None, bytes]:
 
 
 def decode_json(data: bytes, json_type: type[T]) -> T:
-    """`data` as `json_type` (a msgspec.Struct, dict, ...); unknown fields are ignored. Raises BodyError."""
+    """Decodes `data` to `json_type` (a msgspec.Struct, dict, ...). Ignores unknown fields. Raises BodyError."""
     return _decode(data, json_type, sys.maxsize)
 
 
 def decode_request_json(data: bytes, json_type: type[T]) -> T:
-    """As `decode_json`, for the body of a request: in 50 ms, whatever it is. Raises BodyError.
+    """Like `decode_json`, for the body of a request: takes at most 50 ms for any input. Raises BodyError.
 
-    To read standard JSON takes 10 ns a byte, to read it tolerantly ten times as long: that is for what clients write.
+    Standard JSON takes 10 ns per byte. The tolerant way takes ten times as long, so it is limited to the size of bodies
+    that clients send.
     """
     if len(data) > MAX_REQUEST_BYTES:
         raise BodyError(f"body of {len(data)} bytes: JSON of at most {MAX_REQUEST_BYTES} is taken")
@@ -118,7 +119,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def encode_json(value: Any) -> bytes:
-    """Standard JSON: fields in the order of their class, maps in their own, numeric keys quoted."""
+    """Returns standard JSON: fields in the order of their class, maps in their own order, numeric keys quoted."""
     return _encoder.encode(value)
 
 

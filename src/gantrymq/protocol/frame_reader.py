@@ -1,11 +1,11 @@
-"""FrameReader: fed the bytes of one connection, yields its commands. Knows no socket.
+"""Splits the input of one connection into commands. No I/O.
 
-Only whole frames are looked at. The bytes of an unfinished frame gather in one growing buffer, so that neither a
-frame of 16 MiB in small pieces nor one byte at a time costs more than its size; at most one frame and one read
-are held. The body of a large frame gathers apart from its header, and is put together once.
+Only complete frames are decoded. The bytes of an incomplete frame are collected in one growing buffer. So the cost
+depends on the frame's size, not on the number of reads. At most one frame and one read are buffered. The body of a
+large frame is collected separately from its header and joined once.
 
-Who serves many connections asks each reader what it holds (`frame_length`, `held_bytes`), and reads on where there is
-room: see `remoting/unfinished_frames.py`.
+A server limits the incomplete frames of all connections by `frame_length` and `buffered_bytes` of each reader. See
+`remoting/unfinished_frames.py`.
 """
 
 from __future__ import annotations
@@ -20,63 +20,63 @@ from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand
 
 _PREFIX = Struct(">iI")
 _unpack_prefix = _PREFIX.unpack_from
-#: Of a binary header, up to the length of its ext fields if there is no remark.
+#: A binary header up to the length of its ext fields, with an empty remark.
 _FIXED = Struct(">hBhiiii")
 _FIXED_LENGTH = _FIXED.size
 _unpack_fixed = _FIXED.unpack_from
 _decode_binary = binary_header.decode
 _decode_json = json_header.decode
 
-#: What a header's decoder gives.
+#: Result of a header decoder.
 _Fields = tuple[int, int, int, int, int, str | None, bytes]
 
-#: From this length on a body's pieces are kept as they come. A body of 1 MiB then takes 30 us instead of 73, and of
-#: 2 MiB 60 instead of 1500, as such a buffer takes new pages each time that it grows.
+#: From this length on, the parts of a body are kept as received, in bytes. A growing buffer would get new memory pages
+#: each time. 1 MiB then takes 30 us instead of 73 us, and 2 MiB 60 us instead of 1500 us.
 LARGE_FRAME = 64 * 1024
-#: Shorter pieces are put together: each one that is kept costs some memory besides its bytes.
+#: Shorter parts are joined, because each separate part needs additional memory.
 SMALL_PIECE = 4 * 1024
-#: A longer header is none of RocketMQ's, where what is long is a body; Java takes any. Headers are read in one step,
-#: 4 MiB in 2 ms.
+#: Longest header, in bytes. RocketMQ sends long data in bodies. Java has no limit. A header is decoded in one step,
+#: which takes 2 ms for 4 MiB.
 MAX_HEADER_LENGTH = 4 * 1024 * 1024
 
 
-class Room(Protocol):
-    """Memory that is written to through its buffer, and becomes bytes without a copy."""
+class ReceiveBuffer(Protocol):
+    """A writable buffer that becomes a bytes object without a copy."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def finish(self) -> bytes: ...
 
 
-#: Makes one of so many bytes.
-MakeRoom = Callable[[int], Room]
+#: Creates a buffer of this many bytes.
+NewReceiveBuffer = Callable[[int], ReceiveBuffer]
 
 
 class FrameReader:
-    """One connection's decoder. After a FrameError or HeaderError the stream can't be trusted: close it.
+    """The decoder of one connection. After a FrameError or HeaderError the stream is out of step: close the connection.
 
-    With `make_room` the bodies of large frames are put together in such rooms: all of a body's memory is taken when its
-    header has come, so the peer is one that is trusted. Who receives the bytes may put them there itself (`room`).
+    With `new_buffer`, the body of a large frame is received into one buffer. It is allocated when the header arrives,
+    so the peer must be trusted. The caller may write into this buffer directly (`receive_buffer`).
     """
 
-    def __init__(self, max_frame_length: int = MAX_FRAME_LENGTH, make_room: MakeRoom | None = None) -> None:
+    def __init__(self, max_frame_length: int = MAX_FRAME_LENGTH, new_buffer: NewReceiveBuffer | None = None) -> None:
         self._max_frame_length = max_frame_length
-        self._make_room = make_room
-        self._held = bytearray()
+        self._new_buffer = new_buffer
+        self._buffered = bytearray()
         self._wanted = 8
-        self._large: _LargeFrame | _FrameInRoom | None = None
-        #: How long the frame under way is, as far as that is known: 8 bytes say so. 0 between frames.
+        self._large: _LargeFrame | _BufferedFrame | None = None
+        #: Length of the current incomplete frame, or 8 while its length is unknown. 0 between frames.
         self.frame_length = 0
-        #: Grows with each frame that a read left unfinished: two answers of `held_bytes` may be those of two frames.
+        #: Increases with each frame that a read left incomplete, so that callers can distinguish two such frames.
         self.frame_number = 0
 
     def feed(self, data: bytes) -> Iterator[RemotingCommand]:
-        """The commands that `data` completes, in order. Exhaust the iterator before feeding again.
+        """Yields the commands that `data` completes, in order. Exhaust the iterator before the next call.
 
-        Raises FrameError for an impossible length or encoding and HeaderError for an unreadable header, after the
-        commands before it were yielded.
+        Raises FrameError for an invalid length or encoding, and HeaderError for an invalid header, after all earlier
+        commands.
         """
         pos = 0
-        if self._held:
+        if self._buffered:
             data = self.joined(data)
             if not data:
                 return
@@ -102,7 +102,7 @@ class FrameReader:
             if body_start > frame_end:
                 raise FrameError(f"header of {header_word & 0xFFFFFF} bytes in a frame of {length}")
             if end < frame_end and (length < LARGE_FRAME or end < body_start):
-                # Here alone: a frame that is complete at once is no longer than one read.
+                # Only for incomplete frames: a frame that is complete at once is limited by the size of a read.
                 if body_start - header_start > MAX_HEADER_LENGTH:
                     raise FrameError(
                         f"header of {body_start - header_start} bytes: at most {MAX_HEADER_LENGTH} are read"
@@ -115,7 +115,7 @@ class FrameReader:
                 code, language, version, opaque, flag, remark_length, ext_length = _unpack_fixed(data, header_start)
                 ext_start = header_start + _FIXED_LENGTH
                 if not remark_length and ext_start + ext_length == body_start:
-                    # A send's or its answer's: 0.25 us less than by way of `binary_header.decode`.
+                    # Fast path for sends and their responses: 0.25 us less than with `binary_header.decode`.
                     pos = frame_end
                     ext, body = data[ext_start:body_start], data[body_start:pos]
                     yield RemotingCommand(code, language, version, opaque, flag, None, ext, body, 1)
@@ -130,10 +130,10 @@ class FrameReader:
             if end < frame_end:
                 self._large = (
                     _LargeFrame(fields, serialize_type, frame_end - body_start)
-                    if self._make_room is None
-                    else _FrameInRoom(fields, serialize_type, frame_end - body_start, self._make_room)
+                    if self._new_buffer is None
+                    else _BufferedFrame(fields, serialize_type, frame_end - body_start, self._new_buffer)
                 )
-                # A view keeps all of the read.
+                # A view would keep the whole read in memory.
                 self._large.take(memoryview(data)[body_start:] if 2 * (end - body_start) > end else data[body_start:])
                 self.frame_length = frame_end - pos
                 self.frame_number += 1
@@ -141,34 +141,34 @@ class FrameReader:
             pos = frame_end
             yield RemotingCommand(*fields, data[body_start:pos], serialize_type)
         if pos < end:
-            self._held += data[pos:] if pos else data
+            self._buffered += data[pos:] if pos else data
             self._wanted = wanted
             self.frame_length = frame_length
             self.frame_number += 1
 
     def joined(self, data: bytes) -> bytes:
-        """What is held of a frame that isn't large, and `data` behind it; nothing until `feed` could read on there.
+        """Returns the buffered bytes of a small frame followed by `data`. Returns b"" if `feed` still needs more bytes.
 
-        What comes of it is to be fed, or at least what begins at one of its frames.
+        The caller must then pass the result to `feed`, from the start of any of its frames on.
         """
-        if not self._held:
+        if not self._buffered:
             return data
-        self._held += data
-        if len(self._held) < self._wanted:
+        self._buffered += data
+        if len(self._buffered) < self._wanted:
             return b""
-        joined = bytes(self._held)
-        self._held = bytearray()
+        joined = bytes(self._buffered)
+        self._buffered = bytearray()
         self.frame_length = 0
         return joined
 
-    def room(self) -> memoryview | None:
-        """Where the next bytes may be put: the rest of a large body; None between frames, and without `make_room`."""
-        return self._large.rest if isinstance(self._large, _FrameInRoom) else None
+    def receive_buffer(self) -> memoryview | None:
+        """Returns the buffer for the rest of a large body. None between frames and without `new_buffer`."""
+        return self._large.rest if isinstance(self._large, _BufferedFrame) else None
 
     def filled(self, count: int) -> Iterator[RemotingCommand]:
-        """So many bytes were put into `room`; the command that they complete, if they do."""
+        """Handles `count` bytes that were written to `receive_buffer`. Yields the command if it is complete."""
         large = self._large
-        assert isinstance(large, _FrameInRoom), "there is a room"
+        assert isinstance(large, _BufferedFrame), "there is a buffer"
         large.rest = large.rest[count:]
         if not large.missing:
             self._large = None
@@ -176,33 +176,33 @@ class FrameReader:
             yield large.command()
 
     def ends_large(self, count: int) -> bool:
-        """Whether so many bytes more complete a large frame, to deal with which takes a while."""
+        """Returns true if `count` more bytes complete a large frame, whose handling takes longer."""
         return self._large is not None and count >= self._large.missing
 
     def clear(self) -> None:
-        """Forgets the frame under way: nothing follows."""
-        self._held = bytearray()
+        """Discards the incomplete frame, because no more input will arrive."""
+        self._buffered = bytearray()
         self._large = None
         self.frame_length = 0
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of an unfinished frame, without a header that was read already."""
-        return len(self._held) + (self._large.held_bytes if self._large is not None else 0)
+    def buffered_bytes(self) -> int:
+        """Buffered bytes of an incomplete frame, without a header that is already decoded."""
+        return len(self._buffered) + (self._large.buffered_bytes if self._large is not None else 0)
 
 
 class _LargeFrame:
-    """A frame whose header was read, and what has come of its body."""
+    """A frame with a decoded header and an incomplete body."""
 
     def __init__(self, fields: _Fields, serialize_type: int, body_length: int) -> None:
         self._fields = fields
         self._serialize_type = serialize_type
         self._pieces: list[bytes | memoryview | bytearray] = []
-        self.held_bytes = 0
+        self.buffered_bytes = 0
         self.missing = body_length
 
     def take(self, data: bytes | memoryview) -> int:
-        """Takes what belongs to this frame; how many bytes that were."""
+        """Takes the bytes that belong to this frame. Returns their number."""
         taken = min(len(data), self.missing)
         piece = data if taken == len(data) else memoryview(data)[:taken]
         if taken >= SMALL_PIECE:
@@ -211,7 +211,7 @@ class _LargeFrame:
             last += piece
         else:
             self._pieces.append(bytearray(piece))
-        self.held_bytes += taken
+        self.buffered_bytes += taken
         self.missing -= taken
         return taken
 
@@ -219,30 +219,30 @@ class _LargeFrame:
         return RemotingCommand(*self._fields, b"".join(self._pieces), self._serialize_type)
 
 
-class _FrameInRoom:
-    """A frame whose header was read, and whose body comes into a room."""
+class _BufferedFrame:
+    """A frame with a decoded header, whose body is received into one buffer."""
 
-    def __init__(self, fields: _Fields, serialize_type: int, body_length: int, make_room: MakeRoom) -> None:
+    def __init__(self, fields: _Fields, serialize_type: int, body_length: int, new_buffer: NewReceiveBuffer) -> None:
         self._fields = fields
         self._serialize_type = serialize_type
         self._body_length = body_length
-        self._room = make_room(body_length)
-        self.rest = memoryview(self._room)
+        self._buffer = new_buffer(body_length)
+        self.rest = memoryview(self._buffer)
 
     @property
     def missing(self) -> int:
         return len(self.rest)
 
     @property
-    def held_bytes(self) -> int:
+    def buffered_bytes(self) -> int:
         return self._body_length - len(self.rest)
 
     def take(self, data: bytes | memoryview) -> int:
-        """Copies what belongs to this frame; how many bytes that were."""
+        """Copies the bytes that belong to this frame. Returns their number."""
         taken = min(len(data), len(self.rest))
         self.rest[:taken] = memoryview(data)[:taken]
         self.rest = self.rest[taken:]
         return taken
 
     def command(self) -> RemotingCommand:
-        return RemotingCommand(*self._fields, self._room.finish(), self._serialize_type)
+        return RemotingCommand(*self._fields, self._buffer.finish(), self._serialize_type)

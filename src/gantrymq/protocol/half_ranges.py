@@ -1,12 +1,13 @@
-"""Ranges of half messages, as END_HALF_MESSAGES (31037) names them: all of a transaction's on a broker in one request.
+"""Ranges of half messages in the body of END_HALF_MESSAGES (31037), which ends a transaction's messages on a broker.
 
-    per range: int64 queue offset of the first half message | int64 its physical offset | int32 how many
+Each range: int64 queue offset of the first half message | int64 its physical offset | int32 number of half messages
 
-In the order of the queue; no half message is in two ranges. The request is GantryMQ's own, brokers of Java answer
-REQUEST_CODE_NOT_SUPPORTED; so is the batch of half messages that makes such ranges: a SEND_BATCH_MESSAGE whose sysFlag
-has TRANSACTION_PREPARED, which Java's refuse with MESSAGE_ILLEGAL. The properties of its header, PGROUP and
-CHECK_IMMUNITY_TIME_IN_SECONDS, are those of all its messages; the answer has the place of the first one, and the others
-stand right behind it, in queue and log.
+Ranges are in queue order and do not overlap. The request is GantryMQ's own. Java's brokers respond with
+REQUEST_CODE_NOT_SUPPORTED.
+
+Half messages in such ranges are sent in batches: SEND_BATCH_MESSAGE with TRANSACTION_PREPARED in sysFlag. Java's
+brokers respond with MESSAGE_ILLEGAL. PGROUP and CHECK_IMMUNITY_TIME_IN_SECONDS in the header's properties apply to all
+messages. The response has the offsets of the first one. The others follow it directly, in the queue and in the log.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from typing import NamedTuple, overload
 
 from gantrymq.errors import BodyError
 
-#: The property that marks a half message that came in a batch, and how the properties of such ones end.
+#: Property that marks a half message of a batch, and the ending of the properties of each such message.
 GANTRY_HALF = "GANTRY_HALF"
 HALF_MARK = f"\x02{GANTRY_HALF}\x01true\x02".encode()
-#: So many ranges one request has at most: of half messages in batches of 1,000 that is 50,000,000.
+#: Most ranges of one request. With batches of 1,000 that is 50,000,000 half messages.
 MAX_RANGES = 50_000
 
 _RANGE = Struct(">qqi")
 
 
 class HalfRange(NamedTuple):
-    """`number` half messages from the queue offset `half_offset` on; the first one's place in the log."""
+    """A range of `number` half messages from the queue offset `half_offset` on, the first one at `physical_offset`."""
 
     half_offset: int
     physical_offset: int
@@ -40,10 +41,10 @@ class HalfRange(NamedTuple):
 
 
 class HalfRanges(Sequence[HalfRange]):
-    """The ranges in a body, which are decoded when they are asked for; `check` says whether they may be used."""
+    """The ranges in a body, decoded on access. Use `check` to validate each one."""
 
     def __init__(self, body: bytes) -> None:
-        """Raises BodyError for a body of another length, none or too many of them."""
+        """Raises BodyError if the length of `body` is invalid, or if it has no or too many ranges."""
         count, rest = divmod(len(body), _RANGE.size)
         if rest or not 0 < count <= MAX_RANGES:
             raise BodyError(f"{len(body)} bytes are not 1 to {MAX_RANGES} ranges of half messages")
@@ -64,7 +65,7 @@ class HalfRanges(Sequence[HalfRange]):
         return HalfRange(*_RANGE.unpack_from(self.body, index * _RANGE.size))
 
     def check(self, index: int) -> HalfRange:
-        """A range that is one, behind that before it. Raises BodyError."""
+        """Returns a range after validating it and its order. Raises BodyError."""
         found = self[index]
         after = self[index - 1].end if index else 0
         if found.number <= 0 or found.half_offset < after or found.physical_offset < 0:
@@ -72,11 +73,11 @@ class HalfRanges(Sequence[HalfRange]):
         return found
 
     def has(self, half_offset: int) -> bool:
-        """Whether a half message is in one of them."""
+        """Returns true if a half message is in one of the ranges."""
         return self.overlap(half_offset, half_offset + 1)
 
     def overlap(self, start: int, end: int) -> bool:
-        """Whether one of the half messages from `start` up to `end` is in one of them."""
+        """Returns true if any half message from `start` up to, not including, `end` is in one of the ranges."""
         at = bisect_left(range(len(self)), end, key=lambda i: self[i].half_offset) - 1
         return at >= 0 and start < self[at].end
 

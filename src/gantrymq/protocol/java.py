@@ -1,4 +1,4 @@
-"""Java's own number types and arithmetic, where RocketMQ's formats depend on them."""
+"""Java's number types and hash codes, which RocketMQ's formats depend on."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Annotated
 
 from msgspec import Meta
 
-#: `int` and `long`: numbers out of range are refused while they are decoded, not when a struct can't hold them.
+#: Java's `int` and `long`. Numbers out of range are rejected during decoding.
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
-# Python imports a codec when it is first used; where descriptors have run out that would fail.
+# Python imports a codec on first use, which would fail if file descriptors run out.
 codecs.lookup("utf-16-be")
 
 
 def string_hash_code(text: str) -> int:
-    """`String.hashCode()`: a signed 32-bit number over UTF-16 code units."""
+    """Returns Java's `String.hashCode()`: a signed 32-bit number over UTF-16 code units."""
     h = 0
     units = text.encode("utf-16-be", "surrogatepass")
     for i in range(0, len(units), 2):
@@ -27,5 +27,5 @@ def string_hash_code(text: str) -> int:
 
 @lru_cache(maxsize=10_000)
 def tags_code(tags: bytes) -> int:
-    """What a consume queue keeps of a message's tags: the hash code of the whole TAGS property, 0 without one."""
+    """Returns the tags code in a consume queue: the hash code of the whole TAGS property, or 0 if it is empty."""
     return string_hash_code(tags.decode(errors="replace")) if tags else 0

@@ -1,4 +1,4 @@
-"""The remarks of Java's servers by which a client must distinguish responses with the same code.
+"""Remarks in responses of Java's servers, which a client must check if responses with the same code differ.
 
 GantryMQ's servers send a `RefusalReason` instead (`private_fields.REASON_FIELD`).
 """
@@ -67,5 +67,5 @@ REMARKS = (
 
 
 def reason_of(code: int, remark: str) -> RefusalReason | None:
-    """The reason for a response of a Java server; None if programs don't act on it."""
+    """Returns the reason for a response of a Java server, or None if no program reacts to it."""
     return next((one.reason for one in REMARKS if one.code == code and one.text in remark), None)

@@ -1,6 +1,6 @@
-"""The JSON form of a command header (`RemotingSerializable.encode` of a `RemotingCommand`).
+"""Encodes and decodes the JSON form of a command header (`RemotingSerializable.encode` of a `RemotingCommand`).
 
-`extFields` stays raw until somebody asks: typed headers are decoded straight from it.
+`extFields` stays encoded until it is used. Typed headers are decoded directly from it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _decode_fields = msgspec.json.Decoder(dict[str, str]).decode
 _decode_any_fields = msgspec.json.Decoder(dict[str, Any]).decode
 _encode_json = msgspec.json.Encoder().encode
 
-#: Ext fields of so many bytes are looked at before they are made a dictionary: 2 MiB of tiny fields take 0.13 s.
+#: Longer ext fields are checked before decoding, in bytes: 2 MiB of tiny fields would take 0.13 s.
 LONG_FIELDS = 64 * 1024
-#: So many fields are read, of any encoding; the longest header of RocketMQ has some 30.
+#: Most ext fields of a header, in any encoding. RocketMQ's longest header has about 30.
 MAX_FIELDS = 10_000
 
-#: What msgspec raises for bytes that aren't the JSON expected.
+#: Errors that msgspec raises for invalid JSON.
 UNREADABLE_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def encode(code: int, language: int, version: int, opaque: int, flag: int, remark: str | None, ext: bytes) -> bytes:
-    """The header bytes; `ext` comes from `encode_fields`, empty for none. Fields in Java's order."""
+    """Returns the header bytes, with the fields in Java's order. `ext` is the result of `encode_fields`, or empty."""
     try:
         remark_json = b'"remark":%s,' % _encode_json(remark) if remark else b""
     except UnicodeEncodeError as e:
@@ -59,7 +59,7 @@ def encode(code: int, language: int, version: int, opaque: int, flag: int, remar
 
 
 def decode(header: bytes) -> tuple[int, int, int, int, int, str | None, bytes]:
-    """(code, language, version, opaque, flag, remark, ext); ext is left raw for `decode_fields`."""
+    """Returns (code, language, version, opaque, flag, remark, ext). `ext` is the input of `decode_fields`."""
     try:
         parsed = _decode_header(header)
     except UNREADABLE_JSON as e:
@@ -77,7 +77,7 @@ def decode(header: bytes) -> tuple[int, int, int, int, int, str | None, bytes]:
 
 
 def encode_fields(fields: dict[str, str]) -> bytes:
-    """Ext fields as a JSON object."""
+    """Returns the ext fields as a JSON object."""
     try:
         return _encode_json(fields) if fields else b""
     except UnicodeEncodeError as e:
@@ -85,10 +85,10 @@ def encode_fields(fields: dict[str, str]) -> bytes:
 
 
 def decode_fields(ext: bytes) -> dict[str, str]:
-    """Ext fields as a dictionary. Peers that write numbers instead of strings are read too; null is left out."""
+    """Returns the ext fields as a dictionary. Accepts numbers instead of strings. Omits null."""
     if not ext or ext == b"null":
         return {}
-    # A field has two quotation marks or four; those that a value escapes count as well.
+    # A field has two or four quotation marks. Escaped ones in values are counted, too.
     if len(ext) > LONG_FIELDS and ext.count(b'"') > 4 * MAX_FIELDS:
         raise HeaderError(f"extFields of {len(ext)} bytes: more than {MAX_FIELDS} fields")
     try:

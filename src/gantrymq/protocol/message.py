@@ -1,6 +1,6 @@
-"""Message (to send), MessageExt (received) and MessageQueue, as users meet them.
+"""The message classes that users see: Message (to send), MessageExt (received) and MessageQueue.
 
-Sources: common/message/Message, MessageExt, MessageQueue.
+Source: common/message/Message, MessageExt, MessageQueue.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gantrymq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK
 
 T = TypeVar("T")
 
-#: A body that decompresses to more bytes isn't kept for the next to read it: hundreds of them would take gigabytes.
+#: Largest decompressed body that is cached in the message, in bytes. Hundreds of larger ones would take gigabytes.
 KEPT_SIZE = 256 * 1024
-#: Brokers have so many delay levels, unless their messageDelayLevel says otherwise: then set the property DELAY.
+#: Number of a broker's default delay levels. If its messageDelayLevel has more, set the property DELAY.
 MAX_DELAY_LEVEL = 18
-#: A time before this one, in March 1973, is of seconds.
+#: An earlier time (before March 1973) is rejected, because it is probably in seconds. Ms since the epoch.
 EARLIEST_MS = 100_000_000_000
 
 
 class MessageQueue(NamedTuple):
-    """One queue of a topic on one broker; queue ids count from 0 on every broker."""
+    """One queue of a topic on one broker. Queue ids start at 0 on each broker."""
 
     topic: str
     broker_name: str
@@ -37,12 +37,22 @@ class MessageQueue(NamedTuple):
 class Message:
     """A message to send: a topic, a body of bytes and properties.
 
-    Tags, keys and the other special properties live in `properties` under RocketMQ's names, as in Java.
+    `properties` also has RocketMQ's own properties, such as tags and keys, under their names in Java.
 
-    `tags` is one word that consumers select by; `keys` are what the message is found by, a list, or one string with
-    blanks between them; messages with the same `sharding_key` go to the same queue, if the selector of a queue says so.
-    A message can be delivered later, in one of three ways: by `delay_level` (1 to 18), after `delay_ms`, or at
-    `deliver_at_ms` (ms since the epoch). `flag` is a number of your own. Raises IllegalMessage for what can't be meant.
+    Args:
+        topic: Topic to send to.
+        body: Content.
+        tags: One word by which consumers can filter.
+        keys: Keys to find the message by: a list, or one string with blanks between them.
+        sharding_key: Messages with the same key go to the same queue, if the queue selector supports it.
+        delay_level: Delay level, 1 to 18. 0 for none. Only one of the three delay arguments is allowed.
+        delay_ms: Delay, in milliseconds.
+        deliver_at_ms: Delivery time, in milliseconds since the epoch.
+        flag: A number for your own use.
+        properties: Further properties.
+
+    Raises:
+        IllegalMessage: An argument is invalid.
     """
 
     __slots__ = ("_properties", "body", "flag", "topic")
@@ -80,18 +90,18 @@ class Message:
 
     @property
     def properties(self) -> dict[str, str]:
-        """Yours and RocketMQ's own; may be changed before the message is sent."""
+        """Your properties and RocketMQ's own. Can be changed before the message is sent."""
         assert self._properties is not None
         return self._properties
 
     @property
     def tags(self) -> str | None:
-        """What consumers select by; None without."""
+        """The tag by which consumers can filter, or None."""
         return self.properties.get(names.TAGS)
 
     @property
     def keys(self) -> list[str]:
-        """What the message is found by."""
+        """The keys by which the message can be found."""
         return names.split_keys(self.properties.get(names.KEYS, ""))
 
     def __repr__(self) -> str:
@@ -109,7 +119,7 @@ def _joined(keys: Iterable[str]) -> str:
 
 
 def _delay(level: int, after_ms: int | None, at_ms: int | None) -> tuple[str, str]:
-    """The one property that delays the message."""
+    """Returns name and value of the property that delays the message."""
     given = {"delay_level": level or None, "delay_ms": after_ms, "deliver_at_ms": at_ms}
     wanted = {name: value for name, value in given.items() if value is not None}
     if len(wanted) > 1:
@@ -131,7 +141,7 @@ def _delay(level: int, after_ms: int | None, at_ms: int | None) -> tuple[str, st
 
 
 class _Packed:
-    """A body that is to be decompressed, to `max_size` bytes at most; `damage` says why it can't be."""
+    """A compressed body. At most `max_size` bytes are decompressed. `damage` is the error if that has failed."""
 
     __slots__ = ("damage", "flags", "max_size", "stored")
 
@@ -145,16 +155,16 @@ class _Packed:
 if TYPE_CHECKING:
 
     class _Late(Generic[T]):
-        """What an attribute of `_late_field` is to be taken for."""
+        """The type of an attribute made by `_late_field`, for type checkers."""
 
         def __get__(self, message: object, kind: type | None = None, /) -> T: ...
         def __set__(self, message: object, value: T, /) -> None: ...
 
 
 def _late_field(place: int, meaning: str) -> _Late[int]:
-    """An attribute of a received message that is decoded when somebody asks for it: one of LateFields.
+    """Returns a property of a received message that is decoded on first access: one of LateFields.
 
-    A property costs a third of what `__getattr__` did, which first makes an AttributeError.
+    This takes a third of the time of `__getattr__`, which first creates an AttributeError.
     """
 
     def get(message: MessageExt) -> object:
@@ -173,9 +183,12 @@ def _late_field(place: int, meaning: str) -> _Late[int]:
 
 
 class MessageExt(Message):
-    """A received message: what was sent, and where and when it was stored. Timestamps are ms since the epoch.
+    """A received message: content, position and times. Timestamps are milliseconds since the epoch.
 
-    Made from the `record` of a broker, `broker_name`; no body is decompressed to more than `max_body_size` bytes.
+    Args:
+        record: The record from a broker.
+        broker_name: Name of the broker.
+        max_body_size: Largest decompressed body, in bytes.
     """
 
     __slots__ = (
@@ -200,8 +213,8 @@ class MessageExt(Message):
     prepared_transaction_offset = _late_field(7, "Of a transaction: where its half message stands in the log.")
 
     def __init__(self, record: Record, broker_name: str = "", max_body_size: int = MAX_DECOMPRESSED_SIZE) -> None:
-        # Not super().__init__(): the properties stay raw until asked for, which halves the cost of a pull. In one
-        # go: sixteen look-ups in the record by name cost a tenth of it all.
+        # `super().__init__` is not called, so that properties stay encoded until they are used, which halves the cost
+        # of a pull. One assignment is used because sixteen attribute lookups would take a tenth of the time.
         (
             self.store_size,
             self.queue_id,
@@ -224,7 +237,7 @@ class MessageExt(Message):
             self.topic = topic.decode()
         except UnicodeDecodeError as e:
             raise RecordError(f"topic of the record at {record.physical_offset} is no text: {e}") from e
-        #: All before the body, or what it says in the fields that are decoded late.
+        #: The raw bytes before the body, or the fields decoded from them. Decoded on first access.
         self._head: bytes | LateFields = (
             flag,
             commit_log_offset,
@@ -253,9 +266,10 @@ class MessageExt(Message):
         parts: tuple[int, int, int, bytes, bytes, bytes],
         max_body_size: int = MAX_DECOMPRESSED_SIZE,
     ) -> MessageExt:
-        """Of a good record's size, queue offset, sysFlag, all before its body, body and properties.
+        """Creates a message from parts of a valid record: size, queue offset, sysFlag, head, body and properties.
 
-        Other fields are decoded when somebody asks for one: that takes a third of the time of `__init__`.
+        The head has all bytes before the body. Its fields are decoded on first access. This takes a third of the time
+        of `__init__`.
         """
         message = cls.__new__(cls)
         message.topic, message.broker_name, message.queue_id = queue
@@ -272,7 +286,7 @@ class MessageExt(Message):
 
     @classmethod
     def damaged(cls, queue: MessageQueue, queue_offset: int, record: Record | None, damage: RecordError) -> Self:
-        """Stands for a record that can't be read, or only in part: `body` raises `damage`."""
+        """Creates a message for a record that is not, or only partly, readable. Its `body` raises `damage`."""
         message = cls(record or _UNREADABLE, queue.broker_name)
         message.topic, message.queue_id, message.queue_offset = queue.topic, queue.queue_id, queue_offset
         message._body, message._packed = None, _Packed(b"", 0, 0, damage)
@@ -280,9 +294,9 @@ class MessageExt(Message):
 
     @property
     def body(self) -> bytes:
-        """What was sent. It is decompressed when it is read; a large one each time, unless a consumer keeps it ready.
+        """The content. It is decompressed on access. A body of more than 256 KiB is not cached, except by `unpack`.
 
-        Raises CompressionError when it doesn't decompress, or to too much; RecordError when the record is damaged.
+        Raises CompressionError if it doesn't decompress or is too large. Raises RecordError if the record is damaged.
         """
         body = self._body
         if body is None:
@@ -299,7 +313,7 @@ class MessageExt(Message):
 
     @property
     def is_packed(self) -> bool:
-        """Who reads `body` will decompress it."""
+        """True if reading `body` will decompress it."""
         return self._body is None
 
     def _decompress(self) -> bytes:
@@ -309,22 +323,22 @@ class MessageExt(Message):
             try:
                 return decompress(packed.stored, packed.flags, packed.max_size)
             except CompressionError as e:
-                # Not again for each who reads it.
+                # Kept, so that further reads do not decompress it again.
                 packed.damage = e
         raise type(packed.damage)(f"message {self.msg_id} at {self.place}: {packed.damage}")
 
     def unpack(self) -> int:
-        """Decompresses `body` and keeps it, however large, until `pack`; its size. Raises as `body` does."""
+        """Decompresses `body` and caches it until `pack`, whatever its size. Returns the size. Raises like `body`."""
         self._body = body = self.body
         return len(body)
 
     def pack(self) -> None:
-        """Gives up what `unpack` has kept: who reads `body` decompresses it again."""
+        """Discards the body that `unpack` cached. The next read of `body` decompresses it again."""
         if self._packed is not None:
             self._body = None
 
     def decompress_if_small(self, max_size: int) -> bool:
-        """Whether `body` is there, or never will be; decompresses one of at most `max_size` bytes."""
+        """Decompresses a body of at most `max_size` bytes. Returns true if it is available or known to be damaged."""
         packed = self._packed
         if self._body is None and packed is not None and packed.damage is None:
             try:
@@ -335,27 +349,27 @@ class MessageExt(Message):
 
     @property
     def stored_body(self) -> bytes:
-        """The body as it is stored, compressed or not; of a damaged record none."""
+        """The body as stored, possibly compressed. Empty for a damaged record."""
         return self._packed.stored if self._packed is not None else self.body
 
     @property
     def compression_flags(self) -> int:
-        """The sysFlag bits that say how `stored_body` is compressed."""
+        """The sysFlag bits with the compression of `stored_body`."""
         return self._packed.flags if self._packed is not None else 0
 
     @property
     def is_undecodable(self) -> bool:
-        """Reading `body` raises, as somebody has found out: another try is in vain."""
+        """True if `body` has raised an error before. Another attempt would fail, too."""
         return self._packed is not None and self._packed.damage is not None
 
     @property
     def is_damaged(self) -> bool:
-        """The record itself can't be read: there is nothing to hand on."""
+        """True if the record itself is not readable, so there is no content to pass on."""
         return self._packed is not None and isinstance(self._packed.damage, RecordError)
 
     @property
     def place(self) -> str:
-        """Where it is stored, for people."""
+        """The position of the message, for logs and errors."""
         return f"offset {self.queue_offset} of queue {self.queue_id} of {self.topic} on {self.broker_name or '?'}"
 
     def __repr__(self) -> str:
@@ -370,36 +384,36 @@ class MessageExt(Message):
 
     @property
     def born_host(self) -> str:
-        """host:port of the producer."""
+        """HOST:PORT of the producer."""
         return decode_host(self.born_host_bytes)
 
     @property
     def store_host(self) -> str:
-        """host:port of the broker."""
+        """HOST:PORT of the broker."""
         return decode_host(self._store_host)
 
     @property
     def offset_msg_id(self) -> str:
-        """The id that says where the message is stored."""
+        """The message id that contains the message's position."""
         return encode_offset_message_id(self._store_host, self.commit_log_offset)
 
     @property
     def msg_id(self) -> str:
-        """The producer's unique key, or the offset message id where there is none."""
+        """The producer's unique key. The offset message id if there is none."""
         return self.properties.get(names.UNIQUE_KEY) or self.offset_msg_id
 
     @property
     def message_queue(self) -> MessageQueue:
-        """The queue that it was in."""
+        """The queue of the message."""
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
 
-#: In place of a record that can't be read at all.
+#: Placeholder for a record that is not readable at all.
 _UNREADABLE = Record(0, 0, 0, 0, 0, 0, 0, bytes(8), 0, bytes(8), 0, 0, 0, b"", b"", b"")
 
 
 def decode_messages(body: Buffer, broker_name: str = "") -> Iterator[MessageExt]:
-    """The messages of a pull's body. Raises RecordError at the first that can't be read."""
+    """Yields the messages in the body of a pull response. Raises RecordError at the first invalid one."""
     pos, end = 0, len(body)
     while pos < end:
         record = decode_record(body, pos)

@@ -1,9 +1,9 @@
-"""The two ids of a message, both upper-case hexadecimal.
+"""Encodes and decodes the two ids of a message, both in upper-case hexadecimal.
 
-- offset message id: where the record is stored; store host (IPv4 8 or IPv6 20 bytes) and int64 commit log offset.
-  (`MessageDecoder.createMessageId`)
-- unique key: made by the producer and kept over retries; ip, pid, an instance number, ms since the month began, a
-  counter: 16 bytes with IPv4. (`MessageClientIDSetter`)
+- The offset message id contains the record's position: store host (IPv4: 8 bytes, IPv6: 20) and int64 commit log offset
+  (`MessageDecoder.createMessageId`).
+- The unique key is created by the producer and kept in retries (`MessageClientIDSetter`). Its parts are the IP address,
+  process id, instance number, ms since the start of the month, and a counter. It has 16 bytes with IPv4.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ _COUNTS = 1 << 16
 
 
 def encode_offset_message_id(store_host: bytes, physical_offset: int) -> str:
-    """32 characters (56 for IPv6); `store_host` as in a record."""
+    """Returns an id of 32 characters, or 56 for IPv6. `store_host` is encoded as in a record."""
     return (store_host + _I64.pack(physical_offset)).hex().upper()
 
 
 def encode_offset_message_ids(store_host: bytes, physical_offsets: Iterable[int]) -> str:
-    """The ids of a batch's messages, with commas between; 0.2 us each."""
+    """Returns the ids of a batch, separated by commas. Takes 0.2 us per message."""
     host = store_host.hex().upper()
     return ",".join([f"{host}{offset:016X}" for offset in physical_offsets])
 
 
 def decode_offset_message_id(message_id: str) -> tuple[str, int]:
-    """(host:port of the broker, commit log offset). Raises ProtocolError when the id is of another form."""
+    """Returns (HOST:PORT of the broker, commit log offset). Raises ProtocolError if the id has another form."""
     try:
         raw = bytes.fromhex(message_id)
     except ValueError:
         raw = b""
-    # fromhex takes spaces too.
+    # `fromhex` also accepts spaces, so the length of the text is checked as well.
     if len(raw) not in (16, 28) or len(message_id) != 2 * len(raw):
         raise ProtocolError(f"{message_id!r} is no offset message id: 32 or 56 hexadecimal digits are")
     return decode_host(raw[:-8]), _I64.unpack_from(raw, len(raw) - 8)[0]
 
 
 class UniqueKeys:
-    """Makes the unique keys of one producer process; `ip` is 4 or 16 address bytes.
+    """Creates the unique keys of one producer process. `ip` has 4 or 16 bytes.
 
-    A key never repeats. A key could repeat when the clock goes back, when a month begins, or after 65,536 values of the
-    counter. The instance number changes in each of these cases. The time in a key is that of the clock.
+    Keys never repeat. The instance number changes if the clock goes back, if a month begins, and after 65,536 values of
+    the counter. The time in a key is the clock's time.
     """
 
     def __init__(self, ip: bytes = b"\x7f\x00\x00\x01") -> None:
@@ -64,7 +64,7 @@ class UniqueKeys:
         self._end = _COUNTS
 
     def next(self) -> str:
-        """A key that no other message has."""
+        """Returns a key that no other message has."""
         number = next(self._count)
         now_ms = clock.now_ms()
         if now_ms != self._last_ms or number >= self._end:
@@ -72,8 +72,8 @@ class UniqueKeys:
         return f"{self._head}{number & 0xFFFF:04X}"
 
     def some(self, count: int) -> tuple[str, int]:
-        """The common beginning of up to 65,536 keys, and the number in the last four digits of the first one."""
-        # In C: no other thread gets a number between them.
+        """Returns the common prefix of up to 65,536 keys, and the number in the last four digits of the first one."""
+        # Runs in C, so no other thread can take a number in between.
         last = deque(itertools.islice(self._count, count), maxlen=1).pop()
         first = last - count + 1
         now_ms = clock.now_ms()
@@ -82,7 +82,7 @@ class UniqueKeys:
         return self._head, first & 0xFFFF
 
     def _set_head(self, now_ms: int, first: int) -> None:
-        """Begins keys of the time `now_ms`, with numbers from `first` on."""
+        """Starts keys with the time `now_ms` and numbers from `first` on."""
         is_new_month = not self._month_start_ms <= now_ms < self._month_end_ms
         if is_new_month:
             self._set_month(now_ms)

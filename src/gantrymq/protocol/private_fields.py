@@ -3,20 +3,20 @@
 The fields of exactly-once writes are in `row_ids.py`.
 """
 
-#: In a send request: the client's timeout, in ms. Without it a broker assumes 3000, the default
-#: of `DefaultMQProducer.sendMsgTimeout`. Clients omit it for 3000, and round other values, because the native code
-#: caches one route for each distinct header.
+#: In a send request: the client's timeout, in ms. Without it a broker assumes 3000, the default of
+#: `DefaultMQProducer.sendMsgTimeout`. Clients omit it for 3000 and round other values, because the native code caches
+#: one route for each distinct header.
 TIMEOUT_FIELD = "gantryTimeoutMs"
-#: In a send response with another status than SEND_OK: "true" if the broker has a controller and the in-sync set has
-#: not confirmed the message. A new master may lack the message.
+#: In a send response with another status than SEND_OK: "true" if the in-sync set has not confirmed the message. A new
+#: master may then lack it. Only brokers with a controller send it.
 UNCONFIRMED_FIELD = "gantryUnconfirmed"
-#: In the response to a request that was refused: the `RefusalReason`. Absent if programs don't act on the reason.
+#: In the response to a refused request: the `RefusalReason`. Absent if no program reacts to the reason.
 REASON_FIELD = "gantryReason"
 #: In the response to a pull: the end of the commit log at the last deletion of a topic with this name. It grows with
 #: each deletion, so a consumer detects that the topic was created again. Absent if no such topic was deleted.
 TOPIC_BEGIN_FIELD = "gantryTopicBegin"
 #: In the NameServer's response to GET_ROUTEINFO_BY_TOPIC: the time since its start, in ms.
 UPTIME_FIELD = "gantryUptimeMs"
-#: In the same response, even if the topic has no route: the brokers of the topic that were registered before the
-#: NameServer's restart and haven't registered since, separated by `;`. Absent if there are none.
+#: In the same response, even if the topic has no route: the awaited brokers of the topic, separated by `;`. They were
+#: registered before the NameServer's restart, and have not registered again. Absent if there are none.
 AWAITED_BROKERS_FIELD = "gantryAwaitedBrokers"

@@ -1,6 +1,6 @@
-"""Message properties: `name \\x01 value \\x02` repeated, and the names that RocketMQ itself uses.
+"""Encodes and decodes message properties: `name \\x01 value \\x02`, repeated. Also has RocketMQ's property names.
 
-Sources: common/message/MessageDecoder (string2messageProperties, messageProperties2String), MessageConst.
+Source: common/message/MessageDecoder (string2messageProperties, messageProperties2String), MessageConst.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from gantrymq.errors import IllegalMessage
 
 NAME_VALUE_SEPARATOR = "\x01"
 PROPERTY_SEPARATOR = "\x02"
-#: The properties' length is an int16 in a record.
+#: Longest encoded properties, in bytes: a record has their length as an int16.
 MAX_PROPERTIES_LENGTH = 32767
 
 KEYS = "KEYS"
@@ -57,7 +57,7 @@ TIMER_DEQUEUE_MS = "TIMER_DEQUEUE_MS"
 TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
 TIMER_DEL_UNIQKEY = "TIMER_DEL_UNIQKEY"
 BORN_TIMESTAMP = "BORN_TIMESTAMP"
-#: The checksum over a record, its last property (enabledAppendPropCRC).
+#: Checksum of the whole record, in its last property (enabledAppendPropCRC).
 CRC32 = "__CRC32#"
 
 #: Separates the keys in KEYS (`MessageConst.KEY_SEPARATOR`). Other white space is part of a key.
@@ -65,14 +65,14 @@ KEY_SEPARATOR = " "
 
 
 def split_keys(keys: str) -> list[str]:
-    """The keys in KEYS."""
+    """Returns the keys in a value of KEYS."""
     return [key for key in keys.split(KEY_SEPARATOR) if key]
 
 
 def encode_properties(properties: dict[str, str]) -> bytes:
-    """The properties' bytes, each property ended by \\x02.
+    """Returns the encoded properties, each one with a final \\x02.
 
-    Raises IllegalMessage where a separator inside a name or value, or text that isn't Unicode, would corrupt them.
+    Raises IllegalMessage if a name or value contains a separator or is no valid Unicode text.
     """
     text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
     if text.count(PROPERTY_SEPARATOR) != len(properties) or (
@@ -86,10 +86,11 @@ def encode_properties(properties: dict[str, str]) -> bytes:
 
 
 def encode_fitting(fields: dict[str, str], limit: int, dispensable: Iterable[str], original: bytes) -> bytes:
-    """`encode_properties` in at most `limit` bytes: without as many `dispensable` ones as need be, from the first on.
+    """Returns the encoded properties in at most `limit` bytes.
 
-    Where that isn't enough, `original`: what a message was stored with fits, while text that isn't UTF-8 gets longer.
-    The checksum of the record that they come from goes before all.
+    The record's checksum is removed first if necessary, then the properties in `dispensable`, in order. If that is not
+    enough, returns `original`, the properties as first stored. They fit, while invalid UTF-8 becomes longer when
+    encoded.
     """
     encoded = encode_properties(fields)
     for name in (CRC32, *dispensable):
@@ -101,7 +102,7 @@ def encode_fitting(fields: dict[str, str], limit: int, dispensable: Iterable[str
 
 
 def decode_properties(raw: bytes) -> dict[str, str]:
-    """The properties as a dictionary. Like Java, entries without a name or a value are skipped."""
+    """Returns the properties as a dictionary. As in Java, entries without a name or a value are skipped."""
     properties: dict[str, str] = {}
     for item in raw.decode(errors="replace").split(PROPERTY_SEPARATOR):
         name, separator, value = item.partition(NAME_VALUE_SEPARATOR)
@@ -111,9 +112,9 @@ def decode_properties(raw: bytes) -> dict[str, str]:
 
 
 def find_property(raw: bytes, name: bytes) -> bytes | None:
-    """One property's value straight from the bytes, without decoding the others; None when absent or empty.
+    """Returns one property's value from the encoded properties without decoding the others. None if absent or empty.
 
-    Where a name comes twice this is the first value and `decode_properties` has the last; no client writes that.
+    If a name occurs twice, this returns the first value and `decode_properties` the last. No client writes that.
     """
     prefix = name + b"\x01"
     if raw.startswith(prefix):
@@ -128,19 +129,19 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
 
 
 def is_waited_for(raw: bytes) -> bool:
-    """Whether the producer wants its message safe before the answer (`Message.isWaitStoreMsgOK`)."""
+    """Returns true if the response must wait until the message is stored safely (`Message.isWaitStoreMsgOK`)."""
     wait = find_property(raw, b"WAIT")
     return wait is None or wait.lower() == b"true"
 
 
 def has_property(raw: bytes, name: bytes) -> bool:
-    """Whether a property of that name is there, be it empty."""
+    """Returns true if the property exists, even if it is empty."""
     prefix = name + b"\x01"
     return raw.startswith(prefix) or b"\x02" + prefix in raw
 
 
 def without_property(raw: bytes, name: bytes) -> bytes:
-    """The other properties, each ended by \\x02 if there was one of that name (`MessageUtils.deleteProperty`)."""
+    """Returns the properties without one of them (`MessageUtils.deleteProperty`). Each then has a final \\x02."""
     if not has_property(raw, name):
         return raw
     prefix = name + b"\x01"

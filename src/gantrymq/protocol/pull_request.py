@@ -1,8 +1,8 @@
-"""A pull request, decoded as fast as Python can: the pull's hot path, as `send_request` is that of a send.
+"""Decodes pull requests fast, with a cache. `send_request` does the same for sends.
 
-A consumer's pulls of a queue differ in two numbers, queueOffset and commitOffset. The bytes around them are looked up
-in a small cache of what they meant before: 1.3 us instead of the 6 us of walking 11 fields. A JSON header, and
-whatever doesn't have that exact shape, is decoded as a plain typed header.
+A consumer's pulls of a queue differ only in queueOffset and commitOffset. The bytes around these two numbers are the
+key of a small cache of decoded headers. A request then takes 1.3 us instead of 6 us for decoding 11 fields. JSON
+headers and headers of any other form are decoded as normal typed headers.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from gantrymq.protocol import binary_header
 from gantrymq.protocol.command import RemotingCommand, SerializeType
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 
-#: Names with the first three bytes of the value's length; the fourth and the value follow.
+#: Field names with the first three bytes of the value's length. The fourth byte and the value follow.
 _QUEUE_OFFSET = b"\x00\x0bqueueOffset\x00\x00\x00"
 _COMMIT_OFFSET = b"\x00\x0ccommitOffset\x00\x00\x00"
 _QUEUE_OFFSET_END = len(_QUEUE_OFFSET)
 _COMMIT_OFFSET_END = len(_COMMIT_OFFSET)
-#: Numbers of so many digits fit 64 bits.
+#: Numbers with up to this many digits fit 64 bits.
 _MOST_DIGITS = 18
 _CACHE_LIMIT = 4096
-#: Longer headers are not remembered, so that the cache has at most some MiB.
+#: Longest cached header, in bytes. It limits the cache to a few MiB.
 _LONGEST_REMEMBERED = 1024
 _ROCKETMQ = int(SerializeType.ROCKETMQ)
-#: The bytes before, between and behind the two numbers: the header that they are of.
+#: Decoded headers by the bytes before, between and after the two numbers.
 _remembered: dict[tuple[bytes, bytes, bytes], PullMessageRequestHeader] = {}
 
 
 def decode_pull_request(command: RemotingCommand) -> PullMessageRequestHeader:
-    """The header of PULL_MESSAGE or LITE_PULL_MESSAGE, the caller's own. Raises HeaderError."""
+    """Returns the header of PULL_MESSAGE or LITE_PULL_MESSAGE, as an object of its own. Raises HeaderError."""
     if command.serialize_type != _ROCKETMQ:
         return command.read_header(PullMessageRequestHeader)
     cut = _cut(command.raw_ext)
@@ -42,12 +42,12 @@ def decode_pull_request(command: RemotingCommand) -> PullMessageRequestHeader:
         known = command.read_header(PullMessageRequestHeader)
         if not _remember(parts, known):
             return known
-    # What was remembered are whole fields, so the two numbers are fields of their own.
+    # Cached parts consist of whole fields, so the two numbers are complete fields as well.
     return replace(known, queue_offset=int(offset), commit_offset=int(commit))
 
 
 def _cut(ext: bytes) -> tuple[tuple[bytes, bytes, bytes], bytes, bytes] | None:
-    """The ext fields' bytes without the two numbers, and these; None where they don't look like that."""
+    """Splits the ext fields into the parts around the two numbers, and the numbers. None for another form."""
     at = ext.find(_QUEUE_OFFSET)
     value = at + _QUEUE_OFFSET_END + 1
     commit_at = ext.find(_COMMIT_OFFSET, value)
@@ -67,7 +67,7 @@ def _is_number(text: bytes) -> bool:
 
 
 def _remember(parts: tuple[bytes, bytes, bytes], header: PullMessageRequestHeader) -> bool:
-    """Keeps a header if each part of its bytes is whole fields, and none of them one of the two numbers."""
+    """Caches a header if its parts consist of whole fields without the two numbers. Returns true if it is cached."""
     if sum(map(len, parts)) > _LONGEST_REMEMBERED:
         return False
     try:

@@ -1,6 +1,6 @@
-"""Recall handles: what takes a delayed message back before it is delivered (common/producer/RecallMessageHandle).
+"""Recall handles, which identify a delayed message to cancel (common/producer/RecallMessageHandle).
 
-Base64 (URL alphabet) of "v1 TOPIC BROKER TIMESTAMP KEY".
+A handle is "v1 TOPIC BROKER TIMESTAMP KEY" in Base64 (URL alphabet).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _VERSION = "v1"
 
 
 class RecallHandle(NamedTuple):
-    """The delayed message: when it is due, in ms since the epoch, and its unique key."""
+    """Identifies a delayed message by its delivery time, in ms since the epoch, and its unique key."""
 
     topic: str
     broker_name: str
@@ -27,7 +27,7 @@ class RecallHandle(NamedTuple):
 
 
 def decode_recall_handle(handle: str) -> RecallHandle:
-    """Raises IllegalMessage for what is no handle of version 1."""
+    """Parses a handle. Raises IllegalMessage if it is not a valid handle of version 1."""
     try:
         version, topic, broker_name, timestamp, unique_key = urlsafe_b64decode(handle).decode().split(" ")[:5]
         timestamp_ms = int(timestamp)

@@ -1,7 +1,9 @@
-"""What says which pop a message came from (POP_CK), and the lists in a pop's answer from which clients make it.
+"""Receipt handles (POP_CK), which identify a popped message.
 
-A handle is eight words: `startOffset popTime invisibleTime reviveQueueId retryFlag brokerName queueId queueOffset`, the
-last one missing for a whole queue. Sources: remoting/protocol/header/ExtraInfoUtil, common/KeyBuilder.
+Clients build them from lists in the pop response. This module also encodes and parses these lists.
+
+A handle has eight words: `startOffset popTime invisibleTime reviveQueueId retryFlag brokerName queueId queueOffset`.
+Without the last word it stands for a whole queue. Source: remoting/protocol/header/ExtraInfoUtil, common/KeyBuilder.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import NamedTuple
 from gantrymq.errors import BodyError
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 
-#: The revive queue of a handle whose message was popped in order; no such queue exists.
+#: Revive queue id in the handle of an orderly pop. No such queue exists.
 ORDERLY_REVIVE_QUEUE = 999
 
 NORMAL_TOPIC = "0"
@@ -23,19 +25,19 @@ _SEPARATORS = {RETRY_TOPIC_V1: "_", RETRY_TOPIC_V2: "+"}
 
 
 def pop_retry_topic(topic: str, group: str, *, v2: bool = False) -> str:
-    """Where messages of `topic` that a group popped and didn't acknowledge come back."""
+    """Returns the topic to which unacknowledged messages of `topic` return, for a group that pops."""
     return f"{RETRY_TOPIC_PREFIX}{group}{_SEPARATORS[RETRY_TOPIC_V2 if v2 else RETRY_TOPIC_V1]}{topic}"
 
 
 def retry_flag(topic: str) -> str:
-    """Which of the three kinds a topic is."""
+    """Returns the retry flag of a topic, one of three."""
     if not topic.startswith(RETRY_TOPIC_PREFIX):
         return NORMAL_TOPIC
     return RETRY_TOPIC_V2 if _SEPARATORS[RETRY_TOPIC_V2] in topic else RETRY_TOPIC_V1
 
 
 def real_topic(topic: str, group: str, flag: str) -> str:
-    """The topic in which a message of `topic` stands, by its retry flag. Raises BodyError for another flag."""
+    """Returns the topic that stores a message of `topic`, by its retry flag. Raises BodyError for an unknown flag."""
     if flag == NORMAL_TOPIC:
         return topic
     if flag not in _SEPARATORS:
@@ -44,7 +46,7 @@ def real_topic(topic: str, group: str, flag: str) -> str:
 
 
 def normal_topic(topic: str, group: str) -> str:
-    """The topic behind a pop retry topic of the group; any other topic is itself."""
+    """Returns the original topic of a pop retry topic of the group. Returns any other topic unchanged."""
     for separator in _SEPARATORS.values():
         prefix = f"{RETRY_TOPIC_PREFIX}{group}{separator}"
         if topic.startswith(prefix):
@@ -53,7 +55,7 @@ def normal_topic(topic: str, group: str) -> str:
 
 
 class ReceiptHandle(NamedTuple):
-    """A parsed handle; times in ms. `queue_id` and `queue_offset` are -1 where the handle has none."""
+    """A parsed handle. Times are in ms. `queue_id` and `queue_offset` are -1 if the handle has none."""
 
     start_offset: int
     pop_time: int
@@ -66,7 +68,7 @@ class ReceiptHandle(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ReceiptHandle:
-        """Raises BodyError for what isn't a handle."""
+        """Parses a handle. Raises BodyError if it is invalid."""
         words = text.split(" ")
         try:
             if len(words) < 6:
@@ -89,19 +91,19 @@ class ReceiptHandle(NamedTuple):
 
 
 def start_offset_entry(topic: str, queue_id: int, start_offset: int) -> str:
-    """A queue's entry in `startOffsetInfo`; entries are joined by `;`."""
+    """Returns a queue's entry in `startOffsetInfo`. Entries are joined by `;`."""
     return f"{retry_flag(topic)} {queue_id} {start_offset}"
 
 
 def message_offset_entry(topic: str, queue_id: int, offsets: Iterable[int]) -> str:
-    """A queue's entry in `msgOffsetInfo`: the offsets of the messages that were handed out."""
+    """Returns a queue's entry in `msgOffsetInfo`: the offsets of the popped messages."""
     return f"{retry_flag(topic)} {queue_id} {','.join(map(str, offsets))}"
 
 
 def order_count_entries(topic: str, queue_id: int, counts: dict[int, int], message_count: int) -> str:
-    """A queue's entries in `orderCountInfo`: how often each of its messages was handed out before.
+    """Returns a queue's entries in `orderCountInfo`: how often each of its messages was popped before.
 
-    `counts` has only those that were. The last entry, for clients before 5.1, is the least of all.
+    `counts` contains only messages with earlier pops. The last entry is the lowest count, for clients before 5.1.
     """
     flag = retry_flag(topic)
     entries = [f"{flag} qo{queue_id}%{offset} {count}" for offset, count in counts.items()]
@@ -110,7 +112,7 @@ def order_count_entries(topic: str, queue_id: int, counts: dict[int, int], messa
 
 
 def parse_offset_info(text: str | None) -> dict[tuple[str, str], str]:
-    """{(retry flag, queue id or `qo` key): value} of one of the three lists. Raises BodyError."""
+    """Parses one of the three lists to {(retry flag, queue id or `qo` key): value}. Raises BodyError."""
     entries: dict[tuple[str, str], str] = {}
     for entry in (text or "").split(";") if text else ():
         words = entry.split(" ")

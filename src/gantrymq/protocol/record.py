@@ -1,13 +1,13 @@
-"""The message record, as it stands in the commit log and in the answer to a pull.
+"""Encodes and decodes the message record, which has the same form in the commit log and in a pull response.
 
     int32 size | int32 magic | int32 CRC32 of body & 0x7fffffff | int32 queueId | int32 flag | int64 queueOffset
     | int64 physicalOffset | int32 sysFlag | int64 bornTimestamp | born host | int64 storeTimestamp | store host
     | int32 reconsumeTimes | int64 preparedTransactionOffset | int32 length + body
     | int8 (V2: int16) length + topic | int16 length + properties
 
-A host is 4 (IPv4) or 16 (IPv6) address bytes and an int32 port. Sources: store/MessageExtEncoder,
-common/message/MessageDecoder, MessageVersion. No other module knows a field's place: who needs some fields of many
-records asks for an `unpacker`, numpy's readers for `FIELDS`.
+A host has 4 (IPv4) or 16 (IPv6) address bytes and an int32 port. Only this module contains the offsets of the fields.
+To read some fields of many records, other modules use an `unpacker`, or numpy with `FIELDS`.
+Source: store/MessageExtEncoder, common/message/MessageDecoder, MessageVersion.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from gantrymq.system.files import Mapping
 
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
-#: Magic of the blank that ends a commit log file (`CommitLog.BLANK_MAGIC_CODE`).
+#: Magic number of the blank at the end of a commit log file (`CommitLog.BLANK_MAGIC_CODE`).
 MAGIC_BLANK = 0xCBD43194
-#: A topic longer than this needs version 2.
+#: A longer topic needs version 2. Bytes.
 MAX_TOPIC_LENGTH_V1 = 127
 
-#: The fixed part's fields and their codes in `struct`, in order. Up to the born host any record has them at the same
-#: places, behind it those whose hosts are IPv4; `AFTER_HOSTS` are the fields behind the hosts.
+#: Fields of the fixed part in order, with their `struct` codes. Offsets up to the born host are the same in all
+#: records. Offsets after it are those of records with IPv4 hosts. `AFTER_HOSTS` are the fields after the hosts.
 FIELDS = {
     "size": "i",
     "magic": "I",
@@ -52,7 +52,7 @@ FIELDS = {
 HEAD = tuple(FIELDS)[:9]
 AFTER_HOSTS = tuple(FIELDS)[12:]
 
-#: Bytes of a host field: an address and a port.
+#: Size of a host field (address and port), in bytes.
 HOST_SIZE_V4 = 8
 HOST_SIZE_V6 = 20
 
@@ -60,15 +60,15 @@ Buffer = bytes | bytearray | memoryview
 
 
 def offset_of(field: str) -> int:
-    """Where a field stands in a record; of those behind born_host, in one whose hosts are IPv4."""
+    """Returns the offset of a field in a record. After born_host it applies only to records with IPv4 hosts."""
     names = list(FIELDS)
     return _struct(names[: names.index(field)]).size
 
 
 def unpacker(*fields: str) -> Callable[..., tuple[int, ...]]:
-    """A function of (buffer, place of a record) that returns these fields, which are in the record's order.
+    """Returns a function that takes a buffer and a record's position and returns these fields, in the record's order.
 
-    It reads nothing behind the last of them: one call of a Struct.
+    It makes one call of a Struct and reads nothing after the last field.
     """
     code, at = ">", 0
     for field in fields:
@@ -89,11 +89,11 @@ _BLANK = Struct(">iI")
 _I64 = Struct(">q")
 _I32 = Struct(">i")
 _I16 = Struct(">h")
-#: Bytes of an IPv4 record of version 1 without body, topic and properties.
+#: Size of an IPv4 record of version 1 without body, topic and properties, in bytes.
 FIXED_SIZE_V4 = _FIXED_V4.size + 1 + 2
-#: Where the body begins in an IPv4 record.
+#: Offset of the body in an IPv4 record.
 BODY_AT_V4 = _FIXED_V4.size
-#: The head of the blank that ends a commit log file: its size and MAGIC_BLANK, where a record has size and magic.
+#: Size of the blank's head: its size and MAGIC_BLANK, at the same offsets as size and magic of a record.
 BLANK_SIZE = _BLANK.size
 _HOST_V6 = BORN_HOST_V6 | STORE_HOST_V6
 _STORE_TIMESTAMP_END_V6 = _HEAD_SIZE + HOST_SIZE_V6 + _I64.size
@@ -112,14 +112,14 @@ _unpack_late_v4: Callable[[bytes], LateFields] = unpacker(
     "reconsume_times",
     "prepared_transaction_offset",
 )  # type: ignore[assignment]
-#: A NamedTuple's own constructor costs twice as much.
+#: Creates a NamedTuple. Its own constructor takes twice as long.
 _new = tuple.__new__
 _pack_i16 = _I16.pack
 _TOPIC_LENGTHS = [bytes([n]) for n in range(MAX_TOPIC_LENGTH_V1 + 1)]
 
 
 class Record(NamedTuple):
-    """A record's fields as they stand in the file: the body not decompressed, topic and properties as bytes."""
+    """The fields of a record as stored: the body possibly compressed, topic and properties as bytes."""
 
     size: int
     queue_id: int
@@ -155,10 +155,10 @@ def encode_record(
     topic: bytes,
     properties: bytes,
 ) -> bytes:
-    """The record's bytes. Hosts come from `encode_host`; sys_flag must carry the _V6 bits that fit them.
+    """Returns the record's bytes. Hosts come from `encode_host`, and sys_flag must have the matching _V6 bits.
 
-    Version 2 is used only where the topic needs it, as Java's autoMessageVersionOnTopicLen does. Numbers and lengths
-    have been checked: struct.error says that one doesn't fit (properties and topic have at most 32,767 bytes).
+    Version 2 is used only for long topics, as with Java's autoMessageVersionOnTopicLen. Callers must check all numbers
+    and lengths before. A value that does not fit raises struct.error (topic and properties have at most 32,767 bytes).
     """
     topic_length = len(topic)
     if topic_length <= MAX_TOPIC_LENGTH_V1 and not sys_flag & _HOST_V6:
@@ -217,7 +217,7 @@ def encode_record(
 
 
 def encode_again(record: Record) -> bytes:
-    """The bytes of a record that was changed; its size and body CRC are calculated anew. Raises as `encode_record`."""
+    """Encodes a changed record, with a new size and body CRC. Raises as `encode_record` does."""
     return encode_record(
         record.queue_id,
         record.flag,
@@ -237,10 +237,10 @@ def encode_again(record: Record) -> bytes:
 
 
 def decode_record(buffer: Buffer, pos: int = 0, *, check_crc: bool = True) -> Record:
-    """The record at `pos`. Raises RecordError when it is cut off, is no record, or its body has another CRC."""
+    """Returns the record at `pos`. Raises RecordError if it is incomplete or invalid, or if its body's CRC is wrong."""
     available = len(buffer) - pos
     if available >= FIXED_SIZE_V4:
-        # Nearly every record: the fixed part in one go. Whatever is odd about one is said below.
+        # Fast path for nearly all records: decodes the fixed part in one step. All other cases and errors follow below.
         (
             size,
             magic,
@@ -297,7 +297,7 @@ LateFields = tuple[int, int, int, bytes, int, bytes, int, int]
 
 
 def late_fields(head: bytes) -> LateFields:
-    """What of a good record's fields before the body few readers want; `head` is all before the body."""
+    """Returns the rarely used fields of a valid record. `head` has all bytes before the body."""
     if len(head) == BODY_AT_V4:
         return _unpack_late_v4(head)
     _, _, _, _, flag, _, physical_offset, sys_flag, born_timestamp = _HEAD.unpack_from(head)
@@ -319,7 +319,7 @@ def late_fields(head: bytes) -> LateFields:
 
 
 def record_properties(record: Buffer) -> bytes:
-    """The properties of one whole record; body and CRC are not looked at. Raises RecordError."""
+    """Returns the properties of one complete record. Does not check the body or CRC. Raises RecordError."""
     if len(record) >= FIXED_SIZE_V4:
         magic, sys_flag, body_length = _unpack_to_body(record)
         topic_at = BODY_AT_V4 + body_length
@@ -329,7 +329,7 @@ def record_properties(record: Buffer) -> bytes:
 
 
 def topic_and_properties(record: Buffer) -> tuple[bytes, bytes]:
-    """Those of one whole record; body and CRC are not looked at. Raises RecordError."""
+    """Returns topic and properties of one complete record. Does not check the body or CRC. Raises RecordError."""
     if len(record) >= FIXED_SIZE_V4:
         magic, sys_flag, body_length = _unpack_to_body(record)
         topic_at = BODY_AT_V4 + body_length
@@ -341,7 +341,7 @@ def topic_and_properties(record: Buffer) -> tuple[bytes, bytes]:
 
 
 def store_timestamp_at(buffer: Buffer, pos: int) -> int:
-    """When the record at `pos` was stored, ms; -1 when none begins there. Nothing else of it is looked at."""
+    """Returns the store time of the record at `pos`, in ms, or -1 if no record begins there. Checks nothing else."""
     if pos + _STORE_TIMESTAMP_END_V6 > len(buffer):
         return -1
     magic, sys_flag = _unpack_magic_and_flags(buffer, pos)
@@ -358,7 +358,7 @@ def pack_blank(buffer: bytearray | memoryview | Mapping, pos: int, size: int) ->
 
 
 def _decode_other(buffer: Buffer, pos: int, available: int, check_crc: bool) -> Record:
-    """A record of version 2 or with an IPv6 host, or the reason why it is none."""
+    """Decodes a record of version 2 or with an IPv6 host. Raises RecordError with the reason if it is invalid."""
     if available < _HEAD_SIZE:
         raise RecordError(f"{available} bytes at {pos} are too few for a record")
     size, magic, body_crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_timestamp = _HEAD.unpack_from(
@@ -416,7 +416,7 @@ def _decode_other(buffer: Buffer, pos: int, available: int, check_crc: bool) -> 
 
 
 def decode_records(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Record]:
-    """Records one after the other, as a pull's body holds them. Raises RecordError at the first that isn't one."""
+    """Yields consecutive records, as in the body of a pull response. Raises RecordError at the first invalid one."""
     pos, end = 0, len(buffer)
     while pos < end:
         record = decode_record(buffer, pos, check_crc=check_crc)
@@ -425,12 +425,12 @@ def decode_records(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Record
 
 
 def encode_host(ip: str, port: int) -> bytes:
-    """A host field: 8 bytes for an IPv4 address, 20 for IPv6."""
+    """Returns a host field: 8 bytes for an IPv4 address, 20 bytes for IPv6."""
     return network.packed_ip(ip.partition("%")[0]) + _I32.pack(port)
 
 
 def decode_host(host: bytes) -> str:
-    """host:port of a host field; an IPv6 address in brackets."""
+    """Returns the HOST:PORT of a host field, with brackets around an IPv6 address."""
     (port,) = _I32.unpack_from(host, len(host) - 4)
     if len(host) == HOST_SIZE_V4:
         return f"{network.ip_text(host[:4])}:{port}"

@@ -1,4 +1,4 @@
-"""Refusals: the reason in a response, and the error that a client raises for it."""
+"""Encodes the reason for a refused request in a response, and creates the client's error for it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _REASONS = {reason.value: reason for reason in RefusalReason}
 
 
 def reason_fields(reason: RefusalReason | None) -> dict[str, str]:
-    """The header fields of a response that refuses a request."""
+    """Returns the header fields of a response with this reason."""
     return {} if reason is None else {REASON_FIELD: reason.value}
 
 
 def refusal_reason(response: RemotingCommand) -> RefusalReason | None:
-    """The reason in the response; None if it has none, or one that this version doesn't have."""
+    """Returns the reason in a response, or None if it has none or one that this version does not define."""
     reason = _REASONS.get(response.ext_fields.get(REASON_FIELD, ""))
     return reason if reason is not None else reason_of(response.code, response.remark or "")
 
 
 def broker_error(response: RemotingCommand, address: str) -> BrokerError:
-    """The error for a response of the server at `address`, host:port, that is no success."""
+    """Returns the error for an unsuccessful response of the server at `address`, HOST:PORT."""
     return BrokerError(response.code, response.remark, address, refusal_reason(response))

@@ -1,19 +1,20 @@
-"""What tells the rows of an idempotent write from each other: two properties of each message, a field of the request.
+"""Identifies the rows of an idempotent write, so that a broker stores each row only once.
 
-GANTRY_ID is `write-batch-partition-row`. A writer is a partition of a write; it sends its rows to a queue in order, one
-request after the other, and its batches too. So of each writer and queue the last row is enough to know all that the
-queue has.
+A *writer* is one partition of a write. It sends its batches in order, and its rows to a queue in order, one request
+after the other. So the last row of each writer and queue identifies all rows that the queue has.
 
-GANTRY_SEQ is 16 hexadecimal digits: a checksum of the topic and the queue id, so that a copy elsewhere counts for
-nothing, and one of all that the writer has sent to the queue in this batch up to the row, by which rows that come in
-another order are found out.
+Each message has two properties:
+- GANTRY_ID: `write-batch-partition-row`.
+- GANTRY_SEQ: 16 hexadecimal digits. The first half is a checksum of topic and queue id, so that copies in other queues
+  do not count. The second half is a checksum of all rows that the writer sent to the queue in this batch, up to this
+  one. It detects rows in another order.
 
-The request, a SEND_BATCH_MESSAGE with a binary header, has the field `gantryAfter`: the row and the checksum that it
-follows. Without it the properties mean nothing to a broker: whoever forwards messages copies theirs. The answer has
-the field `gantryLastRow`. Brokers of Java know neither.
+The request is a SEND_BATCH_MESSAGE with a binary header and the field `gantryAfter`: the previous row and its checksum.
+Without this field, a broker ignores the properties, because forwarded messages contain copies of them. The response has
+the field `gantryLastRow`. Java's brokers support none of this.
 
-The field `gantryQueues` lists all target queues of the writer's rows. A later attempt requests it from the brokers with
-GET_WRITER_QUEUES, and sends its rows to the same queues.
+The field `gantryQueues` lists all target queues of the writer's rows. A later attempt requests this list from the
+brokers with GET_WRITER_QUEUES, and sends its rows to the same queues.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ from gantrymq.errors import IllegalMessage
 
 GANTRY_ID = "GANTRY_ID"
 GANTRY_SEQ = "GANTRY_SEQ"
-#: The field of the request, and of the answer the one that says which row the queue has now.
+#: Field of the request with the previous row, and field of the response with the queue's last row.
 AFTER_FIELD = "gantryAfter"
 LAST_ROW_FIELD = "gantryLastRow"
 #: Field of the request. `broker-a:4;broker-b:2` lists the queues 0 to 3 of broker-a, then 0 to 1 of broker-b.
 QUEUES_FIELD = "gantryQueues"
-#: Characters of the longest list. Brokers ignore longer ones.
+#: Length of the longest list, in characters. Brokers ignore longer ones.
 MAX_QUEUES_LENGTH = 500
-#: A request whose header is binary has these bytes then.
+#: The encoded field name in a binary header. Quick test for a request of an idempotent write.
 AFTER_MARK = b"\x00\x0bgantryAfter"
-#: So long an id is at most; a query's has 36 characters.
+#: Length of the longest id, in bytes. The id of a Spark query has 36 characters.
 MAX_ID_LENGTH = 192
 _MOST_DIGITS = 18
 _QUEUES = re.compile(r"[^:;]+:[0-9]{1,5}(;[^:;]+:[0-9]{1,5})*")
 _SEQ_LENGTH = 16
-#: Bytes of the property GANTRY_SEQ.
+#: Size of the property GANTRY_SEQ, in bytes.
 SEQUENCE_LENGTH = len(GANTRY_SEQ) + 2 + _SEQ_LENGTH
 
 
 class RowId(NamedTuple):
-    """`writer` is `write-partition`."""
+    """A parsed GANTRY_ID. `writer` is `write-partition`."""
 
     writer: str
     batch: int
@@ -53,7 +54,7 @@ class RowId(NamedTuple):
 
 
 class Place(NamedTuple):
-    """How far a writer has got in a queue: its last row, and the checksum of all up to there."""
+    """The progress of a writer in a queue: its last row, and the checksum up to it."""
 
     row: int
     chain: int
@@ -62,12 +63,12 @@ class Place(NamedTuple):
         return f"{self.row}:{self.chain:08x}"
 
 
-#: Before the first row.
+#: The position before the first row.
 BEGINNING = Place(-1, 0)
 
 
 def decode_row_id(text: bytes) -> RowId:
-    """Raises IllegalMessage for what is no id."""
+    """Parses a GANTRY_ID. Raises IllegalMessage if it is invalid."""
     parts = text.decode(errors="replace").rsplit("-", 3)
     if len(text) <= MAX_ID_LENGTH and len(parts) == 4 and parts[0]:
         write, batch, partition, row = parts
@@ -77,12 +78,12 @@ def decode_row_id(text: bytes) -> RowId:
 
 
 def is_queue_list(text: str) -> bool:
-    """Whether `text` is a valid value of `gantryQueues`."""
+    """Returns true if `text` is a valid value of `gantryQueues`."""
     return len(text) <= MAX_QUEUES_LENGTH and _QUEUES.fullmatch(text) is not None
 
 
 def decode_place(text: str) -> Place:
-    """Raises IllegalMessage for what `str` of a Place doesn't give."""
+    """Parses the text of a Place. Raises IllegalMessage if it is invalid."""
     row, _, chain = text.partition(":")
     try:
         if len(text) <= _MOST_DIGITS + 9 and (row == "-1" or _is_number(row)) and len(chain) == 8:
@@ -93,22 +94,22 @@ def decode_place(text: str) -> Place:
 
 
 def next_chain(chain: int, digest: int) -> int:
-    """The checksum up to a row, of that before it and the row's own."""
+    """Returns the checksum up to a row, from the checksum before it and the row's own digest."""
     return crc32(digest.to_bytes(4, "big"), chain)
 
 
 def target_of(topic: str, queue_id: int) -> bytes:
-    """The first half of GANTRY_SEQ."""
+    """Returns the first half of GANTRY_SEQ."""
     return b"%08x" % crc32(f"{topic}@{queue_id}".encode())
 
 
 def sequence_property(target: bytes, chain: int) -> bytes:
-    """GANTRY_SEQ, to be put behind a message's properties."""
+    """Returns the property GANTRY_SEQ, to append to a message's properties."""
     return b"GANTRY_SEQ\x01%b%08x\x02" % (target, chain)
 
 
 def decode_sequence(text: bytes, target: bytes) -> int | None:
-    """The checksum in GANTRY_SEQ; None for a message that was meant for another queue."""
+    """Returns the checksum in GANTRY_SEQ, or None if the message was sent to another queue."""
     if len(text) != _SEQ_LENGTH or not text.startswith(target):
         return None
     try:

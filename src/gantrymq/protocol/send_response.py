@@ -1,7 +1,7 @@
-"""The answer to a stored message, written straight to bytes: the hot path's exit.
+"""Encodes and decodes the response to a send directly as bytes.
 
-Only msgId, queueId, queueOffset, transactionId and the opaque number differ between answers, so the rest is a template:
-0.6 us instead of the 4 us of a typed header, a dictionary and an encoder. What the broker says of traces is at the end.
+Responses differ only in msgId, queueId, queueOffset, transactionId and the opaque number, so the rest is a template. It
+takes 0.6 us instead of 4 us with a typed header, a dictionary and an encoder. The fields about traces come last.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ _BINARY_ENCODING = _BINARY << 24
 _PYTHON = int(LanguageCode.PYTHON)
 _FRAME_PREFIX = Struct(">ii")
 _LENGTHS = [n.to_bytes(4, "big") for n in range(64)]
-#: Fields of a binary answer, with a transaction id and without one. The second template takes the same arguments,
-#: with an empty id: `%.0b` leaves out the id's length.
+#: Fields of a binary response, with and without a transaction id. Both templates take the same arguments. In the
+#: second one the id is empty, and `%.0b` omits its length.
 _WITH_ID = b"%b%016X\x00\x07queueId%b%b\x00\x0bqueueOffset%b%b\x00\x0dtransactionId%b%b%b"
 _WITHOUT_ID = _WITH_ID.replace(b"\x00\x0dtransactionId%b", b"%.0b")
-#: Names in a binary answer, each followed by the first two or three bytes of its value's length.
+#: Field names in a binary response, each with the first two or three bytes of its value's length.
 _MSG_ID = b"\x00\x05msgId\x00\x00"
 _QUEUE_ID = b"\x00\x07queueId\x00\x00\x00"
 _QUEUE_OFFSET = b"\x00\x0bqueueOffset\x00\x00\x00"
 _TRANSACTION_ID = b"\x00\x0dtransactionId\x00\x00\x00"
-#: What is said of traces has no more bytes.
+#: Longest fields about traces, in bytes.
 _LONGEST_TAIL = 512
-#: A NamedTuple's own constructor costs twice as much.
+#: Creates a NamedTuple. Its own constructor takes twice as long.
 _new = tuple.__new__
-#: Before and between host with physical offset, queue id, queue offset with what is said of traces, and opaque number.
+#: JSON before host and physical offset, before the queue id, before the queue offset, before the opaque number, after
+#: it.
 _JSON_PARTS = (
     b'{"code":0,"extFields":{"msgId":"',
     b'","queueId":"',
@@ -50,7 +51,7 @@ _JSON = b'%b%%b%%016X%b%%d%b%%d"%%b%b%%d%b' % _JSON_PARTS
 
 
 class SendResponses:
-    """Answers of one broker; `store_host` as in a record, the other two are for clients that write traces."""
+    """Encodes the send responses of one broker. `store_host` is as in a record; the other arguments are for traces."""
 
     def __init__(self, store_host: bytes, region_id: str, trace_on: bool) -> None:
         fields = {MSG_REGION: region_id, TRACE_SWITCH: "true" if trace_on else "false"}
@@ -62,10 +63,10 @@ class SendResponses:
 
     @property
     def for_native(self) -> tuple[bytes, tuple[bytes, bytes], tuple[bytes, bytes, bytes, bytes, bytes]]:
-        """For native code: what a message id begins with, and the parts of answers in both encodings.
+        """Templates for native code: the prefix of message ids, and the parts of responses in both encodings.
 
-        Binary: the header before the opaque number, the fields behind the queue offset. JSON: before and between
-        message ids, queue id, queue offset and opaque number, and behind it.
+        Binary: the header before the opaque number, and the fields after the queue offset. JSON: the parts before
+        message ids, queue id, queue offset and opaque number, and the part after it.
         """
         first, second, third, fourth, last = _JSON_PARTS
         binary = pack(">hBh", 0, _PYTHON, PROTOCOL_VERSION), self._binary_tail
@@ -80,9 +81,9 @@ class SendResponses:
         queue_offset: int,
         unique_id: bytes = b"",
     ) -> bytes:
-        """The frame that says SUCCESS, in the request's header encoding.
+        """Returns the frame of a response with SUCCESS, in the request's header encoding.
 
-        The message's unique id is the answer's transaction id (`SendMessageProcessor.handlePutMessageResult`).
+        The transaction id is the message's unique id (`SendMessageProcessor.handlePutMessageResult`).
         """
         if serialize_type == SerializeType.ROCKETMQ:
             queue = b"%d" % queue_id
@@ -125,7 +126,7 @@ class SendResponses:
 
 
 class SendAnswer(NamedTuple):
-    """What `decode_send_response` finds; without a word about traces these are the defaults."""
+    """The result of `decode_send_response`. If the response has no trace fields, these have their defaults."""
 
     msg_id: str
     queue_offset: int
@@ -136,22 +137,22 @@ class SendAnswer(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _between(queue_id: int) -> bytes:
-    """What stands between the message id and the queue offset's length."""
+    """Returns the bytes between the message id and the queue offset's length. Cached."""
     queue = b"%d" % queue_id
     return b"%b%c%b%b" % (_QUEUE_ID, len(queue), queue, _QUEUE_OFFSET)
 
 
 def decode_send_response(response: RemotingCommand, queue_id: int) -> SendAnswer | None:
-    """An answer as `SendResponses` writes it, of a message for that queue; None for one of any other shape.
+    """Decodes a response in the form of `SendResponses`, for a message of this queue. Returns None for other forms.
 
-    0.7 us instead of the 3 us of a dictionary and a typed header.
+    Takes 0.7 us instead of 3 us with a dictionary and a typed header.
     """
     ext = response.raw_ext
     if response.serialize_type != _BINARY or ext[:9] != _MSG_ID:
         return None
     between = _between(queue_id)
     try:
-        # A batch's ids take more than one byte of their length, more than two are rare.
+        # Two bytes of the length are read, for the ids of a batch. Longer ids are rare and use the general way.
         id_end = 11 + (ext[9] << 8) + ext[10]
         length_at = id_end + len(between)
         start = length_at + 1
@@ -160,7 +161,7 @@ def decode_send_response(response: RemotingCommand, queue_id: int) -> SendAnswer
         return None
     offset = ext[start:end]
     transaction_id = None
-    # A message's unique id is shorter than 256 bytes.
+    # A unique id has fewer than 256 bytes, so only one byte of its length is read.
     if ext.startswith(_TRANSACTION_ID, end):
         id_start = end + len(_TRANSACTION_ID) + 1
         end = id_start + ext[id_start - 1] if id_start <= len(ext) else len(ext) + 1
@@ -175,7 +176,7 @@ def decode_send_response(response: RemotingCommand, queue_id: int) -> SendAnswer
 
 @lru_cache(maxsize=64)
 def _trace(tail: bytes) -> tuple[str, bool] | None:
-    """What stands behind the queue offset: the region and whether to write traces; None for anything else."""
+    """Returns the region and whether to write traces, from the last fields. None if there are other fields."""
     try:
         fields = binary_header.decode_fields(tail)
     except HeaderError:

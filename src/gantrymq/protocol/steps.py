@@ -1,4 +1,4 @@
-"""Work in steps: a generator that yields after a millisecond or so, where a server may do something else."""
+"""Work in steps: a generator that yields about once per millisecond, so that a server can do other work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def finish(steps: Generator[None, None, T]) -> T:
-    """Does all steps at once; what they return."""
+    """Runs all steps without pauses and returns their result."""
     while True:
         try:
             next(steps)

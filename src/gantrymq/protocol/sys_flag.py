@@ -1,4 +1,4 @@
-"""Bits of a record's and of a pull request's sysFlag (`MessageSysFlag`, `PullSysFlag`)."""
+"""Bits of sysFlag in a record and in a pull request (`MessageSysFlag`, `PullSysFlag`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of topics and groups: what is allowed, and which are the system's own (`common/topic/TopicValidator`)."""
+"""Names of topics and groups: validation, and the system's own names (`common/topic/TopicValidator`)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ CHECKPOINT_TOPIC = "CHECKPOINT_TOPIC"
 
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 TIMER_TOPIC = SYSTEM_TOPIC_PREFIX + "wheel_timer"
-#: Entries of the delivery journal (`broker/delivery_journal.py`). Java has no such topic.
+#: Entries of the delivery journal (`broker/delay/delivery_journal.py`). Java has no such topic.
 DELIVERY_JOURNAL_TOPIC = SYSTEM_TOPIC_PREFIX + "gantry_delivery_journal"
-#: Checkpoints and acknowledgements of pops; the cluster's name follows.
+#: Prefix of topics with checkpoints and acknowledgements of pops. The cluster's name follows.
 REVIVE_TOPIC_PREFIX = SYSTEM_TOPIC_PREFIX + "REVIVE_LOG_"
-#: What brokers of one set tell each other; the broker's name follows.
+#: Prefix of topics for communication within a broker set. The broker's name follows.
 SYNC_BROKER_MEMBER_PREFIX = SYSTEM_TOPIC_PREFIX + "SYNC_BROKER_MEMBER_"
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
+#: Prefix of light queues (`MixAll.LMQ_PREFIX`).
+LIGHT_QUEUE_PREFIX = "%LMQ%"
 
 SYSTEM_TOPICS = frozenset(
     {
@@ -40,7 +42,7 @@ SYSTEM_TOPICS = frozenset(
         CHECKPOINT_TOPIC,
     }
 )
-#: Java's clients and brokers send to none of these (`NOT_ALLOWED_SEND_TOPIC_SET`); see `may_be_sent_to`.
+#: Topics to which Java's clients and brokers do not send (`NOT_ALLOWED_SEND_TOPIC_SET`). See `may_be_sent_to`.
 SEND_FORBIDDEN_TOPICS = frozenset(
     {
         SCHEDULE_TOPIC,
@@ -52,6 +54,30 @@ SEND_FORBIDDEN_TOPICS = frozenset(
     }
 )
 
+#: Prefix of RocketMQ's own consumer groups (`MixAll.CID_RMQ_SYS_PREFIX`).
+SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+#: The group with which mqadmin reads queues (`MixAll.TOOLS_CONSUMER_GROUP`).
+TOOLS_GROUP = "TOOLS_CONSUMER"
+#: The group whose offsets store the progress in half messages and op messages (`MixAll.CID_SYS_RMQ_TRANS`).
+TRANSACTION_GROUP = SYSTEM_GROUP_PREFIX + "TRANS"
+#: The group whose offsets store the progress in the revive topic (`PopAckConstants.REVIVE_GROUP`).
+REVIVE_GROUP = SYSTEM_GROUP_PREFIX + "REVIVE_GROUP"
+#: Groups that Java's broker creates at its start (`SubscriptionGroupManager.init`).
+PREDEFINED_GROUPS = frozenset(
+    {
+        TOOLS_GROUP,
+        "FILTERSRV_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_PULL",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+        TRANSACTION_GROUP,
+    }
+)
+#: Consumer groups of brokers and tools (`MixAll.isSysConsumerGroupPullMessage`). See `is_system_group`.
+SYSTEM_GROUPS = PREDEFINED_GROUPS | {"DEFAULT_CONSUMER", "SCHEDULE_CONSUMER", "__MONITOR_CONSUMER"}
+
 MAX_TOPIC_LENGTH = 127
 MAX_RETRY_TOPIC_LENGTH = 255
 MAX_GROUP_LENGTH = 120
@@ -60,7 +86,7 @@ _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 def topic_problem(topic: str) -> str | None:
-    """Why a topic's name is not allowed, or None when it is."""
+    """Returns why a topic name is not allowed, or None if it is."""
     if not topic.strip():
         return "The specified topic is blank."
     if not _ALLOWED.fullmatch(topic):
@@ -73,7 +99,7 @@ def topic_problem(topic: str) -> str | None:
 
 
 def group_problem(group: str) -> str | None:
-    """Why a producer's or consumer group's name is not allowed, or None when it is."""
+    """Returns why the name of a producer or consumer group is not allowed, or None if it is."""
     if not group.strip():
         return "the specified group is blank"
     if not _ALLOWED.fullmatch(group):
@@ -87,11 +113,15 @@ def is_system_topic(topic: str) -> bool:
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
-def may_be_sent_to(topic: str) -> bool:
-    """Whether a client may have a message stored in this topic, at once or later.
+def is_system_group(group: str) -> bool:
+    return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
 
-    Not in those that only the broker writes, since it believes what it reads there. Java forgets the topics of timers
-    and of pops, so that a message can be sent around for ever. Topics of traces, replies and retries are open.
+
+def may_be_sent_to(topic: str) -> bool:
+    """Returns true if clients may send messages to this topic, immediate or delayed.
+
+    Topics that only the broker writes are excluded, because the broker trusts their content. Java does not exclude
+    those of timers and pops, so a message can circulate forever. Topics of traces, replies and retries are allowed.
     """
     if topic in SEND_FORBIDDEN_TOPICS or topic in (TIMER_TOPIC, DELIVERY_JOURNAL_TOPIC):
         return False
@@ -99,10 +129,10 @@ def may_be_sent_to(topic: str) -> bool:
 
 
 def may_be_delivered_to(topic: str) -> bool:
-    """Whether a message that has waited for its time may go there: what the broker notes about pops waits, too."""
+    """Returns true if a delayed message may be delivered to this topic. This includes the broker's own pop records."""
     return may_be_sent_to(topic) or topic.startswith(REVIVE_TOPIC_PREFIX)
 
 
 def retry_topic(group: str) -> str:
-    """Where messages that a group failed on come back."""
+    """Returns the topic for messages that a group failed to consume and that are delivered again."""
     return RETRY_TOPIC_PREFIX + group

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-#: From here on names are regular, from V3_9_1_SNAPSHOT to the last one, V5_9_9.
+#: From this version on, names are regular: from V3_9_1_SNAPSHOT to the last one, V5_9_9.
 _FIRST_REGULAR_VERSION = 194
 _LAST_VERSION = 611
 
 
 def version_name(version: int) -> str:
-    """As V5_3_3; the number itself of one that is very old (3.8)."""
+    """Returns a name such as V5_5_0. Returns the number itself for very old versions (3.8)."""
     if version < _FIRST_REGULAR_VERSION:
         return str(version)
     number, released = divmod(min(version, _LAST_VERSION) - 12, 2)

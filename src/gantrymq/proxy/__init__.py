@@ -1,7 +1,7 @@
-"""The proxy: RocketMQ's gRPC protocol for present clients, on top of brokers that speak remoting.
+"""The proxy: serves RocketMQ's gRPC protocol and forwards the requests to brokers over the remoting protocol.
 
-It keeps nothing but what its clients told it; any number of proxies serve one cluster. `proxy.py` puts the parts
-together, `call.py` is what each of them sees of an rpc, `statuses.py` how an error becomes a status, `brokers.py` the
-way to the brokers. `http2/` has the server (bytes in, calls out), `v2/` the messages, generated. Nothing here stores
-a message or decides what a broker decides.
+It stores no messages, and keeps only the state of its own clients, so any number of proxies can serve one cluster.
+Start with `proxy.py`: it creates all parts. `call.py` is the interface of an rpc, `statuses.py` converts errors to
+statuses, and `brokers.py` has the connections to brokers. `http2/` is the HTTP/2 server. `v2/` has the generated
+protobuf messages.
 """

@@ -1,7 +1,7 @@
-"""AccessLog: a line in a file for each call that has ended; for who must tell later who asked for what.
+"""The access log: one line in a file for each completed call, for example for audits.
 
-Lines are written once a second, by a thread: a disk that hangs holds up no call. The file is opened for each of these
-times, so that it may be moved away and another one begins.
+A thread writes the lines once a second, so that a hanging disk does not delay calls. The file is opened for each write.
+Log rotation can therefore rename it at any time.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from gantrymq.system import clock
 
 log = peer_log(__name__)
 
-#: How often lines are written, s; how many may wait for a disk that takes none.
+#: Interval of writes, s, and limit of the buffered lines while writes fail.
 _EVERY_S = 1.0
 MAX_WAITING = 100_000
-#: Of a client's id, which it makes up.
+#: Length at which a client's id is cut off. Clients choose their ids.
 LONGEST_ID = 200
 
 
 class AccessLog:
-    """Of one proxy. `start` and `stop` are for its job; what is there by the end is written."""
+    """The access log of one proxy. `stop` writes the buffered lines."""
 
     def __init__(self, path: Path, jobs: Jobs) -> None:
         self._path = path
         self._lines: list[str] = []
         self._lost = 0
-        #: What a thread writes now.
+        #: The running write, if any.
         self._writing: asyncio.Task[None] | None = None
         self._job = jobs.repeating("write the access log", self._write, _EVERY_S)
 
     def start(self) -> None:
-        """Raises OSError for a file that can't be written."""
+        """Opens the file once and starts the writes. Raises OSError if the file is not writable."""
         self._append("")
         self._job.start()
 
@@ -49,7 +49,7 @@ class AccessLog:
             await self._write()
 
     def ended(self, peer: str, client_id: str, method: str, result: str, seconds: float) -> None:
-        """A call has ended, with the name of the response's code, or of gRPC's status."""
+        """Adds a line for a completed call. `result` is the name of the response's code, or of gRPC's status."""
         if len(self._lines) >= MAX_WAITING:
             self._lost += 1
             return
@@ -58,7 +58,7 @@ class AccessLog:
 
     async def _write(self) -> None:
         if self._lines:
-            # A task of its own: the thread goes on, whoever gives up waiting.
+            # A separate task, because the thread cannot be cancelled with this method.
             self._writing = asyncio.get_running_loop().create_task(self._write_lines())
             try:
                 await result_of(self._writing)
@@ -74,7 +74,7 @@ class AccessLog:
         try:
             await asyncio.to_thread(self._append, "".join(lines))
         except OSError:
-            # They are tried again with the next.
+            # The next write repeats them.
             self._lines = (lines + self._lines)[:MAX_WAITING]
             raise
 

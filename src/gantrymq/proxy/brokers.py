@@ -1,4 +1,4 @@
-"""Brokers: the proxy's way to brokers and NameServers, with our own client over the remoting protocol."""
+"""The proxy's connections to brokers and NameServers. They use GantryMQ's own client for the remoting protocol."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import RequestHandler, RpcHook
 from gantrymq.system import tls
 
-#: What is still to be sent to brokers when the proxy stops has so long, s.
+#: Timeout to send pending data to brokers when the proxy stops, s.
 _CLOSE_S = 0.5
 
 
 class Brokers:
     """One connection to each broker, shared by all clients of the proxy.
 
-    `handlers` is what brokers may ask the proxy, by request code; parts add theirs before `start`.
+    `handlers` process the requests of brokers to the proxy, by request code. Other modules add handlers before `start`.
     """
 
     def __init__(
@@ -54,22 +54,22 @@ class Brokers:
         await self.client.close(_CLOSE_S)
 
     def pops(self, group: str) -> PopApi:
-        """POP for a group."""
+        """Returns the API for POP requests of a group."""
         return PopApi(self.client, group)
 
     def another_connection(self, on_close: Callable[[str], None]) -> RemotingClient:
-        """A way to the same brokers, which take what comes by it for another client's. Who asks for it closes it."""
+        """Returns further connections to the same brokers, which see them as another client. The caller closes them."""
         return RemotingClient(self.handlers, ssl_context=self._ssl_context, hooks=self._hooks, on_close=on_close)
 
     async def route(self, topic: str) -> TopicRouteData:
-        """Where a topic is, from memory if it is known. Raises NoRouteInfo or a RemotingError."""
+        """Returns the route of a topic, from the cache if possible. Raises NoRouteInfo or a RemotingError."""
         return await self.routes.get(topic)
 
     async def master(self, broker_name: str) -> str:
-        """host:port of a broker's master. Raises ProxyError when no NameServer knows one of that name."""
+        """Returns the address (host:port) of a broker's master. Raises ProxyError if no NameServer has this broker."""
         address = self.routes.master_address(broker_name)
         if address is None:
-            # Each broker has a topic of its own name; a handle may name a broker of which nobody has asked so far.
+            # A handle can name a broker that is in no cached route. Each broker has a topic with its own name.
             with suppress(NoRouteInfo):
                 await self.routes.get(broker_name)
             address = self.routes.master_address(broker_name)

@@ -1,8 +1,8 @@
-"""Call: one rpc as its handler sees it, whatever carries it."""
+"""The interface between an rpc's handler and the transport."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
@@ -10,25 +10,26 @@ from google.protobuf.message_factory import GetMessageClass
 
 from gantrymq.proxy.v2 import service_pb2
 from gantrymq.proxy.v2.definition_pb2 import Code
+from gantrymq.system.clock import monotonic
 
-Request = TypeVar("Request", bound=Message)
-Response = TypeVar("Response", bound=Message)
+T = TypeVar("T")
 
-#: How long a client's call may take that didn't say so itself, ms.
+#: The timeout of a call whose client sent none, ms.
 DEFAULT_TIMEOUT_MS = 60_000
+#: Time slice of a handler, s. After it, other calls continue.
+SLICE_S = 0.002
 
 CLIENT_ID = "x-mq-client-id"
 LANGUAGE = "x-mq-language"
 CLIENT_VERSION = "x-mq-client-version"
-NAMESPACE = "x-mq-namespace"
 
 
 class Call(Protocol):
-    """One rpc."""
+    """One rpc, as its handler sees it."""
 
     @property
     def method(self) -> str:
-        """Its bare name."""
+        """The name of the method without its service."""
 
     @property
     def peer(self) -> str:
@@ -36,64 +37,92 @@ class Call(Protocol):
 
     @property
     def local_address(self) -> str:
-        """By which it came, host:port."""
+        """The proxy's host:port of the connection."""
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What came with it, by lower case names."""
+        """The metadata of the call, by lower-case names."""
 
     @property
     def client_id(self) -> str:
-        """Who calls; never empty where a handler sees it."""
+        """The id of the client. It is never empty in a handler."""
 
     @property
     def user(self) -> str:
-        """The name of the user who signed it; empty without access control."""
+        """The name of the user who signed the call; empty without access control."""
 
     @property
     def connection(self) -> object:
-        """By which it came: calls of one connection have the same."""
+        """An object that identifies the connection: all its calls have the same one."""
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing has come by its connection, s."""
+        """The time since bytes arrived on the connection, s."""
 
     def remaining_ms(self) -> int:
-        """How long the client still waits for the end of this call, at least 0; DEFAULT_TIMEOUT_MS if it didn't say."""
+        """The time until the client's timeout, at least 0 ms; DEFAULT_TIMEOUT_MS if the client sent none."""
 
     @property
     def is_over(self) -> bool:
-        """The client has given up, or is gone: nothing that is written reaches it."""
+        """True if the client has cancelled the call or disconnected. Responses are then discarded."""
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Has `callback` called when the call ends, however it does; at once if it has."""
+        """Calls `callback` when the call ends, for any reason; immediately if it has ended."""
+
+    async def next_slice(self) -> None:
+        """Waits for the next time slice. Connections get their slices in turn."""
 
 
 class ServerStream(Call, Protocol):
     """An rpc with any number of responses."""
 
     async def write(self, response: Message) -> None:
-        """Sends one, after what was written before has gone as far as the client's window lets it.
+        """Sends a response, then waits until the client's window accepts it.
 
-        Raises CallOver when the client is gone.
+        If the client cancels the call or disconnects, the waiting task is cancelled.
         """
 
     def keep(self, size: int) -> None:
-        """So many bytes are in memory for the client until this call is over; too many for all, and it is cut off."""
+        """Counts `size` bytes as memory for the client until the call ends.
+
+        If the memory for all clients exceeds its limit, the connection that has read nothing for the longest time is
+        closed.
+        """
 
     def write_soon(self, response: Message) -> None:
-        """Sends one without waiting; what doesn't fit is kept. Nothing happens when the client is gone."""
+        """Sends a response without waiting; buffers what the window does not accept. No effect after the end."""
 
 
 class Stream(ServerStream, Protocol):
-    """An rpc with any number of requests, too."""
+    """An rpc with any number of requests and responses."""
 
     def requests(self) -> AsyncIterator[Any]:
-        """The client's messages until it sends no more."""
+        """The client's requests until the client ends the stream."""
+
+
+class Slices(AsyncIterator[T]):
+    """Iterates over items. If SLICE_S has passed, other calls continue before the next item.
+
+    It is a class because an async generator would need a task to be closed after an exception in the loop.
+    """
+
+    def __init__(self, call: Call, items: Iterable[T]) -> None:
+        self._call = call
+        self._items = iter(items)
+        self._slice_end = monotonic() + SLICE_S
+
+    async def __anext__(self) -> T:
+        if monotonic() > self._slice_end:
+            await self._call.next_slice()
+            self._slice_end = monotonic() + SLICE_S
+        try:
+            return next(self._items)
+        except StopIteration:
+            raise StopAsyncIteration from None
 
 
 class EncodedResponse(NamedTuple):
-    """A response that its handler has encoded itself, and the code of its status."""
+    """A response that its handler has encoded, and the code of its status."""
 
     code: Code
     data: bytes
@@ -102,12 +131,12 @@ class EncodedResponse(NamedTuple):
 UnaryHandler = Callable[[Call, Any], Awaitable[Message | EncodedResponse]]
 ServerStreamHandler = Callable[[ServerStream, Any], Awaitable[None]]
 StreamHandler = Callable[[Stream], Awaitable[None]]
-#: By the method's name, as the service in proto/ has them; which of the three follows from there.
+#: Handlers by the name of the method in proto/. The method defines the kind of handler.
 Handlers = Mapping[str, UnaryHandler | ServerStreamHandler | StreamHandler]
 
 
 class Method(NamedTuple):
-    """A method of the service."""
+    """A method of the gRPC service."""
 
     name: str
     request: type[Message]
@@ -116,7 +145,7 @@ class Method(NamedTuple):
     server_streams: bool
 
 
-#: By path.
+#: All methods, by path.
 METHODS: dict[str, Method] = {
     f"/{service.full_name}/{method.name}": Method(
         method.name,

@@ -1,15 +1,16 @@
-"""CallQueue: starts calls in turn of their connections, so that the calls of one connection don't delay the others'.
+"""A fair queue of calls. It starts calls, and continues long ones, in rounds over all connections.
 
-A connection can bring a thousand calls in one read, and a small compressed request can cost 20 ms. The rules:
+A connection can send a thousand calls in one read, and a small compressed request can cost 20 ms. A call that arrives
+while the queue is empty starts immediately. Otherwise these rules apply:
 
-- A round of the event loop starts calls of at most ROUND_BYTES. A call counts as its request's bytes, inflated, and as
-  CALL_BYTES at least. Calls that exceed this wait.
-- Each round takes one call of each connection in turn: first small ones, up to ROUND_BYTES, then one large call at
-  least. A small call waits for small calls only, and a large one for the other connections' large calls.
-- When calls wait and a round took longer than LONG_ROUND_S, the queue rests for a quarter of that time, so that
-  responses of brokers get through between expensive calls.
-
-A call that finds nothing waiting starts at once.
+- Each iteration of the event loop is one round. A round starts calls of at most ROUND_BYTES; further calls wait. The
+  size of a call is the size of its decompressed request, and at least CALL_BYTES.
+- A round takes one call of each connection in turn: first small calls, up to ROUND_BYTES, then at least one large call.
+  A small call waits only for small calls. A large call waits only for large calls of other connections.
+- If a handler runs for longer than SLICE_S, it waits for its next slice as a large call (`Slices`).
+- If calls wait and an iteration takes longer than LONG_ROUND_S, not counting the reads of connections, the queue pauses
+  for a quarter of that time. Responses of brokers are processed in this pause. The next round has half the size, at
+  least LEAST_ROUND_BYTES. After a shorter iteration, the size doubles again.
 """
 
 from __future__ import annotations
@@ -18,31 +19,33 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
+from gantrymq.proxy.http2.read_slices import ReadSlices
 from gantrymq.system.clock import monotonic
 
-#: Requests that start in one round, bytes: 5 ms of honest ones. The scan of a hostile one takes 15 ms.
+#: Requests that start in one round, bytes. Usual requests of this size take 5 ms on a fast machine.
 ROUND_BYTES = 64 * 1024
-#: The least that a call counts for: 32 start in one round.
+LEAST_ROUND_BYTES = 8 * 1024
+#: Smallest size of a call, bytes. At most 32 calls therefore start in one round.
 CALL_BYTES = 2 * 1024
-#: The most that a small call counts for.
+#: Largest size of a small call, bytes.
 SMALL_BYTES = 4 * 1024
 LONG_ROUND_S = 0.005
 _REST_SHARE = 0.25
 
 
 class QueuedCall(Protocol):
-    """What waits."""
+    """A call that waits."""
 
     @property
     def weight(self) -> int:
-        """The bytes that it counts for."""
+        """The size of the call, bytes."""
 
     def start(self) -> bool:
-        """False when its client has given it up."""
+        """Starts or continues the call. Returns False if the client has cancelled it."""
 
 
 class _Ring:
-    """Calls by their connections, the next connection first."""
+    """Waiting calls by connection. The first connection is the next one to be served."""
 
     __slots__ = ("_calls",)
 
@@ -59,7 +62,7 @@ class _Ring:
         calls.append(call)
 
     def start_next(self) -> int:
-        """The bytes that the started call counts for; 0 for one whose client has given it up."""
+        """Starts the next call. Returns its size in bytes, or 0 if it was cancelled."""
         connection = next(iter(self._calls))
         calls = self._calls.pop(connection)
         call = calls.popleft()
@@ -70,16 +73,18 @@ class _Ring:
 
 
 class CallQueue:
-    """The calls of one server."""
+    """The waiting calls of one server."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, slices: ReadSlices) -> None:
         self._loop = loop
+        self._slices = slices
         self._small = _Ring()
         self._large = _Ring()
-        #: What this round may still start, bytes.
+        self._round_bytes = ROUND_BYTES
+        #: Remaining bytes of this round.
         self._left = ROUND_BYTES
         self._is_round_due = False
-        #: When the last round began, s; None after a pause.
+        #: Start of the last round on a clock without the time of reads, s; None after a pause.
         self._began: float | None = None
 
     def add(self, connection: object, call: QueuedCall) -> None:
@@ -97,15 +102,20 @@ class CallQueue:
             self._loop.call_soon(self._new_round)
 
     def _new_round(self) -> None:
+        """Starts the calls of one round, or pauses after an expensive one."""
         small, large = self._small, self._large
-        now = monotonic()
-        took_s = now - self._began if self._began is not None else 0.0
-        if took_s > LONG_ROUND_S and (small or large):
-            self._began = None
-            self._loop.call_later(took_s * _REST_SHARE, self._new_round)
-            return
+        now = monotonic() - self._slices.total_s
+        if self._began is not None:
+            took_s = now - self._began
+            if took_s <= LONG_ROUND_S:
+                self._round_bytes = min(self._round_bytes * 2, ROUND_BYTES)
+            elif small or large:
+                self._round_bytes = max(self._round_bytes // 2, LEAST_ROUND_BYTES)
+                self._began = None
+                self._loop.call_later(took_s * _REST_SHARE, self._new_round)
+                return
         self._began = now
-        left = ROUND_BYTES
+        left = self._round_bytes
         while small and left > 0:
             left -= small.start_next()
         is_first = True
@@ -114,6 +124,6 @@ class CallQueue:
             left -= weight
             is_first = is_first and not weight
         self._left = left
-        self._is_round_due = left < ROUND_BYTES
+        self._is_round_due = left < self._round_bytes
         if self._is_round_due:
             self._loop.call_soon(self._new_round)

@@ -1,11 +1,10 @@
-"""Clients: who is connected, with what settings; a plain table that is told the time.
+"""The table of registered clients and their settings. The caller passes the time.
 
-A client is its id (x-mq-client-id), whatever connections it has. It comes by its settings (Telemetry) and goes by
-NotifyClientTermination or by its silence: heartbeats and every settings count. Its id belongs to the user who
-registered it; without access control, to the connection of its stream as long as that is alive.
+A client is identified by its id (x-mq-client-id), not by its connections. It registers by sending its settings
+(Telemetry). NotifyClientTermination removes it, and so does a time without heartbeats and settings. Only the user who
+registered an id can use it. Without access control, only the connection of its open stream can use it.
 
-Sources: `GrpcClientSettingsManager`, `GrpcChannelManager`, ConsumerManager and ProducerManager, which the proxy has
-apart.
+Sources: `GrpcClientSettingsManager`, `GrpcChannelManager`, and `ConsumerManager` and `ProducerManager` of the proxy.
 """
 
 from __future__ import annotations
@@ -18,33 +17,33 @@ from gantrymq.proxy.message_size import memory_of_built
 from gantrymq.proxy.statuses import ProxyError
 from gantrymq.proxy.v2.definition_pb2 import ClientType, Code, Settings
 
-#: Limits of all clients together: the topics in their settings, which heartbeats go through, and the memory that the
-#: settings take. Clients with few topics and small settings are accepted up to twice these limits.
+#: Limits of all clients together: the topics in their settings, which each heartbeat processes, and the memory of the
+#: settings. Clients with few topics and small settings are accepted up to twice these limits.
 MAX_TOPICS = 100_000
 MAX_SETTINGS_BYTES = 64 * 1024 * 1024
-#: What a client counts for beside its settings: it stays for two minutes, whether it does anything or not.
+#: Added to the memory of a client's settings. A client stays registered for two minutes without a heartbeat.
 CLIENT_BYTES = 1024
 _FEW_TOPICS = 16
-#: A connection that was silent for so long can be lost, s: clients send a heartbeat every 10 s.
+#: Silence after which a connection counts as lost, s. Clients send a heartbeat every 10 s.
 LOST_S = 20.0
 _FEW_BYTES = 32 * 1024
 
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """One client. `settings` are what it told, without what the proxy adds for it; `heard` is when it was, s."""
+    """One registered client. `settings` are the ones that it sent. `heard` is the time of its last heartbeat, s."""
 
     client_id: str
-    #: Who registered it; empty without access control.
+    #: The user who registered it; empty without access control.
     user: str
     settings: Settings
     peer: str
     language: str
     version: str
     heard: float
-    #: Of its settings and itself in memory, bytes.
+    #: Memory of the client and its settings, bytes.
     size: int
-    #: The one it listens to, if any.
+    #: Its open Telemetry stream, if any.
     telemetry: ServerStream | None = None
 
     @property
@@ -57,17 +56,17 @@ class Client:
 
     @property
     def group(self) -> str:
-        """Of a consumer; empty for a producer."""
+        """The group of a consumer; empty for a producer."""
         return self.settings.subscription.group.name
 
     @property
     def topics(self) -> list[str]:
-        """That a producer sends to, or a consumer subscribes to."""
+        """The topics that a producer publishes to, or that a consumer subscribes to."""
         return _topics_of(self.settings)
 
 
 def _check_owner(client: Client, stream: ServerStream, settings: Settings) -> None:
-    """Raises ProxyError if a stream that comes beside, or after, a client's own is not the same client's."""
+    """Raises ProxyError if a new stream uses the id of another client."""
     own = client.telemetry
     if stream.user != client.user:
         raise ProxyError(Code.FORBIDDEN, f"client id {client.client_id} belongs to another user")
@@ -84,13 +83,13 @@ def _topics_of(settings: Settings) -> list[str]:
 
 
 def client_memory(settings: Settings) -> int:
-    """The bytes of memory that a client with these settings takes."""
+    """Returns the memory of a client with these settings, bytes."""
     return memory_of_built(settings) + CLIENT_BYTES
 
 
 @dataclass
 class Watcher:
-    """Told of clients: those that came or have other settings (`changed`), and those that are gone."""
+    """Callbacks of a listener: `changed` for new clients and new settings, `gone` for removed clients."""
 
     changed: Callable[[Client], None] = field(default=lambda client: None)
     gone: Callable[[Client], None] = field(default=lambda client: None)
@@ -101,7 +100,7 @@ class Clients:
 
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}
-        #: Producers by topic, consumers by group, in the order in which they came.
+        #: Producers by topic, consumers by group, in the order of their registration.
         self._producers: dict[str, dict[Client, None]] = {}
         self._consumers: dict[str, dict[Client, None]] = {}
         self._watchers: list[Watcher] = []
@@ -128,19 +127,19 @@ class Clients:
 
     @property
     def produced_topics(self) -> list[str]:
-        """That producers send to."""
+        """The topics of all producers."""
         return list(self._producers)
 
-    def tell(self, stream: ServerStream, settings: Settings, now: float) -> Client:
-        """A client told its settings, on the stream on which it listens from now on.
+    def register(self, stream: ServerStream, settings: Settings, now: float) -> Client:
+        """Registers a client by its settings. `stream` is its Telemetry stream from now on.
 
-        Raises ProxyError when clients have told too much already, or the id belongs to another client.
+        Raises ProxyError if all settings together exceed a limit, or the id belongs to another client.
         """
         client = self._clients.get(stream.client_id)
         if client is not None and client.telemetry is not stream:
             _check_owner(client, stream, settings)
         size = client_memory(settings)
-        self._make_room(client, settings, size)
+        self._check_limits(client, settings, size)
         if client is None:
             client = Client(
                 stream.client_id,
@@ -163,20 +162,20 @@ class Clients:
         return client
 
     def heard(self, client_id: str, now: float) -> Client | None:
-        """It is there; None when it never told its settings, or was taken for gone."""
+        """Records a heartbeat. Returns None if the client is not registered."""
         client = self._clients.get(client_id)
         if client is not None:
             client.heard = now
         return client
 
     def stream_over(self, stream: ServerStream) -> None:
-        """The client doesn't listen on that stream any more; it may come back on another."""
+        """Removes an ended Telemetry stream. The client stays registered and can open another stream."""
         client = self._clients.get(stream.client_id)
         if client is not None and client.telemetry is stream:
             client.telemetry = None
 
     def remove(self, client_id: str) -> Client | None:
-        """It is gone; None when it wasn't there."""
+        """Removes and returns a client. Returns None if it is not registered."""
         client = self._clients.pop(client_id, None)
         if client is not None:
             self._unlist(client)
@@ -185,13 +184,14 @@ class Clients:
         return client
 
     def expire(self, since: float) -> list[Client]:
-        """Removes those that were not heard of since then."""
+        """Removes and returns the clients whose last heartbeat is older than `since`."""
         silent = [client for client in self._clients.values() if client.heard < since]
         for client in silent:
             self.remove(client.client_id)
         return silent
 
-    def _make_room(self, client: Client | None, settings: Settings, size: int) -> None:
+    def _check_limits(self, client: Client | None, settings: Settings, size: int) -> None:
+        """Raises ProxyError if the settings exceed the limits of all clients together."""
         topics = _topics_of(settings)
         times = 2 if size <= _FEW_BYTES and len(topics) <= _FEW_TOPICS else 1
         if client is not None:

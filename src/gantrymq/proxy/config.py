@@ -1,4 +1,4 @@
-"""ProxyConfig: Java's keys of rmq-proxy.json, those that a proxy here has a use for (`ProxyConfig`)."""
+"""The proxy's configuration: the keys of Java's rmq-proxy.json that apply to this proxy (`ProxyConfig`)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 
 from gantrymq.config import DAY_MS, MAX_INT, bounded, read_properties
 from gantrymq.errors import ConfigError
+from gantrymq.protocol.delay_levels import DEFAULT_DELAY_LEVELS
+from gantrymq.remoting import tls
 from gantrymq.remoting.tls import TlsConfig
 
 _HOUR_MS = 3600 * 1000
 
 
 class MetricsExporterType(Enum):
-    """Where figures go (`MetricsExporterType`); Java has two more ways."""
+    """The exporter of metrics (`MetricsExporterType`). Java has two more exporters."""
 
     DISABLE = "DISABLE"
     PROM = "PROM"
@@ -24,174 +26,183 @@ class MetricsExporterType(Enum):
 
 @dataclass
 class ProxyConfig(TlsConfig):
-    """Defaults are Java's. Times are in ms unless the name says otherwise; a maximum of 0 is none.
+    """The proxy's configuration. Defaults are Java's.
 
-    `tls.enable` and `tls.client.*` are for its connections with brokers and NameServers.
+    Times are in ms unless the name has another unit. A maximum of 0 means no limit. `tls.enable` and `tls.client.*`
+    apply to connections to brokers and NameServers.
     """
 
-    #: The NameServers, with ; between them.
+    #: Addresses of the NameServers, separated by ;.
     namesrv_addr: str = ""
-    #: Where groups, users and policies are asked for: every broker of a cluster is taken to have the same.
+    #: The cluster whose brokers return groups, users and policies. All its brokers must have the same ones.
     rocket_mq_cluster_name: str = field(default="DefaultCluster", metadata={"key": "rocketMQClusterName"})
-    #: The cluster that its metrics are labelled with.
+    #: Cluster name in the labels of the proxy's metrics.
     proxy_cluster_name: str = "DefaultCluster"
-    #: What its metrics call it; the host's name without one.
+    #: Name of the proxy in the labels of its metrics. Empty: the host name.
     proxy_name: str = ""
-    #: The address it listens at.
+    #: The address on which the proxy listens.
     bind_address: str = "0.0.0.0"
-    #: 0 takes any free port.
+    #: Port for gRPC clients. 0 selects any free port.
     grpc_server_port: int = bounded(8081, 0, 65535)
-    #: Whether routes name the proxy with the port that the client came to it by, not with grpcServerPort.
+    #: If true, routes contain the port to which the client connected; otherwise grpcServerPort.
     use_endpoint_port_from_request: bool = False
-    #: For clients of the remoting protocol; 0 takes any free port.
+    #: Port for clients of the remoting protocol. 0 selects any free port.
     remoting_listen_port: int = bounded(8080, 0, 65535)
-    #: How routes name the proxy to them; without it, the address by which they came.
+    #: Host of the proxy in routes for remoting clients. Empty: the address to which the client connected.
     remoting_access_addr: str = ""
-    #: gRPC by that port, too.
+    #: If true, remotingListenPort also serves gRPC.
     enable_remoting_local_proxy_grpc: bool = True
-    #: Other processes of this proxy listen on the same ports; `--processes` sets it.
+    #: If true, other processes of this proxy listen on the same ports. `--processes` sets it.
     shared_ports: bool = False
-    # These three have other keys than those of brokers and NameServers.
-    #: Without files a certificate is made when the first client wants TLS.
+    # The keys of these four differ from those of brokers and NameServers.
+    #: If true and no certificate is configured, the proxy creates one for the first client that uses TLS.
     tls_test_mode_enable: bool = True
-    #: The private key of its certificate, PEM.
+    #: File with the private key of the proxy's certificate, PEM.
     tls_server_key_path: Path | None = field(default=None, metadata={"key": "tlsKeyPath"})
-    #: Its certificate, PEM, with what it was signed by.
+    #: Password of this private key, if it is encrypted.
+    tls_server_key_password: str | None = field(default=None, repr=False, metadata={"key": "tlsKeyPassword"})
+    #: File with the proxy's certificate and the certificates of its issuers, PEM.
     tls_server_cert_path: Path | None = field(default=None, metadata={"key": "tlsCertPath"})
 
-    #: PROM: figures for Prometheus at the port, /metrics.
+    #: PROM serves metrics for Prometheus at /metrics on metricsPromExporterPort.
     metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
-    #: Where Prometheus asks; 0 takes any free port.
+    #: Port for Prometheus. 0 selects any free port.
     metrics_prom_exporter_port: int = bounded(5557, 0, 65535)
-    #: The address of that port; bindAddress without one.
+    #: The address on which that port listens. Empty: bindAddress.
     metrics_prom_exporter_host: str = ""
 
-    #: A file with a line for each call or request: when (ms), from where, which client, what, result, how long (ms).
+    #: File with one line for each call or request: time (ms), peer, client id, method, result, duration (ms).
     access_log_path: Path | None = None
 
     # -- requests -----------------------------------------------------------------------------------------------
-    #: Longer requests are refused, bytes.
+    #: Largest request, bytes.
     grpc_max_inbound_message_size: int = bounded(130 * 1024 * 1024, 1024, MAX_INT)
-    #: A client's connection that was silent for so long is closed; so is one whose streams are all idle.
+    #: The proxy closes a connection that is silent for this time, unless a call is open and the client answers a ping.
     grpc_client_idle_time_mills: int = bounded(120_000, 1000, DAY_MS)
-    #: Longer bodies are refused, bytes; 0 for none.
+    #: Largest message body, bytes. 0 means no limit.
     max_message_size: int = bounded(4 * 1024 * 1024, 0, MAX_INT)
-    #: A message without a body is refused.
+    #: If true, the proxy rejects messages without a body.
     enable_message_body_empty_check: bool = True
-    #: Of all properties, tag and keys of a message, bytes.
+    #: Largest total size of the user properties, tag and keys of a message, bytes.
     max_user_property_size: int = bounded(16 * 1024, 0, MAX_INT)
-    #: Properties of one message.
+    #: Largest number of user properties of a message.
     user_property_max_num: int = bounded(128, 0, MAX_INT)
-    #: Of the name of a message group, bytes; 0 for any.
+    #: A message group must be shorter than this, bytes. 0 means no limit.
     max_message_group_size: int = bounded(64, 0, MAX_INT)
-    #: A message may be delayed for so long; 0 for any time.
+    #: Longest delay of a message. 0 means no limit.
     max_delay_time_mills: int = bounded(DAY_MS, 0, 1 << 50)
-    #: A producer may ask to be asked of a transaction after so long, s.
+    #: Longest time that a producer may set before the first check of a transaction, s. 0 means no limit.
     max_transaction_recovery_second: int = bounded(3600, 0, MAX_INT)
-    #: A message of another kind than its topic takes is refused.
+    #: If true, the proxy rejects a message whose type differs from the type of its topic.
     enable_topic_message_type_check: bool = True
-    #: Brokers are given levels of delay in place of times.
+    #: If true, the proxy converts a delivery time to a delay level for the broker.
     use_delay_level: bool = False
-    #: The times of these levels.
-    message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    #: Delays of these levels.
+    message_delay_level: str = DEFAULT_DELAY_LEVELS
 
     # -- consumers ----------------------------------------------------------------------------------------------
-    #: A message is invisible for so long first, if the proxy renews it.
+    #: First invisible duration of a message that the proxy renews.
     default_invisible_time_mills: int = bounded(60_000, 0, 1 << 50)
-    #: The least that a receive may ask for.
+    #: Shortest invisible duration in a ReceiveMessage.
     min_invisible_time_mills_for_recv: int = bounded(10_000, 0, 1 << 50)
-    #: The most that a client may ask for; 0 for any time.
+    #: Longest invisible duration that a client may request. 0 means no limit.
     max_invisible_time_mills: int = bounded(12 * _HOUR_MS, 0, 1 << 50)
-    #: A receive waits at least so long for messages.
+    #: Shortest long-polling time of a ReceiveMessage.
     grpc_client_consumer_min_long_polling_timeout_millis: int = bounded(5_000, 0, DAY_MS)
-    #: A receive waits at most so long for messages.
+    #: Longest long-polling time of a ReceiveMessage.
     grpc_client_consumer_max_long_polling_timeout_millis: int = bounded(20_000, 0, DAY_MS)
-    #: What clients are told to receive at once.
+    #: Setting for consumers: number of messages to receive at once.
     grpc_client_consumer_long_polling_batch_size: int = bounded(32, 1, 1024)
-    #: Messages stay invisible while push consumers are at work on them.
+    #: If true, the proxy keeps messages invisible while push consumers process them.
     enable_proxy_auto_renew: bool = True
-    #: A message is renewed no more after so many failures.
+    #: Number of failures in a row after which the proxy stops to renew a message.
     max_renew_retry_times: int = bounded(3, 0, MAX_INT)
-    #: So long before its time is over it is renewed.
+    #: Time before the end of the invisible duration at which a message is renewed.
     renew_ahead_time_millis: int = bounded(10_000, 0, DAY_MS)
-    #: A message is renewed for so long, and then counts as failed.
+    #: Longest time for which a message is renewed. It is then redelivered as if its consumer had failed.
     renew_max_time_millis: int = bounded(3 * _HOUR_MS, 0, 1 << 50)
-    #: How often messages are looked for that must be renewed.
+    #: Interval between two rounds of renewals.
     renew_schedule_period_millis: int = bounded(5_000, 10, DAY_MS)
-    #: When a client is gone, its messages come again after so long.
+    #: Time after which the messages of a disconnected client are redelivered.
     invisible_time_millis_when_clear: int = bounded(1_000, 0, DAY_MS)
 
-    # -- what clients are told ----------------------------------------------------------------------------------
-    #: What producers are told: how often they try to send.
+    # -- settings for clients -----------------------------------------------------------------------------------
+    #: Setting for producers: largest number of attempts of a send.
     grpc_client_producer_max_attempts: int = bounded(3, 1, MAX_INT)
-    #: What producers are told: the first pause between attempts.
+    #: Setting for producers: first delay between two attempts.
     grpc_client_producer_backoff_initial_millis: int = bounded(10, 0, DAY_MS)
-    #: What producers are told: the longest pause.
+    #: Setting for producers: longest delay between two attempts.
     grpc_client_producer_backoff_max_millis: int = bounded(1_000, 0, DAY_MS)
-    #: What producers are told: each pause is so many times the one before.
+    #: Setting for producers: factor from one delay to the next.
     grpc_client_producer_backoff_multiplier: int = bounded(2, 1, 100)
 
     # -- access control -----------------------------------------------------------------------------------------
-    #: Users sign their calls; who they are and what they may do is asked of the brokers of rocketMQClusterName.
+    #: If true, calls must be signed. The brokers of rocketMQClusterName return users and their policies.
     authentication_enabled: bool = False
-    #: Users may do what their policies say.
+    #: If true, a request needs the rights in the user's policies.
     authorization_enabled: bool = False
-    #: Requests that need neither, by their full names, with commas between them.
+    #: Full names of requests that need no signature, separated by commas.
     authentication_whitelist: str = ""
-    #: As authenticationWhitelist, for rights.
+    #: Full names of requests that need no rights, separated by commas.
     authorization_whitelist: str = ""
-    #: {"accessKey": ..., "secretKey": ...}: a super user of the brokers', as whom the proxy itself asks them.
+    #: {"accessKey": ..., "secretKey": ...} of a super user of the brokers, for the proxy's own requests to brokers.
     inner_client_authentication_credentials: str = field(default="", repr=False)
 
-    # -- what is remembered -------------------------------------------------------------------------------------
-    #: A client that was silent for so long is gone.
+    # -- caches -------------------------------------------------------------------------------------------------
+    #: A client without heartbeats expires after this time.
     channel_expired_timeout: int = bounded(120_000, 1000, DAY_MS)
-    #: What is known of a topic is asked for anew after so long, s.
+    #: Age at which a cached topic is requested again, s.
     topic_config_cache_refresh_seconds: int = bounded(20, 1, MAX_INT)
-    #: Topics that are known at once.
+    #: Limit of the cached topics.
     topic_config_cache_max_num: int = bounded(20_000, 1, MAX_INT)
-    #: The same of groups, s.
+    #: Age at which a cached group is requested again, s.
     subscription_group_config_cache_refresh_seconds: int = bounded(20, 1, MAX_INT)
-    #: Groups that are known at once.
+    #: Limit of the cached groups.
     subscription_group_config_cache_max_num: int = bounded(20_000, 1, MAX_INT)
-    #: The same of users, s.
+    #: Age at which a cached user is requested again, s.
     user_cache_refresh_seconds: int = bounded(20, 1, MAX_INT)
-    #: Users that are known at once.
+    #: Limit of the cached users.
     user_cache_max_num: int = bounded(20_000, 1, MAX_INT)
-    #: The same of users' policies, s.
+    #: Age at which the cached policies of a user are requested again, s.
     acl_cache_refresh_seconds: int = bounded(20, 1, MAX_INT)
-    #: Users whose policies are known at once.
+    #: Limit of the users whose policies are cached.
     acl_cache_max_num: int = bounded(20_000, 1, MAX_INT)
-    #: How often brokers are told of clients, s.
+    #: Interval of the heartbeats to brokers for the proxy's clients, s.
     transaction_heartbeat_period_second: int = bounded(20, 1, MAX_INT)
-    #: A half message is remembered for so long.
+    #: Time for which the position of a half message is cached.
     transaction_data_expire_millis: int = bounded(30_000, 100, DAY_MS)
-    #: How many halves of one transaction id are remembered.
+    #: Limit of the cached half messages of one transaction id.
     transaction_data_max_num: int = bounded(15, 1, MAX_INT)
-    #: A client has so long for an answer to what a broker asks, s.
+    #: Timeout of a client's response to a broker's request, s.
     grpc_proxy_relay_request_timeout_in_seconds: int = bounded(5, 1, MAX_INT)
 
     def credentials(self) -> tuple[str, str] | None:
-        """The proxy's own access key and secret key; None for none. Raises ConfigError."""
+        """Returns the proxy's own access key and secret key; None if none are configured.
+
+        Raises ConfigError for an invalid value.
+        """
         if not self.inner_client_authentication_credentials.strip():
             return None
         try:
-            # Java's file has an object in a string; an object is as good.
+            # In Java's file the value is a string that contains JSON. An object is accepted, too.
             keys: Any = json.loads(self.inner_client_authentication_credentials)
             return str(keys["accessKey"]), str(keys["secretKey"])
         except (ValueError, TypeError, KeyError):
-            # Not what it says: that is a secret.
+            # The message omits the value, because it is secret.
             raise ConfigError(
                 'innerClientAuthenticationCredentials must be {"accessKey": ..., "secretKey": ...}'
             ) from None
 
 
-#: Not to be shown: they hold secrets.
-SECRET_KEYS = ("innerClientAuthenticationCredentials",)
+#: Keys with secret values, which must not be printed.
+SECRET_KEYS = frozenset({"innerClientAuthenticationCredentials", "tlsKeyPassword"}) | tls.SECRET_KEYS
 
 
 def load_json(path: Path) -> dict[str, str]:
-    """The keys of a file like rmq-proxy.json, with their values as text. Raises ConfigError."""
+    """Returns the keys of a file such as rmq-proxy.json with their values as text.
+
+    Raises ConfigError if the file is not a JSON object.
+    """
     try:
         values: Any = json.loads(read_properties(path))
     except ValueError as e:

@@ -1,4 +1,4 @@
-"""The same work for many things, for some of them at a time: ten thousand requests at once would help nobody."""
+"""Runs an operation for many items with limited concurrency."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _AT_ONCE = 64
 
 
 async def for_each(things: Iterable[T], work: Callable[[T], Awaitable[None]]) -> None:
-    """Returns when all is done. One with which it fails keeps it from no other; the first such error is raised then."""
+    """Runs `work` for each item, up to 64 at once, and returns after the last one.
+
+    If one fails, the others still run. Raises the first error at the end.
+    """
     things = list(things)
     waiting = iter(things)
     errors: list[Exception] = []

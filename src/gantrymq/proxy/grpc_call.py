@@ -1,11 +1,11 @@
-"""GrpcCall: one rpc on a stream of HTTP/2 (gRPC over HTTP/2), from its first field to its trailers."""
+"""One rpc on an HTTP/2 stream, from its first header field to its trailers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from urllib.parse import quote
 
 from google.protobuf.message import DecodeError, Message
@@ -14,25 +14,26 @@ from gantrymq.auth.users import User
 from gantrymq.logs import peer_log
 from gantrymq.proxy.access_log import AccessLog
 from gantrymq.proxy.call import CLIENT_ID, DEFAULT_TIMEOUT_MS, METHODS, Call, EncodedResponse, Handlers, Method
-from gantrymq.proxy.call_queue import CALL_BYTES, CallQueue
+from gantrymq.proxy.call_queue import CALL_BYTES, ROUND_BYTES, CallQueue
 from gantrymq.proxy.http2.hpack import literal
+from gantrymq.proxy.http2.read_slices import ReadSlices
 from gantrymq.proxy.http2.request_fields import Fields
 from gantrymq.proxy.http2.stream import Http2Stream, Receiver
-from gantrymq.proxy.http2.untaken import UntakenBytes
-from gantrymq.proxy.in_hand import RequestsInHand
+from gantrymq.proxy.http2.unread_responses import UnreadResponses
+from gantrymq.proxy.incomplete_messages import IncompleteMessages
 from gantrymq.proxy.message_limits import MessageLimits
 from gantrymq.proxy.message_size import (
     MessageTooLarge,
     NotAMessage,
-    memory_of,
+    memory_scan,
     most_memory_of,
     shape_of,
 )
 from gantrymq.proxy.metrics import CallFigures
 from gantrymq.proxy.not_grpc import NotGrpc
 from gantrymq.proxy.payload import PREFIX, Payload
+from gantrymq.proxy.request_memory import RequestMemory
 from gantrymq.proxy.statuses import GrpcCode, GrpcError, ProxyError, status_of
-from gantrymq.proxy.unfinished import UnfinishedMessages
 from gantrymq.proxy.v2.definition_pb2 import Code
 from gantrymq.system.clock import monotonic
 
@@ -42,33 +43,33 @@ log = peer_log(__name__)
 _HEADERS = b"\x88" + literal(b"content-type", b"application/grpc")
 _OK = literal(b"grpc-status", b"0")
 
-#: A stream's messages that its handler hasn't taken.
-_MOST_WAITING = 1000
-#: A message that is no longer than this isn't scanned while there is plenty of memory: the scan costs 5 us.
-_MOST_UNSCANNED = 2048
-#: What is kept of a stream both ways for a client that opens no window.
-_MOST_UNTAKEN_BYTES = 1024 * 1024
+#: Limit of a stream's messages that its handler hasn't processed.
+_MAX_WAITING = 1000
+#: Shorter messages are not scanned while there is plenty of memory: the scan takes 5 us.
+_MAX_UNSCANNED = 2048
+#: Limit of unread responses of a stream with requests in both directions.
+_MAX_UNREAD_BYTES = 1024 * 1024
 _UNIT_MS = {"H": 3_600_000.0, "M": 60_000.0, "S": 1000.0, "m": 1.0, "u": 0.001, "n": 0.000001}
 
 
 class Guard(Protocol):
-    """Access control. All of it raises ProxyError for a call that is refused."""
+    """Access control. All methods raise ProxyError if they refuse a call."""
 
     async def authenticate(self, call: Call) -> User | None:
-        """The user who makes the call, by its metadata; None if it needs no user."""
+        """Returns the user who signed the metadata; None if the call needs no user."""
 
     def is_authenticated(self, call: Call) -> bool:
-        """As `authenticate`, without waiting: False while the user is unknown."""
+        """Authenticates like `authenticate`, but does not wait. Returns False if the user is not cached."""
 
     async def authorize(self, call: Call, user: User | None, request: Message) -> None:
-        """Returns if the user may make this request."""
+        """Checks that the user has the rights for this request."""
 
 
 class Service:
-    """What all calls have in common: the handlers, the limits, access control.
+    """The handlers, limits and access control of all calls of one server.
 
-    `guard` authenticates every call before its message is built, and authorizes every request before its handler runs.
-    `figures` and `access_log` receive every call that has ended.
+    `guard` authenticates every call before its message is parsed, and authorizes every request before its handler runs.
+    `figures` and `access_log` record every call that has ended.
     """
 
     def __init__(
@@ -84,14 +85,15 @@ class Service:
         self.handlers = handlers
         self.limits = limits
         self.guard = guard
-        self.unfinished = UnfinishedMessages()
-        self.in_hand = RequestsInHand()
-        self.untaken = UntakenBytes()
+        self.incomplete_messages = IncompleteMessages()
+        self.request_memory = RequestMemory()
+        self.unread = UnreadResponses()
         self.loop = asyncio.get_running_loop()
-        self.queue = CallQueue(self.loop)
+        self.slices = ReadSlices()
+        self.queue = CallQueue(self.loop, self.slices)
 
     def accept(self, stream: Http2Stream, fields: Fields) -> Receiver | None:
-        """The receiver of a request with these fields; None if the stream was answered."""
+        """Returns the receiver of a request with these fields; None if the response is already sent."""
         metadata = dict(fields)
         if not metadata.get(b"content-type", b"").startswith(b"application/grpc"):
             return NotGrpc(stream)
@@ -105,7 +107,7 @@ class Service:
 
 
 class GrpcCall:
-    """`Call`, `ServerStream` and `Stream` of a handler."""
+    """One gRPC call. Implements `Call`, `ServerStream` and `Stream` for handlers."""
 
     __slots__ = (
         "_arrived",
@@ -115,7 +117,6 @@ class GrpcCall:
         "_fields",
         "_handler",
         "_has_begun",
-        "_in_hand",
         "_is_authenticated",
         "_is_half_closed",
         "_kept",
@@ -123,11 +124,12 @@ class GrpcCall:
         "_method",
         "_needed",
         "_over",
+        "_queued",
         "_requests",
+        "_reserved",
         "_service",
         "_stream",
         "_task",
-        "_turn",
         "_waiting",
         "client_id",
         "is_over",
@@ -144,26 +146,26 @@ class GrpcCall:
         self._handler = handler
         self._fields = fields
         self._began = monotonic()
-        #: What came of a message that isn't whole, and how much it must be to be.
+        #: The bytes of an incomplete message, and its full size with the prefix.
         self._buffer = bytearray()
         self._needed = PREFIX
         self._task: asyncio.Task[None] | None = None
-        #: The request of a call that waits in the queue; of a stream, the future of its handler that does.
+        #: The request that waits in the call queue, and the future of a handler that waits there.
         self._waiting: Payload | None = None
-        self._turn: asyncio.Future[None] | None = None
-        #: The response has begun.
+        self._queued: asyncio.Future[None] | None = None
+        #: True after the headers of the response are sent.
         self._has_begun = False
         self._is_half_closed = False
-        #: Only looked at while a message is being received; `_serve` authenticates every call.
+        #: True if incomplete messages may be buffered. `_serve` authenticates every call again.
         self._is_authenticated = service.guard is None
-        #: Messages of a client's stream that the handler hasn't taken, and the future of a handler that waits for one.
+        #: Messages of a stream that wait for the handler, and the future of a handler that waits for one.
         self._requests: deque[Payload] | None = deque() if method.client_streams else None
         self._arrived: asyncio.Future[None] | None = None
         self._over: list[Callable[[], None]] = []
         self.is_over = False
-        #: The memory of requests that the handler has, or is to have; of what it has for its client.
-        self._in_hand = self._kept = 0
-        #: The response's, 0 as long as there is none.
+        #: Memory of the requests, and of the messages for the client (`keep`), bytes.
+        self._reserved = self._kept = 0
+        #: The code of the response, 0 before it.
         self._code: Code = Code.CODE_UNSPECIFIED
         self.client_id = fields.get(CLIENT_ID.encode(), b"").decode("latin-1")
         self.user = ""
@@ -210,7 +212,7 @@ class GrpcCall:
     def keep(self, size: int) -> None:
         if not self.is_over:
             self._kept += size
-            self._service.untaken.keep(self._stream.connection, size)
+            self._service.unread.add(self._stream.connection, size)
 
     async def write(self, response: Message) -> None:
         self.write_soon(response)
@@ -219,8 +221,8 @@ class GrpcCall:
 
     def write_soon(self, response: Message) -> None:
         if not self.is_over:
-            if self._requests is not None and self._stream.waiting_bytes > _MOST_UNTAKEN_BYTES:
-                self._give_up(GrpcCode.RESOURCE_EXHAUSTED, "the client doesn't take what is sent to it")
+            if self._requests is not None and self._stream.waiting_bytes > _MAX_UNREAD_BYTES:
+                self._give_up(GrpcCode.RESOURCE_EXHAUSTED, "the client doesn't read its responses")
                 return
             self._send(response.SerializeToString())
 
@@ -241,12 +243,12 @@ class GrpcCall:
         assert self._requests is not None
         while True:
             while self._requests:
-                await self._wait_for_turn(self._requests[0])
+                await self._wait_in_queue(self._requests[0])
                 request, memory = await self._request(self._requests.popleft())
                 try:
                     yield request
                 finally:
-                    self._put_down(memory)
+                    self._release(memory)
             if self._is_half_closed:
                 return
             self._arrived = self._service.loop.create_future()
@@ -255,50 +257,61 @@ class GrpcCall:
     # -- Receiver -----------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes, ended: bool) -> None:
-        """The stream's: messages are begun, or refused, as they become whole."""
+        """Receives bytes, and starts or rejects the messages that are complete."""
         if self.is_over:
             return
         try:
             self._receive(data, ended)
         except GrpcError as e:
-            self._finish(e.code, str(e))
+            self._give_up(e.code, str(e))
         except ProxyError as e:
+            self._cancel_handler()
             self._fail(e)
 
-    def _receive(self, data: bytes, ended: bool) -> None:
-        unfinished = self._service.unfinished
+    def _receive(self, received: bytes, ended: bool) -> None:
+        """Adds bytes to the buffer, and accepts complete messages. Raises GrpcError or ProxyError."""
+        incomplete = self._service.incomplete_messages
+        data: bytes | bytearray = received
         if self._buffer:
-            # Not joined before it is whole: a message of megabytes comes in hundreds of pieces.
-            self._buffer += data
-            unfinished.held_bytes += len(data)
+            # A message of megabytes arrives in hundreds of pieces, so append without parsing.
+            self._buffer += received
+            incomplete.buffered_bytes += len(received)
             if len(self._buffer) < self._needed and not ended:
-                self._make_room(len(self._buffer))
+                self._open_window(len(self._buffer))
                 return
-            data = bytes(self._buffer)
-            self._forget_buffer()
-        received = len(data)
-        while len(data) >= PREFIX:
-            length = int.from_bytes(data[1:PREFIX], "big")
+            data = self._forget_buffer()
+        size = len(data)
+        at = 0
+        while size - at >= PREFIX:
+            length = int.from_bytes(data[at + 1 : at + PREFIX], "big")
             if length > self._limit.encoded_bytes:
                 raise self._too_long(length)
             self._needed = PREFIX + length
-            if len(data) < self._needed:
+            end = at + self._needed
+            if size < end:
                 break
-            self._message(data[0], data[PREFIX : self._needed])
-            data = data[self._needed :]
+            is_compressed = bool(data[at])
+            if end == size and not at and isinstance(data, bytearray):
+                # Reuse the buffer: a copy of 4 MiB takes 1 ms.
+                del data[:PREFIX]
+                self._message(data, is_compressed)
+            else:
+                self._message(data[at + PREFIX : end], is_compressed)
+            at = end
             self._needed = PREFIX
+        left = size - at
         if ended:
-            if data:
+            if left:
                 raise GrpcError(GrpcCode.INTERNAL, "the stream ended in the middle of a message")
             self._half_closed()
             return
-        if self._requests is not None and received > len(data):
-            # More messages may follow those that were taken.
-            self._stream.let_in(received - len(data))
-        if data:
-            self._buffer += data
-            unfinished.held_bytes += len(data)
-            self._make_room(len(data))
+        if self._requests is not None and at:
+            # Open the window again for the next messages of the stream.
+            self._stream.let_in(at)
+        if left:
+            self._buffer += memoryview(data)[at:] if at else data
+            incomplete.buffered_bytes += left
+            self._open_window(left)
 
     def _too_long(self, length: int) -> GrpcError | ProxyError:
         most = self._limit.encoded_bytes
@@ -306,41 +319,44 @@ class GrpcCall:
             return ProxyError(Code.MESSAGE_BODY_TOO_LARGE, f"a request of {length} bytes: max is {most}")
         return GrpcError(GrpcCode.RESOURCE_EXHAUSTED, f"gRPC message exceeds maximum size {most}: {length}")
 
-    def _make_room(self, held: int) -> None:
-        """Opens the window for the rest of an incomplete message. Raises ProxyError for one of a stranger."""
+    def _open_window(self, buffered: int) -> None:
+        """Opens the window for the rest of an incomplete message. Raises ProxyError without authentication."""
         if not self._is_authenticated:
             assert self._service.guard is not None
             self._is_authenticated = self._service.guard.is_authenticated(self)
-        unfinished = self._service.unfinished
-        if unfinished.is_full:
-            raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, "too many messages have begun and not ended")
-        lacking = self._needed - held - self._stream.receive_window
+        incomplete = self._service.incomplete_messages
+        if incomplete.is_full:
+            raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, "too many incomplete messages: try again later")
+        lacking = self._needed - buffered - self._stream.receive_window
         if lacking > 0:
-            unfinished.ask(self, lacking, monotonic())
+            incomplete.request(self, lacking, monotonic())
 
-    def _forget_buffer(self) -> None:
-        if self._buffer:
-            self._service.unfinished.held_bytes -= len(self._buffer)
+    def _forget_buffer(self) -> bytearray:
+        """Empties the buffer and returns its content."""
+        buffer = self._buffer
+        if buffer:
+            self._service.incomplete_messages.buffered_bytes -= len(buffer)
             self._buffer = bytearray()
-            self._service.unfinished.done(self, monotonic())
+            self._service.incomplete_messages.done(self, monotonic())
+        return buffer
 
-    # -- UnfinishedMessages ---------------------------------------------------------------------------------------
+    # -- IncompleteMessages ---------------------------------------------------------------------------------------
 
-    def room_given(self, size: int) -> None:
+    def granted(self, size: int) -> None:
         self._stream.let_in(size)
 
-    def room_taken(self) -> None:
-        self._finish(GrpcCode.RESOURCE_EXHAUSTED, "the message comes too slowly, and others wait for its room")
+    def revoked(self) -> None:
+        self._give_up(GrpcCode.RESOURCE_EXHAUSTED, "the message is too slow, and other clients wait for its memory")
 
-    def _message(self, compressed: int, data: bytes) -> None:
-        """A whole message. It is built when its call is authenticated."""
-        if compressed and self._fields.get(b"grpc-encoding") != b"gzip":
-            raise GrpcError(GrpcCode.UNIMPLEMENTED, "a compression that isn't known: only gzip is")
-        payload = Payload(data, bool(compressed))
-        self._take(len(data) + PREFIX)
+    def _message(self, data: bytes | bytearray, is_compressed: bool) -> None:
+        """Accepts a complete message. It is parsed after its call is authenticated."""
+        if is_compressed and self._fields.get(b"grpc-encoding") != b"gzip":
+            raise GrpcError(GrpcCode.UNIMPLEMENTED, "unsupported compression: only gzip is supported")
+        payload = Payload(data, is_compressed)
+        self._reserve(len(data) + PREFIX)
         if self._requests is not None:
-            if len(self._requests) >= _MOST_WAITING:
-                raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, "too many messages of this stream wait")
+            if len(self._requests) >= _MAX_WAITING:
+                raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, "too many messages of this stream wait for the handler")
             self._requests.append(payload)
             self._wake()
             if self._task is None:
@@ -356,31 +372,38 @@ class GrpcCall:
     @property
     def weight(self) -> int:
         payload = self._waiting
-        return CALL_BYTES if payload is None else max(CALL_BYTES, payload.most_plain_bytes(self._limit.encoded_bytes))
+        if payload is None:
+            return ROUND_BYTES
+        return max(CALL_BYTES, payload.most_plain_bytes(self._limit.encoded_bytes))
 
     def start(self) -> bool:
         payload, self._waiting = self._waiting, None
         if self.is_over:
             return False
-        if self._turn is not None:
-            if not self._turn.done():
-                self._turn.set_result(None)
+        if self._queued is not None:
+            if not self._queued.done():
+                self._queued.set_result(None)
         else:
             self._task = self._service.loop.create_task(self._serve(payload))
         return True
 
-    async def _wait_for_turn(self, payload: Payload) -> None:
-        """Of a stream each request waits for its turn."""
+    async def _wait_in_queue(self, payload: Payload | None) -> None:
+        """Waits before each request of a stream, and before each further slice of a handler."""
         self._waiting = payload
-        self._turn = self._service.loop.create_future()
+        self._queued = self._service.loop.create_future()
         self._service.queue.add(self._stream.connection, self)
-        await self._turn
-        self._turn = None
+        await self._queued
+        self._queued = None
+
+    async def next_slice(self) -> None:
+        # The queue may have capacity left in this iteration of the event loop.
+        await asyncio.sleep(0)
+        await self._wait_in_queue(None)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
     async def _request(self, payload: Payload) -> tuple[Message, int]:
-        """A request that its client may make, and the memory that it takes, which is counted in place of the payload's.
+        """Returns a request that its client may make, and its memory, which is counted instead of the payload's.
 
         Raises ProxyError or GrpcError.
         """
@@ -388,48 +411,61 @@ class GrpcCall:
         user = await guard.authenticate(self) if guard is not None else None
         if user is not None:
             self.user = user.username
-        self._put_down(len(payload.data) + PREFIX)
-        request, memory = self._built(payload)
-        if guard is not None:
-            await guard.authorize(self, user, request)
-        return request, memory
-
-    def _built(self, payload: Payload) -> tuple[Message, int]:
-        limit = self._limit
-        data = payload.plain(limit.encoded_bytes)
-        memory = most_memory_of(len(data))
+        data = payload.plain(self._limit.encoded_bytes)
+        self._recount(len(payload.data) + PREFIX, len(data))
         try:
-            if len(data) > _MOST_UNSCANNED or not self._service.in_hand.has_plenty(self._stream.connection, memory):
-                memory = memory_of(data, shape_of(self._method.request), limit)
-            self._take(memory)
-            return self._method.request.FromString(data), memory
+            memory = await self._memory(data)
+            self._recount(len(data), memory)
+            # The cast is safe: FromString also accepts a bytearray, and does not copy it.
+            request = self._method.request.FromString(cast(bytes, data))
         except (NotAMessage, DecodeError) as e:
             raise GrpcError(GrpcCode.INTERNAL, "Invalid protobuf byte sequence") from e
         except MessageTooLarge as e:
             raise GrpcError(GrpcCode.RESOURCE_EXHAUSTED, str(e)) from e
+        if guard is not None:
+            await guard.authorize(self, user, request)
+        return request, memory
 
-    def _take(self, memory: int) -> None:
-        """Counts memory of a request. Raises ProxyError if there is too little for all clients."""
+    async def _memory(self, data: bytes | bytearray) -> int:
+        """Returns the memory of an encoded request. Scans it unless it is small and much memory is free."""
+        memory = most_memory_of(len(data))
+        if len(data) <= _MAX_UNSCANNED and self._service.request_memory.has_plenty(self._stream.connection, memory):
+            return memory
+        scan = memory_scan(data, shape_of(self._method.request), self._limit)
+        while True:
+            try:
+                next(scan)
+            except StopIteration as e:
+                return cast(int, e.value)
+            await self.next_slice()
+
+    def _recount(self, former: int, memory: int) -> None:
+        """Replaces reserved memory by another amount."""
+        self._release(former)
+        self._reserve(memory)
+
+    def _reserve(self, memory: int) -> None:
+        """Reserves memory for a request. Raises ProxyError if it exceeds the limits."""
         if self.is_over:
-            # Nobody would count it back.
+            # Memory that is reserved after the end would never be released.
             raise GrpcError(GrpcCode.CANCELLED, "the call has ended")
-        if not self._service.in_hand.take(self._stream.connection, memory):
-            raise ProxyError(Code.TOO_MANY_REQUESTS, "too much of what clients ask is under way: try again later")
-        self._in_hand += memory
+        if not self._service.request_memory.reserve(self._stream.connection, memory):
+            raise ProxyError(Code.TOO_MANY_REQUESTS, "too many requests in flight: try again later")
+        self._reserved += memory
 
     def _half_closed(self) -> None:
+        """Records that the client sends no more messages."""
         self._is_half_closed = True
         self._wake()
         if self._task is None and self._waiting is None:
-            # A stream without a message ends as it began.
             if self._requests is None:
                 raise GrpcError(GrpcCode.INTERNAL, "Half-closed without a request")
             self._finish(GrpcCode.OK)
 
-    def _put_down(self, size: int) -> None:
-        if self._in_hand:
-            self._in_hand -= size
-            self._service.in_hand.done(self._stream.connection, size)
+    def _release(self, size: int) -> None:
+        if self._reserved:
+            self._reserved -= size
+            self._service.request_memory.release(self._stream.connection, size)
 
     def _wake(self) -> None:
         if self._arrived is not None:
@@ -438,23 +474,26 @@ class GrpcCall:
             self._arrived = None
 
     def stream_lost(self) -> None:
-        """The stream's: the client has given up, or is gone."""
+        """Ends the call: the client has cancelled it or disconnected."""
         if self.is_over:
             return
-        if self._task is not None:
-            self._task.cancel()
+        self._cancel_handler()
         self._count(GrpcCode.CANCELLED)
         self._end()
 
     def server_stops(self) -> None:
-        """Ends streams and calls that wait in the queue: the client finds another proxy. Other calls may end."""
+        """Ends streams, and calls that wait in the queue: the client uses another proxy. Other calls continue."""
         if self._requests is not None or self._waiting is not None:
             self._give_up(GrpcCode.UNAVAILABLE, "the proxy stops")
 
     def _give_up(self, code: GrpcCode, message: str) -> None:
+        """Cancels the handler and ends the call with a gRPC status."""
+        self._cancel_handler()
+        self._finish(code, message)
+
+    def _cancel_handler(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        self._finish(code, message)
 
     # -- the handler --------------------------------------------------------------------------------------------
 
@@ -477,12 +516,13 @@ class GrpcCall:
         except Exception as e:
             self._fail(e)
         except asyncio.CancelledError:
-            self._finish(GrpcCode.CANCELLED, "the proxy gave up this call")
+            self._finish(GrpcCode.CANCELLED, "the proxy cancelled this call")
             raise
         else:
             self._finish(GrpcCode.OK)
 
     def _fail(self, error: Exception) -> None:
+        """Ends the call with a response that has the status of an error."""
         status = status_of(error)
         self._code = status.code
         self.write_soon(self._method.response(status=status))
@@ -502,6 +542,7 @@ class GrpcCall:
         self._end()
 
     def _count(self, code: GrpcCode) -> None:
+        """Records the completed call in metrics and access log."""
         figures, access_log = self._service.figures, self._service.access_log
         if figures is not None or access_log is not None:
             result = Code.Name(self._code) if self._code and code is GrpcCode.OK else code.name
@@ -512,14 +553,15 @@ class GrpcCall:
                 access_log.ended(self.peer, self.client_id, self._method.name, result, seconds)
 
     def _end(self) -> None:
+        """Releases the memory of the call and runs the `when_over` callbacks."""
         if self.is_over:
             return
         self.is_over = True
         self._waiting = None
         self._forget_buffer()
-        self._put_down(self._in_hand)
+        self._release(self._reserved)
         if self._kept:
-            self._service.untaken.taken(self._stream.connection, self._kept)
+            self._service.unread.remove(self._stream.connection, self._kept)
         callbacks, self._over = self._over, []
         for callback in callbacks:
             callback()

@@ -1,10 +1,12 @@
-"""Members: brokers see the proxy's clients in their groups (`consumerConnection`), and ask its producers of halves.
+"""Heartbeats to brokers for the proxy's clients.
 
-A broker knows a group's members by their connections, so two consumers of one group need two. Those of different groups
-share one: the n-th consumer of each group speaks on the n-th `Lane`, a connection to each broker. All producers share
-the first, where their topics stand for their groups.
+With them, brokers list these clients as group members (`consumerConnection`), and send transaction checks to the proxy.
 
-Java's proxy tells brokers of producers only (ClusterTransactionService); of consumers it tells other proxies.
+A broker identifies the members of a group by their connections, so two consumers of one group need two connections.
+Consumers of different groups can share one. The n-th consumer of each group uses the n-th `Lane`, which has one
+connection to each broker. All producers share the proxy's own connection. Their topics serve as producer groups.
+
+Java's proxy registers only producers at brokers (ClusterTransactionService). It sends its consumers to other proxies.
 """
 
 from __future__ import annotations
@@ -34,24 +36,24 @@ from gantrymq.remoting.client import RemotingClient
 
 log = peer_log(__name__)
 
-#: Consumers of one group that brokers are told of: each is a connection to each broker.
+#: Limit of the consumers of one group that are registered at brokers. Each needs a connection to each broker.
 MAX_LANES = 1000
-#: Producers' topics in one heartbeat.
+#: Limit of producers' topics in one heartbeat.
 _TOPICS_AT_ONCE = 100
-#: Unknown topics that NameServers are asked for at once, and again with the next beat.
+#: Limit of the routes that are requested in one round. Later rounds request the others.
 _LOOK_UPS = 500
-#: So soon brokers learn of those who came: several come at once, s.
+#: Delay of a heartbeat for new clients, s. Clients often start together and then share a heartbeat.
 _SOON_S = 0.1
-#: After the loss of a connection, s.
+#: Delay of a heartbeat after a lost connection or an error, s.
 _AGAIN_S = 1.0
-#: Timeout of brokers when the proxy stops: to answer that clients are gone, and to take what is sent to them, s.
+#: Timeouts when the proxy stops, s: to unregister clients at brokers, and to flush each connection.
 _STOP_S = 2.0
 _CLOSE_S = 0.5
 
 
 @dataclass(eq=False)
 class Lane:
-    """Consumers of different groups that share a connection to each broker."""
+    """Consumers of different groups that share one connection to each broker."""
 
     remoting: RemotingClient
     groups: dict[str, _Member] = field(default_factory=dict)
@@ -68,26 +70,26 @@ class _Member:
     client: Client
     group: str
     lane: Lane
-    #: The brokers that know it, or are being told, host:port.
+    #: Addresses (host:port) of brokers to which its heartbeat was sent.
     known_to: set[str] = field(default_factory=set)
 
 
 @dataclass
 class _Beat:
-    """What a broker is told of clients."""
+    """The clients in one heartbeat round to a broker."""
 
     members: list[_Member] = field(default_factory=list)
-    #: Of producers.
+    #: Topics of producers.
     topics: list[str] = field(default_factory=list)
 
 
 class Members:
-    """Heartbeats to brokers for all clients of the proxy."""
+    """Registers the proxy's clients at brokers by heartbeats, and unregisters them."""
 
     def __init__(self, config: ProxyConfig, brokers: Brokers, clients: Clients, jobs: Jobs) -> None:
         self._brokers = brokers
         self._clients = clients
-        #: Those that are in use.
+        #: Lanes with at least one consumer.
         self.lanes: list[Lane] = []
         self._members: dict[Client, _Member] = {}
         self._leaving = Tasks("telling brokers that clients are gone")
@@ -96,10 +98,10 @@ class Members:
         )
         self._looking = jobs.repeating("find the brokers of clients' topics", self._look_for_unknown)
         self._beats = Tasks("heartbeats for clients")
-        #: The brokers that are being told of clients, host:port, and what they are to be told next.
-        self._telling: set[str] = set()
+        #: Addresses (host:port) of brokers with a running round, and the next round of each broker.
+        self._busy: set[str] = set()
         self._later: dict[str, _Beat] = {}
-        #: Topics of clients whose brokers aren't known; those that were looked for in vain.
+        #: Topics of clients without a cached route, and the ones among them that were requested recently.
         self._unknown: dict[str, None] = {}
         self._looked_for: frozenset[str] = frozenset()
         clients.watch(Watcher(changed=self._changed, gone=self._gone))
@@ -109,6 +111,7 @@ class Members:
         self._looking.start()
 
     async def stop(self) -> None:
+        """Unregisters all consumers at their brokers, then closes the connections."""
         await self._beating.stop()
         await self._looking.stop()
         await self._beats.stop()
@@ -121,9 +124,10 @@ class Members:
         await self._leaving.stop()
         await asyncio.gather(*(lane.remoting.close(_CLOSE_S) for lane in self.lanes))
 
-    # -- who is where -------------------------------------------------------------------------------------------
+    # -- lanes --------------------------------------------------------------------------------------------------
 
     def _changed(self, client: Client) -> None:
+        """Updates the group of a client with new settings, and sends heartbeats soon."""
         member = self._members.get(client)
         if member is not None and (not client.is_consumer or member.group != client.group):
             self._leave(member)
@@ -138,6 +142,7 @@ class Members:
             self._leave(member)
 
     def _join(self, client: Client) -> None:
+        """Adds a consumer to the first lane without its group, or to a new lane."""
         lane = next((lane for lane in self.lanes if client.group not in lane.groups), None)
         if lane is None:
             if len(self.lanes) >= MAX_LANES:
@@ -152,7 +157,10 @@ class Members:
         self._leaving.start(self._say_goodbye(member))
 
     async def _say_goodbye(self, member: _Member) -> None:
-        """Its place on the lane is free afterwards: brokers go by connections, and would take its successor off."""
+        """Unregisters a consumer at its brokers, then frees its position on the lane.
+
+        The order matters. Brokers identify members by the connection, and would also remove a successor on it.
+        """
         lane = member.lane
 
         async def unregister(address: str) -> None:
@@ -170,30 +178,30 @@ class Members:
             await lane.remoting.close()
 
     def _lost(self, address: str) -> None:
-        """The broker has forgotten who was known by that connection."""
+        """Sends new heartbeats: the broker has removed the members of a lost connection."""
         self._beating.wake(_AGAIN_S)
 
     # -- heartbeats ---------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Each broker is told by itself: one that doesn't answer holds up nobody else's heartbeats."""
+        """Starts a heartbeat round to each broker in a task of its own, so that a hanging broker delays no other."""
         for address, beat in self._beats_by_broker().items():
             self._later[address] = beat
-            if address not in self._telling:
-                self._telling.add(address)
-                self._beats.start(self._tell(address))
+            if address not in self._busy:
+                self._busy.add(address)
+                self._beats.start(self._send_beats(address))
         if self._unknown:
             self._looking.wake()
 
-    async def _tell(self, address: str) -> None:
-        """What there is to say by now, and what comes to it meanwhile."""
+    async def _send_beats(self, address: str) -> None:
+        """Sends heartbeat rounds to a broker until no further one is pending."""
         try:
             while (beat := self._later.pop(address, None)) is not None:
                 await for_each(beat.members, partial(self._beat_for, address))
                 for start in range(0, len(beat.topics), _TOPICS_AT_ONCE):
                     await self._beat_for_producers(address, beat.topics[start : start + _TOPICS_AT_ONCE])
         finally:
-            self._telling.discard(address)
+            self._busy.discard(address)
 
     async def _beat_for(self, address: str, member: _Member) -> None:
         client = member.client
@@ -205,7 +213,7 @@ class Members:
                 ConsumerData(member.group, consume_type(client), subscription_data_set=subscriptions_of(client)),
             ],
         )
-        # Before: who leaves while the broker is being told is to be taken off again.
+        # Before the request: if the consumer leaves during it, it must be unregistered at this broker, too.
         member.known_to.add(address)
         await self._heartbeat(member.lane.api, address, data)
 
@@ -216,16 +224,16 @@ class Members:
         await self._heartbeat(self._brokers.api, address, data)
 
     async def _heartbeat(self, api: BrokerApi, address: str, data: HeartbeatData) -> None:
-        """A broker that doesn't take it is asked again with the next beat."""
+        """Sends a heartbeat. An error is only logged, because the next round repeats the heartbeat."""
         try:
             await api.heartbeat(address, data)
         except GantryError as e:
             self._brokers.client.troubles.tell(f"heartbeat to broker {address} for the proxy's clients failed", e)
 
-    # -- where topics are ---------------------------------------------------------------------------------------
+    # -- routes -------------------------------------------------------------------------------------------------
 
     def _beats_by_broker(self) -> dict[str, _Beat]:
-        """What each broker, host:port, is to be told, as far as it's known where topics are."""
+        """Returns the heartbeat round of each broker by its address (host:port), for topics with a cached route."""
         beats: dict[str, _Beat] = {}
         for member in self._members.values():
             for address in dict.fromkeys(chain.from_iterable(map(self._masters, member.client.topics))):
@@ -236,7 +244,7 @@ class Members:
         return beats
 
     def _masters(self, topic: str) -> list[str]:
-        """The addresses of the brokers that have it."""
+        """Returns the addresses of a topic's masters. Without a cached route, requests the route for a later round."""
         route = self._brokers.routes.cached(topic)
         if route is None:
             self._unknown.setdefault(topic)
@@ -244,7 +252,7 @@ class Members:
         return [broker.master_address for broker in route.broker_datas if broker.master_address]
 
     async def _look_for_unknown(self) -> None:
-        """Asks where topics are that weren't known; for some of them each time, in turn."""
+        """Requests the missing routes, up to _LOOK_UPS of them. The next rounds request the others."""
         unknown, self._unknown = self._unknown, {}
         topics = [topic for topic in unknown if topic not in self._looked_for][:_LOOK_UPS]
         self._looked_for = self._looked_for.union(topics) if topics else frozenset()

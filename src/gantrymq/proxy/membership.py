@@ -1,4 +1,4 @@
-"""Heartbeat and NotifyClientTermination: clients stay as long as they are heard of (`ClientActivity`)."""
+"""The rpcs Heartbeat and NotifyClientTermination (`ClientActivity`). A client without heartbeats expires."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from gantrymq.system.clock import monotonic
 log = peer_log(__name__)
 
 _CONSUMERS = (ClientType.PUSH_CONSUMER, ClientType.SIMPLE_CONSUMER)
-#: How often silent clients are looked for, s.
+#: Longest interval between two searches for expired clients, s.
 _LOOK_S = 5.0
 
 
 class Membership:
-    """Who is there, as clients tell."""
+    """Serves the two rpcs for all clients, and removes clients without heartbeats."""
 
     def __init__(self, config: ProxyConfig, clients: Clients, jobs: Jobs) -> None:
         self._clients = clients
@@ -44,6 +44,7 @@ class Membership:
         await self._expiring.stop()
 
     async def heartbeat(self, call: Call, request: HeartbeatRequest) -> HeartbeatResponse:
+        """Records that a client is alive. Raises ProxyError if it is unknown: it must send its settings first."""
         client = self._clients.heard(call.client_id, monotonic())
         if client is None:
             raise _unknown()
@@ -53,6 +54,7 @@ class Membership:
     async def notify_client_termination(
         self, call: Call, request: NotifyClientTerminationRequest
     ) -> NotifyClientTerminationResponse:
+        """Removes a client. Raises ProxyError if it is unknown or is in another group."""
         client = self._clients.get(call.client_id)
         if client is None:
             raise _unknown()

@@ -1,7 +1,8 @@
-"""MessageLimits: how large a request may be, by its rpc.
+"""Size limits of requests, by rpc.
 
-A limit of fields bounds the time to read a message, one of memory what its elements take beside its own bytes. Both
-leave room for the largest request that a handler accepts, and for some that it refuses with a code of its own.
+The limit of fields bounds the time to read a message. The limit of memory bounds the memory of its elements in addition
+to its bytes. Both are above the largest request that a handler accepts, so that a handler can reject a request with a
+specific code.
 """
 
 from __future__ import annotations
@@ -11,24 +12,27 @@ from gantrymq.proxy.message_size import SizeLimit
 
 _KIB = 1024
 _MIB = 1024 * 1024
-#: What a SendMessage has beyond the largest body: properties, ids.
+#: Limit of a SendMessage beyond its largest body, bytes: properties and ids.
 _BESIDE_BODY = _MIB
-#: A batch of 4,096 messages with twelve fields each. To scan so many takes 15 ms.
+#: Limit of the fields of a SendMessage: 4,096 messages with twelve fields each. The scan takes 15 ms, in slices.
 _SEND_FIELDS = 48 * 1024
 _SEND_MEMORY = 16 * _MIB
-#: By the method's name: bytes, fields, bytes of memory.
+#: Limits by method name.
 _LIMITS = {
     # 4,096 entries with handles of 200 bytes.
     "AckMessage": SizeLimit(2 * _MIB, 16 * 1024, 2 * _MIB),
     # 10,000 topics with a filter expression each, or the stacks of a process.
     "Telemetry": SizeLimit(2 * _MIB, 48 * 1024, 4 * _MIB),
 }
-#: Requests that name a topic, a group or a message.
+#: Limits of all other methods: small requests that name a topic, a group or a message.
 _OTHERS = SizeLimit(64 * _KIB, 16 * 1024, _MIB)
 
 
 class MessageLimits:
-    """Of one proxy. No encoding is longer than `max_message_size`, no body than `max_body_size`; 0 for any body."""
+    """The limits of one proxy. `max_message_size` is that of an encoded request, `max_body_size` of a body, in bytes.
+
+    A `max_body_size` of 0 means no limit.
+    """
 
     def __init__(self, max_message_size: int, max_body_size: int) -> None:
         self.max_message_size = max_message_size

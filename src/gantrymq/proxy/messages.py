@@ -1,6 +1,6 @@
-"""Messages as brokers have them and as gRPC's clients do: MessageExt to protobuf, protobuf to properties and body.
+"""Conversion of messages between brokers and gRPC clients: MessageExt to protobuf, protobuf to properties and body.
 
-Nothing is checked here: what a client may send is `sending`'s business. Sources: proxy/grpc/v2/common/GrpcConverter,
+`producer` validates clients' messages before. Sources: proxy/grpc/v2/common/GrpcConverter,
 proxy/grpc/v2/producer/SendMessageActivity (buildMessageProperty, buildSysFlag), common/message/MessageConst.
 """
 
@@ -25,8 +25,8 @@ TRACE_CONTEXT = "TRACE_CONTEXT"
 DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
 DLQ_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
 
-#: What is no user's property (MessageConst.STRING_HASH_SET). Users neither see nor set them; the others of RocketMQ's
-#: own names, as the sharding key's, they do, as behind Java's proxy.
+#: Properties that are not user properties (MessageConst.STRING_HASH_SET): clients neither receive nor set them.
+#: As with Java's proxy, other names of RocketMQ, for example the sharding key, count as user properties.
 RESERVED = frozenset(
     {
         names.TRACE_SWITCH,
@@ -83,10 +83,10 @@ RESERVED = frozenset(
     }
 )
 _DELAYS = (names.DELAY_TIME_LEVEL, names.TIMER_DELIVER_MS, names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS)
-#: The year 9999 ends: clients refuse a later timestamp, and all that came with it (Timestamps.checkValid).
+#: End of the year 9999, ms. Clients reject a whole message with a later timestamp (Timestamps.checkValid).
 _LAST_MS = 253_402_300_799_999
 _MAX_INT32 = (1 << 31) - 1
-#: zlib reads what gzip writes, with this many bits.
+#: Window bits with which zlib reads gzip data.
 _GZIP_BITS = 31
 
 
@@ -94,10 +94,10 @@ _GZIP_BITS = 31
 
 
 def to_protobuf(message: MessageExt) -> pb.Message:
-    """A stored message for a client, its body as it was sent.
+    """Converts a stored message for a client. The body is decompressed.
 
-    Java's proxy hands a compressed body on as GZIP, whatever it is; some clients read nothing but gzip itself, and none
-    but Java's knows lz4 and zstd. Only a body that doesn't decompress goes out so: the client finds it corrupted.
+    Java's proxy sends a compressed body unchanged and marks it as GZIP. Some clients read only real gzip, and only
+    Java's client reads lz4 and zstd. A damaged body is sent unchanged: the client then reports it as corrupted.
     """
     properties = message.properties
     encoding = pb.IDENTITY
@@ -107,7 +107,7 @@ def to_protobuf(message: MessageExt) -> pb.Message:
         body, encoding = message.stored_body, pb.GZIP
     system = pb.SystemProperties(
         message_id=message.msg_id,
-        # Clients disagree on how a CRC32 is written; on MD5 they agree.
+        # Clients write a CRC32 in different ways, but an MD5 in the same way.
         body_digest=pb.Digest(type=pb.MD5, checksum=md5(body, usedforsecurity=False).hexdigest().upper()),
         body_encoding=encoding,
         message_type=message_type(properties),
@@ -142,7 +142,7 @@ def to_protobuf(message: MessageExt) -> pb.Message:
 
 
 def message_type(properties: dict[str, str]) -> pb.MessageType:
-    """What kind of message its properties make it."""
+    """Returns the type of a message with these properties."""
     if properties.get(names.TRANSACTION_PREPARED) == "true":
         return pb.TRANSACTION
     if any(name in properties for name in _DELAYS):
@@ -151,18 +151,18 @@ def message_type(properties: dict[str, str]) -> pb.MessageType:
 
 
 def _delivery_ms(properties: dict[str, str]) -> int | None:
-    """When a delayed message was to be delivered: as its producer said, or the broker reckoned."""
+    """Returns the delivery time of a delayed message, ms: the producer's value, otherwise the broker's."""
     text = properties.get(names.TIMER_DELIVER_MS) or properties.get(names.TIMER_OUT_MS) or ""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 def timestamp(ms: int) -> Timestamp:
-    """Milliseconds since the epoch; what a client couldn't take becomes the nearest that it can."""
+    """Converts milliseconds since the epoch. Values outside of clients' range become its nearest end."""
     return to_timestamp(min(max(ms, 0), _LAST_MS))
 
 
 def resource(name: str) -> pb.Resource:
-    """A topic or group; what stands before a % is its namespace (NamespaceUtil)."""
+    """Converts the name of a topic or group. The part before a % is its namespace (NamespaceUtil)."""
     if "%" not in name or is_system_topic(name):
         return pb.Resource(name=name)
     prefix = next((prefix for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX) if name.startswith(prefix)), "")
@@ -176,7 +176,7 @@ def resource(name: str) -> pb.Resource:
 
 
 def to_properties(message: pb.Message, producer_group: str, peer: str) -> dict[str, str]:
-    """The properties that a client's message has at the broker; `peer` is the client's address if it doesn't say so."""
+    """Returns the properties of a client's message for the broker. `peer` replaces a missing address of the client."""
     system = message.system_properties
     properties = dict(message.user_properties)
     if system.tag:
@@ -204,16 +204,16 @@ def to_properties(message: pb.Message, producer_group: str, peer: str) -> dict[s
 
 
 def to_body(message: pb.Message, max_size: int = MAX_DECOMPRESSED_SIZE) -> tuple[bytes, int]:
-    """The body to be stored, and its bits of sysFlag. Raises CompressionError for one that isn't what it says.
+    """Returns the body to store and its bits of sysFlag. Raises CompressionError if the compressed body is damaged.
 
-    Compressed bodies stay so: gzip and zlib differ only in what is around the same bits. Java's proxy stores gzip as it
-    is under the name of zlib, which consumers of 4.x can't read.
+    A gzip body is stored as zlib without compressing it again: the two formats have the same data with other headers.
+    Java's proxy stores the gzip bytes but marks them as zlib, so consumers of 4.x cannot read them.
     """
     body = message.body
     if message.system_properties.body_encoding != pb.GZIP:
         return body, 0
     if body[:2] != b"\x1f\x8b":
-        # Clients that follow Java's old ones send zlib by the same name.
+        # Clients that follow old Java clients also mark zlib as GZIP.
         _inflate(zlib.decompressobj(), body, max_size)
         return body, compression_flag(CompressionType.ZLIB)
     plain = _inflate(zlib.decompressobj(_GZIP_BITS), body, max_size)
@@ -222,6 +222,7 @@ def to_body(message: pb.Message, max_size: int = MAX_DECOMPRESSED_SIZE) -> tuple
 
 
 def _inflate(inflater: zlib._Decompress, body: bytes, max_size: int) -> bytes:
+    """Decompresses a whole body. Raises CompressionError if it is damaged or longer than `max_size`."""
     try:
         plain = inflater.decompress(body, max_size + 1)
     except zlib.error as e:
@@ -234,7 +235,10 @@ def _inflate(inflater: zlib._Decompress, body: bytes, max_size: int) -> bytes:
 
 
 def _gzip_header_size(body: bytes) -> int:
-    """Bytes before the compressed data (RFC 1952, 2.3), which has been read, so they are all there."""
+    """Returns the size of the header before the compressed data, bytes (RFC 1952, 2.3).
+
+    The header is complete, because the body has been decompressed before.
+    """
     flags, at = body[3], 10
     if flags & 4:
         at += 2 + int.from_bytes(body[at : at + 2], "little")

@@ -1,4 +1,4 @@
-"""Metadata: what brokers know of topics, groups and users, remembered for some seconds (`ClusterMetadataService`)."""
+"""Cached configuration of topics, groups and users, requested from brokers (`ClusterMetadataService`)."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ log = peer_log(__name__)
 
 T = TypeVar("T")
 
-#: As long as there are other brokers, one has so long for an answer, ms: clients wait for it.
+#: Timeout of a request to a broker if there are others to try, ms. It is short because a client waits.
 _FIRST_MS = 1000
 
-#: The attribute that says what kind of message a topic takes (`TopicAttributes`).
+#: Topic attribute with the type of its messages (`TopicAttributes`).
 MESSAGE_TYPE = "message.type"
-#: What the attribute's values may be (`TopicMessageType`).
+#: Values of the attribute (`TopicMessageType`).
 UNSPECIFIED = "UNSPECIFIED"
 NORMAL = "NORMAL"
 FIFO = "FIFO"
@@ -48,18 +48,18 @@ TOPIC_TYPES = frozenset({UNSPECIFIED, NORMAL, FIFO, DELAY, TRANSACTION, MIXED})
 
 
 class _Remembered(Generic[T]):
-    """Answers by name. One that is older than `refresh_s` is still given, once more, while it is asked for anew."""
+    """A cache by name. If a value is older than `refresh_s`, the cache returns it and requests a new one."""
 
     def __init__(self, ask: Callable[[str], Awaitable[T]], refresh_s: float, most: int) -> None:
         self._ask = ask
         self._refresh_s = refresh_s
         self._most = most
-        #: The oldest first: what is asked for, and when it was.
+        #: By name, oldest first: (time of the request in s, value).
         self._known: dict[str, tuple[float, T]] = {}
         self._asking: dict[str, asyncio.Task[T]] = {}
 
     async def get(self, name: str) -> T:
-        """Raises what asking raises, if nothing is known."""
+        """Returns the value. If it is not cached, requests it and raises the errors of the request."""
         known = self._known.get(name)
         if known is not None and monotonic() - known[0] < self._refresh_s:
             return known[1]
@@ -67,14 +67,14 @@ class _Remembered(Generic[T]):
         return known[1] if known is not None else await result_of(task)
 
     def cached(self, name: str) -> tuple[bool, T | None]:
-        """As `known`, with whether anything is cached; if nothing is, it is asked for in the background."""
+        """Returns True and the value, or False and None. If nothing is cached, requests it in the background."""
         found = self._known.get(name)
         if found is None and name not in self._asking:
             self._begin(name)
         return found is not None, self.known(name)
 
     def known(self, name: str) -> T | None:
-        """What is known by now; of what is old somebody is asked anew meanwhile. None for nothing."""
+        """Returns the cached value, or None if nothing is cached. Refreshes an old value in the background."""
         known = self._known.get(name)
         if known is None:
             return None
@@ -101,7 +101,7 @@ class _Remembered(Generic[T]):
 
 
 class Metadata:
-    """Of topics, groups and users, asked of any broker that has them."""
+    """Returns the configuration of topics, groups and users, from any broker of the topic or of the cluster."""
 
     def __init__(self, config: ProxyConfig, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -118,9 +118,9 @@ class Metadata:
         self._acls = _Remembered(self._ask_for_acl, config.acl_cache_refresh_seconds, config.acl_cache_max_num)
 
     async def topic_type(self, topic: str) -> str:
-        """One of TOPIC_TYPES; UNSPECIFIED for a topic that no broker can tell of.
+        """Returns one of TOPIC_TYPES; UNSPECIFIED if no broker returns the topic.
 
-        Raises a RemotingError when none can be asked: what it doesn't say would be taken for a type.
+        Raises a RemotingError if no broker is reachable, because UNSPECIFIED would be used as the topic's type.
         """
         try:
             config = await self._topics.get(topic)
@@ -131,14 +131,15 @@ class Metadata:
         return _type_of(config)
 
     def known_topic_type(self, topic: str) -> str | None:
-        """As `topic_type`, but None where a broker must be asked first."""
+        """Returns the cached `topic_type`, or None if it is not cached."""
         config = self._topics.known(topic)
         return None if config is None else _type_of(config)
 
     async def group(self, group: str) -> SubscriptionGroupConfig | None:
-        """A consumer group; None when no broker can tell of it.
+        """Returns a consumer group; None if no broker has it.
 
-        Raises a RemotingError when none can be asked: one that keeps order is not to be taken for one that doesn't.
+        Raises a RemotingError if no broker is reachable: the defaults would be wrong for a group with orderly
+        consumption.
         """
         try:
             return await self._groups.get(group)
@@ -148,15 +149,18 @@ class Metadata:
             return None
 
     async def user(self, username: str) -> User | None:
-        """None for one that the brokers don't know. Raises GantryError when they can't be asked."""
+        """Returns a user; None if the brokers have none of that name. Raises GantryError if the request fails."""
         return await self._users.get(username)
 
     def cached_user(self, username: str) -> tuple[bool, User | None]:
-        """Whether it is cached what `user` returns, and that. If it is not, a broker is asked in the background."""
+        """Returns True and the cached result of `user`, or False and None.
+
+        If nothing is cached, it is requested from a broker in the background.
+        """
         return self._users.cached(username)
 
     async def acl(self, username: str) -> Acl | None:
-        """What a user may do, None where nothing is said of it. Raises GantryError when brokers can't be asked."""
+        """Returns a user's policies; None if the user has none. Raises GantryError if the request fails."""
         return await self._acls.get(username)
 
     async def _ask_for_user(self, username: str) -> User | None:
@@ -164,7 +168,7 @@ class Metadata:
         response = await self._ask_any(route, RequestCode.AUTH_GET_USER, UserRequestHeader(username=username))
         info = decode_json(response.body, UserInfo) if response.body else None
         try:
-            # Without its password, which a broker shows to super users alone, nobody has signed as that user.
+            # Without a password no signature can be checked. Brokers return it only if the proxy is a super user.
             return User(username, "").changed(info) if info is not None and info.password else None
         except ValueError as e:
             raise BodyError(f"user {username}: {e}") from e
@@ -198,7 +202,10 @@ class Metadata:
         return decode_json(response.body, SubscriptionGroupConfig)
 
     async def _ask_any(self, route: TopicRouteData, code: RequestCode, header: Header) -> RemotingCommand:
-        """The first answer of a topic's brokers: a cluster's own topic is on all of it. Raises the last one's error."""
+        """Returns the first response of a topic's brokers. Raises the last broker's error if all fail.
+
+        All brokers of a cluster have the topic with the cluster's name.
+        """
         addresses = _addresses(route)
         if not addresses:
             raise GantryError("the NameServers' route names no broker")
@@ -214,7 +221,7 @@ def _type_of(config: TopicConfig) -> str:
 
 
 def _addresses(route: TopicRouteData) -> list[str]:
-    """Of the brokers, their masters if there are, in any order."""
+    """Returns one address of each broker in random order: its master's, or any replica's."""
     brokers = route.broker_datas
     return [
         broker.master_address or next(iter(broker.broker_addrs.values()))

@@ -1,6 +1,6 @@
-"""What a proxy tells Prometheus: calls by method and result, requests by code and result, clients, connections.
+"""The proxy's metrics: calls by method and result, remoting requests by code and result, clients, connections.
 
-`rocketmq_proxy_up` and its labels are those of Java's proxy (`ProxyMetricsManager`), which has no other figure.
+Java's proxy has only `rocketmq_proxy_up`, with the same labels (`ProxyMetricsManager`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _BOUNDS_S = (0.001, 0.003, 0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5, 1.0, 3.0, 5.0
 
 
 class CallFigures:
-    """Calls that have ended: how often with which result, and how long they took."""
+    """Completed calls: their number by method and result, and their durations by method."""
 
     def __init__(self) -> None:
         self.results: Counter[tuple[str, str]] = Counter()
         self.seconds: dict[str, Histogram] = {}
 
     def ended(self, method: str, result: str, seconds: float) -> None:
-        """`result` is the name of the response's code, or of gRPC's status."""
+        """Counts a call. `result` is the name of the response's code, or of gRPC's status."""
         self.results[method, result] += 1
         histogram = self.seconds.get(method)
         if histogram is None:
@@ -35,7 +35,7 @@ class CallFigures:
 
 
 def labels_of(config: ProxyConfig) -> dict[str, str]:
-    """Those of every figure."""
+    """Returns the labels of all metrics."""
     return {
         "node_type": "proxy",
         "cluster": config.proxy_cluster_name,
@@ -53,10 +53,11 @@ def collect(
     *,
     connections: int,
     remoting_connections: int,
-    held_bytes: int,
-    in_hand_bytes: int,
-    untaken_bytes: int,
+    buffered_bytes: int,
+    request_bytes: int,
+    unread_bytes: int,
 ) -> Iterator[Metric]:
+    """Yields all metrics of a proxy. `figures` counts gRPC calls, `remoting_figures` counts remoting requests."""
     yield Metric("rocketmq_proxy_up", Kind.GAUGE, "1 while the proxy is up.", [(labels, 1)])
     yield Metric(
         "gantry_proxy_calls_total",
@@ -103,10 +104,13 @@ def collect(
         [(labels, remoting_connections)],
     )
     yield Metric(
-        "gantry_proxy_unfinished_bytes", Kind.GAUGE, "Bytes of messages that have begun.", [(labels, held_bytes)]
+        "gantry_proxy_unfinished_bytes", Kind.GAUGE, "Bytes of messages that have begun.", [(labels, buffered_bytes)]
     )
-    yield Metric("gantry_proxy_requests_bytes", Kind.GAUGE, "Bytes of requests under way.", [(labels, in_hand_bytes)])
+    yield Metric("gantry_proxy_requests_bytes", Kind.GAUGE, "Bytes of requests under way.", [(labels, request_bytes)])
     yield Metric(
-        "gantry_proxy_untaken_bytes", Kind.GAUGE, "Bytes that wait for clients to take them.", [(labels, untaken_bytes)]
+        "gantry_proxy_untaken_bytes",
+        Kind.GAUGE,
+        "Bytes that wait for clients to take them.",
+        [(labels, unread_bytes)],
     )
     yield from job_metrics(jobs, labels)

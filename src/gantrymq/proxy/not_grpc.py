@@ -1,21 +1,21 @@
-"""NotGrpc: answers an HTTP/2 request that is not gRPC with status 415."""
+"""Responses to HTTP/2 requests that are not gRPC: status 415."""
 
 from __future__ import annotations
 
 from gantrymq.proxy.http2.hpack import literal
 from gantrymq.proxy.http2.stream import Http2Stream
 
-#: ":status 415" is no entry of the static table.
+#: ":status 415" is not in the static table.
 _HEADERS = literal(b":status", b"415") + literal(b"content-type", b"text/plain")
 _TEXT = b"this port serves gRPC: the content type of a request is application/grpc\n"
-#: gRPC clients take their status from the HTTP status if there is no other.
+#: Without trailers, gRPC clients derive their status from the HTTP status.
 _NO_TRAILERS = b""
-#: The response doesn't wait for the end of a longer request, bytes.
+#: Bytes of a request after which the response is sent, even if the request is incomplete.
 _MOST_BYTES = 16 * 1024
 
 
 class NotGrpc:
-    """The receiver of one stream."""
+    """Receives the request on one stream and sends the response."""
 
     __slots__ = ("_received", "_stream")
 

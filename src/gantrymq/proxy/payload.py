@@ -1,4 +1,4 @@
-"""Payload: one gRPC message as it was received, maybe compressed, before it is inflated and built."""
+"""A received gRPC message before it is decompressed and parsed."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import NamedTuple
 
 from gantrymq.proxy.statuses import GrpcCode, GrpcError
 
-#: The prefix of a message in a stream: whether it is compressed, and its length.
+#: Size of a message's prefix in a stream, bytes: the compression flag and the length.
 PREFIX = 5
-#: zlib reads what gzip writes, with this many bits.
+#: Window bits with which zlib reads gzip data.
 _GZIP_BITS = 16 + zlib.MAX_WBITS
-#: A byte of deflate inflates to no more.
+#: Most decompressed bytes for each byte of deflate data.
 _MOST_INFLATED = 1032
 
 
 class Payload(NamedTuple):
-    """`data` without the prefix."""
+    """A message, possibly compressed. `data` is without the prefix."""
 
-    data: bytes
+    data: bytes | bytearray
     is_gzip: bool
 
     def most_plain_bytes(self, most_bytes: int) -> int:
-        """How long the encoded message is at most, if it has no more than `most_bytes`."""
+        """Returns the largest possible size of the decompressed message, bytes, and at most `most_bytes`."""
         return min(len(self.data) * _MOST_INFLATED, most_bytes) if self.is_gzip else len(self.data)
 
-    def plain(self, most_bytes: int) -> bytes:
-        """The encoded message. Raises GrpcError for one that doesn't inflate, or to more than `most_bytes`."""
+    def plain(self, most_bytes: int) -> bytes | bytearray:
+        """Returns the decompressed message. Raises GrpcError if it is invalid or longer than `most_bytes`."""
         if not self.is_gzip:
             return self.data
         inflater = zlib.decompressobj(_GZIP_BITS)

@@ -1,4 +1,4 @@
-"""Proxy: its parts, put together, started and stopped."""
+"""The proxy server: creates, starts and stops all parts of a proxy."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.call import Handlers
 from gantrymq.proxy.clients import Clients
 from gantrymq.proxy.config import MetricsExporterType, ProxyConfig
+from gantrymq.proxy.consumer.acks import Acks
+from gantrymq.proxy.consumer.handle_signature import HandleSignatures
+from gantrymq.proxy.consumer.pop_requests import PopRequests
+from gantrymq.proxy.consumer.pull_message import PullMessageActivity
+from gantrymq.proxy.consumer.receipt_handle_manager import ReceiptHandleManager
+from gantrymq.proxy.consumer.receive_message import ReceiveMessageActivity
 from gantrymq.proxy.grpc_call import Guard, Service
 from gantrymq.proxy.members import Members
 from gantrymq.proxy.membership import Membership
 from gantrymq.proxy.message_limits import MessageLimits
 from gantrymq.proxy.metadata import Metadata
 from gantrymq.proxy.metrics import CallFigures, collect, labels_of
-from gantrymq.proxy.passing.requests_seen import RequestsSeen
-from gantrymq.proxy.passing.server import RemotingSide
+from gantrymq.proxy.producer.processor import ProducerProcessor
+from gantrymq.proxy.producer.transactions import Transactions
 from gantrymq.proxy.questions import Questions
-from gantrymq.proxy.receiving.acks import Acks
-from gantrymq.proxy.receiving.handle_signature import HandleSignatures
-from gantrymq.proxy.receiving.pop_requests import PopRequests
-from gantrymq.proxy.receiving.pulling import Pulling
-from gantrymq.proxy.receiving.receive import Receiving
-from gantrymq.proxy.receiving.renewing import Renewing
+from gantrymq.proxy.remoting.requests_seen import RequestsSeen
+from gantrymq.proxy.remoting.server import RemotingProtocolServer
 from gantrymq.proxy.routing import Routing
-from gantrymq.proxy.sending.send import Sending
-from gantrymq.proxy.sending.transactions import Transactions
 from gantrymq.proxy.server import ProxyServer
 from gantrymq.proxy.telemetry import Telemetry
 from gantrymq.proxy.unsupported import Unsupported
@@ -43,16 +43,16 @@ from gantrymq.remoting.connection import RpcHook
 from gantrymq.remoting.tls import client_context
 
 if TYPE_CHECKING:
-    from gantrymq.proxy.passing.access import RemotingAccess
+    from gantrymq.proxy.remoting.access import RemotingAccess
 
 log = logging.getLogger(__name__)
 
 
 class Proxy:
-    """One proxy, to be made in a running loop. `address` is host:port for who is on this machine.
+    """One proxy. It must be created in a running event loop.
 
-    `hooks` see what it sends to brokers. Raises GantryError when the port is taken, ClientError for a configuration
-    without NameServers, ConfigError for what can't be used.
+    `address` is host:port for clients on this machine. `hooks` are called for requests to brokers. Raises GantryError
+    if a port is in use, ClientError without NameServers, and ConfigError for an invalid configuration.
     """
 
     def __init__(self, config: ProxyConfig, *, hooks: Sequence[RpcHook] = ()) -> None:
@@ -68,33 +68,35 @@ class Proxy:
         requests = PopRequests(self.brokers)
         signatures = HandleSignatures(config)
         self._membership = Membership(config, self.clients, self.jobs)
-        self._renewing = Renewing(config, requests, metadata, self.clients, self.jobs)
-        self._receiving = Receiving(config, self.brokers, metadata, self.clients, requests, self._renewing, signatures)
+        self._receipt_handles = ReceiptHandleManager(config, requests, metadata, self.clients, self.jobs)
+        self._receive_message = ReceiveMessageActivity(
+            config, self.brokers, metadata, self.clients, requests, self._receipt_handles, signatures
+        )
         self.members = Members(config, self.brokers, self.clients, self.jobs)
         questions = Questions(config, self.brokers, self.clients, transactions)
         parts = (
             routing,
             self._membership,
-            Sending(config, self.brokers, metadata, transactions),
-            self._receiving,
-            Acks(config, requests, self._renewing, signatures),
-            Pulling(config, self.brokers),
+            ProducerProcessor(config, self.brokers, metadata, transactions),
+            self._receive_message,
+            Acks(config, requests, self._receipt_handles, signatures),
+            PullMessageActivity(config, self.brokers),
             Telemetry(config, metadata, self.clients, questions),
             Unsupported(),
         )
         handlers: Handlers = {name: handler for part in parts for name, handler in part.handlers.items()}
-        #: The methods that it answers.
+        #: Names of the supported rpcs.
         self.methods = frozenset(handlers)
         guard: Guard | None = None
         remoting_access: RemotingAccess | None = None
         if config.authentication_enabled or config.authorization_enabled:
-            # Its rules are imported where they are wanted.
+            # These modules are loaded only if access control is on.
             from gantrymq.proxy.access.access import Access
-            from gantrymq.proxy.passing.access import RemotingAccess
+            from gantrymq.proxy.remoting.access import RemotingAccess
 
             guard = Access(config, metadata, self.clients)
             remoting_access = RemotingAccess(config, metadata)
-        # Counting costs each call a little: only when somebody will ask.
+        # Calls are counted only if metrics are served, because counting takes time.
         counts = config.metrics_exporter_type is MetricsExporterType.PROM
         self._figures = CallFigures() if counts else None
         self._remoting_figures = CallFigures() if counts else None
@@ -112,7 +114,7 @@ class Proxy:
             host=config.metrics_prom_exporter_host or config.bind_address,
             port=config.metrics_prom_exporter_port,
         )
-        self._remoting = RemotingSide(
+        self._remoting = RemotingProtocolServer(
             config,
             self.brokers,
             metadata,
@@ -137,25 +139,25 @@ class Proxy:
             raise
         routing.port = self._server.port
         self.address = reachable(config.bind_address, self._server.port)
-        #: For clients of the remoting protocol.
+        #: host:port for clients of the remoting protocol on this machine.
         self.remoting_address = reachable(config.bind_address, self._remoting.port)
         self._running = AsyncExitStack()
         self._running.push_async_callback(self.brokers.stop)
         self._running.push_async_callback(self._stop_servers)
 
     async def start(self) -> None:
-        """Serves at `address`. Raises GantryError for a taken port, ConfigError for TLS files that can't be used.
+        """Serves at `address`. Raises GantryError if a port is in use, ConfigError for invalid TLS files.
 
-        What had begun by then is undone.
+        After an error, the parts that were started are stopped.
         """
         async with self._running.pop_all() as stack:
             self.brokers.start()
-            # At last: members tell brokers who is gone, renewing gives back what they held.
+            # Stopped last, in reverse order: renewals make messages visible, then members are unregistered at brokers.
             stack.push_async_callback(self.members.stop)
             self.members.start()
-            stack.push_async_callback(self._renewing.stop)
-            self._renewing.start()
-            stack.push_async_callback(self._receiving.stop)
+            stack.push_async_callback(self._receipt_handles.stop)
+            self._receipt_handles.start()
+            stack.push_async_callback(self._receive_message.stop)
             stack.push_async_callback(self._membership.stop)
             self._membership.start()
             if self._access_log is not None:
@@ -174,12 +176,12 @@ class Proxy:
         log.info("the proxy serves at %s, and by the remoting protocol at %s", self.address, self.remoting_address)
 
     async def _stop_servers(self) -> None:
-        """Both at the same time: each waits some seconds for what has begun."""
+        """Stops both servers concurrently, because each waits for running calls for some seconds."""
         await asyncio.gather(self._server.stop(), self._remoting.stop())
 
     @property
     def metrics_port(self) -> int:
-        """Where Prometheus asks, once it is started."""
+        """The port for Prometheus, after `start`."""
         return self._metrics.port
 
     def _collect(self) -> Iterator[Metric]:
@@ -193,15 +195,15 @@ class Proxy:
             self.jobs,
             connections=len(self._server.connections),
             remoting_connections=len(self._remoting.connections),
-            held_bytes=self._service.unfinished.held_bytes,
-            in_hand_bytes=self._service.in_hand.bytes,
-            untaken_bytes=self._service.untaken.bytes,
+            buffered_bytes=self._service.incomplete_messages.buffered_bytes,
+            request_bytes=self._service.request_memory.bytes,
+            unread_bytes=self._service.unread.bytes,
         )
 
     async def stop(self) -> None:
-        """Ends calls, unregisters its clients from brokers and closes all connections; a second call does nothing.
+        """Ends calls, unregisters clients at brokers and closes all connections. A second call does nothing.
 
-        It takes 9 s at most: 3 s for calls that have begun, 2 s to give messages back, 2 s to unregister clients, and
-        less than 2 s to close connections.
+        It takes 9 s at most: 3 s for running calls, 2 s to make in-flight messages visible, 2 s to unregister clients,
+        and less than 2 s to close connections.
         """
         await self._running.aclose()

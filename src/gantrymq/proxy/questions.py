@@ -1,8 +1,8 @@
-"""Questions: what brokers ask of clients, on the clients' telemetry streams, and the answers.
+"""Requests of brokers to clients, which the proxy sends on the clients' telemetry streams.
 
-A broker asks what becomes of a half message, or for an operator where a consumer's threads are, or whether it can
-consume a message. Sources: proxy/service/client/ProxyClientRemotingProcessor, proxy/grpc/v2/channel/GrpcClientChannel,
-GrpcChannelManager, ClientActivity (report*).
+A broker checks a transaction at its producer. For an operator it also requests the thread stacks of a consumer, or lets
+a consumer consume one message. Sources: proxy/service/client/ProxyClientRemotingProcessor,
+proxy/grpc/v2/channel/GrpcClientChannel, GrpcChannelManager, ClientActivity (report*).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gantrymq.protocol.bodies.consumer import (
     CR_SUCCESS,
     PROP_CLIENT_VERSION,
     PROP_CONSUME_TYPE,
+    PROP_PROXY_CLIENT_LANGUAGE,
     ConsumeMessageDirectlyResult,
     ConsumerRunningInfo,
 )
@@ -38,7 +39,7 @@ from gantrymq.proxy.call import ServerStream
 from gantrymq.proxy.clients import Client, Clients
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.messages import to_protobuf
-from gantrymq.proxy.sending.transactions import Half, Transactions
+from gantrymq.proxy.producer.transactions import Half, Transactions
 from gantrymq.proxy.subscriptions import consume_type, subscriptions_of
 from gantrymq.proxy.v2.definition_pb2 import Code, Status
 from gantrymq.proxy.v2.service_pb2 import (
@@ -52,7 +53,7 @@ from gantrymq.system import clock
 
 log = peer_log(__name__)
 
-#: Questions that wait for answers: a broker asks as an operator bids it.
+#: Limit of the pending requests to clients. Operators cause such requests, so they are few.
 MAX_OPEN = 1000
 _CR_RETURN_NULL = "CR_RETURN_NULL"
 _CONSUME_RESULTS = {
@@ -63,7 +64,7 @@ _CONSUME_RESULTS = {
 
 
 class _Question(NamedTuple):
-    """What a client was asked as a member of a group."""
+    """A pending request to a client as a member of a group."""
 
     client: Client
     group: str
@@ -71,7 +72,7 @@ class _Question(NamedTuple):
 
 
 class Questions:
-    """Asks clients for brokers."""
+    """Forwards brokers' requests to clients, and the clients' responses to the brokers."""
 
     def __init__(self, config: ProxyConfig, brokers: Brokers, clients: Clients, transactions: Transactions) -> None:
         self._timeout_s = config.grpc_proxy_relay_request_timeout_in_seconds
@@ -79,7 +80,7 @@ class Questions:
         self._clients = clients
         self._transactions = transactions
         self._nonces = itertools.count()
-        #: By nonce.
+        #: Pending requests by nonce.
         self._open: dict[str, _Question] = {}
         self._turn = itertools.count()
         brokers.handlers[RequestCode.CHECK_TRANSACTION_STATE] = self.check_transaction_state
@@ -88,7 +89,10 @@ class Questions:
         brokers.handlers[RequestCode.NOTIFY_CONSUMER_IDS_CHANGED] = _ignored
 
     def answer(self, stream: ServerStream, nonce: str, command: TelemetryCommand) -> None:
-        """An answer counts if it comes by the stream of the client that was asked, and its group is the same still."""
+        """Completes the pending request with this nonce.
+
+        The response is ignored if it arrives on another client's stream, or if the client has changed its group.
+        """
         question = self._open.get(nonce)
         if question is None or question.answer.done():
             return
@@ -99,7 +103,7 @@ class Questions:
     # -- transactions -------------------------------------------------------------------------------------------
 
     def check_transaction_state(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Asks one of the topic's producers, which says by EndTransaction what becomes of the half message."""
+        """Sends a transaction check to one of the topic's producers. The producer responds with EndTransaction."""
         header = request.read_header(CheckTransactionStateRequestHeader)
         message = MessageExt(decode_record(request.body))
         group = message.properties.get(PRODUCER_GROUP, "")
@@ -126,25 +130,27 @@ class Questions:
         return None
 
     def _broker_at(self, address: str) -> str:
-        """The name of the broker there; old brokers don't say it."""
+        """Returns the name of the broker at an address. Old brokers do not send their name."""
         brokers = self._brokers.routes.all_brokers()
         return next((name for name, replicas in brokers.items() if address in replicas.values()), "")
 
     # -- consumers ----------------------------------------------------------------------------------------------
 
     def running_info(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """What the proxy knows of a consumer; where its threads are, if asked."""
+        """Responds with the properties and subscriptions of a consumer, and its thread stacks if requested."""
         header = request.read_header(GetConsumerRunningInfoRequestHeader)
         client = self._consumer(header.consumer_group, header.client_id)
         connection.respond_with(request, self._running_info(client, header.jstack_enable))
         return None
 
     async def _running_info(self, client: Client, with_stacks: bool) -> RemotingCommand:
+        """Returns the response with the running info. Requests the stacks from the client if needed."""
         info = ConsumerRunningInfo(
             properties={
                 "consumerGroup": client.group,
                 PROP_CONSUME_TYPE: consume_type(client),
                 PROP_CLIENT_VERSION: f"{client.language} {client.version}",
+                PROP_PROXY_CLIENT_LANGUAGE: client.language,
             },
             subscription_set=subscriptions_of(client),
         )
@@ -158,7 +164,7 @@ class Questions:
         return RemotingCommand.response(body=info.encode())
 
     def consume_directly(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Has a consumer try a message; nothing else changes, whatever becomes of it."""
+        """Lets a consumer consume a message as a trial. The result changes no offset and no retry."""
         header = request.read_header(ConsumeMessageDirectlyResultRequestHeader)
         client = self._consumer(header.consumer_group, header.client_id or "")
         message = MessageExt(decode_record(request.body), header.broker_name or "")
@@ -168,6 +174,7 @@ class Questions:
         return None
 
     async def _verify(self, client: Client, message: MessageExt) -> RemotingCommand:
+        """Sends the message to the client, and returns the response with the result of its consumption."""
         nonce = self._nonce()
         began = clock.monotonic()
         ask = TelemetryCommand(verify_message_command=VerifyMessageCommand(nonce=nonce, message=to_protobuf(message)))
@@ -188,13 +195,17 @@ class Questions:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"The Consumer Group <{group}> not exist in this consumer")
         return client
 
-    # -- asking -------------------------------------------------------------------------------------------------
+    # -- requests to clients ------------------------------------------------------------------------------------
 
     def _nonce(self) -> str:
         return str(next(self._nonces))
 
     async def _ask(self, client: Client, nonce: str, command: TelemetryCommand) -> TelemetryCommand:
-        """Raises RequestRefused when no answer comes."""
+        """Sends a command to a client and returns its response.
+
+        Raises RequestRefused if the client has no telemetry stream, does not respond within the timeout, or if MAX_OPEN
+        requests are pending.
+        """
         if client.telemetry is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"client {client.client_id} doesn't listen just now")
         if len(self._open) >= MAX_OPEN:
@@ -225,4 +236,4 @@ def _refused(status: Status, what: str) -> RemotingCommand:
 
 
 def _ignored(connection: Connection, request: RemotingCommand) -> None:
-    """Whoever else is in a group makes no difference: brokers share out messages, not queues."""
+    """Ignores changes of a group's members: brokers distribute messages, not queues, so nothing is rebalanced."""

@@ -1,4 +1,4 @@
-"""ResponseCache: encoded responses to QueryRoute. A topic of 1,024 queues takes 1 ms to encode."""
+"""A cache of encoded responses to QueryRoute. Encoding a topic with 1,024 queues takes 1 ms."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ MAX_BYTES = 8 * 1024 * 1024
 
 
 class _Cached(NamedTuple):
-    """`route` is the route that the response was made from. A changed route is another object."""
+    """An encoded response and the route that it was made from. A changed route is another object."""
 
     route: TopicRouteData
     response: bytes
 
 
 class ResponseCache:
-    """Keeps the responses that were requested last, MAX_BYTES of them."""
+    """Caches the responses that were requested last, up to MAX_BYTES."""
 
     def __init__(self) -> None:
         self._cached: OrderedDict[tuple[object, ...], _Cached] = OrderedDict()
         self._bytes = 0
 
     def get(self, key: tuple[object, ...], route: TopicRouteData, encode: Callable[[], bytes]) -> bytes:
-        """Returns the response for the key, and encodes it if the route has changed."""
+        """Returns the cached response of a key. If it is missing or the route has changed, encodes it."""
         cached = self._cached.get(key)
         if cached is not None and cached.route is route:
             self._cached.move_to_end(key)

@@ -1,4 +1,4 @@
-"""How long a group's messages wait before they come again, by how often they did (`GroupRetryPolicy`)."""
+"""Delays before the redelivery of a group's messages, by the number of retries (`GroupRetryPolicy`)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ EXPONENTIAL = "EXPONENTIAL"
 _SECOND_MS = 1000
 _MINUTE_MS = 60 * _SECOND_MS
 _HOUR_MS = 60 * _MINUTE_MS
-#: The brokers' delay levels.
+#: Delays of the brokers' delay levels, ms. Used if a policy has no list.
 _CUSTOMIZED_MS = (
     *(seconds * _SECOND_MS for seconds in (1, 5, 10, 30)),
     *(minutes * _MINUTE_MS for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
     _HOUR_MS,
     2 * _HOUR_MS,
 )
-#: The first retry waits as long as the third level: levels count from 1, and consumers of 4.x began there.
+#: Index of the first retry's delay. It is level 3, as for consumers of 4.x; levels count from 1.
 _FIRST_LEVEL = 2
 _MOST_DOUBLINGS = 32
 
 
 class Exponential(NamedTuple):
-    """Each delay is `multiplier` times the one before."""
+    """An exponential policy: each delay is `multiplier` times the one before, up to `max_ms`."""
 
     initial_ms: int
     max_ms: int
@@ -33,13 +33,13 @@ class Exponential(NamedTuple):
 
 
 def customized_ms(policy: GroupRetryPolicy) -> Sequence[int]:
-    """The delays of a policy that lists them."""
+    """Returns the delays of a policy with a list, ms."""
     given = (policy.customized_retry_policy or {}).get("next")
     return [int(delay) for delay in given] if given else _CUSTOMIZED_MS
 
 
 def exponential(policy: GroupRetryPolicy) -> Exponential:
-    """The figures of one that reckons them."""
+    """Returns the parameters of an exponential policy."""
     given = policy.exponential_retry_policy or {}
     return Exponential(
         int(given.get("initial", 5 * _SECOND_MS)), int(given.get("max", 2 * _HOUR_MS)), int(given.get("multiplier", 2))
@@ -47,7 +47,7 @@ def exponential(policy: GroupRetryPolicy) -> Exponential:
 
 
 def retry_delay_ms(policy: GroupRetryPolicy, reconsume_times: int) -> int:
-    """After how long a message comes again that came back `reconsume_times` times."""
+    """Returns the delay before the next delivery of a message that had `reconsume_times` retries, ms."""
     times = max(reconsume_times, 0)
     if policy.type == EXPONENTIAL:
         figures = exponential(policy)

@@ -1,4 +1,4 @@
-"""ProxyServer: listens, and has each connection's calls handled; TLS and plain ones on one port."""
+"""The proxy's gRPC server. It accepts TLS and plain connections on one port."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gantrymq.proxy.grpc_call import Service
 from gantrymq.proxy.http2.connection import Http2Connection
 from gantrymq.proxy.http2.limits import Limits
 from gantrymq.remoting.arrivals import HANDSHAKE_TIMEOUT_S, Arrivals
-from gantrymq.remoting.listener import Listener
+from gantrymq.remoting.listener import Listener, ListenOptions
 from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.system import network
@@ -18,21 +18,21 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: What TLS clients must ask for (RFC 9113, 3.2).
+#: The protocol that TLS clients must request (RFC 9113, 3.2).
 _ALPN = ("h2",)
-#: How often connections are looked at, s; an answer to a ping has so long, too.
+#: Interval between two checks of idle connections, s. It is also the timeout of a ping.
 _LOOK_S = 10.0
-#: How often slow messages and incomplete inputs are looked for, s.
+#: Interval between two checks for slow messages and incomplete input, s.
 _LOOK_AT_INPUTS_S = 1.0
-#: Calls that have begun may go on for so long when the server stops, s.
+#: Timeout of running calls when the server stops, s.
 _DRAIN_S = 3.0
 
 
 class ProxyServer:
-    """The port is taken here and now, connections are taken from `serve` on. Raises GantryError when it is taken.
+    """Serves gRPC on one port. The constructor binds the port; `start` accepts connections.
 
-    A connection without a call that was silent for `max_idle_s` is closed; one with calls is asked whether its peer is
-    there still.
+    If a connection is silent for `max_idle_s` and has no call, it is closed. If it has calls, the server sends a ping
+    and closes the connection only if there is no response. Raises GantryError if the port is in use.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class ProxyServer:
         self._service = service
         self._tls = ServerTls(tls, jobs, peers="gRPC clients", alpn=_ALPN)
         self._max_idle_s = max_idle_s
-        self._limits = Limits(service.untaken)
-        #: In the order in which they came.
+        self._limits = Limits(service.unread, slices=service.slices)
+        #: Open connections, oldest first.
         self.connections: dict[Http2Connection, None] = {}
         self._arrivals: Arrivals | None = None
         self._closed = asyncio.Event()
         self._idle_job = jobs.repeating("close idle gRPC connections", self._look, min(_LOOK_S, max_idle_s / 4))
         self._inputs_job = jobs.repeating("look for slow gRPC clients", self._look_at_inputs, _LOOK_AT_INPUTS_S)
         self._listener = Listener(
-            host, port, self._accepted, self._count, shared=shared_port, jobs=jobs, peers="gRPC clients"
+            ListenOptions(host, port, shared=shared_port), self._accepted, self._count, jobs=jobs, peers="gRPC clients"
         )
 
     @property
@@ -65,7 +65,7 @@ class ProxyServer:
         return self._listener.port
 
     async def start(self) -> None:
-        """Takes connections. Raises ConfigError for TLS files that can't be used, GantryError for a taken port."""
+        """Accepts connections. Raises ConfigError for invalid TLS files, GantryError if the port is in use."""
         self._tls.load()
         self._arrivals = Arrivals(self._tls if self._tls.is_there else None, self.connected, self._limits.incomplete)
         self._listener.start()
@@ -74,7 +74,10 @@ class ProxyServer:
         self._inputs_job.start()
 
     async def stop(self) -> None:
-        """Takes no more connections and calls; those under way have some seconds to end. Once more does no harm."""
+        """Accepts no more connections and calls, and closes the connections. A second call does nothing.
+
+        Running calls may complete within _DRAIN_S.
+        """
         self._idle_job.cancel()
         self._inputs_job.cancel()
         self._tls.stop()
@@ -105,7 +108,7 @@ class ProxyServer:
         return len(self.connections) + (len(self._arrivals) if self._arrivals is not None else 0)
 
     def connected(self) -> Http2Connection:
-        """The protocol of a new connection, whoever has accepted it."""
+        """Returns the protocol for a new connection. The remoting port uses it for gRPC clients, too."""
         return Http2Connection(self._service.accept, self._limits, self._opened, self._disconnected)
 
     def _opened(self, connection: Http2Connection) -> None:
@@ -118,6 +121,7 @@ class ProxyServer:
         self._closed.set()
 
     def _look(self) -> None:
+        """Closes idle connections, and sends a ping on silent connections with calls."""
         now = monotonic()
         for connection in list(self.connections):
             silent_s = now - connection.last_read
@@ -136,8 +140,8 @@ class ProxyServer:
 
     def _look_at_inputs(self) -> None:
         now = monotonic()
-        self._service.unfinished.look(now)
+        self._service.incomplete_messages.revoke_slow(now)
         self._limits.incomplete.close_expired(now)
         if self._arrivals is not None:
-            # A gRPC client begins at once, with a preface or a handshake.
+            # A gRPC client sends its preface or its TLS handshake immediately.
             self._arrivals.close_silent(now - min(HANDSHAKE_TIMEOUT_S, self._max_idle_s), len(self._arrivals))

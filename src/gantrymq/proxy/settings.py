@@ -1,7 +1,6 @@
-"""What a client is told of how to behave: its own settings, completed (`GrpcClientSettingsManager`).
+"""Settings that a client must use: its own ones, completed by the proxy (`GrpcClientSettingsManager`).
 
-A producer learns how often to try again and how large a body may be, a consumer its group's policy. Nothing is kept
-here.
+A producer receives its retry policy and the largest body size. A consumer receives the policy of its group.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gantrymq.proxy.v2.definition_pb2 import (
     Settings,
 )
 
-#: Limits of `client_properties`, as definition.proto has them; the last in bytes.
+#: Limits of `client_properties` in definition.proto: number, characters of a value, bytes of all names and values.
 MAX_PROPERTIES = 32
 MAX_VALUE_LENGTH = 256
 MAX_PROPERTIES_SIZE = 4096
@@ -31,7 +30,7 @@ _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_.-]{0,63}")
 
 
 def settings_for(settings: Settings, group: SubscriptionGroupConfig | None, config: ProxyConfig) -> Settings:
-    """What a client has told, with what the proxy adds; `group` is a consumer's, None when no broker knows it."""
+    """Returns a client's settings, completed by the proxy. `group` is a consumer's group; None if no broker has it."""
     merged = Settings()
     merged.CopyFrom(settings)
     if merged.HasField("publishing"):
@@ -43,6 +42,7 @@ def settings_for(settings: Settings, group: SubscriptionGroupConfig | None, conf
 
 
 def _complete_producer(settings: Settings, config: ProxyConfig) -> None:
+    """Adds the retry policy and the limits of the proxy's configuration."""
     settings.backoff_policy.CopyFrom(
         RetryPolicy(
             max_attempts=config.grpc_client_producer_max_attempts,
@@ -58,7 +58,10 @@ def _complete_producer(settings: Settings, config: ProxyConfig) -> None:
 
 
 def _complete_consumer(settings: Settings, group: SubscriptionGroupConfig | None, config: ProxyConfig) -> None:
-    """Of an unknown group the client's own word counts, and the defaults of groups where it has said nothing."""
+    """Adds the group's settings. They override the client's own.
+
+    If no broker has the group, the client's settings override the defaults of a new group.
+    """
     added = Settings()
     subscription = added.subscription
     subscription.receive_batch_size = config.grpc_client_consumer_long_polling_batch_size
@@ -75,7 +78,7 @@ def _complete_consumer(settings: Settings, group: SubscriptionGroupConfig | None
 
 
 def backoff_policy(group: SubscriptionGroupConfig) -> RetryPolicy:
-    """How often and when a group's messages come again."""
+    """Returns the number and the delays of a group's delivery attempts."""
     policy = group.group_retry_policy
     attempts = group.retry_max_times + 1
     if policy.type == EXPONENTIAL:
@@ -93,7 +96,7 @@ def backoff_policy(group: SubscriptionGroupConfig) -> RetryPolicy:
 
 
 def check_properties(properties: Mapping[str, str]) -> None:
-    """What an application says of its client. Raises ProxyError."""
+    """Raises ProxyError if the application's properties of a client are invalid or too large."""
     size = 0
     for name, value in properties.items():
         if not _NAME.fullmatch(name):

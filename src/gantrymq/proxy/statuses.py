@@ -1,7 +1,7 @@
-"""Statuses: how every error is told to a client (`ResponseBuilder`, `GrpcProxyException`).
+"""Conversion of errors to statuses for clients (`ResponseBuilder`, `GrpcProxyException`).
 
-An rpc's own failure is a Status with a `Code` in its response, while gRPC's status stays OK. gRPC's own codes are for
-calls that no handler understands.
+If an rpc fails, its response has a Status with a `Code`, and the gRPC status stays OK. Other gRPC status codes are for
+calls that do not reach a handler, or that cannot send a response.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from gantrymq.proxy.v2.definition_pb2 import Code, Status
 
 log = peer_log(__name__)
 
-#: What a broker's answer becomes; all others are INTERNAL_SERVER_ERROR.
+#: Codes for clients by a broker's response code. All others become INTERNAL_SERVER_ERROR.
 _CODES: dict[int, Code] = {
     ResponseCode.SUCCESS: Code.OK,
     ResponseCode.SYSTEM_BUSY: Code.TOO_MANY_REQUESTS,
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED: Code.NOT_IMPLEMENTED,
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: Code.CONSUMER_GROUP_NOT_FOUND,
     ResponseCode.TOPIC_NOT_EXIST: Code.TOPIC_NOT_FOUND,
-    # These two are the client's fault, which Java says of the first in no call.
+    # The client caused these two errors. Java's proxy never reports the first one as a client's error.
     ResponseCode.INVALID_PARAMETER: Code.BAD_REQUEST,
     ResponseCode.SUBSCRIPTION_PARSE_FAILED: Code.ILLEGAL_FILTER_EXPRESSION,
 }
 
 
 class GrpcCode(IntEnum):
-    """gRPC's status codes, those that are answered here."""
+    """The gRPC status codes that the proxy uses."""
 
     OK = 0
     CANCELLED = 1
@@ -42,7 +42,7 @@ class GrpcCode(IntEnum):
 
 
 class ProxyError(GantryError):
-    """Raised by a handler: the client gets this code and message as its response's status."""
+    """Raised by a handler: the response contains a Status with this code and message."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class ProxyError(GantryError):
 
 
 class GrpcError(GantryError):
-    """Raised by a handler: the call ends with this status of gRPC's and no response."""
+    """Raised by a handler: the call ends with this gRPC status and without a response."""
 
     def __init__(self, code: GrpcCode, message: str) -> None:
         super().__init__(message)
@@ -58,12 +58,12 @@ class GrpcError(GantryError):
 
 
 def status(code: Code, message: str | None = None) -> Status:
-    """A status; its message is the code's name unless there is another one."""
+    """Returns a status. Its default message is the name of the code."""
     return Status(code=code, message=Code.Name(code) if message is None else message)
 
 
 def status_of(error: Exception) -> Status:
-    """What a client is told of an error. One that nobody foresaw is logged with its traceback."""
+    """Returns the status for an error. Unexpected errors are logged with a traceback."""
     if isinstance(error, ProxyError):
         return status(error.code, str(error))
     if isinstance(error, NoRouteInfo):
@@ -81,8 +81,8 @@ def status_of(error: Exception) -> Status:
 
 
 def broker_status(code: int, remark: str | None) -> Status:
-    """The status for a broker's answer."""
+    """Returns the status for an error response of a broker."""
     if code == ResponseCode.TOPIC_NOT_EXIST:
-        # The one error whose whole text Java's proxy passes on (`ResponseBuilder.buildStatus`).
+        # Only for this error, Java's proxy sends code and text together (`ResponseBuilder.buildStatus`).
         remark = f"CODE: {code}  DESC: {remark or ''}"
     return status(_CODES.get(code, Code.INTERNAL_SERVER_ERROR), str(code) if remark is None else remark)

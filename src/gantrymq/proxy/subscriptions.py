@@ -1,4 +1,4 @@
-"""Subscriptions of clients, as brokers have them (`ClientActivity`, `FilterAPI`)."""
+"""Conversion of gRPC subscriptions to the format of brokers (`ClientActivity`, `FilterAPI`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gantrymq.proxy.v2.definition_pb2 import PUSH_CONSUMER, SQL, Code, FilterExp
 
 
 def subscription_of(topic: str, expression: FilterExpression) -> SubscriptionData:
-    """Raises ProxyError for an expression that means nothing. SQL92 is for the broker to read."""
+    """Converts a filter expression. Raises ProxyError for an invalid tag expression. The broker checks SQL92."""
     kind = EXPRESSION_SQL92 if expression.type == SQL else EXPRESSION_TAG
     try:
         return SubscriptionData.parse(topic, expression.expression, kind)
@@ -25,11 +25,11 @@ def subscription_of(topic: str, expression: FilterExpression) -> SubscriptionDat
 
 
 def subscriptions_of(client: Client) -> list[SubscriptionData]:
-    """A consumer's, from its settings."""
+    """Returns the subscriptions in a consumer's settings."""
     entries = client.settings.subscription.subscriptions
     return [subscription_of(entry.topic.name, entry.expression) for entry in entries]
 
 
 def consume_type(client: Client) -> str:
-    """How a consumer gets its messages."""
+    """Returns the consume type for brokers: passive for push consumers, active for all others."""
     return CONSUME_PASSIVELY if client.client_type == PUSH_CONSUMER else CONSUME_ACTIVELY

@@ -1,8 +1,8 @@
-"""Telemetry: the stream on which a client tells its settings and answers what it is asked (`ClientActivity`)."""
+"""The rpc Telemetry: a stream on which a client sends its settings and responds to commands (`ClientActivity`)."""
 
 from __future__ import annotations
 
-from gantrymq.proxy.call import Handlers, Stream
+from gantrymq.proxy.call import Call, Handlers, Slices, Stream
 from gantrymq.proxy.clients import Clients
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.metadata import Metadata
@@ -15,13 +15,13 @@ from gantrymq.proxy.v2.service_pb2 import TelemetryCommand
 from gantrymq.proxy.validation import check_group, check_topic
 from gantrymq.system.clock import monotonic
 
-#: What is kept of a client, bytes: thousands of topics.
+#: Limit of the settings of one client, bytes. It allows thousands of topics.
 MAX_SETTINGS_SIZE = 1 << 20
 MAX_TOPICS = 10_000
 
 
 class Telemetry:
-    """Telemetry for all clients; `questions` get the answers."""
+    """Serves Telemetry for all clients. `questions` receives the responses to commands."""
 
     def __init__(self, config: ProxyConfig, metadata: Metadata, clients: Clients, questions: Questions) -> None:
         self._config = config
@@ -34,13 +34,16 @@ class Telemetry:
         return {"Telemetry": self.telemetry}
 
     async def telemetry(self, call: Stream) -> None:
-        """Ends with gRPC's status: a stream has no response of its own to put one in. Raises GrpcError."""
+        """Processes the client's commands until the stream ends.
+
+        Raises GrpcError for an invalid command: a stream has no final response that could contain a status.
+        """
         try:
             async for command in call.requests():
                 await self._take(call, command)
         except ProxyError as e:
             if e.code == Code.UNAUTHORIZED:
-                # That is told as in other calls, by a last response.
+                # As with other rpcs, the client receives a last response with this status.
                 raise
             is_clients = Code.BAD_REQUEST <= e.code < Code.INTERNAL_ERROR
             raise GrpcError(
@@ -51,24 +54,25 @@ class Telemetry:
             self._clients.stream_over(call)
 
     async def _take(self, call: Stream, command: TelemetryCommand) -> None:
+        """Processes one command: settings, or the response to a command of the proxy."""
         match command.WhichOneof("command"):
             case "settings":
-                await call.write(await self._tell(call, command.settings))
+                await call.write(await self._register(call, command.settings))
             case "thread_stack_trace":
                 self._questions.answer(call, command.thread_stack_trace.nonce, command)
             case "verify_message_result":
                 self._questions.answer(call, command.verify_message_result.nonce, command)
 
-    async def _tell(self, call: Stream, settings: Settings) -> TelemetryCommand:
-        """Keeps a client's settings; those that it is to have instead."""
-        check_settings(settings)
-        client = self._clients.tell(call, settings, monotonic())
+    async def _register(self, call: Stream, settings: Settings) -> TelemetryCommand:
+        """Stores the settings of a client, and returns those that the client must use."""
+        await check_settings(call, settings)
+        client = self._clients.register(call, settings, monotonic())
         group = await self._metadata.group(client.group) if client.is_consumer else None
         return TelemetryCommand(status=status(Code.OK), settings=settings_for(settings, group, self._config))
 
 
-def check_settings(settings: Settings) -> None:
-    """Raises ProxyError or GrpcError for settings that no client can have."""
+async def check_settings(call: Call, settings: Settings) -> None:
+    """Raises ProxyError or GrpcError for invalid settings."""
     if settings.ByteSize() > MAX_SETTINGS_SIZE:
         raise ProxyError(
             Code.BAD_REQUEST, f"settings of {settings.ByteSize()} bytes: at most {MAX_SETTINGS_SIZE} are taken"
@@ -80,11 +84,11 @@ def check_settings(settings: Settings) -> None:
         raise ProxyError(Code.BAD_REQUEST, f"{topics} topics in one client's settings: at most {MAX_TOPICS} are taken")
     match settings.WhichOneof("pub_sub"):
         case "publishing":
-            for topic in settings.publishing.topics:
+            async for topic in Slices(call, settings.publishing.topics):
                 check_topic(topic.name)
         case "subscription":
             check_group(settings.subscription.group.name)
-            for entry in settings.subscription.subscriptions:
+            async for entry in Slices(call, settings.subscription.subscriptions):
                 check_topic(entry.topic.name)
                 subscription_of(entry.topic.name, entry.expression)
         case _:

@@ -7,7 +7,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 
 def timestamp_ms(timestamp: Timestamp) -> int:
-    """Since the epoch; negative before it."""
+    """Returns the milliseconds since the epoch; negative before it."""
     return timestamp.seconds * 1000 + timestamp.nanos // 1_000_000
 
 

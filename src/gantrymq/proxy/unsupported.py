@@ -1,4 +1,4 @@
-"""What brokers have nothing for: lite topics."""
+"""Rpcs for lite topics. GantryMQ's brokers have no lite topics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gantrymq.proxy.v2.service_pb2 import SyncLiteSubscriptionRequest, SyncLiteS
 
 
 class Unsupported:
-    """Says so."""
+    """Rejects these rpcs with UNSUPPORTED."""
 
     @property
     def handlers(self) -> Handlers:

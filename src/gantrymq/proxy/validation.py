@@ -1,19 +1,20 @@
-"""What names, tags and times a client may give, with Java's codes and remarks (`GrpcValidator`, client/Validators)."""
+"""Checks of names, tags and times in clients' requests (`GrpcValidator`, client/Validators).
+
+Error codes and texts are Java's.
+"""
 
 from __future__ import annotations
 
 import re
 
-from gantrymq.protocol.topic_name import MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH, is_system_topic
+from gantrymq.protocol.topic_name import MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH, SYSTEM_GROUP_PREFIX, is_system_topic
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.statuses import ProxyError
 from gantrymq.proxy.v2.definition_pb2 import Code
 
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-#: CID_RMQ_SYS_PREFIX.
-_SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
-#: So much of a name is repeated to who gave it.
+#: Number of characters of an invalid name in an error message.
 _SHOWN = 200
 
 
@@ -26,7 +27,7 @@ def is_blank(text: str) -> bool:
 
 
 def check_topic(topic: str) -> None:
-    """Raises ProxyError for a name that no topic has, or one of the system."""
+    """Raises ProxyError if a topic name is invalid or belongs to a system topic."""
     if is_blank(topic):
         raise ProxyError(Code.ILLEGAL_TOPIC, "The specified topic is blank")
     if len(topic) > MAX_TOPIC_LENGTH:
@@ -41,7 +42,7 @@ def check_topic(topic: str) -> None:
 
 
 def check_group(group: str) -> None:
-    """Raises ProxyError for a name that no consumer group has, or one of the system."""
+    """Raises ProxyError if a group name is invalid or belongs to a system group."""
     code = Code.ILLEGAL_CONSUMER_GROUP
     if is_blank(group):
         raise ProxyError(code, "the specified group is blank")
@@ -53,7 +54,7 @@ def check_group(group: str) -> None:
         raise ProxyError(
             code, f"the specified group[{group}] contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
         )
-    if group.startswith(_SYSTEM_GROUP_PREFIX):
+    if group.startswith(SYSTEM_GROUP_PREFIX):
         raise ProxyError(code, "cannot use system consumer group")
 
 
@@ -63,7 +64,7 @@ def check_topic_and_group(topic: str, group: str) -> None:
 
 
 def check_invisible_time(invisible_ms: int, config: ProxyConfig, minimum_ms: int = 0) -> None:
-    """Raises ProxyError for a time that is too short, or longer than the proxy lets a message be invisible."""
+    """Raises ProxyError if an invisible duration is below `minimum_ms` or above the configured maximum."""
     code, maximum_ms = Code.ILLEGAL_INVISIBLE_TIME, config.max_invisible_time_mills
     if invisible_ms < minimum_ms:
         raise ProxyError(code, f"the invisibleTime is too small. min is {minimum_ms}")
@@ -72,7 +73,7 @@ def check_invisible_time(invisible_ms: int, config: ProxyConfig, minimum_ms: int
 
 
 def check_tag(tag: str) -> None:
-    """Raises ProxyError for a tag that no message has; an empty one is none."""
+    """Raises ProxyError if a tag is invalid. An empty tag counts as no tag."""
     if not tag:
         return
     code = Code.ILLEGAL_MESSAGE_TAG

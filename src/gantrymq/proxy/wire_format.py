@@ -1,4 +1,4 @@
-"""Protobuf's wire format, for responses that are encoded without building each message."""
+"""Protobuf's wire format. It serves to encode large responses without building each message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _U64 = (1 << 64) - 1
 
 
 def varint(number: int) -> bytes:
-    """A number, or a length. A negative one takes ten bytes."""
+    """Encodes a number or length. A negative number takes ten bytes."""
     number &= _U64
     encoded = bytearray()
     while number > 0x7F:
@@ -17,10 +17,10 @@ def varint(number: int) -> bytes:
 
 
 def number_tag(field_number: int) -> bytes:
-    """Of a field with an integer."""
+    """Returns the tag of an integer field."""
     return varint(field_number << 3)
 
 
 def message_tag(field_number: int) -> bytes:
-    """Of a field with a message."""
+    """Returns the tag of a message field."""
     return varint(field_number << 3 | 2)

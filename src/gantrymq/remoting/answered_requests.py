@@ -1,4 +1,4 @@
-"""AnsweredRequests: how often a server answered which request with which code, for Prometheus."""
+"""Counts a server's responses by request code and response code, for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 
-#: Labels as RemotingHelper makes them; a peer can't make more of them by sending other codes.
+#: Labels as in Java's `RemotingHelper`. Unlisted codes share one label, so that a peer cannot create further labels.
 _REQUEST_NAMES: Mapping[int, str] = {code: code.name.lower() for code in RequestCode}
 _RESPONSE_NAMES: Mapping[int, str] = {code: code.name.lower() for code in ResponseCode}
 
 
 class AnsweredRequests:
-    """An RpcHook that counts answers by request and response code."""
+    """Counts responses by request code and response code. Install it as an `RpcHook`."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[int, int]] = Counter()

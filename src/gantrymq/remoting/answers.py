@@ -1,4 +1,4 @@
-"""Answers: how they are encoded for the request that they answer, and what errors become."""
+"""Encodes responses and converts a handler's errors to responses."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gantrymq.protocol.refusals import reason_fields
 
 log = peer_log(__name__)
 
-#: Larger bodies are handed to the kernel apart, without a copy into the frame.
+#: A larger body is passed to the kernel as a separate buffer, so that it is not copied into the frame. Bytes.
 LARGE_BODY = 64 * 1024
-#: Longer remarks of errors are cut: they may quote what the peer sent.
+#: Longer error remarks are cut, because they may quote the peer's input. Characters.
 _LONGEST_REMARK = 2000
 
 
 def reply_buffers(request: RemotingCommand, reply: RemotingCommand) -> tuple[bytes, ...]:
-    """The frame of `reply` in buffers. A large body is a buffer of its own and isn't copied. Raises ProtocolError."""
+    """Returns the frame of `reply` as buffers. A large body is a separate buffer. Raises ProtocolError."""
     _address(request, reply)
     if len(reply.body) <= LARGE_BODY:
         return (reply.encode(),)
@@ -25,23 +25,24 @@ def reply_buffers(request: RemotingCommand, reply: RemotingCommand) -> tuple[byt
 
 
 def encode_reply(request: RemotingCommand, reply: RemotingCommand) -> bytes:
-    """The frame of `reply`, in the header encoding of `request`. Raises ProtocolError for what it can't carry."""
+    """Returns the frame of `reply`, in the header encoding of `request`. Raises ProtocolError if encoding fails."""
     _address(request, reply)
     return reply.encode()
 
 
 def _address(request: RemotingCommand, reply: RemotingCommand) -> None:
     if reply.serialize_type != request.serialize_type:
-        _ = reply.ext_fields  # Those of a command that another server sent are still in its encoding.
+        _ = reply.ext_fields  # Decodes the fields of a forwarded response before its encoding changes.
         reply.serialize_type = request.serialize_type
     reply.opaque = request.opaque
     reply.flag |= RESPONSE_FLAG
 
 
 def error_response(error: Exception, request: RemotingCommand, address: str) -> RemotingCommand:
-    """The answer for a handler that raised: a RequestRefused's code and remark, else SYSTEM_ERROR and the reason.
+    """Returns the error response for an exception of a handler.
 
-    A refusal is an everyday answer, but that of a one-way request, of which nobody is told; anything else is logged.
+    A RequestRefused keeps its code and remark. It is logged for one-way requests only, because their sender gets no
+    response. Every other exception becomes SYSTEM_ERROR with its text and is always logged.
     """
     if isinstance(error, RequestRefused):
         if request.is_oneway:
@@ -55,5 +56,5 @@ def error_response(error: Exception, request: RemotingCommand, address: str) -> 
 
 
 def _remark(text: str) -> str:
-    """`text` as any header can carry it."""
+    """Returns `text` without lone surrogates, which no header can encode, and cut to the longest remark."""
     return text[:_LONGEST_REMARK].encode(errors="backslashreplace").decode()

@@ -1,6 +1,6 @@
-"""Arrivals: sockets that were accepted, until it is known what they speak and a protocol has them.
+"""Detects TLS on accepted sockets and runs the handshake, before a protocol takes the connection.
 
-A server with TLS looks at the first byte of each before anything reads it: 0x16 begins a TLS handshake, and no frame.
+A server with TLS peeks at the first byte. 0x16 starts a TLS handshake and cannot start a remoting frame.
 Source: remoting/netty/NettyRemotingServer (TlsModeHandler).
 """
 
@@ -19,19 +19,19 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: A handshake that takes longer is given up; netty's default.
+#: Timeout of a TLS handshake, in seconds. The default of netty.
 HANDSHAKE_TIMEOUT_S = 10.0
-#: What OpenSSL and the loop allocate for one handshake, bytes.
-HANDSHAKE_BYTES = 64 * 1024
+#: Approximate memory that OpenSSL and the event loop allocate for one handshake, in bytes.
+HANDSHAKE_BYTES = 128 * 1024
 
-#: The content type of a handshake, first byte of a TLS connection (RFC 8446, 5.1).
+#: The content type of a handshake record, which is the first byte of a TLS connection (RFC 8446, 5.1).
 _HANDSHAKE = b"\x16"
 
 
 class _Handshake:
-    """A TLS handshake: an input that is incomplete."""
+    """A TLS handshake in progress. Counts as incomplete input of its peer."""
 
-    #: Nothing pauses it.
+    #: A handshake is never paused by this side.
     is_paused = False
 
     def __init__(self, peer: str) -> None:
@@ -45,9 +45,11 @@ class _Handshake:
 
 
 class Arrivals:
-    """Of one server; `connected` makes the protocol of each. `tls` is None when the server speaks plain only.
+    """The new connections of one server, until a protocol takes them.
 
-    Handshakes count in `incomplete`, in a table of its own if it is None: beyond its limit the oldest are ended.
+    `connected` creates the protocol of a connection. If `tls` is None, the server accepts plain connections only.
+    Handshakes count towards the limit of `incomplete`: beyond it, the oldest input is closed. If `incomplete` is None,
+    the handshakes have a limit of their own.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Arrivals:
         self._incomplete = incomplete if incomplete is not None else IncompleteInputs()
         self._connected = connected
         self._loop = asyncio.get_running_loop()
-        #: Those of which no byte has come, and since when, the oldest first.
+        #: Sockets that have sent no byte, with their time of arrival, oldest first.
         self._silent: dict[network.Socket, float] = {}
         self._beginning = Tasks("new connections")
 
@@ -68,7 +70,7 @@ class Arrivals:
         return len(self._silent) + len(self._beginning)
 
     def add(self, sock: network.Socket) -> None:
-        """Takes a connected socket, which doesn't block."""
+        """Adds a connected, non-blocking socket."""
         if self._tls is None:
             self._beginning.start(self._begin(sock, is_tls=False))
             return
@@ -76,14 +78,14 @@ class Arrivals:
         self._silent[sock] = monotonic()
 
     def close_silent(self, since: float, most: int) -> None:
-        """Closes at most so many of those that have been silent since before then."""
+        """Closes sockets that have sent nothing and arrived before `since`, at most `most` of them."""
         for sock, arrived in list(self._silent.items())[:most]:
             if arrived >= since:
                 break
             self._drop(sock)
 
     async def stop(self) -> None:
-        """Closes all that have not begun."""
+        """Closes all connections that no protocol has taken yet."""
         for sock in list(self._silent):
             self._drop(sock)
         await self._beginning.stop()
@@ -125,7 +127,7 @@ class Arrivals:
         try:
             await self._loop.connect_accepted_socket(self._connected, sock, ssl=context, ssl_handshake_timeout=timeout)
         except OSError as e:
-            # Errors of ssl and TimeoutError are OSErrors. The loop has closed the socket.
+            # Errors of ssl and TimeoutError are subclasses of OSError. The loop has already closed the socket.
             log.info("the connection with %s didn't come about: %s", peer, e)
         finally:
             self._incomplete.complete(handshake)

@@ -1,4 +1,4 @@
-"""RemotingClient: one connection per address, made when first needed and again after it was lost."""
+"""RocketMQ client connections (`NettyRemotingClient`): one per address, opened on first use."""
 
 from __future__ import annotations
 
@@ -10,32 +10,40 @@ from gantrymq.errors import ClientClosed, ConnectFailed, RequestTimeout
 from gantrymq.kernels import native
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.frame_reader import MakeRoom
+from gantrymq.protocol.frame_reader import NewReceiveBuffer
 from gantrymq.protocol.refusals import broker_error
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import CLOSE_TIMEOUT_S, Connection, RequestHandler, RpcHook, close_all
+from gantrymq.remoting.connection_limits import ConnectionLimits
 from gantrymq.remoting.in_place import InPlace
 from gantrymq.remoting.tls_problems import tls_problem
 from gantrymq.remoting.turns import Turns
 from gantrymq.system import network, tls
 
 CONNECT_TIMEOUT_S = 3.0
-#: When a request times out, its connection is closed if nothing has arrived for so long while the server owed
-#: responses, s. Else the kernel would retransmit for a quarter of an hour to a machine that is gone. Java closes it
-#: after any timeout (NettyRemotingClient.invokeSync, clientCloseSocketIfTimeout).
+#: Silence after which a request timeout also closes the connection, in seconds. The connection is closed only if
+#: responses are pending and nothing has arrived for this time. Otherwise the kernel would retransmit for 15 minutes to
+#: a machine that is down. Java closes the connection after every timeout (NettyRemotingClient.invokeSync,
+#: clientCloseSocketIfTimeout).
 SILENCE_S = 3.0
-#: A request with a shorter timeout closes no connection: a slow response is no sign of a dead peer.
+#: A request with a shorter timeout never closes the connection: a slow response does not prove that the peer is down.
 LEAST_TIMEOUT_MS = 1000
-#: The clock and the timers differ by less than this share of the time.
+#: Tolerance for the difference between the clock and the loop's timers, as a factor.
 _NEARLY = 0.95
 
 
 class RemotingClient:
-    """Requests to any number of servers; `handlers` answer the requests that servers make (see `connection`).
+    """Sends requests to any number of servers and keeps one connection to each.
 
-    `on_open` is called with host:port when a connection was made, `on_close` when one was lost. `in_place`: large
-    answers are received where they stay, where native code is there; for those who read megabytes at a time.
-    `silence_s`: see SILENCE_S.
+    Args:
+        handlers: Handlers of requests from the servers, by request code. See `connection`.
+        ssl_context: TLS settings. None connects without TLS.
+        hooks: Called before each request and after each response.
+        connect_timeout_s: Timeout to open a connection, in seconds.
+        on_open: Called with HOST:PORT after a connection is opened.
+        on_close: Called with HOST:PORT after a connection is lost.
+        in_place: Receive large responses without a copy, if the native extension is installed. Useful for bulk reads.
+        silence_s: See SILENCE_S.
     """
 
     def __init__(
@@ -50,7 +58,7 @@ class RemotingClient:
         in_place: bool = False,
         silence_s: float = SILENCE_S,
     ) -> None:
-        # Not `or`: its owner may fill it later.
+        # Not `or`: the owner may fill an empty mapping later.
         self._handlers: Mapping[int, RequestHandler] = handlers if handlers is not None else {}
         self._ssl_context = ssl_context
         self._hooks = hooks
@@ -58,20 +66,20 @@ class RemotingClient:
         self._silence_s = silence_s
         self._on_open = on_open
         self._on_close = on_close
-        self._make_room: MakeRoom | None = native.Room if in_place and native is not None else None
-        self._turns = Turns()
+        self._new_buffer: NewReceiveBuffer | None = native.ReceiveBuffer if in_place and native is not None else None
+        self._connection_limits = ConnectionLimits(Turns())
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._closed = False
 
     async def connection(self, address: str) -> Connection:
-        """The connection with host:port, made if there is none. Raises ConnectFailed or ClientClosed."""
+        """Returns the connection to HOST:PORT and opens it if necessary. Raises ConnectFailed or ClientClosed."""
         connection = self._connections.get(address)
         if connection is not None and not connection.is_closed:
             return connection
         if self._closed:
             raise ClientClosed("this client is closed")
-        # All who wait for one address share one attempt, which a caller that gives up doesn't end for the others.
+        # All callers for one address share one attempt. A cancelled caller does not cancel it for the others.
         task = self._connecting.get(address)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._connect(address))
@@ -85,7 +93,10 @@ class RemotingClient:
             raise
 
     async def invoke(self, address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
-        """The response of host:port, whatever its code; `timeout_ms` is for connecting, too. Raises a RemotingError."""
+        """Sends `request` and returns the response, whatever its code.
+
+        `timeout_ms` includes the time to connect. Raises a RemotingError.
+        """
         asked_ms = timeout_ms
         connection = self._connections.get(address)
         if connection is None or connection.is_closed:
@@ -93,8 +104,8 @@ class RemotingClient:
             connection = await self._connection_within(address, timeout_ms)
             timeout_ms = max(1, timeout_ms - int((asyncio.get_running_loop().time() - began) * 1000))
         try:
-            # As `connection.invoke`, in one coroutine less.
-            left_ms = timeout_ms if not connection.is_full else await connection.room_to_write(timeout_ms)
+            # The same as `connection.invoke`, but with one coroutine less.
+            left_ms = timeout_ms if not connection.is_full else await connection.wait_until_writable(timeout_ms)
             future = connection.start_request(request, left_ms)
             try:
                 response = await future
@@ -111,17 +122,25 @@ class RemotingClient:
             hook.after_response(address, request, response)
         return response
 
+    def is_connected(self, address: str) -> bool:
+        """Returns true if the connection to HOST:PORT is open."""
+        connection = self._connections.get(address)
+        return connection is not None and not connection.is_closed
+
     def silent(self, silence_s: float) -> list[str]:
-        """host:port of the servers that owe responses and have sent nothing for so long."""
+        """Returns HOST:PORT of each server with pending responses that has sent nothing for `silence_s` seconds."""
         return [address for address, connection in self._connections.items() if connection.silent_s > silence_s]
 
     def abort(self, address: str) -> None:
-        """Closes the connection with host:port. Requests that wait there end with ConnectionLost."""
+        """Closes the connection to HOST:PORT at once. Its pending requests fail with ConnectionLost."""
         if (connection := self._connections.get(address)) is not None:
             connection.abort()
 
     def leave_silent(self, address: str, since: float) -> None:
-        """Ends what waits for host:port with ConnectionLost if nothing came from there since then, loop time."""
+        """Closes the connection to HOST:PORT if requests are pending and nothing has arrived after `since`.
+
+        Its pending requests fail with ConnectionLost. `since` is a time of the event loop, in seconds.
+        """
         connection = self._connections.get(address)
         if connection is not None and connection.awaits_answers and connection.last_read <= since:
             connection.abort()
@@ -134,20 +153,20 @@ class RemotingClient:
             raise ConnectFailed(f"can't connect to {address} in {timeout_ms} ms", address) from None
 
     async def call(self, address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
-        """The response of host:port if it is SUCCESS. Raises BrokerError otherwise, or a RemotingError."""
+        """Sends `request` and returns the response. Raises BrokerError if it is no success, or a RemotingError."""
         response = await self.invoke(address, request, timeout_ms)
         if response.code != ResponseCode.SUCCESS:
             raise broker_error(response, address)
         return response
 
     async def invoke_oneway(self, address: str, request: RemotingCommand) -> None:
-        """Sends without an answer. Raises a RemotingError."""
+        """Sends a request that has no response. Raises a RemotingError."""
         await (await self.connection(address)).invoke_oneway(request)
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Closes every connection. Requests under way end with ConnectionLost, connects with ClientClosed.
+        """Closes all connections. Pending requests fail with ConnectionLost, and connection attempts with ClientClosed.
 
-        What is still to be sent has `timeout_s`.
+        Unsent data is sent for at most `timeout_s` seconds.
         """
         self._closed = True
         connecting = list(self._connecting.values())
@@ -162,16 +181,16 @@ class RemotingClient:
             async with asyncio.timeout(self._connect_timeout_s):
                 connection = await self._connect_to_one_of(await addresses_of(host, port), host, port)
         except (OSError, ValueError) as e:
-            # TimeoutError and tls.SSLError are OSErrors.
+            # TimeoutError and tls.SSLError are subclasses of OSError.
             problem = tls_problem(e)
             reason = "; ".join(problem) if problem is not None else str(e) or self._reason(e)
             raise ConnectFailed(f"can't connect to {address}: {reason}", address) from e
-        # Named by what was asked for: a host name stays a host name in errors.
+        # Keeps a host name in error messages, instead of the IP address.
         connection.address = address
         return connection
 
     async def _connect_to_one_of(self, ips: Sequence[str], host: str, port: int) -> Connection:
-        """Raises what the last of them raises."""
+        """Connects to the first reachable address. Raises the error of the last one."""
         loop = asyncio.get_running_loop()
         for n, ip in enumerate(ips, 1):
             try:
@@ -193,14 +212,14 @@ class RemotingClient:
         connection = Connection(
             self._handlers,
             hooks=self._hooks,
-            turns=self._turns,
-            make_room=self._make_room,
+            limits=self._connection_limits,
+            new_buffer=self._new_buffer,
             on_close=self._disconnected,
         )
-        return connection if self._make_room is None else InPlace(connection)
+        return connection if self._new_buffer is None else InPlace(connection)
 
     def _reason(self, error: Exception) -> str:
-        """Of an error that has no words for it."""
+        """Returns a text for an error that has none."""
         if isinstance(error, TimeoutError):
             return f"no answer in {self._connect_timeout_s} s"
         where = " in the TLS handshake: is it a server with TLS?" if self._ssl_context is not None else ""
@@ -226,9 +245,10 @@ class RemotingClient:
 
 
 async def addresses_of(host: str, port: int) -> list[str]:
-    """The IP addresses of a host. Raises OSError.
+    """Returns the IP addresses of a host. Raises OSError.
 
-    Looked up here, not by create_connection: uvloop's leaves behind the error of a look-up that was given up meanwhile.
+    `create_connection` could also resolve the host. But if a lookup is cancelled in uvloop, its later error is never
+    retrieved.
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=network.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))

@@ -1,7 +1,7 @@
-"""Configuration: all keys that a server knows of, read and changed while it runs (remoting/Configuration).
+"""The configuration of a running server, which requests read and change (`Configuration`).
 
-The keys of its file that it has no use for stay in the file and are shown: another version, or Java's server, may
-read it next.
+Keys that this server does not use are kept and shown if they are in the configuration file or Java's server has them.
+Another version or a Java server may use them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gantrymq.remoting.file_changes import NewContent
 
 log = peer_log(__name__)
 
-#: A request for changes has no longer text, bytes.
+#: Largest text of a change request, in bytes.
 MAX_TEXT_BYTES = 64 * 1024
 
 
 class ServerConfig(Protocol):
-    """A dataclass with the keys of a server, these among them."""
+    """The fields that every server's configuration dataclass has."""
 
-    #: Where a change is written to.
+    #: File to which changes are saved.
     config_store_path: Path
-    #: Keys that requests may not change.
+    #: Keys that requests cannot change.
     config_black_list: list[str]
 
 
@@ -35,9 +35,14 @@ C = TypeVar("C", bound=ServerConfig)
 
 
 class Configuration(Generic[C]):
-    """`config` is the object that all parts of the server hold; `file_keys` are those of the file it was read from.
+    """Reads and changes a server's configuration object.
 
-    Nobody may change `fixed_keys`, whatever the configuration's own list says, or read `secret_keys`.
+    Args:
+        config: The configuration object that all parts of the server share.
+        file_keys: Keys and values of the configuration file.
+        fixed_keys: Keys that no request can change, in addition to the server's own list.
+        secret_keys: Keys that no request can read.
+        unused_defaults: Keys of Java's server that this server does not use, and their defaults.
     """
 
     def __init__(
@@ -46,21 +51,29 @@ class Configuration(Generic[C]):
         file_keys: Mapping[str, str],
         fixed_keys: frozenset[str],
         secret_keys: frozenset[str] = frozenset(),
+        *,
+        unused_defaults: Mapping[str, str] | None = None,
     ) -> None:
         self._config = config
         self._secret_keys = secret_keys
         self._fixed_keys = fixed_keys
+        self._unused_defaults = unused_defaults or {}
+        #: The unused keys of the file. Those with a default are added when they change.
         self._unused = {key: file_keys[key] for key in unknown_keys([type(config)], dict(file_keys))}
 
     def properties(self) -> dict[str, str]:
-        """All keys and values but the secret ones."""
-        known = self._unused | to_properties(self._config)
+        """Returns all keys and values, except the secret ones."""
+        known = dict(self._unused_defaults) | self._unused | to_properties(self._config)
         return {key: value for key, value in known.items() if key not in self._secret_keys}
 
     def changed(self, text: bytes, source: str) -> NewContent:
-        """What the keys of a properties text make of it. Raises ConfigError, or RequestRefused for a key that is fixed.
+        """Returns the file content after the changes in `text`, with the function that applies them.
 
-        As in Java a key that isn't known yet changes nothing.
+        Other keys than those in `properties` are ignored, as in Java.
+
+        Raises:
+            ConfigError: A value is invalid.
+            RequestRefused: A key cannot be changed, or `text` is too long.
         """
         if len(text) > MAX_TEXT_BYTES:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{len(text)} bytes of configuration: too many")
@@ -70,10 +83,14 @@ class Configuration(Generic[C]):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"Can not update config in black list: {', '.join(forbidden)}"
             )
-        unused = self._unused | {key: changes[key] for key in changes.keys() & self._unused.keys()}
+        kept = changes.keys() & (self._unused.keys() | self._unused_defaults.keys())
+        unused = self._unused | {key: changes[key] for key in kept}
         for key in unknown_keys([type(self._config)], changes):
-            if key not in unused:
-                log.warning("%s: the key %s is not known", source, key)
+            if key in kept:
+                log.warning("%s: the key %s is kept and has no effect", source, key)
+            else:
+                log.warning("%s: the key %s is unknown and ignored", source, key)
+                del changes[key]
         updated = from_properties(type(self._config), to_properties(self._config) | changes, source=source)
 
         def apply() -> None:

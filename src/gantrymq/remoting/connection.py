@@ -1,22 +1,22 @@
-"""One connection, from either side: reads commands, calls handlers, pairs responses with requests.
+"""One connection, on either side: reads commands, calls handlers and matches responses to requests.
 
-The request path makes no task and no future: a handler is a plain function, called while the bytes of one read are
-being parsed. What it returns is collected and written in one call after the read's last frame, so that 32 requests that
-arrived together are answered with one system call. A handler that can't answer at once returns None and calls
-`Connection.reply` later (a long poll, a group commit); one that must await something uses `respond_with`.
+The request path creates no task and no future. A handler is a plain function that is called while the bytes of one read
+are parsed. The responses to all frames of a read are written together, so 32 requests in one read need one system call.
+A handler that cannot respond at once returns None and calls `Connection.reply` later (long poll, group commit). A
+handler that must await something uses `respond_with`.
 
-A connection is in one of four states, and goes through them downwards:
+A connection has one of four states and passes through them in this order:
 
-    state    `_transport`  `_closing`  `_lost`  what happens
-    new      None          False       pending  nothing, until `connection_made`
-    open     set           False       pending  requests are handled and made
-    closing  set           True        pending  after `close` or `abort`: what is in the write buffer is sent, what
-                                                arrives is dropped, answers and new requests are refused
-    lost     None          True        done     all who waited have been told
+    state    `_transport`  `_closing`  `_lost`  meaning
+    new      None          False       pending  before `connection_made`
+    open     set           False       pending  requests are handled and sent
+    closing  set           True        pending  after `close` or `abort`: the write buffer is sent, input is dropped,
+                                                responses and new requests are refused
+    lost     None          True        done     all pending requests have failed
 
-While it is open `flow_control.py` says when it is read.
+`flow_control.py` decides when an open connection is read.
 
-`_batch` is a list during a read, when answers gather, and None between reads, when they are written at once.
+`_batch` is a list during a read and collects responses. Between reads it is None, and responses are written at once.
 """
 
 from __future__ import annotations
@@ -27,63 +27,62 @@ from math import inf
 from typing import Any, Protocol, cast
 
 from gantrymq.errors import ConnectionLost, ProtocolError, RequestTimeout
+from gantrymq.limits import RESPONSE_TASKS
 from gantrymq.logs import peer_log
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
-from gantrymq.protocol.frame_reader import FrameReader, MakeRoom
+from gantrymq.protocol.frame_reader import FrameReader, NewReceiveBuffer
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.answers import LARGE_BODY, error_response, reply_buffers
+from gantrymq.remoting.connection_limits import ConnectionLimits
 from gantrymq.remoting.flow_control import ANSWERS_HIGH_WATER, ONEWAY_LIMIT, WRITE_HIGH_WATER, FlowControl, Rest
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S
-from gantrymq.remoting.open_answers import OpenAnswers, new_rooms_for_answers
 from gantrymq.remoting.pending_requests import PendingRequests, Waiting
-from gantrymq.remoting.room import Rooms
+from gantrymq.remoting.quota import Quota
+from gantrymq.remoting.response_tasks import ResponseTasks
 from gantrymq.remoting.turns import CHEAP_SHARE, MOST_S, TURN_DECAY, TURN_S, Turns
-from gantrymq.remoting.unfinished_frames import UnfinishedFrames
-from gantrymq.remoting.untaken_answers import UntakenAnswers
 from gantrymq.system.clock import monotonic, thread_time
 
 log = peer_log(__name__)
 
-#: Pieces of one or more encoded frames; memoryviews go to the socket without a copy.
+#: Parts of one or more encoded frames. A memoryview is sent without a copy.
 Buffers = Sequence[bytes | memoryview]
-#: A handler's answer: a command, encoded frames, or None when `Connection.reply` follows (or nothing does, one-way).
+#: A handler's result: a command or encoded frames. None if `Connection.reply` follows or the request is one-way.
 Reply = RemotingCommand | Buffers | None
 RequestHandler = Callable[["Connection", RemotingCommand], Reply]
-#: Sees what was read, from a frame's begin, before it is decoded: how many bytes of whole frames it has dealt with, and
-#: their answers, if these don't come later.
+#: Handles requests before they are decoded. Gets the bytes of a read, which start with a frame. Returns the number of
+#: bytes in the handled frames, and the responses that are ready.
 FirstLook = Callable[["Connection", bytes], tuple[int, bytes]]
 
-#: Answers of one read are written when they have so many bytes; if that fills the write buffer, the read's other
-#: requests wait until there is room. So ANSWERS_HIGH_WATER, this and one answer is all that gathers for one peer.
+#: Responses of one read are written when they reach this size, in bytes. If that fills the write buffer, the other
+#: requests of the read wait. So at most ANSWERS_HIGH_WATER, this size and one response are buffered for a peer.
 BATCH_LIMIT = 1024 * 1024
-#: How long a closing connection may take to send what it has to, in seconds.
+#: Time in which a closing connection may send its write buffer, in seconds.
 CLOSE_TIMEOUT_S = 2.0
-#: Up to so many bytes of answers are copied into one buffer: cheaper than to hand the kernel many small ones.
+#: Responses up to this size are joined into one buffer, in bytes. That is cheaper than many small buffers.
 JOIN_LIMIT = 16 * 1024
-#: Requests of one turn of the loop are written together, in pieces of about so many bytes. With 32 senders at a time
-#: a send takes 16 us of processor time, not 22; with 64 KiB it takes no less, and the peer waits for the whole turn.
+#: Requests of one event-loop iteration are written together, in chunks of about this size, in bytes. With 32 concurrent
+#: sends, a send then takes 16 us of CPU time instead of 22. With 64 KiB it takes no less, and the peer waits longer.
 GATHER_LIMIT = 2048
 
 
 class RpcHook(Protocol):
-    """Sees the commands of a connection on their way (`RPCHook`): signing, checking, tracing.
+    """Called for each request and response of a connection (`RPCHook`): to sign, check or trace them.
 
-    An answer that a handler gives as encoded frames passes by.
+    Responses that a handler returns as encoded frames are not passed to hooks.
     """
 
     def before_request(self, address: str, request: RemotingCommand) -> None:
-        """May change `request` (client) or raise a GantryError to refuse it (server)."""
+        """Called before a request is sent or handled. A client may change it; a server may raise GantryError."""
 
     def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None:
-        """Called with the answer."""
+        """Called with the response to `request`."""
 
 
 class Connection(FlowControl):
-    """A connected peer at `address` (host:port). `attributes` is free for the layers above.
+    """A connected peer at `address` (HOST:PORT).
 
-    `turns`, `frames`, `untaken` and `rooms_for_answers` are shared by all connections of a server; a client's share the
-    first.
+    All connections of a server, or of a client, share `limits`. Other layers may store values in `attributes`.
     """
 
     def __init__(
@@ -92,41 +91,42 @@ class Connection(FlowControl):
         *,
         hooks: Sequence[RpcHook] = (),
         is_server: bool = False,
-        turns: Turns | None = None,
-        frames: UnfinishedFrames | None = None,
-        untaken: UntakenAnswers | None = None,
-        make_room: MakeRoom | None = None,
-        rooms_for_answers: Rooms | None = None,
+        limits: ConnectionLimits | None = None,
+        new_buffer: NewReceiveBuffer | None = None,
         first_look: FirstLook | None = None,
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
-        super().__init__(turns if turns is not None else Turns(), is_server=is_server, untaken=untaken)
-        self.attributes: dict[str, Any] = {}
+        limits = limits if limits is not None else ConnectionLimits(Turns())
+        super().__init__(limits.turns, is_server=is_server, untaken=limits.untaken)
+        self.attributes: dict[Any, Any] = {}
         self._handlers = handlers
         self._hooks = hooks
-        #: While a command is handled that the first look ended before.
+        #: The command that follows the requests handled by the first look, while it is handled. None at other times.
         self.looked_at: RemotingCommand | None = None
-        # It would be a way past the hooks.
+        #: Start of the current command, in seconds of the monotonic clock. It includes a first look that handled
+        #: no request. Valid only while the command is handled, not after a wait.
+        self.command_began = 0.0
+        # Requests handled undecoded would bypass the hooks.
         self._first_look = first_look if not hooks else None
-        self._frames = frames
-        #: Of the unfinished frame that `frames` was told of; 0 for none.
+        self._frames = limits.frames
+        #: Length of the incomplete frame that was reported to `frames`, in bytes. 0 if there is none.
         self._frame_length = 0
         self._on_open = on_open
         self._on_close = on_close
-        self._reader = FrameReader(make_room=make_room)
+        self._reader = FrameReader(new_buffer=new_buffer)
         self._pending = PendingRequests(self._loop)
-        #: When the first request without a response was sent, or bytes arrived while requests waited; inf for none.
+        #: Time of the first request without a response, or of the last read if requests were still pending. Else inf.
         self._unanswered_since = inf
         self._next_opaque = 0
-        #: Requests and late answers of this turn of the loop that are still to be written.
+        #: Encoded requests and late responses of this event-loop iteration that are not written yet.
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
-        self._rooms_for_answers = rooms_for_answers
-        #: Made with the first of them.
-        self._open_answers: OpenAnswers[Reply] | None = None
+        self._response_quota = limits.response_tasks
+        #: Created on first use.
+        self._response_tasks: ResponseTasks[Reply] | None = None
         self._lost: asyncio.Future[None] = self._loop.create_future()
-        #: Answers of the read under way; None between reads, when answers are written at once.
+        #: Responses of the current read. None between reads, when responses are written at once.
         self._batch: list[bytes | memoryview] | None = None
         self._batch_bytes = 0
 
@@ -156,7 +156,10 @@ class Connection(FlowControl):
             self._receive(commands)
 
     def _left_of(self, data: bytes, first_look: FirstLook) -> Iterator[RemotingCommand]:
-        """The commands of a read that the first look leaves. Whatever a turn is, that look is part of it."""
+        """Yields the commands that the first look did not handle.
+
+        The first look runs with the first command, so its time counts in the connection's time slice.
+        """
         reader = self._reader
         data = reader.joined(data)
         if data and not reader.frame_length and not self._closing and self._batch is not None:
@@ -169,26 +172,28 @@ class Connection(FlowControl):
             commands = reader.feed(data)
             self.looked_at = next(commands, None)
             if self.looked_at is not None:
+                if dealt:
+                    self.command_began = monotonic()
                 yield self.looked_at
                 self.looked_at = None
             yield from commands
         elif data:
             yield from reader.feed(data)
 
-    def room(self) -> memoryview | None:
-        """Where the next bytes may be put instead of being given to `data_received` (`FrameReader.room`)."""
-        return self._reader.room()
+    def receive_buffer(self) -> memoryview | None:
+        """Returns the buffer for the next bytes, as an alternative to `data_received`. See `FrameReader`."""
+        return self._reader.receive_buffer()
 
-    def room_filled(self, count: int) -> None:
-        """So many bytes were put there."""
+    def buffer_filled(self, count: int) -> None:
+        """Handles `count` bytes that were written to the buffer of `receive_buffer`."""
         self.read_bytes = count
         self._receive(self._reader.filled(count))
 
     def _receive(self, commands: Iterator[RemotingCommand]) -> None:
         self._batch = []
         turns = self._turns
-        # Not the loop's time, which stands still during a turn of uvloop's.
-        began = before = monotonic()
+        # Not the loop's time: in uvloop it does not advance during an iteration.
+        self.command_began = began = monotonic()
         recent_s = self._recent_s - (began - self.last_read) * CHEAP_SHARE
         self.last_read = began
         self._unanswered_since = inf
@@ -206,14 +211,15 @@ class Connection(FlowControl):
                     self._request_received(command)
                 now = monotonic()
                 if now > turn_ends:
-                    if now - before > SLOW_REQUEST_S:
-                        turns.watch.slow_request(command.code, self.address, now - before, len(command.body))
-                    # Who has nothing left doesn't wait.
+                    took = now - self.command_began
+                    if took > SLOW_REQUEST_S:
+                        turns.watch.slow_request(command.code, self.address, took, len(command.body))
+                    # If no command is left, the connection needs no further time slice.
                     following = next(commands, None)
                     if following is not None:
                         self._rest = Rest(following, commands)
                     break
-                before = now
+                self.command_began = now
                 if self._batch_bytes > BATCH_LIMIT:
                     self._flush()
                     if self._is_server and self._writable is not None:
@@ -229,7 +235,7 @@ class Connection(FlowControl):
             turns.used = used = turns.used + took
             if used > TURN_S:
                 turns.took_much()
-            # Not `took`: while others had the processor it asked for nothing.
+            # CPU time, not `took`: wall time includes the time of other processes.
             cpu_s = thread_time() - cpu_began
             recent_s = cpu_s + recent_s if recent_s > 0.0 else cpu_s
             self._recent_s = recent_s if recent_s < MOST_S else MOST_S
@@ -245,10 +251,10 @@ class Connection(FlowControl):
         elif self._frames is not None and (self._reader.frame_length or self._frame_length):
             reader = self._reader
             self._frame_length = reader.frame_length
-            self._frames.received(self, reader.frame_number, reader.frame_length, reader.held_bytes)
+            self._frames.received(self, reader.frame_number, reader.frame_length, reader.buffered_bytes)
 
     def _flush(self) -> None:
-        """Writes the answers of the read under way."""
+        """Writes the responses of the current read."""
         batch, self._batch = self._batch, None
         size, self._batch_bytes = self._batch_bytes, 0
         if batch and self._transport is not None:
@@ -280,14 +286,14 @@ class Connection(FlowControl):
         if self._frames is not None:
             self._frames.forget(self)
         self._gathered.clear()
-        if self._open_answers is not None:
-            self._open_answers.cancel()
+        if self._response_tasks is not None:
+            self._response_tasks.cancel()
         self._lost.set_result(None)
         if self._on_close:
             self._on_close(self)
 
     def _never_heard(self) -> bool:
-        # With TLS 1.3 the handshake has ended for a client before its certificate is looked at.
+        # In TLS 1.3 the handshake ends for the client before the server checks the client's certificate.
         return not self._is_server and not self._closing and self.last_read == self._opened
 
     # -- requests of the peer -----------------------------------------------------------------------------------
@@ -310,7 +316,10 @@ class Connection(FlowControl):
             self.reply(request, reply)
 
     def reply(self, request: RemotingCommand, reply: RemotingCommand | Buffers) -> None:
-        """Answers `request`, in its header encoding. Nothing is sent for a one-way request or after the close."""
+        """Sends the response to `request`, in its header encoding.
+
+        Does nothing if the request is one-way or the connection is closed.
+        """
         if request.flag & ONEWAY_FLAG or self._closing or self._transport is None:
             return
         if isinstance(reply, RemotingCommand):
@@ -322,13 +331,13 @@ class Connection(FlowControl):
                 reply = reply_buffers(request, error_response(e, request, self.address))
         if self._batch is not None:
             self._batch += reply
-            # A pull's answer has a piece for each message that lies apart: 0.6 us of its 24 for 32 of them, not 1.4.
+            # A pull response can have a buffer per message. `map` is fast: 0.6 us of 24 us for 32 buffers, not 1.4 us.
             self._batch_bytes += len(reply[0]) if len(reply) == 1 else sum(map(len, reply))
         elif not self._refuse_flood():
             self._transport.writelines(reply)
 
     def gather_answers(self, answers: bytes) -> None:
-        """Writes encoded answers to requests together with others of this turn of the loop; nothing after the close."""
+        """Writes encoded responses together with others of this event-loop iteration. Writes nothing after `close`."""
         if self._closing or self._transport is None:
             return
         if self._batch is not None:
@@ -338,18 +347,18 @@ class Connection(FlowControl):
             self._gather(answers, JOIN_LIMIT)
 
     def respond_with(self, request: RemotingCommand, work: Coroutine[Any, Any, Reply]) -> None:
-        """Answers `request` with what `work` returns, in a task of its own: for rare requests only.
+        """Runs `work` in a task and sends its result as the response to `request`. For rare requests only.
 
-        When the connection is lost `work` is cancelled; it shields what must not be left half done. When too many are
-        under way already `work` isn't begun, and the answer is SYSTEM_BUSY.
+        If the connection is lost, `work` is cancelled, so it must shield steps that cannot stop halfway. If too many
+        tasks are running, `work` is not started and the response is SYSTEM_BUSY.
         """
         if self._closing:
             work.close()
             return
-        if self._open_answers is None:
-            rooms = self._rooms_for_answers if self._rooms_for_answers is not None else new_rooms_for_answers()
-            self._open_answers = OpenAnswers(self._work_done, rooms.of(self.address))
-        if not self._open_answers.begin(request, work):
+        if self._response_tasks is None:
+            quota = self._response_quota if self._response_quota is not None else Quota(RESPONSE_TASKS)
+            self._response_tasks = ResponseTasks(self._work_done, quota.share(self))
+        if not self._response_tasks.begin(request, work):
             work.close()
             busy = "[OVERLOAD]system busy, start flow control for a while: too many requests wait for their answers"
             self.reply(request, RemotingCommand.response(ResponseCode.SYSTEM_BUSY, busy))
@@ -365,12 +374,12 @@ class Connection(FlowControl):
     # -- requests to the peer -----------------------------------------------------------------------------------
 
     async def invoke(self, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:
-        """Sends `request` when there is room in the write buffer, waits for its response.
+        """Sends `request` and returns its response. First waits until the write buffer has space.
 
-        Raises ConnectionLost, or RequestTimeout when both together took longer than `timeout_ms`.
+        Raises ConnectionLost, or RequestTimeout if both waits together exceed `timeout_ms`.
         """
         if self._writable is not None:
-            timeout_ms = await self.room_to_write(timeout_ms)
+            timeout_ms = await self.wait_until_writable(timeout_ms)
         future = self.start_request(request, timeout_ms)
         try:
             response = await future
@@ -382,34 +391,37 @@ class Connection(FlowControl):
         return response
 
     def start_request(self, request: RemotingCommand, timeout_ms: int) -> asyncio.Future[RemotingCommand]:
-        """Sends `request` now; the future is its response, ConnectionLost or RequestTimeout. Raises ConnectionLost."""
+        """Sends `request` now and returns a future for its response. Raises ConnectionLost.
+
+        The future fails with ConnectionLost or RequestTimeout.
+        """
         self._send(request)
         if self._unanswered_since == inf:
             self._unanswered_since = monotonic()
         return self._pending.add(request.opaque, self.address, timeout_ms)
 
     def pass_request(self, request: RemotingCommand, timeout_ms: int, waiting: Waiting) -> None:
-        """Like `start_request`; `waiting` is told at once of what comes of it, before more is read."""
+        """Like `start_request`, but sets the result on `waiting` synchronously, before the next command is read."""
         self._send(request)
         if self._unanswered_since == inf:
             self._unanswered_since = monotonic()
         self._pending.add_waiting(request.opaque, self.address, timeout_ms, waiting)
 
     def forget(self, request: RemotingCommand) -> None:
-        """Nobody waits for the answer to `request` any more, which was sent here last."""
+        """Removes the pending `request`: its response will be ignored."""
         self._pending.discard(request.opaque)
 
     async def invoke_oneway(self, request: RemotingCommand, timeout_ms: int = 3000) -> None:
-        """Sends `request` without waiting for an answer, only for room in the write buffer.
+        """Sends a one-way `request`. First waits until the write buffer has space.
 
-        Raises ConnectionLost, or RequestTimeout when there was no room.
+        Raises ConnectionLost, or RequestTimeout if the write buffer stays full.
         """
         if self._writable is not None:
-            await self.room_to_write(timeout_ms)
+            await self.wait_until_writable(timeout_ms)
         self.send_oneway(request)
 
     def send_oneway(self, request: RemotingCommand) -> None:
-        """Like `invoke_oneway`, without the wait. Raises RequestTimeout when very much waits for the peer already."""
+        """Sends a one-way request without waiting. Raises RequestTimeout if more than ONEWAY_LIMIT bytes are unsent."""
         if self._writable is not None and self._transport is not None:
             waiting = self.unwritten_bytes
             if waiting > ONEWAY_LIMIT:
@@ -447,18 +459,18 @@ class Connection(FlowControl):
 
     @property
     def local_host(self) -> str:
-        """The address of this machine that the peer speaks with."""
+        """The IP address of this machine that the connection uses."""
         name = self._transport.get_extra_info("sockname") if self._transport is not None else None
         return str(name[0]) if name else "?"
 
     @property
     def awaits_answers(self) -> bool:
-        """Requests wait for the peer's answers."""
+        """True if requests are pending."""
         return len(self._pending) > 0
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing has arrived although the peer owes responses, s; also to requests that timed out."""
+        """Seconds since the last input while responses are pending. Responses to timed-out requests count, too."""
         if self._rest is not None or self.is_stopped or self._unanswered_since == inf:
             return 0.0
         return monotonic() - self._unanswered_since
@@ -468,7 +480,7 @@ class Connection(FlowControl):
         return self._closing or self._transport is None or self._transport.is_closing()
 
     def close(self) -> None:
-        """Closes after what is in the write buffer was sent; see `close_all` for a peer that may not take it."""
+        """Closes the connection after the write buffer is sent. See `close_all` if the peer may not read."""
         self._flush()
         self._write_gathered()
         self._closing = True
@@ -477,7 +489,7 @@ class Connection(FlowControl):
 
 
 async def close_all(connections: Collection[Connection], timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-    """Closes `connections` and waits until they are; those whose peer doesn't take the rest in time are cut off."""
+    """Closes `connections` and waits until they are closed. After `timeout_s` seconds the rest is aborted."""
     lost = [connection._lost for connection in connections if connection._transport is not None]
     for connection in connections:
         connection.close()

@@ -1,4 +1,4 @@
-"""FileChanges: what is asked for over the network is on the disk before it holds, and no write stops the loop."""
+"""Saves configuration changes to disk before they take effect, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gantrymq.protocol.codes import ResponseCode
 
 
 class NewContent(NamedTuple):
-    """A file's content, and what makes it hold once it is written."""
+    """New content of a file, and the function that applies it after the write."""
 
     path: Path
     data: bytes
@@ -23,7 +23,7 @@ class NewContent(NamedTuple):
 
 
 class FileChanges:
-    """Makes changes one after the other. A client that goes away doesn't stop one that is under way."""
+    """Applies changes one after the other. If a client disconnects, its change is still completed."""
 
     def __init__(self, jobs: Jobs) -> None:
         self._job = jobs.repeating("write changed configuration", self._make_next)
@@ -34,9 +34,9 @@ class FileChanges:
         self._job.start()
 
     async def make(self, change: Callable[[], NewContent]) -> None:
-        """Calls `change` when its turn comes, writes what it returns, applies it.
+        """Waits for earlier changes, then calls `change`, writes the result and applies it.
 
-        Raises what these raise, and RequestRefused after `stop`.
+        Raises the errors of these steps. Raises RequestRefused after `stop`.
         """
         if self._stopped:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the server stops: its configuration is changed no more")
@@ -46,7 +46,7 @@ class FileChanges:
         await done
 
     async def stop(self) -> None:
-        """Makes what was asked for, then no more."""
+        """Completes all queued changes, then rejects new ones."""
         self._stopped = True
         while self._waiting:
             await asyncio.wait([self._waiting[-1][1]])
@@ -61,7 +61,7 @@ class FileChanges:
             await asyncio.get_running_loop().run_in_executor(None, replace_file, content.path, content.data)
             content.apply()
         except Exception as e:
-            # It is the caller's, who may do it again: no failure of this job.
+            # The caller gets the error and may retry. The background job itself has not failed.
             if not done.done():
                 done.set_exception(e)
         finally:

@@ -1,14 +1,16 @@
-"""When a connection is read, and when its requests have their turn.
+"""Decides when a connection is read and when its requests are handled.
 
-While a connection is open it is read, unless something speaks against it; `read_or_stop` alone decides. Each of these
-can be true beside the others:
+An open connection is read unless one of the following conditions holds. `read_or_stop` alone checks them. Several can
+hold at once:
 
     `_writable` is a future   the write buffer is full (server only)           ends with `resume_writing`
-    `_rest` is an iterator    requests of the last read are still to be        ends with `go_on`, which waits for room
-                              handled                                          and for a turn of its own (`turns.py`)
-    `_turns.is_full`          reads that wait hold too much, and it isn't    ends when half of that was handled
-                              known to ask for little (server only)
-    `is_stopped`              its unfinished frame has no room (server only)   ends with `go_on_reading`
+    `_rest` is an iterator    requests of the last read are not handled yet    ends with `go_on`, after the write
+                                                                               buffer has space and the connection
+                                                                               gets a time slice (`turns.py`)
+    `_turns.is_full`          deferred input exceeds its limit, and the        ends when half of it is handled
+                              connection is not cheap (server only)
+    `is_stopped`              its incomplete frame exceeds the quota           ends with `go_on_reading`
+                              (server only)
 """
 
 from __future__ import annotations
@@ -25,23 +27,23 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: Unwritten bytes at which a client's writers wait until the peer has taken three quarters of them.
+#: Size at which a client's write buffer is full, in bytes. Writers then wait until the peer reads three quarters of it.
 WRITE_HIGH_WATER = 8 * 1024 * 1024
-#: The same of a server, which stops reading then. Little more than the kernel's own buffer: hundreds of peers may read
-#: nothing, and what they gain by a larger one is nothing either.
+#: Size at which a server's write buffer is full, in bytes. The server then stops reading from this peer. It is small
+#: because hundreds of peers may not read, and a larger buffer would not help them.
 ANSWERS_HIGH_WATER = 1024 * 1024
-#: To a peer that leaves so much in the write buffer nothing more is sent without an answer: nobody would wait for room.
+#: With this many unsent bytes, a peer is sent no more one-way requests, because no caller waits for the buffer.
 ONEWAY_LIMIT = 2 * WRITE_HIGH_WATER
-#: A server's answers that don't come from reading (tasks, what waited) go on until a peer has left so much there.
+#: Limit of unsent responses that do not result from reading, for example late responses of tasks. In bytes.
 UNTAKEN_LIMIT = 8 * WRITE_HIGH_WATER
 
 
 class Rest:
-    """What a turn left of a read: the command that follows, and those behind it."""
+    """The commands of a read that are left after a time slice: the next one, and an iterator for the others."""
 
     def __init__(self, following: RemotingCommand, others: Iterator[RemotingCommand]) -> None:
         self._following: RemotingCommand | None = following
-        # However many turns a read takes, a command comes through one of these.
+        # Unwraps a nested Rest, so that a command never passes through more than one.
         self._others: Iterator[RemotingCommand] = others._others if isinstance(others, Rest) else others
 
     def __iter__(self) -> Rest:
@@ -53,15 +55,15 @@ class Rest:
 
 
 class FlowControl(asyncio.Protocol):
-    """What `Connection` is made of beside requests and answers.
+    """The base class of `Connection` that controls reading and writing.
 
-    A server's connection is not read while its peer doesn't take the answers, which bounds what waits for it. A client
-    reads on: if both stopped, two that have much to say to each other would wait for ever.
+    If a peer does not read its responses, the server stops reading from it, which limits the buffered responses.
+    A client always reads: if both sides stopped reading, two peers with full buffers would block each other forever.
     """
 
     def __init__(self, turns: Turns, *, is_server: bool, untaken: UntakenAnswers | None = None) -> None:
         self.address = "?"
-        #: When its bytes were last dealt with, s of the monotonic clock, which is the loop's too.
+        #: Time of the last handled input, in seconds of the monotonic clock, which is also the loop's clock.
         self._opened = self.last_read = 0.0
         self._is_server = is_server
         self._loop = asyncio.get_running_loop()
@@ -69,41 +71,41 @@ class FlowControl(asyncio.Protocol):
         self._closing = False
         self._turns = turns
         self._untaken = untaken
-        #: What its turns took of the processor of late, beyond its share of the time, s; as of `last_read`.
+        #: Recent CPU time of its time slices beyond its share, in seconds, as of `last_read`.
         self._recent_s = 0.0
-        #: Its longest turn, by processor time in s. A turn that left requests counts as TURN_S at least. Each further
-        #: turn multiplies it by TURN_DECAY.
+        #: CPU time of its longest time slice, in seconds. A slice that left requests counts at least TURN_S. Each
+        #: further slice multiplies this value by TURN_DECAY.
         self._longest_turn_s = 0.0
-        #: While the write buffer is full: done when there is room, or no connection any more.
+        #: A future while the write buffer is full. Done when the buffer has space or the connection is lost.
         self._writable: asyncio.Future[None] | None = None
-        #: The rest of a read whose answers filled the write buffer, or that took its turn of the loop.
+        #: Unhandled commands of a read that filled the write buffer or used up its time slice.
         self._rest: Iterator[RemotingCommand] | None = None
-        #: It has been put off, and `go_on` follows.
+        #: True if the connection is deferred and `go_on` will be called.
         self._is_in_line = False
-        #: Of the last read, all of which is kept until its requests are handled.
+        #: Bytes of the last read. They are buffered until all its requests are handled.
         self.read_bytes = 0
-        #: It isn't the peer's fault that nothing comes: see `stop_reading`.
+        #: True if this side has stopped reading (see `stop_reading`), so silence does not mean that the peer is idle.
         self.is_stopped = False
 
     def _receive(self, commands: Iterator[RemotingCommand]) -> None:
-        """Handles what was read; what takes too long is left in `_rest`."""
+        """Handles the commands of a read. Leaves the rest in `_rest` if they take too long."""
         raise NotImplementedError
 
     # -- turns --------------------------------------------------------------------------------------------------
 
     def charge(self, seconds: float) -> None:
-        """Somebody has worked so long for its requests elsewhere than in its turns, by `thread_time`."""
-        # As of `last_read`, see `is_busy`.
+        """Adds CPU time that was used for its requests outside its time slices, in seconds of `thread_time`."""
+        # Relative to `last_read`, as in `is_busy`.
         forgiven_s = (monotonic() - self.last_read) * CHEAP_SHARE
         self._recent_s = min(max(self._recent_s, forgiven_s) + seconds, forgiven_s + MOST_S)
         self._longest_turn_s = max(self._longest_turn_s, TURN_S)
 
     def is_busy(self) -> bool:
-        """Its turns take more than a small share of the time."""
+        """Returns true if its time slices take more than CHEAP_SHARE of the time."""
         return self._recent_s - (monotonic() - self.last_read) * CHEAP_SHARE > CHEAP_S
 
     def forgiven_at(self) -> float:
-        """When all that its turns took is forgiven, s of the monotonic clock, if it takes nothing until then."""
+        """Returns the monotonic time at which its used CPU time no longer counts, if it uses no more until then."""
         return self.last_read + self._recent_s / CHEAP_SHARE
 
     def _is_known_as_cheap(self) -> bool:
@@ -112,7 +114,7 @@ class FlowControl(asyncio.Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Requests that have arrived wait for their turn; those that wait for room may do so for ever."""
+        """True if received requests wait for a time slice. Requests that wait for write buffer space don't count."""
         return self._is_in_line
 
     def _wait_for_turn(self) -> None:
@@ -121,7 +123,7 @@ class FlowControl(asyncio.Protocol):
             self._turns.put_off(self)
 
     def go_on(self) -> None:
-        """Its turn has come, for the requests that wait."""
+        """Handles the deferred requests in the time slice that has started."""
         self._is_in_line = False
         if self._rest is None or (self._writable is not None and self._is_server) or self._closing:
             return
@@ -133,7 +135,7 @@ class FlowControl(asyncio.Protocol):
     # -- reading ------------------------------------------------------------------------------------------------
 
     def read_or_stop(self) -> None:
-        """Has the transport read, or not, as the state says (see above)."""
+        """Resumes or pauses reading, depending on the conditions above."""
         if self._closing or self._transport is None or self._transport.is_closing():
             return
         is_held_up = self._is_server and (
@@ -145,13 +147,13 @@ class FlowControl(asyncio.Protocol):
             self._transport.pause_reading()
 
     def stop_reading(self) -> None:
-        """Reads no more of the frame under way, until `go_on_reading`."""
+        """Stops reading in the middle of a frame, until `go_on_reading`."""
         self.is_stopped = True
         self.read_or_stop()
 
     def go_on_reading(self) -> None:
         self.is_stopped = False
-        # So long it wasn't the peer that was silent.
+        # The peer was not silent: this side did not read.
         self.last_read = monotonic()
         self.read_or_stop()
 
@@ -159,7 +161,7 @@ class FlowControl(asyncio.Protocol):
 
     @property
     def is_full(self) -> bool:
-        """The peer doesn't take what is sent to it: the write buffer is full."""
+        """True if the write buffer is full because the peer doesn't read."""
         return self._writable is not None
 
     @property
@@ -168,7 +170,7 @@ class FlowControl(asyncio.Protocol):
 
     @property
     def answers_pile_up(self) -> bool:
-        """Very much waits for the server's peers: no answer is to be larger than need be."""
+        """True if unread responses of all peers exceed half of their limit. Responses should then be small."""
         return self._untaken is not None and self._untaken.is_much
 
     def pause_writing(self) -> None:
@@ -193,19 +195,19 @@ class FlowControl(asyncio.Protocol):
                 self._untaken.taken(self)
 
     def when_writable(self, callback: Callable[[], None]) -> None:
-        """Calls it when the peer has taken what fills the write buffer, or is gone; now if it isn't full."""
+        """Calls `callback` as soon as the write buffer has space or the connection is lost, possibly at once."""
         if self._writable is None:
             callback()
         else:
             self._writable.add_done_callback(lambda _: callback())
 
     def limit_writes(self, high_water: int) -> None:
-        """With so many unwritten bytes the write buffer is full, not only with WRITE_HIGH_WATER."""
+        """Sets the size at which the write buffer is full, in bytes, instead of WRITE_HIGH_WATER."""
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=high_water)
 
-    async def room_to_write(self, timeout_ms: int) -> int:
-        """Waits until the write buffer has room; what is left of `timeout_ms`."""
+    async def wait_until_writable(self, timeout_ms: int) -> int:
+        """Waits until the write buffer has space. Returns the rest of `timeout_ms`. Raises RequestTimeout."""
         deadline = self._loop.time() + timeout_ms / 1000
         try:
             async with asyncio.timeout_at(deadline):
@@ -217,9 +219,10 @@ class FlowControl(asyncio.Protocol):
         return max(1, round((deadline - self._loop.time()) * 1000))
 
     def _refuse_flood(self) -> bool:
-        """Closes the connection with a peer that asks and takes no answers, each of which takes memory.
+        """Closes the connection if the peer sends requests but does not read the responses, which use memory.
 
-        A client reads on when its server doesn't; and answers come from elsewhere than from reading, too.
+        Returns true if it was closed. A pause in reading is not enough: a client never pauses, and late responses are
+        written even if the connection is not read.
         """
         if self._writable is None or self._transport is None:
             return False
@@ -232,7 +235,7 @@ class FlowControl(asyncio.Protocol):
         return True
 
     def abort(self) -> None:
-        """Closes at once."""
+        """Closes the connection at once. Unsent data is lost."""
         self._closing = True
         if self._transport is not None:
             self._transport.abort()

@@ -1,4 +1,4 @@
-"""A client's connection into whose large answers the socket writes: their bytes are copied once, by the kernel."""
+"""Receives large bodies on a client connection without an extra copy: the socket writes into the final buffer."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import asyncio
 
 from gantrymq.remoting.connection import Connection
 
-#: What isn't the rest of a large body comes here first: small frames, and where large ones begin.
+#: Size of the buffer for everything except the rest of a large body, in bytes.
 SMALL_READ = 64 * 1024
 
 
 class InPlace(asyncio.BufferedProtocol):
-    """Stands between a transport and `connection`, which was made with `make_room`.
+    """Passes events from a transport to `connection`, which must be created with `new_buffer`.
 
-    A class of its own, as uvloop and asyncio take what is a Protocol, too, for one that is given bytes.
+    It is a separate class because uvloop and asyncio treat a subclass of Protocol as one that receives bytes objects.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._small = memoryview(bytearray(SMALL_READ))
-        self._room: memoryview | None = None
+        self._body_buffer: memoryview | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.connection.connection_made(transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        self._room = self.connection.room()
-        return self._small if self._room is None else self._room
+        self._body_buffer = self.connection.receive_buffer()
+        return self._small if self._body_buffer is None else self._body_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._room is None:
+        if self._body_buffer is None:
             self.connection.data_received(bytes(self._small[:nbytes]))
         else:
-            self._room = None
-            self.connection.room_filled(nbytes)
+            self._body_buffer = None
+            self.connection.buffer_filled(nbytes)
 
     def eof_received(self) -> bool | None:
         return self.connection.eof_received()
@@ -45,5 +45,5 @@ class InPlace(asyncio.BufferedProtocol):
         self.connection.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._room = None
+        self._body_buffer = None
         self.connection.connection_lost(exc)

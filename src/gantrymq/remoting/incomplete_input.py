@@ -1,8 +1,8 @@
-"""IncompleteInputs: one limit and one deadline for everything that peers began to send and did not complete.
+"""Limits the incomplete input of all peers together, in bytes and in time.
 
-TLS handshakes, connection prefaces, header blocks and frames cost memory until they are complete, and a peer needs only
-a few bytes to begin one. Each peer has one entry here. When all entries together exceed `max_bytes`, the oldest peers
-are disconnected first: an honest peer completes its input within milliseconds, so the oldest entries are attackers'.
+TLS handshakes, connection prefaces, header blocks and frames use memory until they are complete. A peer needs only a
+few bytes to begin one. Each peer has one entry here. If all entries together exceed `max_bytes`, the oldest peers are
+disconnected first. An honest peer completes its input within milliseconds, so old entries point to an attack.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-#: Of all peers together.
-MAX_BYTES = 64 * 1024 * 1024
-#: From the beginning of an input to its end, s.
+from gantrymq.limits import INCOMPLETE_INPUTS_BYTES
+
+#: Longest time from the start of an input to its end, in seconds.
 DEADLINE_S = 10.0
 
 
 class Peer(Protocol):
-    """Sends an input that is incomplete."""
+    """A peer with an incomplete input."""
 
     @property
     def is_paused(self) -> bool:
-        """The input is incomplete because this side doesn't read: the deadline doesn't count."""
+        """True if the input is incomplete because this side does not read. The deadline then does not apply."""
 
     def input_refused(self, reason: str) -> None:
-        """The limit or the deadline is exceeded: the peer is disconnected."""
+        """Disconnects the peer. Called when the limit or the deadline is exceeded."""
 
 
 @dataclass(slots=True)
@@ -35,52 +35,52 @@ class _Input:
 
 
 class IncompleteInputs:
-    """Of one server; a plain table that gets the time."""
+    """The incomplete inputs of one server. Callers pass the current time; there is no timer."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, max_bytes: int = INCOMPLETE_INPUTS_BYTES, deadline_s: float = DEADLINE_S) -> None:
         self._max_bytes = max_bytes
         self._deadline_s = deadline_s
         self.bytes = 0
-        #: The oldest first.
+        #: Oldest first.
         self._inputs: dict[Peer, _Input] = {}
 
     def __len__(self) -> int:
         return len(self._inputs)
 
     def begin(self, peer: Peer, size: int, now: float) -> None:
-        """The peer began an input that takes `size` bytes so far. Replaces its former entry."""
+        """Adds an input of `size` bytes so far. Replaces the peer's previous entry."""
         self.complete(peer)
         self._inputs[peer] = _Input(size, now + self._deadline_s)
         self.bytes += size
-        self._make_room()
+        self._free_bytes()
 
     def resize(self, peer: Peer, size: int) -> None:
-        """The input takes `size` bytes. Its age and deadline stay."""
+        """Sets the current size of the input. Its age and deadline do not change."""
         entry = self._inputs.get(peer)
         if entry is not None:
             self.bytes += size - entry.size
             entry.size = size
-            self._make_room()
+            self._free_bytes()
 
     def lift_deadline(self, peer: Peer) -> None:
-        """The entry counts for the limit only."""
+        """Removes the deadline of the input. It still counts towards the limit."""
         entry = self._inputs.get(peer)
         if entry is not None:
             entry.deadline = math.inf
 
     def complete(self, peer: Peer) -> None:
-        """The input is complete, or its peer is gone. A second call does no harm."""
+        """Removes the input because it is complete or its peer is disconnected. Further calls have no effect."""
         entry = self._inputs.pop(peer, None)
         if entry is not None:
             self.bytes -= entry.size
 
     def close_expired(self, now: float) -> None:
-        """Disconnects peers whose deadline has passed."""
+        """Disconnects the peers whose deadline has passed."""
         for peer in [peer for peer, entry in self._inputs.items() if entry.deadline < now and not peer.is_paused]:
             self.complete(peer)
             peer.input_refused(f"its input is incomplete after {self._deadline_s:g} s")
 
-    def _make_room(self) -> None:
+    def _free_bytes(self) -> None:
         while self.bytes > self._max_bytes and len(self._inputs) > 1:
             oldest = next(iter(self._inputs))
             self.complete(oldest)

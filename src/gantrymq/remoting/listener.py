@@ -1,12 +1,11 @@
-"""Listener: the sockets that a server listens on, and how many connections it takes.
+"""Accepts connections on the ports of a server, and limits their number.
 
-Connections share a process's descriptors with its files, and a broker that can't open a file of its log can't take
-messages. So some are kept for files, and connections that would need them are refused: taken and closed, at once, so
-that a client learns of it. A new socket has the lowest number that is free; so its number tells, without a count, how
-many descriptors the process has at least.
+Connections and files share the process's file descriptors. A broker that cannot open a log file cannot store messages.
+The server therefore reserves descriptors for files. It accepts and closes connections beyond the limit at once, so that
+clients get an error. A new socket gets the lowest free descriptor number. So this number is a lower bound for the open
+descriptors, and no count is needed.
 
-Accepting is done here and not by the event loop: asyncio's own accepts nothing for a second when descriptors have run
-out, and lets those who connect wait.
+asyncio's own accept loop is not used: if descriptors run out, it accepts nothing for a second and new clients hang.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import GantryError
@@ -24,76 +24,93 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: serverSocketBacklog.
+#: Length of the kernel's accept queue (`serverSocketBacklog`).
 BACKLOG = 1024
-#: Java's "fast" server listens so much below (`BrokerController.initializeRemotingServer`, `MixAll.brokerVIPChannel`).
+#: Distance of Java's "fast" port below the main port (`BrokerController.initializeRemotingServer`,
+#: `MixAll.brokerVIPChannel`).
 _FAST_PORT_BEFORE = 2
-#: Of two ports that are to be free, the first is taken at random so often.
+#: Number of attempts to find two free ports with this distance, if the port is not configured.
 _PORT_ATTEMPTS = 20
-#: So many connections are taken in one turn of the loop.
+#: Largest number of connections accepted in one event-loop iteration.
 _ACCEPTS_PER_TURN = 100
-#: An eighth of the descriptors, within these bounds, is left to files, and to connections that the process makes.
+#: One eighth of the descriptors, within these bounds, is reserved for files and for outgoing connections.
 _LEAST_RESERVE = 32
 _LARGEST_RESERVE = 1024
-#: So many connections are taken in any case.
+#: Smallest connection limit, whatever the descriptor limit is.
 _LEAST_CONNECTIONS = 16
-#: Refused connections are logged once in so many seconds.
+#: Interval between log lines about refused connections, in seconds.
 _LOG_INTERVAL_S = 1.0
-#: The system has no room for another socket: the next attempt, s.
+#: Delay before the next attempt if the system cannot create a socket, in seconds.
 _PAUSE_S = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class ListenOptions:
+    """Where a server listens.
+
+    Attributes:
+        host: Address to listen on.
+        port: Port to listen on. 0 selects a free one.
+        fast_listen: Also listen on port - 2, for clients of RocketMQ before 4.5.1 (the VIP channel).
+        shared: Other processes may listen on the same port.
+    """
+
+    host: str = "0.0.0.0"
+    port: int = 0
+    fast_listen: bool = False
+    shared: bool = False
+
+
 def reserved_descriptors(limit: int) -> int:
-    """How many of them connections leave alone, whatever files there are."""
+    """Returns the number of descriptors that are reserved for files, of a total of `limit`."""
     return min(max(limit // 8, _LEAST_RESERVE), _LARGEST_RESERVE)
 
 
 def most_connections(limit: int) -> int:
-    """How many connections a server takes."""
+    """Returns the largest number of connections of a server with `limit` descriptors."""
     return max(limit - reserved_descriptors(limit), _LEAST_CONNECTIONS)
 
 
 class Listener:
-    """Takes connections at `host` and `port` and hands their sockets, which don't block, to `accepted`.
+    """Accepts connections and passes their non-blocking sockets to a callback.
 
-    The port is taken when this is made; 0 takes a free one, `port` is the real one. With `fast_listen` there is a
-    second socket, at port - 2, for clients of RocketMQ before 4.5.1 (the VIP channel). A `shared` port may be other
-    processes', too. `count` tells how many
-    connections there are, `job` is known under the name of the `peers`. Raises GantryError when a port is taken.
+    The constructor binds the port. Raises GantryError if the port is in use.
+
+    Args:
+        options: Address and port to listen on. The attribute `port` has the real number.
+        accepted: Called with each accepted socket.
+        count: Returns the current number of connections.
+        jobs: Report for the background job.
+        peers: Name of the connections in the background job's name.
     """
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        options: ListenOptions,
         accepted: Callable[[network.Socket], None],
         count: Callable[[], int],
         *,
-        fast_listen: bool = False,
-        shared: bool = False,
         jobs: Jobs | None = None,
         peers: str = "connections",
     ) -> None:
-        self._host = host
-        self._fast_listen = fast_listen
-        self._shared = shared
+        self._options = options
         self._accepted = accepted
         self._count = count
         self.job = (jobs or Jobs()).repeating(f"accept {peers} again", self._listen)
-        self._sockets = _bound_sockets(host, port, fast_listen=fast_listen, shared=shared)
+        self._sockets = _bound_sockets(options)
         self.port: int = self._sockets[0].getsockname()[1]
         self._is_listening = False
         self._first_reserved = self._most = 0
-        #: A descriptor to refuse connections with when there is no other.
+        #: Spare descriptor. Closed to accept and refuse a connection if no other descriptor is free.
         self._spare = -1
         self._refused = 0
         self._logged_at = -_LOG_INTERVAL_S
 
     def start(self) -> None:
-        """Begins to take connections. Raises GantryError when another socket listens on a port after all."""
+        """Starts to accept connections. Raises GantryError if another socket already listens on a port."""
         if not self._sockets:
-            # It was stopped before, and begins again.
-            self._sockets = _bound_sockets(self._host, self.port, fast_listen=self._fast_listen, shared=self._shared)
+            # Restart after `stop`.
+            self._sockets = _bound_sockets(replace(self._options, port=self.port))
         limit = files.descriptor_limits()[0]
         self._first_reserved = limit - reserved_descriptors(limit)
         self._most = most_connections(limit)
@@ -101,12 +118,12 @@ class Listener:
             try:
                 sock.listen(BACKLOG)
             except OSError as e:
-                raise _taken(self._host, sock.getsockname()[1], e) from e
+                raise _taken(self._options.host, sock.getsockname()[1], e) from e
         self.job.start()
         self._listen()
 
     def stop(self) -> None:
-        """Closes the sockets; once more does no harm."""
+        """Closes the sockets. Further calls have no effect."""
         self.job.cancel()
         self._ignore()
         for sock in self._sockets:
@@ -115,7 +132,7 @@ class Listener:
         self._close_spare()
 
     def _close_spare(self) -> None:
-        # Its number may be somebody else's as soon as it is closed.
+        # Cleared first: once closed, another thread may get the same number.
         spare, self._spare = self._spare, -1
         if spare >= 0:
             files.close(spare)
@@ -156,7 +173,7 @@ class Listener:
                 self._accepted(sock)
 
     def _refuse_without_descriptor(self, listening: network.Socket) -> bool:
-        """Files have taken even those that were kept; false if the one that was spared doesn't help either."""
+        """Refuses a connection with the spare descriptor if no other is free. Returns false if that fails, too."""
         self._close_spare()
         try:
             with suppress(BlockingIOError):
@@ -181,10 +198,11 @@ class Listener:
             self._refused = 0
 
 
-def _bound_sockets(host: str, port: int, *, fast_listen: bool, shared: bool) -> list[network.Socket]:
-    """Sockets that have the port, and with `fast_listen` port - 2, and don't listen yet. Raises GantryError."""
-    if not fast_listen:
-        return [bound_socket(host, port, shared=shared)]
+def _bound_sockets(options: ListenOptions) -> list[network.Socket]:
+    """Returns bound sockets that do not listen yet. Raises GantryError."""
+    host, port = options.host, options.port
+    if not options.fast_listen:
+        return [bound_socket(host, port, shared=options.shared)]
     for _ in range(_PORT_ATTEMPTS if not port else 1):
         first = bound_socket(host, port)
         try:
@@ -196,7 +214,7 @@ def _bound_sockets(host: str, port: int, *, fast_listen: bool, shared: bool) -> 
 
 
 def bound_socket(host: str, port: int, *, shared: bool = False) -> network.Socket:
-    """As `network.bind`. Raises GantryError when the port is taken."""
+    """Returns a socket as `network.bind` does. Raises GantryError if the port is in use."""
     try:
         return network.bind(host, port, shared=shared)
     except (OSError, OverflowError) as e:

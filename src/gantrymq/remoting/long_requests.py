@@ -1,10 +1,9 @@
-"""Requests that take many steps: some milliseconds of them in each turn of the loop, so that others are served too.
+"""Runs long requests in steps, a few milliseconds per event-loop iteration, so that other requests are served.
 
-The work of such a request is a generator that yields after each step, a millisecond at most. What is done soon is
-answered at once; the rest goes on in later turns, each connection's requests in turn with those of the others.
+The work of such a request is a generator that yields after each step of at most 1 ms. If it ends soon, the response is
+sent at once. Otherwise it continues in later iterations. Connections take turns, one step at a time.
 
-Alternatives that lost: a task per request, a thousand of which take their steps in the same turn; a thread, whose
-Python code keeps the loop from the interpreter for five milliseconds at a time, and makes tables need locks.
+Decision record: docs/decisions/fair-scheduling.md.
 """
 
 from __future__ import annotations
@@ -15,28 +14,21 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.errors import RequestRefused
-from gantrymq.protocol.codes import ResponseCode
+from gantrymq.limits import LONG_REQUESTS
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection, Reply
-from gantrymq.remoting.room import Room, Rooms
+from gantrymq.remoting.quota import Quota, Share
 from gantrymq.system.clock import monotonic, thread_time
 
-#: A request's work; it returns what a handler would. Raises what a handler may raise.
+#: The work of a request: a generator that returns a handler's result. It raises the errors of a handler.
 Steps = Generator[None, None, Reply]
 
-#: So long a turn of the loop is kept busy by requests that have just come, and as long again by those that wait, s.
+#: Time per event-loop iteration for new long requests, and the same again for waiting ones, in seconds.
 TURN_S = 0.01
-#: What may wait, of one connection and of all together (`Room`), bytes and requests. Java bounds its queue of sends by
-#: 10,000 requests.
-MAX_WAITING_BYTES_OF_ONE = 16 * 1024 * 1024
-MAX_WAITING_BYTES = 64 * 1024 * 1024
-MAX_WAITING_OF_ONE = 5_000
-MAX_WAITING = 20_000
-#: So often it is looked whether peers that didn't take their answers have taken them, s.
+#: Interval of checks whether full write buffers have space again, in seconds.
 _FULL_S = 0.05
-#: What a waiting request takes beside its header and body, about, bytes.
+#: Approximate memory of a waiting request in addition to its header and body, in bytes.
 _OVERHEAD = 2048
 
 
@@ -47,37 +39,37 @@ class _Waiting(NamedTuple):
 
 
 class _Line:
-    """The waiting requests of one connection."""
+    """The wait queue of one connection."""
 
-    __slots__ = ("requests", "room")
+    __slots__ = ("requests", "share")
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, share: Share) -> None:
         self.requests: deque[_Waiting] = deque()
-        self.room = room
+        self.share = share
 
 
 class LongRequests:
-    """Runs the steps of requests, and answers them."""
+    """Runs the steps of long requests and sends their responses."""
 
     def __init__(self, jobs: Jobs) -> None:
         self._loop = asyncio.get_running_loop()
         self._job = jobs.repeating("go on with long requests", self._go_on)
-        #: The connection whose turn it is comes first.
+        #: The next connection to serve comes first.
         self._lines: dict[Connection, _Line] = {}
-        self._rooms = Rooms(MAX_WAITING, MAX_WAITING_BYTES, MAX_WAITING_OF_ONE, MAX_WAITING_BYTES_OF_ONE)
-        #: What requests that have just come took of this turn, s.
+        self._quota = Quota(LONG_REQUESTS)
+        #: Time used by new requests in this event-loop iteration, in seconds.
         self._used = 0.0
         self._stopped = False
 
     def __len__(self) -> int:
-        return self._rooms.all.requests
+        return self._quota.all.items
 
     def start(self) -> None:
         self._stopped = False
         self._job.start()
 
     async def stop(self) -> None:
-        """Ends those that wait; further ones are refused."""
+        """Completes all waiting requests and refuses new ones."""
         self._stopped = True
         self._job.cancel()
         while self._lines:
@@ -85,13 +77,13 @@ class LongRequests:
             await asyncio.sleep(0)
 
     def has_line(self, connection: Connection) -> bool:
-        """Whether requests of this connection wait, and further ones would behind them."""
+        """Returns true if requests of this connection are waiting. New ones then join the wait queue."""
         return connection in self._lines
 
     def run(self, connection: Connection, request: RemotingCommand, steps: Steps) -> Reply:
-        """A handler's reply: that of `steps` if they are done in time, else None, and it follows.
+        """Runs `steps` and returns their result. Returns None if they need more time; the response then follows.
 
-        Raises what the steps raise, and RequestRefused when too much waits.
+        Raises the errors of the steps. Raises RequestRefused if too many requests are waiting.
         """
         if not self.has_line(connection) and self._used < TURN_S:
             if not self._used:
@@ -112,31 +104,28 @@ class LongRequests:
         return None
 
     def connection_closed(self, connection: Connection) -> None:
-        """A peer is gone, and what waited for it with it."""
+        """Drops the waiting requests of a closed connection."""
         line = self._lines.pop(connection, None)
         if line is not None:
             for waiting in line.requests:
-                line.room.give_back(waiting.size)
+                line.share.release(waiting.size)
                 waiting.steps.close()
 
     def _turn_ended(self) -> None:
         self._used = 0.0
 
     def _wait(self, connection: Connection, request: RemotingCommand, steps: Steps) -> None:
-        line = self._lines.get(connection) or _Line(self._rooms.of(connection.address))
+        line = self._lines.get(connection) or _Line(self._quota.share(connection))
         size = len(request.body) + len(request.raw_ext) + _OVERHEAD
-        if self._stopped or connection.is_closed or not line.room.take(size):
+        if self._stopped or connection.is_closed or not line.share.take(size):
             steps.close()
-            raise RequestRefused(
-                ResponseCode.SYSTEM_BUSY,
-                f"[REJECTREQUEST]system busy, start flow control for a while: {len(self)} long requests wait",
-            )
+            raise self._quota.refusal()
         line.requests.append(_Waiting(request, steps, size))
         self._lines[connection] = line
         self._job.wake()
 
     def _go_on(self) -> float | None:
-        """A turn's share; each connection's first request does a step in turn."""
+        """Runs steps of waiting requests for one event-loop iteration, one step per connection in rotation."""
         now = monotonic()
         deadline = now + TURN_S
         full = 0
@@ -144,7 +133,7 @@ class LongRequests:
             cpu_began = thread_time()
             connection, line = next(iter(self._lines.items()))
             if connection.is_full and not self._stopped:
-                # Further answers would only gather.
+                # The peer does not read, so more responses would only fill the buffer.
                 self._lines[connection] = self._lines.pop(connection)
                 full += 1
                 if full >= len(self._lines):
@@ -154,7 +143,7 @@ class LongRequests:
             self._step(connection, line)
             now = monotonic()
             connection.charge(thread_time() - cpu_began)
-            # It may be gone: the answer can't be written, or its steps have closed it.
+            # The connection may have been lost during the step: by a failed write, or closed by the step itself.
             if self._lines.pop(connection, None) is not None and line.requests:
                 self._lines[connection] = line
             if now >= deadline:
@@ -171,6 +160,6 @@ class LongRequests:
         except Exception as e:
             reply = error_response(e, request, connection.address)
         line.requests.popleft()
-        line.room.give_back(size)
+        line.share.release(size)
         if reply is not None:
             connection.reply(request, reply)

@@ -1,8 +1,8 @@
-"""LoopWatch: how long an event loop is kept busy, and by which requests.
+"""Measures how long requests block a server's event loop, and logs slow requests.
 
-Everything of a server happens in one loop, so what holds it up is what every client waits for. It is measured in two
-ways: what the requests of each round took together if that was long, and how late a timer comes, whatever the reason
-was. Requests that were much too slow are named in the log.
+A server handles everything in one event loop, so a blocked loop delays every client. There are two measurements:
+- The total time of all requests in one loop iteration, if it is long.
+- The delay of a regular timer, whatever the cause.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: A request that keeps the loop busy for longer is logged.
+#: A request that blocks the loop for longer is logged. In seconds.
 SLOW_REQUEST_S = 0.1
-#: The first of them at once, then the slowest of so many seconds.
+#: The first slow request is logged at once, then the slowest of each interval of this length, in seconds.
 REPORT_S = 10.0
-#: How often a timer looks how late it is, s.
+#: Interval of the timer whose delay is measured, in seconds.
 BEAT_S = 0.1
-#: Bounds of the histograms, s.
+#: Bounds of the histogram buckets, in seconds.
 _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -36,7 +36,10 @@ class _SlowRequest(NamedTuple):
 
 
 class LoopWatch:
-    """Of one server, or of one client's connections, whose loop nobody's timer watches. Times are `monotonic`'s, s."""
+    """Statistics of one server's event loop, or of a client's connections. Times are monotonic, in seconds.
+
+    Without `start`, only requests are measured, not the timer's delay.
+    """
 
     def __init__(self, jobs: Jobs | None = None) -> None:
         self.rounds = Histogram(_BOUNDS)
@@ -44,12 +47,12 @@ class LoopWatch:
         self._job = (jobs or Jobs()).repeating("loop heartbeat", self._beat, BEAT_S)
         self._due = 0.0
         self._logged_at = -inf
-        #: Since the last line of the log.
+        #: Number of slow requests after the last log line.
         self._slow = 0
         self._slowest: _SlowRequest | None = None
 
     def start(self) -> None:
-        """Begins to look how late timers are."""
+        """Starts the timer whose delay is measured."""
         self._due = monotonic() + BEAT_S
         self._job.start()
 
@@ -57,18 +60,18 @@ class LoopWatch:
         self._job.cancel()
 
     def round_ended(self, seconds: float) -> None:
-        """So long took all connections' requests in one round of the loop; not told for `turns.TURN_S` or less."""
+        """Records the time of all requests in one loop iteration. Not called for `turns.TURN_S` or less."""
         self.rounds.observe(seconds)
 
     def slow_request(self, code: int, address: str, seconds: float, body_length: int) -> None:
-        """One request has taken longer than SLOW_REQUEST_S."""
+        """Records a request that took longer than SLOW_REQUEST_S."""
         self._slow += 1
         if self._slowest is None or seconds > self._slowest.seconds:
             self._slowest = _SlowRequest(seconds, code, address, body_length)
         self._report(monotonic())
 
     def metrics(self, labels: Mapping[str, str] = NO_LABELS) -> Iterator[Metric]:
-        """What Prometheus is told; `labels` are the server's."""
+        """Yields the Prometheus metrics with the server's `labels`."""
         yield Metric(
             "gantry_loop_turn_seconds",
             Kind.HISTOGRAM,

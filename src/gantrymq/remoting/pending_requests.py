@@ -1,4 +1,4 @@
-"""The requests of one connection that wait for their responses, and the timer that ends those that wait too long."""
+"""Matches responses to the pending requests of one connection, and ends requests that time out."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from gantrymq.background.repeating import Repeating
 from gantrymq.errors import ConnectionLost, RequestTimeout
 from gantrymq.protocol.command import RemotingCommand
 
-#: Requests time out up to so much late, in seconds: one timer looks at all of a connection.
+#: Longest delay of a request timeout, in seconds. One timer checks all requests of a connection.
 TIMER_GRAIN_S = 0.01
 
 
-#: A NamedTuple's own constructor costs twice as much.
+#: Creates a NamedTuple. Its own constructor takes twice as long.
 _new = tuple.__new__
 
 
 class Waiting(Protocol):
-    """Who waits for a response: a future, or who must know of it while the read that brought it is under way."""
+    """Receives a response: a future, or an object that must be notified while the response's read is handled."""
 
     def done(self) -> bool: ...
     def set_result(self, result: RemotingCommand, /) -> None: ...
@@ -34,12 +34,12 @@ class _Pending(NamedTuple):
 
 
 class PendingRequests:
-    """Futures by opaque number; a future's result is the response, ConnectionLost or RequestTimeout."""
+    """The pending requests by opaque number. Each ends with a response, ConnectionLost or RequestTimeout."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._pending: dict[int, _Pending] = {}
-        #: When requests that have waited too long are looked for, in the loop's time.
+        #: Time of the next timeout check, in the loop's time.
         self._look_at = math.inf
         self._job = Repeating("end late requests", self._end_late)
 
@@ -47,13 +47,13 @@ class PendingRequests:
         return len(self._pending)
 
     def add(self, opaque: int, address: str, timeout_ms: int) -> asyncio.Future[RemotingCommand]:
-        """Waits for the response to a request that was sent to `address`."""
+        """Returns a future for the response to a request that was sent to `address`."""
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
         self.add_waiting(opaque, address, timeout_ms, future)
         return future
 
     def add_waiting(self, opaque: int, address: str, timeout_ms: int, waiting: Waiting) -> None:
-        """Like `add`, for who isn't a future."""
+        """Like `add`, but sets the result on `waiting` instead of a future."""
         deadline = self._loop.time() + timeout_ms / 1000
         self._pending[opaque] = _new(_Pending, (waiting, deadline, timeout_ms, address))
         if deadline < self._look_at:
@@ -62,7 +62,7 @@ class PendingRequests:
             self._job.wake(timeout_ms / 1000)
 
     def answer(self, response: RemotingCommand) -> bool:
-        """Hands the response to who waits for it; False when nobody does, any more."""
+        """Sets the response as the result of its request. Returns false if no such request is pending."""
         pending = self._pending.pop(response.opaque, None)
         if pending is None or pending.waiting.done():
             return False
@@ -70,11 +70,11 @@ class PendingRequests:
         return True
 
     def discard(self, opaque: int) -> None:
-        """Nobody waits for this response any more."""
+        """Removes a pending request. A later response is ignored."""
         self._pending.pop(opaque, None)
 
     def connection_lost(self, message: str) -> None:
-        """Ends all with ConnectionLost."""
+        """Fails all pending requests with ConnectionLost."""
         for pending in self._pending.values():
             if not pending.waiting.done():
                 pending.waiting.set_exception(ConnectionLost(message, pending.address))

@@ -1,4 +1,4 @@
-"""RemotingServer: listens, hands each connection the handler table, closes the idle ones."""
+"""RocketMQ's remoting server (`NettyRemotingServer`): accepts connections, closes idle ones and sets shared limits."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.limits import RESPONSE_TASKS
 from gantrymq.logs import peer_log
 from gantrymq.remoting.arrivals import Arrivals
 from gantrymq.remoting.connection import Connection, FirstLook, RequestHandler, RpcHook, close_all
-from gantrymq.remoting.listener import Listener
+from gantrymq.remoting.connection_limits import ConnectionLimits
+from gantrymq.remoting.listener import Listener, ListenOptions
 from gantrymq.remoting.loop_watch import LoopWatch
-from gantrymq.remoting.open_answers import new_rooms_for_answers
+from gantrymq.remoting.quota import Quota
 from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.remoting.turns import Turns
@@ -22,36 +24,42 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: serverChannelMaxIdleTimeSeconds: a client that sent nothing for so long is dropped (it heartbeats each 30 s).
+#: A silent client is disconnected after this time, in seconds (`serverChannelMaxIdleTimeSeconds`). Clients send a
+#: heartbeat every 30 s.
 MAX_IDLE_S = 120.0
-#: A stopping server goes on until nothing has come for the first, at most for the second, s.
+#: A stopping server waits until no request has arrived for DRAIN_QUIET_S, but at most DRAIN_TIMEOUT_S. In seconds.
 DRAIN_QUIET_S = 0.02
 DRAIN_TIMEOUT_S = 1.0
-#: How often idle connections are looked for, s; the most of them that are closed in one turn of the loop.
+#: Interval of the check for idle connections, in seconds, and the most that are closed in one loop iteration.
 LOOK_S = 1.0
 CLOSED_PER_TURN = 200
 
 
 class RemotingServer:
-    """A listening socket; `handlers` maps request codes to plain functions (see `remoting.connection`).
+    """A listening socket and its connections.
 
-    The port is taken here and now, so that `port` is the real one before anything is built that carries it; connections
-    are taken from `serve` on. With `fast_listen` a second port is listened on, port - 2; a `shared_port` may be other
-    processes', too. `alpn` is what TLS clients may ask for beside the remoting protocol. Raises GantryError when a port
-    is taken.
+    The constructor binds the port, so that `port` has the real number from the beginning. `serve` starts to accept
+    connections. Raises GantryError if a port is in use.
+
+    Args:
+        handlers: Plain functions by request code. See `remoting.connection`.
+        listen: Address and port to listen on.
+        tls: TLS configuration. None accepts plain connections only.
+        hooks: Called before each request and after each response.
+        max_idle_s: Time after which a silent connection is closed, in seconds.
+        alpn: Further protocols that TLS clients may negotiate.
+        on_close: Called after a connection is closed.
+        jobs: Report for the background jobs.
     """
 
     def __init__(
         self,
         handlers: Mapping[int, RequestHandler],
+        listen: ListenOptions,
         *,
-        host: str = "0.0.0.0",
-        port: int = 0,
         tls: TlsConfig | None = None,
         hooks: Sequence[RpcHook] = (),
         max_idle_s: float = MAX_IDLE_S,
-        fast_listen: bool = False,
-        shared_port: bool = False,
         alpn: Sequence[str] = (),
         on_close: Callable[[Connection], None] | None = None,
         jobs: Jobs | None = None,
@@ -62,43 +70,51 @@ class RemotingServer:
         self._hooks = hooks
         self._max_idle_s = max_idle_s
         self._on_close = on_close
-        #: Of connections that are made from now on; see `Connection`.
-        self.first_look: FirstLook | None = None
-        #: In the order in which they came.
+        self._first_look: FirstLook | None = None
+        #: In the order of their arrival.
         self.connections: dict[Connection, None] = {}
-        #: While it runs.
+        #: None while the server is not running.
         self._arrivals: Arrivals | None = None
         self.loop_watch = LoopWatch(jobs)
-        self._turns = Turns(self.loop_watch, jobs)
         self.unfinished_frames = UnfinishedFrames(jobs)
         self._untaken_answers = UntakenAnswers(jobs)
-        self._rooms_for_answers = new_rooms_for_answers()
-        self._idle_job = jobs.repeating("close idle connections", self._close_idle, min(LOOK_S, max_idle_s / 4))
-        # At last: it takes the port, which nobody would free if anything else failed.
-        self._listener = Listener(
-            host, port, self._accepted, self._count, fast_listen=fast_listen, shared=shared_port, jobs=jobs
+        self._response_tasks = Quota(RESPONSE_TASKS)
+        self._limits = ConnectionLimits(
+            Turns(self.loop_watch, jobs), self.unfinished_frames, self._untaken_answers, self._response_tasks
         )
+        self._idle_job = jobs.repeating("close idle connections", self._close_idle, min(LOOK_S, max_idle_s / 4))
+        # Last, because it binds the port: if a later step failed, nothing would free the port.
+        self._listener = Listener(listen, self._accepted, self._count, jobs=jobs)
 
     @property
     def port(self) -> int:
         return self._listener.port
+
+    @property
+    def first_look(self) -> FirstLook | None:
+        """The function that handles requests of new connections before they are decoded."""
+        return self._first_look
 
     def release(self) -> None:
         """Frees the port of a server that is never started."""
         self._listener.stop()
 
     async def start(self) -> None:
-        """Takes connections. Raises ConfigError for TLS files that can't be used, GantryError as `serve`."""
+        """Accepts connections. Raises ConfigError if a TLS file is not usable, and GantryError as `serve` does."""
         await self.bind()
         await self.serve()
 
     async def bind(self) -> None:
-        """Prepares to listen, so that `serve` can't fail. Raises ConfigError for TLS files that can't be used."""
+        """Does the steps that can fail before `serve`. Raises ConfigError if a TLS file is not usable."""
         if self._tls is not None:
             self._tls.load()
 
-    async def serve(self) -> None:
-        """Begins to take connections. Raises GantryError when another socket listens on the port after all."""
+    async def serve(self, first_look: FirstLook | None = None) -> None:
+        """Starts to accept connections. Raises GantryError if another socket already listens on the port.
+
+        `first_look` may handle requests before they are decoded. See `Connection`.
+        """
+        self._first_look = first_look
         tls = self._tls
         self._arrivals = Arrivals(tls if tls is not None and tls.is_there else None, self._connected)
         self._listener.start()
@@ -110,7 +126,7 @@ class RemotingServer:
         self._idle_job.start()
 
     async def drain(self) -> None:
-        """Takes no more connections, and returns when the requests that have arrived are answered."""
+        """Stops accepting connections and waits for the responses to received requests, at most DRAIN_TIMEOUT_S."""
         if self._arrivals is None:
             return
         self._listener.stop()
@@ -121,7 +137,7 @@ class RemotingServer:
                 break
 
     async def stop(self) -> None:
-        """Stops listening and closes every connection, after what was answered is written if the peers take it soon."""
+        """Stops listening and closes all connections. Pending output is sent for a limited time (see `close_all`)."""
         self.loop_watch.stop()
         self.unfinished_frames.stop()
         self._untaken_answers.stop()
@@ -146,18 +162,15 @@ class RemotingServer:
             self._handlers,
             hooks=self._hooks,
             is_server=True,
-            turns=self._turns,
-            frames=self.unfinished_frames,
-            untaken=self._untaken_answers,
-            rooms_for_answers=self._rooms_for_answers,
-            first_look=self.first_look,
+            limits=self._limits,
+            first_look=self._first_look,
             on_open=self._opened,
             on_close=self._disconnected,
         )
 
     def _opened(self, connection: Connection) -> None:
         if self._arrivals is None:
-            # Its TLS handshake ended after stop().
+            # Its TLS handshake ended after `stop`.
             connection.abort()
         self.connections[connection] = None
 
@@ -167,13 +180,13 @@ class RemotingServer:
             self._on_close(connection)
 
     def _close_idle(self) -> float | None:
-        """Looks at all, which takes 0.6 ms for 10,000, and closes some of the idle ones."""
+        """Closes some of the idle connections. The check of 10,000 connections takes 0.6 ms."""
         oldest = monotonic() - self._max_idle_s
         if self._arrivals is not None:
             self._arrivals.close_silent(oldest, CLOSED_PER_TURN)
         idle = [c for c in self.connections if c.last_read < oldest and not c.is_stopped and not c.is_closed]
         for connection in idle[:CLOSED_PER_TURN]:
             log.info("closing the connection with %s: idle for %d s", connection.address, self._max_idle_s)
-            # Not close(): a peer that is gone, or stopped reading, would never take what it is still to get.
+            # Not `close`: a peer that is down or doesn't read would never take the unsent data.
             connection.abort()
         return 0.0 if len(idle) > CLOSED_PER_TURN else None

@@ -1,8 +1,8 @@
-"""ServerTls: the certificate of a server that runs.
+"""The certificate of a running server.
 
-The files may be replaced while it runs: connections made later get the new certificate. Without a certificate the
-server makes one itself when the first client wants TLS, as Java's test mode does (`tls.test.mode.enable`). Java does so
-whatever else is configured; here a certificate, `enforcing` and the check of clients count.
+The files can be replaced while the server runs. New connections then get the new certificate. If no certificate is
+configured, the server creates one when the first client uses TLS, as in Java's test mode (`tls.test.mode.enable`).
+Java's test mode ignores all other TLS keys. Here a configured certificate, `enforcing` and client authentication apply.
 Source: remoting/netty/TlsHelper (buildSslContext), srvutil/FileWatchService.
 """
 
@@ -15,25 +15,29 @@ from pathlib import Path
 from gantrymq.background.jobs import Jobs
 from gantrymq.errors import ConfigError, GantryError
 from gantrymq.logs import peer_log
-from gantrymq.remoting.tls import ClientAuth, TlsConfig, TlsMode, server_context
+from gantrymq.remoting.tls import ClientAuth, TlsConfig, TlsMode, limit_context, server_context
 from gantrymq.system import files, tls
 
 log = peer_log(__name__)
 
-#: How often the files are looked at for a change, s.
+#: Interval of the check for changed files, in seconds.
 WATCH_INTERVAL_S = 5.0
 
 
 class ServerTls:
-    """Of one server; `context` is that of a new connection, `job` is known under the name of the `peers`.
+    """Provides the SSL context for new connections of one server, and reloads changed files.
 
-    `alpn` are the protocols that clients may ask for (RFC 7301).
+    Args:
+        config: Modes and files.
+        jobs: Report for the background job.
+        peers: Name of the connections in the background job's name.
+        alpn: Protocols that clients may negotiate (RFC 7301).
     """
 
     def __init__(self, config: TlsConfig, jobs: Jobs, *, peers: str = "connections", alpn: Sequence[str] = ()) -> None:
         self._config = config
         self._alpn = alpn
-        #: None: there is no TLS, or it is made when somebody wants it.
+        #: None if TLS is off, or if the certificate has not been created yet.
         self._context: tls.SSLContext | None = None
         self._making = asyncio.Lock()
         self._cannot_be_made = False
@@ -47,7 +51,7 @@ class ServerTls:
 
     @property
     def is_there(self) -> bool:
-        """Connections may be TLS."""
+        """True if the server accepts TLS connections."""
         config = self._config
         return self._context is not None or (
             config.tls_test_mode_enable
@@ -57,11 +61,11 @@ class ServerTls:
 
     @property
     def is_enforced(self) -> bool:
-        """Plain connections aren't taken."""
+        """True if the server refuses plain connections."""
         return self._config.tls_server_mode is TlsMode.ENFORCING
 
     def start(self) -> None:
-        """Looks at the files now and then, if there are any."""
+        """Starts the regular check for changed files, if files are configured."""
         if self._versions and self._config.tls_server_mode is not TlsMode.DISABLED:
             self.job.start()
 
@@ -69,9 +73,9 @@ class ServerTls:
         self.job.cancel()
 
     async def context(self) -> tls.SSLContext | None:
-        """What a new connection is made with; None when there is no certificate after all."""
+        """Returns the SSL context for a new connection. Returns None if no certificate could be created."""
         if self._context is None:
-            # Who comes meanwhile waits for the same one.
+            # Connections that arrive during the creation wait for the same context.
             async with self._making:
                 await self._make()
         return self._context
@@ -80,8 +84,10 @@ class ServerTls:
         if self._context is not None or self._cannot_be_made:
             return
         try:
-            # Not in the loop: it takes some milliseconds, and more when a program is started for it.
-            self._context = self._speaking(await asyncio.to_thread(_self_made_context))
+            # In a thread: it takes some milliseconds, and longer if it runs an external program.
+            context = await asyncio.to_thread(_self_made_context)
+            limit_context(context, self._config)
+            self._context = self._speaking(context)
         except (GantryError, OSError) as e:
             self._cannot_be_made = True
             log.info("a client wants TLS, and there is no certificate (tls.server.certPath): %s", e)
@@ -97,7 +103,7 @@ class ServerTls:
             return
         self._versions = versions
         try:
-            # A new one, not the old one changed: between a new certificate and its key the old pair goes on.
+            # A new context, so that the old pair stays in use if the certificate is replaced before its key.
             context = server_context(self._config)
         except ConfigError as e:
             log.warning("the TLS files have changed but can't be used, the former certificate stays: %s", e)
@@ -120,7 +126,7 @@ class ServerTls:
 
 
 def _self_made_context() -> tls.SSLContext:
-    # Most servers never need it.
+    # Imported on demand, because most servers never need it.
     from gantrymq.system.self_made_certificate import self_made_context
 
     return self_made_context()

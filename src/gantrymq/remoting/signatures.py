@@ -1,6 +1,7 @@
-"""Signed requests: the hook that signs them, and the check of one that has come.
+"""Signs requests, and checks the signatures of received requests.
 
-Source: acl/common/AclClientRPCHook. What a signature covers is in `protocol/acl_signature`.
+`protocol/acl_signature` defines the signed bytes.
+Source: acl/common/AclClientRPCHook.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from gantrymq.protocol.acl_signature import (
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.system.clock import now_ms
 
-#: A bound signature is accepted if its time differs from this machine's by no more, ms.
+#: Largest accepted difference between a bound signature's time and this machine's clock, in milliseconds.
 MAX_CLOCK_DIFFERENCE_MS = 300_000
-#: A proxy may change the order of requests: a signed number may be lower than the highest by less than this.
+#: A proxy may reorder requests. An opaque number is accepted if it is less than WINDOW below the highest one.
 WINDOW = 1024
 _MASK = (1 << WINDOW) - 1
 _MAX_OPAQUE = 0x7FFF_FFFF
 
 
 class SigningHook:
-    """Signs every request with one user's keys."""
+    """Signs each request with the keys of one user. An `RpcHook` for clients."""
 
     def __init__(self, access_key: str, secret_key: str, security_token: str | None = None) -> None:
         self.access_key = access_key
@@ -33,7 +34,7 @@ class SigningHook:
         self._security_token = security_token
 
     def before_request(self, address: str, request: RemotingCommand) -> None:
-        """Signs `request`, which has its opaque number."""
+        """Adds the access key and the signature to `request`. Its opaque number must be set."""
         fields = request.ext_fields
         fields[ACCESS_KEY] = self.access_key
         if self._security_token is not None:
@@ -41,24 +42,24 @@ class SigningHook:
         self._signer.sign_request(request, now_ms())
 
     def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
 
 class SignedOpaques:
-    """The signed opaque numbers of one connection: each is accepted once.
+    """Accepts each signed opaque number of one connection once, to prevent replay.
 
-    A client counts them up for each connection, so the highest and the WINDOW before it are enough to keep.
+    A client counts up its opaque numbers per connection. So the highest number and the WINDOW below it are sufficient.
     """
 
     __slots__ = ("_highest", "_seen")
 
     def __init__(self) -> None:
         self._highest = 0
-        #: Bit n: the number that is lower than the highest by n has come.
+        #: Bit n is set if the number `_highest - n` was received.
         self._seen = 0
 
     def add(self, number: int) -> bool:
-        """False if the number has come before, or is too old to tell. Numbers begin anew after 2^31 - 1."""
+        """Returns false if the number is a repetition or below the window. After 2^31 - 1, numbers restart at 0."""
         ahead = (number - self._highest) & _MAX_OPAQUE
         if 0 < ahead <= _MAX_OPAQUE // 2 or not self._seen:
             self._seen = ((self._seen << ahead) | 1) & _MASK if ahead < WINDOW else 1
@@ -74,10 +75,10 @@ class SignedOpaques:
 def signature_problem(
     signer: Signer, request: RemotingCommand, opaques: SignedOpaques, *, needs_bound: bool
 ) -> str | None:
-    """What is wrong with a request's signature; None if it is that of `signer`, for this request.
+    """Returns a text for an invalid signature, or None if it is valid for this request and `signer`.
 
-    It begins with ": ", to follow what Java says of any wrong signature, and is "" where there is no more to say. With
-    `needs_bound`, a signature in Java's form isn't enough.
+    The text begins with ": " and is appended to Java's message. It is "" if there is nothing to add. If `needs_bound`
+    is set, a signature in Java's form is invalid.
     """
     fields = request.ext_fields
     if BOUND_SIGNATURE not in fields:

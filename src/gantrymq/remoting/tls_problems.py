@@ -1,4 +1,4 @@
-"""Why a TLS connection can't be made, and which option changes it: for errors and for `gantry doctor`."""
+"""Explains TLS connection errors and names the option to change, for error messages and `gantry doctor`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gantrymq.system import tls
 
-# X509_V_ERR_* of OpenSSL.
+# Error codes of OpenSSL (X509_V_ERR_*).
 _NOT_YET_VALID, _EXPIRED = 9, 10
 _UNKNOWN_SIGNERS = (18, 19, 20, 21)
 _OTHER_NAMES = (62, 64)
@@ -18,7 +18,7 @@ class TlsProblem(NamedTuple):
 
 
 def tls_problem(error: BaseException | None) -> TlsProblem | None:
-    """What the `error` of a client's handshake means; None when it isn't one of TLS."""
+    """Returns cause and remedy for an `error` of a client's handshake, or None if it is not a TLS error."""
     if isinstance(error, tls.SSLCertVerificationError):
         return _of_certificate(error)
     if isinstance(error, tls.SSLError):

@@ -1,24 +1,25 @@
-"""UnfinishedFrames: what a server holds of frames that have begun to arrive, in all its connections together.
+"""Limits the memory for incomplete frames of all connections of a server.
 
-A frame has up to 16 MiB, and a peer may begin one and not go on: with nothing but a limit for each connection sixty of
-them hold 890 MB. The rules:
+A frame has up to 16 MiB, and a peer may send only a part of it. With only a limit per connection, sixty such peers hold
+890 MB.
 
-- A frame shorter than 64 KiB (SMALL) is always read.
-- A longer one is read when it has room: all frames that are read, the whole of each, and what is held of the others
-  are no more than three quarters of the limit. Else its connection isn't read any further, and it waits; the kernel
-  holds up the peer. The last quarter is for the first reads of those that wait.
-- When there is room again, the shortest of those that wait goes on, and next the one that has waited for the longest,
-  in turn: so neither a stream of short frames nor a crowd of long ones keeps the others waiting for ever.
-- While frames wait, one that is read and of which nothing comes for STALLED_S loses its place, and waits itself for
-  the next; one that does so more than MOST_STALLS times is given up, and its connection closed. After GIVEN_UP_S what
-  such frames hold is given up, the most first, where one that goes on would have room without it.
-- While frames wait, those that are read must arrive: at least 64 KiB/s (LEAST_PACE), looked at each PACE_S. One that
-  doesn't is given up. So whoever waits gets room in a second or two, and a slow frame that goes on arrives.
-- If more than the limit is held all the same, because very many begin at once, connections are closed: first of
-  those that wait, then of large frames, at last of small ones; of each the largest first.
+Rules:
+1. A frame shorter than 64 KiB (SMALL) is always read.
+2. A longer frame is read if it fits into the quota, three quarters of the limit. The full length of each frame being
+   read counts, and the received bytes of each waiting frame. If it does not fit, its connection is not read, and the
+   kernel stops the peer. The last quarter is for the first read of each waiting frame.
+3. When quota is free again, the shortest waiting frame continues, then the oldest, in alternation. So neither a stream
+   of short frames nor many long ones can block the others forever.
+4. While frames wait, a frame being read that receives nothing for STALLED_S must wait again. After more than
+   MOST_STALLS times, its connection is closed. If another frame needs the quota, the connections of frames that have
+   received nothing for GIVEN_UP_S are closed, too, largest first.
+5. While frames wait, each frame being read must arrive at LEAST_PACE (64 KiB/s) or faster, checked every PACE_S.
+   Otherwise its connection is closed. So a waiting frame gets quota within one or two seconds, and a slow but steady
+   frame completes.
+6. If many frames start at once and still exceed the limit, connections are closed. Waiting frames go first, then large
+   ones, then small ones. In each group, the largest goes first.
 
-Alternatives that lost: to stop whoever holds the most once the limit is reached, when all have a part of their frames
-and none can end; to share the limit out evenly, which sixty idle peers make too small for an honest message.
+Decision record: docs/decisions/fair-scheduling.md.
 """
 
 from __future__ import annotations
@@ -29,14 +30,12 @@ from enum import IntEnum
 from typing import Protocol
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.limits import INCOMPLETE_FRAMES_BYTES
 from gantrymq.logs import peer_log
 from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: What a server holds of unfinished frames. Three of the longest are read at a time, twelve of a broker's longest
-#: messages.
-LIMIT = 64 * 1024 * 1024
 SMALL = 64 * 1024
 PACE_S = 5.0
 LEAST_PACE = 64 * 1024
@@ -47,7 +46,7 @@ _LOOK_S = 0.5
 
 
 class Reader(Protocol):
-    """A Connection, of which a frame is under way."""
+    """A connection with an incomplete frame."""
 
     @property
     def address(self) -> str: ...
@@ -57,7 +56,7 @@ class Reader(Protocol):
 
 
 class _State(IntEnum):
-    """In the order in which connections are closed when too much is held."""
+    """The states of a frame, in the order in which connections are closed if the limit is exceeded."""
 
     WAITING = 0
     READ = 1
@@ -70,13 +69,13 @@ class _Frame:
     number: int
     length: int
     state: _State
-    #: When it began to wait, or its pace was last looked at, and what was held of it then.
+    #: Time when the frame began to wait or its pace was last checked, and its received bytes at that time.
     since: float
     held_then: int
-    #: When the last of it came, or its place.
+    #: Time of the last received byte, or of the frame's admission.
     moved: float
     held: int = 0
-    #: How often it has lost its place.
+    #: Number of times that the frame lost its quota because nothing arrived.
     stalls: int = 0
     is_gone: bool = False
 
@@ -86,18 +85,30 @@ class _Frame:
 
 
 class UnfinishedFrames:
-    """Of one server. `limit` is in bytes, at least twice the longest frame; `clock` tells seconds."""
+    """The incomplete frames of one server.
 
-    def __init__(self, jobs: Jobs | None = None, *, limit: int = LIMIT, clock: Callable[[], float] = monotonic) -> None:
+    Args:
+        jobs: Report for the background job.
+        limit: Memory limit in bytes, at least twice the longest frame.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs | None = None,
+        *,
+        limit: int = INCOMPLETE_FRAMES_BYTES,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._limit = limit
         self._limit_of_read = limit * 3 // 4
         self._clock = clock
         self._job = (jobs or Jobs()).repeating("unfinished frames", self.look)
         self._frames: dict[Reader, _Frame] = {}
         self._waiting = 0
-        #: Whose turn it is: the one that has waited for the longest, or the shortest.
+        #: True if the oldest waiting frame is admitted next; false for the shortest.
         self._is_oldest_next = False
-        #: What is held, and what that will be when the frames that are read have arrived; bytes.
+        #: Received bytes of all frames. `_counted` has the full length of the frames being read instead.
         self.held = 0
         self._counted = 0
 
@@ -111,7 +122,7 @@ class UnfinishedFrames:
         return reader in self._frames
 
     def received(self, reader: Reader, number: int, length: int, held: int) -> None:
-        """A read has ended: `held` bytes of the frame `number`, of `length` bytes, are there. Length 0: none is."""
+        """Records a read: `held` of the `length` bytes of frame `number` have arrived. Length 0 means no such frame."""
         frame = self._frames.get(reader)
         if frame is not None and (frame.number != number or not length):
             self._remove(frame)
@@ -135,13 +146,13 @@ class UnfinishedFrames:
             self._close_largest()
 
     def forget(self, reader: Reader) -> None:
-        """The connection is gone."""
+        """Removes the frame of a lost connection."""
         frame = self._frames.get(reader)
         if frame is not None:
             self._remove(frame)
 
     def look(self) -> float | None:
-        """Lets those that wait go on as far as there is room; while some wait it runs each half second."""
+        """Checks the frames being read and admits waiting frames. While frames wait, runs every 0.5 s."""
         if not self._waiting:
             return None
         now = self._clock()
@@ -168,14 +179,17 @@ class UnfinishedFrames:
                 for frame in (oldest if self._is_oldest_next else shortest)
                 if frame.state is _State.WAITING and not frame.is_gone
             )
-            # One that doesn't fit holds up the others: room that they took would never become enough for it.
-            if not self._make_room(frame, now):
+            # A frame that does not fit blocks the others. If they took the free quota, it might never fit.
+            if not self._free_bytes(frame, now):
                 break
             self._read(frame, now)
             self._is_oldest_next = not self._is_oldest_next
 
-    def _make_room(self, frame: _Frame, now: float) -> bool:
-        """Gives up frames that have stalled, as far as one that goes on needs what they hold."""
+    def _free_bytes(self, frame: _Frame, now: float) -> bool:
+        """Frees quota for `frame` by closing stalled ones. Returns false if it is not enough.
+
+        A frame that has stalled itself cannot displace others.
+        """
         while self._counted - frame.held + frame.length > self._limit_of_read:
             stalled = [
                 other
@@ -184,7 +198,7 @@ class UnfinishedFrames:
             ]
             if frame.stalls or not stalled:
                 return False
-            self._close(max(stalled, key=lambda other: other.held), "its frame has stalled, and others need the room")
+            self._close(max(stalled, key=lambda other: other.held), "its frame has stalled, and others need the memory")
         return True
 
     def _stalled(self, frame: _Frame, now: float) -> None:
@@ -197,11 +211,11 @@ class UnfinishedFrames:
 
     def _wait(self, frame: _Frame) -> None:
         if not self._waiting:
-            # Until now nobody minded how fast they are.
+            # The pace is only checked while frames wait, so all checks start now.
             for other in self._frames.values():
                 other.since, other.held_then = frame.since, other.held
         self._stop(frame)
-        # At the end of this turn: there may be room, for one that is shorter than those before it.
+        # At the end of this loop iteration, `look` admits the frame if it is shorter than those before it and fits.
         self._job.wake()
 
     def _stop(self, frame: _Frame) -> None:
@@ -227,12 +241,12 @@ class UnfinishedFrames:
         self._counted -= frame.counted
         if frame.state is _State.WAITING:
             self._waiting -= 1
-        # What small ones leave can wait for the next look: they come and go with many reads.
+        # Small frames come and go with many reads. Their quota is reused at the next regular check.
         if self._waiting and frame.state is not _State.SMALL:
             self._job.wake()
 
     def _close_largest(self) -> None:
-        # Not to the limit alone: else the next read brings us here again.
+        # Below the limit, so that the next read does not exceed it again.
         for frame in sorted(self._frames.values(), key=lambda frame: (frame.state, -frame.held)):
             if self.held <= self._limit * 7 // 8:
                 break

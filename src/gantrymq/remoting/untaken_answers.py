@@ -1,14 +1,14 @@
-"""UntakenAnswers: what a server holds of answers that its peers don't take, in all its connections together.
+"""Limits the memory for unread responses of all connections of a server.
 
-A connection whose peer takes nothing isn't read any more when its write buffer is full; by then it holds a megabyte,
-and one answer more. With nothing but that limit 300 peers that ask for much and read nothing hold 277 MiB. The rules:
+If a peer does not read, its write buffer fills, and the server then stops reading from it. By then the buffer has 1 MiB
+and one more response. With only that limit, 300 peers that request large responses and read nothing hold 277 MiB.
 
-- While full write buffers hold more than half of the limit `is_much` says so: who would answer with more than clients
-  ask for as a rule (a bulk read) doesn't.
-- While they hold more than the limit, connections are closed whose peers have taken nothing for STALLED_S.
-- While they hold more than twice the limit any of them are closed; first those that have taken nothing for longest.
+Rules:
+1. If full write buffers exceed half of the limit, `is_much` is true. Bulk reads then return smaller responses.
+2. If they exceed the limit, connections are closed whose peers have read nothing for STALLED_S.
+3. If they exceed twice the limit, any of these connections are closed, the longest inactive first.
 
-The alternative that lost: to answer nobody while there is much. Who reads would wait for those that don't.
+Decision record: docs/decisions/fair-scheduling.md.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.limits import UNREAD_RESPONSES_BYTES
 from gantrymq.logs import peer_log
 from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: Bytes; a hundred peers that are behind, with the answers that clients ask for as a rule, have less.
-LIMIT = 100 * 1024 * 1024
-#: A network may hold up a peer for some seconds.
+#: A network can delay a peer for some seconds.
 STALLED_S = 5.0
 _LOOK_S = 0.5
 
 
 class Writer(Protocol):
-    """A Connection whose write buffer is full."""
+    """A connection whose write buffer is full."""
 
     @property
     def address(self) -> str: ...
@@ -42,21 +41,27 @@ class Writer(Protocol):
 
 @dataclass(slots=True)
 class _Full:
-    """A write buffer: what it holds, and when its peer took something last."""
+    """Size of a full write buffer in bytes, and the last time at which its peer read something."""
 
     size: int
     moved: float
 
 
 class UntakenAnswers:
-    """Of one server. `limit` is in bytes; `clock` tells seconds."""
+    """The full write buffers of one server. `limit` is in bytes; `clock` returns seconds."""
 
-    def __init__(self, jobs: Jobs | None = None, *, limit: int = LIMIT, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        jobs: Jobs | None = None,
+        *,
+        limit: int = UNREAD_RESPONSES_BYTES,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._limit = limit
         self._clock = clock
         self._job = (jobs or Jobs()).repeating("answers that nobody takes", self.look)
         self._full: dict[Writer, _Full] = {}
-        #: Bytes, of all full write buffers.
+        #: Size of all full write buffers, in bytes.
         self.held = 0
 
     def start(self) -> None:
@@ -70,7 +75,7 @@ class UntakenAnswers:
         return self.held > self._limit // 2
 
     def full(self, writer: Writer) -> None:
-        """The write buffer of `writer` is full, or has got more since."""
+        """Records that the write buffer of `writer` is full or has grown."""
         known = self._full.get(writer)
         if known is None:
             known = self._full[writer] = _Full(0, self._clock())
@@ -80,13 +85,13 @@ class UntakenAnswers:
             self._job.wake()
 
     def taken(self, writer: Writer) -> None:
-        """There is room in it again, or the connection is gone."""
+        """Removes a write buffer that has space again, or whose connection is lost."""
         known = self._full.pop(writer, None)
         if known is not None:
             self.held -= known.size
 
     def look(self) -> float | None:
-        """Closes connections as the rules say; while more than the limit is held it runs each half second."""
+        """Closes connections by the rules above. While the limit is exceeded, runs every 0.5 s."""
         now = self._clock()
         for writer, known in self._full.items():
             before = known.size

@@ -1,7 +1,9 @@
-"""The log's way from a master to its slaves, byte for byte, as Java's `DefaultHAService` does it.
+"""Replication of the commit log from a master to its slaves, byte for byte (`DefaultHAService`).
 
-`frames` has what goes over a connection, `slaves` what a master knows of those who follow it, `link` what one
-connection of a slave has come to, `flow_control` how fast a master sends: plain classes that are told the time.
-`connection`, `master` and `slave` are the shells with sockets. What a broker makes of it (roles, answers that wait for
-slaves, tables that a slave copies) is not here. Open `link.py` first.
+- Start with `link`: the slave's side of one connection, without a socket. `log_transfer` is the master's side.
+- `frames` and `autoswitch_frames` encode the messages. `slaves` is the master's table of its slaves.
+- `connection`, `master`, `slave` and `slave_connection` add sockets and timers.
+- All classes without sockets get the time as an argument.
+
+Broker roles, sends that wait for slaves, and metadata that a slave copies are in the `broker` package.
 """

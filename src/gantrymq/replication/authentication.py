@@ -1,6 +1,6 @@
-"""The handshake by which a slave and a master of ours prove that they are brokers of one cluster.
+"""The handshake between a GantryMQ slave and master: each proves that it is a broker of the same cluster.
 
-The master sends nothing of its log, and counts no report, before the handshake is done:
+Before it is complete, the master sends no part of its log and ignores reports. The messages:
 
 | from | message | content |
 |---|---|---|
@@ -9,15 +9,15 @@ The master sends nothing of its log, and counts no report, before the handshake 
 | slave | response | its access key, the address that it connected to, a nonce, a MAC |
 | master | proof | a MAC |
 
-Each message after the opening is `int64 -2 | int32 size | content`. The slave says what it always says first: a master
-that needs no handshake, an older one and Java's go on as usual. A master sends the challenge to slaves of ours only.
+After the opening, each message is `int64 -2 | int32 size | content`. The opening is unchanged, so masters without a
+handshake (older versions, Java) work as before. A master sends the challenge to GantryMQ slaves only.
 
-A MAC is HMAC-SHA256 with the secret key of the access key, over the sender's role and what the messages before it have.
-The slave's proof comes first, so that a stranger at the master's port gets no MAC from which to guess the secret key.
-The address prevents that somebody whom a slave takes for its master passes the messages on to the real one. It is ""
-where an administrator has configured whom to follow.
+A MAC is HMAC-SHA256 with the secret key of the access key, over the sender's role and the content of the earlier
+messages. The slave sends its MAC first, so that a stranger gets no MAC from which to guess the secret key. The address
+prevents relaying: a false master cannot pass the messages on to the real one. The address is "" if the master is
+configured on the slave.
 
-Whoever can change what others send can still take over a connection after its handshake: only TLS prevents that.
+The handshake does not protect the connection after it. Only TLS protects against an attacker who can change traffic.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from gantrymq.replication.autoswitch_frames import is_hello_of_ours
 from gantrymq.replication.frames import is_opening_of_ours
 from gantrymq.system.randomness import secret_bytes
 
-#: Of the two kinds of openings, both have so many bytes.
+#: Length of both kinds of opening, in bytes.
 OPENING_SIZE = 16
-#: No offset of a frame, and no state of controller mode.
+#: Marks a handshake message. It is neither a valid offset nor a state of controller mode.
 _WORD = Struct(">q").pack(-2)
 _HEADER = Struct(">8si")
 _RESPONSE = Struct(">16s32sHH")
 _NONCE_SIZE = 16
 _MAC_SIZE = 32
-#: A longer access key or address is none.
+#: Longest accepted access key or address, in bytes.
 _MAX_TEXT = 512
 _MAX_SIZE = _RESPONSE.size + 2 * _MAX_TEXT
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The user that a broker is for others."""
+    """The user as which a broker authenticates to other brokers."""
 
     access_key: str
     secret_key: str
 
 
 class Unproved(ReplicationError):
-    """The master can't be followed: it hasn't proved that it is one, or wants a proof that this slave can't give."""
+    """Raised if a slave cannot follow a master: the master has not proved itself, or the slave has no credentials."""
 
 
 def _message(content: bytes) -> bytes:
@@ -69,13 +69,13 @@ def _mac(secret_key: str, role: bytes, challenge: bytes, nonce: bytes, access_ke
 
 
 class _Messages:
-    """Messages out of the bytes that come; keeps no more than one, and what came with its end."""
+    """Splits the input into messages. Buffers at most one message and the input that arrived with its end."""
 
     def __init__(self) -> None:
         self.buffer = b""
 
     def next(self) -> bytes | None:
-        """The content of the next one, None until it is whole. Raises FrameError for anything else."""
+        """Returns the next message's content, or None if it is incomplete. Raises FrameError for any other input."""
         if len(self.buffer) < _HEADER.size:
             return None
         word, size = _HEADER.unpack_from(self.buffer)
@@ -89,10 +89,10 @@ class _Messages:
 
 
 class MasterHandshake:
-    """A master's side, of one connection.
+    """The master's side of the handshake, for one connection.
 
-    `secret_of` returns the secret key of a user that may be a slave, None for any other; `address` is where this master
-    listens, as slaves are told.
+    `secret_of` returns the secret key of a user that may be a slave, or None for all others. `address` is the address
+    at which slaves reach this master.
     """
 
     def __init__(self, secret_of: Callable[[str], str | None], address: str) -> None:
@@ -104,9 +104,9 @@ class MasterHandshake:
         self.is_done = False
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """What is sent at once, and, when it is done, all that the slave has said besides.
+        """Returns the bytes to send and, once the handshake is complete, all other input from the slave.
 
-        Raises FrameError for a slave that can't prove what it is.
+        Raises FrameError if the slave does not prove itself.
         """
         answer = b""
         if len(self._opening) < OPENING_SIZE:
@@ -134,7 +134,7 @@ class MasterHandshake:
             raise FrameError("its response has another length than it says")
         access_key, address = texts[:key_size].decode("utf-8", "replace"), texts[key_size:].decode("utf-8", "replace")
         secret_key = self._secret_of(access_key)
-        # An unknown user takes as long as a wrong signature.
+        # Also computed for an unknown user, so that the response time does not reveal whether the user exists.
         expected = _mac(secret_key or "", b"slave", self._challenge, nonce, access_key, address)
         if not hmac.compare_digest(expected, mac) or secret_key is None:
             raise FrameError(f"its signature isn't that of a super user, access key {access_key!r}")
@@ -144,9 +144,10 @@ class MasterHandshake:
 
 
 class SlaveHandshake:
-    """A slave's side, of one connection. `address` is the one it connected to, "" for one that was configured.
+    """The slave's side of the handshake, for one connection.
 
-    If `is_required`, a master that sends no challenge isn't followed.
+    `address` is the address that the slave connected to, or "" if the master is configured. If `is_required`, the slave
+    does not follow a master that sends no challenge.
     """
 
     def __init__(self, credentials: Credentials | None, address: str, *, is_required: bool) -> None:
@@ -156,16 +157,16 @@ class SlaveHandshake:
         self._messages = _Messages()
         self._expected: bytes | None = None
         self.is_done = False
-        #: The master has proved what it is.
+        #: True if the master has sent a valid proof.
         self.is_proved = False
 
     @property
     def awaits_proof(self) -> bool:
-        """It has signed, and the master hasn't."""
+        """True if the slave has sent its response and the master's proof is pending."""
         return self._expected is not None and not self.is_done
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """What is sent at once, and what the master has said besides. Raises Unproved, FrameError for rubbish."""
+        """Returns the bytes to send, and the master's other input. Raises Unproved, or FrameError for invalid input."""
         messages = self._messages
         messages.buffer += data
         if self._expected is None and not _WORD.startswith(messages.buffer[: len(_WORD)]):
@@ -180,7 +181,7 @@ class SlaveHandshake:
             return b"", b""
         if self._expected is None:
             answer = self._response(content)
-            # It sends the proof when it has this.
+            # The master sends its proof after it receives the response.
             return answer, b""
         if not hmac.compare_digest(content, self._expected):
             raise Unproved("the master's signature is wrong")
@@ -190,7 +191,7 @@ class SlaveHandshake:
     def _response(self, challenge: bytes) -> bytes:
         credentials = self._credentials
         if credentials is None:
-            raise Unproved("the master wants a signature: set innerClientAuthenticationCredentials")
+            raise Unproved("the master requires a signature: set innerClientAuthenticationCredentials")
         if len(challenge) != _NONCE_SIZE:
             raise FrameError(f"a challenge of {len(challenge)} bytes")
         nonce, key, address = secret_bytes(_NONCE_SIZE), credentials.access_key, self._address

@@ -1,13 +1,17 @@
-"""Frames of controller mode: what a master and its slaves send each other there.
+"""The frames of controller mode, in both directions.
 
-Both begin with the state that the sender takes the connection to be in. A slave says hello (16 bytes), the master
-answers with its epochs (20 bytes and 12 for each); the slave cuts its log where the two parted, and asks. Then the
-master sends pieces of its log, none over the end of an epoch (36 bytes before each), and the slave reports (12 bytes).
+Every frame begins with the connection state. The sequence:
 
-A slave of ours that leaves because another master leads in a newer epoch sends that epoch before it closes the
-connection (12 bytes). Java's slaves only close it. Java's master logs an illegal state, and closes it, too.
+1. The slave sends a hello (16 bytes).
+2. The master responds with its epochs (20 bytes, and 12 for each epoch).
+3. The slave truncates its log where the two logs differ, and reports its end.
+4. The master sends parts of its log, with a header of 36 bytes. No part crosses the end of an epoch.
+5. The slave reports its progress (12 bytes).
 
-A slave of ours tells that it is one by how it says no: Java's master takes 1 for yes, and all else for no.
+If another master leads in a newer epoch, a GantryMQ slave sends that epoch before it closes the connection (12 bytes).
+A Java slave only closes the connection. A Java master logs the frame as an illegal state and closes the connection.
+
+A GantryMQ slave identifies itself by its encoding of "no": Java's master reads 1 as yes and any other value as no.
 Source: ha/autoswitch/AutoSwitchHAConnection, AutoSwitchHAClient.
 """
 
@@ -23,14 +27,14 @@ from gantrymq.replication.epochs import Epoch
 from gantrymq.replication.frames import MAX_FRAME, not_negative
 from gantrymq.replication.received import Received
 
-#: Ordinals of Java's HAConnectionState.
+#: Ordinals of Java's `HAConnectionState`.
 HANDSHAKE = 1
 TRANSFER = 2
 SHUTDOWN = 4
-#: Java's master has room for so many (`AbstractWriteSocketService.handShakeBuffer`).
+#: Capacity of Java's handshake buffer, in epochs (`AbstractWriteSocketService.handShakeBuffer`).
 MAX_EPOCHS = 1000
 
-#: What a slave of ours says in place of 0. One that says yes twice, a learner of the last file, isn't known as ours.
+#: Encoding of "no" by a GantryMQ slave. If both flags are yes, the slave is not recognized as one of GantryMQ.
 _OUR_NO = 2
 
 _STATE = Struct(">i")
@@ -41,12 +45,12 @@ _TRANSFER = Struct(">iiqiqq")
 _EPOCH = Struct(">iq")
 
 TRANSFER_HEADER_SIZE = _TRANSFER.size
-#: The most of the log that fits into a frame.
+#: Most bytes of the log in one frame.
 MAX_TRANSFER = MAX_FRAME - TRANSFER_HEADER_SIZE
 
 
 class Hello(NamedTuple):
-    """A slave's first word. An empty one wants the whole log, or the last file of it; a learner is never waited for."""
+    """A slave's first frame. Its flags: sync an empty log from the last file only; do not wait for this slave."""
 
     broker_id: int
     sync_from_last_file: bool = False
@@ -55,19 +59,19 @@ class Hello(NamedTuple):
 
 
 class AutoSwitchReport(NamedTuple):
-    """Up to where a slave has the log; the first one asks for what comes then."""
+    """The end of a slave's log. The first report requests the log from this offset on."""
 
     offset: int
 
 
 class Leaving(NamedTuple):
-    """A slave leaves: another master leads in this epoch."""
+    """A slave's last frame: it disconnects because another master leads in this epoch."""
 
     epoch: int
 
 
 class MasterEpochs(NamedTuple):
-    """The answer to Hello: where the master's log ends, its last epoch (-1: none), and where each began."""
+    """The response to Hello: the end of the master's log, its last epoch (-1 if none), and all its epochs."""
 
     max_offset: int
     last_epoch: int
@@ -75,7 +79,7 @@ class MasterEpochs(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A piece of the log, all of one epoch; without bytes a sign of life. All before `confirm_offset` is everywhere."""
+    """A part of the log within one epoch, or an empty heartbeat. In-sync replicas have the log to `confirm_offset`."""
 
     offset: int
     epoch: int
@@ -90,7 +94,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def is_hello_of_ours(opening: bytes) -> bool:
-    """Whether these first bytes, as many as Hello has, are those of a slave of ours in controller mode."""
+    """Returns true if these bytes, as many as a hello has, are the hello of a GantryMQ slave in controller mode."""
     state, last_file, learner, _ = _HELLO.unpack(opening)
     return state == HANDSHAKE and _OUR_NO in (last_file, learner)
 
@@ -114,7 +118,7 @@ def encode_transfer_header(offset: int, size: int, epoch: Epoch, confirm_offset:
 
 
 class AutoSwitchFrameReader:
-    """A master's frames out of the bytes that come; keeps no more than one and what came with its end."""
+    """Splits a master's input into frames. Buffers at most one frame and the input that arrived with its end."""
 
     def __init__(self) -> None:
         self._received = Received()
@@ -123,7 +127,7 @@ class AutoSwitchFrameReader:
         self._received.add(data)
 
     def next(self) -> MasterEpochs | Transfer | None:
-        """The next whole frame, None until there is one. Raises FrameError for what can't be one."""
+        """Returns the next complete frame, or None. Raises FrameError for invalid input."""
         received = self._received
         if len(received) < _MASTER.size:
             return None
@@ -151,13 +155,13 @@ def _header_size(state: int) -> int:
 
 
 class AutoSwitchReportReader:
-    """A slave's frames out of the bytes that come; keeps less than 16 bytes."""
+    """Splits a slave's input into frames. Buffers less than 16 bytes."""
 
     def __init__(self) -> None:
         self._buffer = b""
 
     def feed(self, data: bytes) -> list[Hello | AutoSwitchReport | Leaving]:
-        """The whole ones, of several reports in a row the last. Raises FrameError for rubbish."""
+        """Returns the complete frames; of consecutive reports, only the last. Raises FrameError for invalid input."""
         data = self._buffer + data
         found: list[Hello | AutoSwitchReport | Leaving] = []
         at = 0

@@ -1,9 +1,10 @@
-"""AutoSwitchLink: what one connection of a slave with its master has come to, in controller mode.
+"""The slave's side of one replication connection in controller mode.
 
-The master says which epochs its log has, and the slave cuts off what it has behind the point where the two logs parted:
-nobody acknowledged that, or its writer would still be master. A master whose last epoch is older than the slave's was
-deposed, and isn't followed. A log without epochs, from before controller mode, is compared at its end, as in `link`.
-Source: ha/autoswitch/AutoSwitchHAClient. Java's slave follows a deposed master, too, and cuts its own log for it.
+The master sends its epochs. The slave truncates its log where the two logs differ. The truncated part was never
+acknowledged; otherwise its writer would still be the master. If the master's last epoch is older than the slave's, the
+master was replaced and the slave does not follow it. A log from before controller mode has no epochs; its end is
+compared as in `link`.
+Source: ha/autoswitch/AutoSwitchHAClient. A Java slave also follows a replaced master and truncates its own log for it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = peer_log(__name__)
 
 
 class NewerEpoch(ReplicationError):
-    """This log has a newer epoch than the master's, which was deposed."""
+    """Raised if this log has a newer epoch than the master, which was therefore replaced."""
 
     def __init__(self, message: str, epoch: int) -> None:
         super().__init__(message)
@@ -39,15 +40,15 @@ class NewerEpoch(ReplicationError):
 
 
 class AutoSwitchLink:
-    """Of one connection; as `Link`. `file` has the epochs of the slave's log."""
+    """The state of one connection, with the methods of `Link`. `file` has the epochs of the slave's log."""
 
     asked_in_vain = False
-    #: The master's log begins behind the end of this one, which is to be given up.
+    #: True if the master's log begins after the end of this log, so this log must be discarded.
     is_too_far_behind = False
 
     def __init__(self, store: MessageStore, hello: Hello, file: EpochFile) -> None:
         self.state = LinkState.ASKING
-        #: All before it is in the logs of all whom the master waits for.
+        #: All in-sync replicas have the log up to this offset, as the master reported.
         self._confirmed = 0
         self._store = store
         self._replica = store.replica
@@ -59,27 +60,27 @@ class AutoSwitchLink:
         self._replica.restart()
         self._own_end = store.max_physical_offset
         self._begins = self._own_end == store.min_physical_offset
-        #: The offset of the next frame; None before the master's epochs have come.
+        #: Offset of the next frame. None until the master's epochs arrive.
         self._next: int | None = None
-        #: Where the master's log ended then.
+        #: End of the master's log when it sent its epochs.
         self._master_end = 0
         self._reported = -1
 
     @property
     def confirm_offset(self) -> int:
-        """Up to where what this log has is in the logs of all whom the master waits for."""
+        """The offset up to which all in-sync replicas have the log, at most the end of this log."""
         return min(self._confirmed, self._store.max_physical_offset)
 
     def opening(self) -> bytes:
-        """What the slave says first."""
+        """Returns the slave's first message."""
         return encode_hello(self._hello)
 
     def feed(self, data: bytes) -> None:
-        """What the master sent."""
+        """Adds input from the master."""
         self._frames.feed(data)
 
     def step(self) -> Collection[ConsumeQueue] | None:
-        """As `Link.step`."""
+        """See `Link.step`."""
         if not self._waiting:
             frame = self._frames.next()
             if frame is None:
@@ -96,7 +97,7 @@ class AutoSwitchLink:
         return queues
 
     def report(self, flushed: int | None = None, *, is_due: bool = False) -> bytes:
-        """As `Link.report`."""
+        """See `Link.report`."""
         if self._next is None:
             return b""
         offset = self._next
@@ -110,7 +111,7 @@ class AutoSwitchLink:
         return encode_autoswitch_report(offset)
 
     def _agree(self, master: MasterEpochs) -> None:
-        """Cuts what the master hasn't, and asks for what follows."""
+        """Truncates the log where it differs from the master's, and sets the offset to request."""
         last, store = self._epochs.last, self._store
         if last is not None and master.last_epoch < last.number:
             raise NewerEpoch(
@@ -129,7 +130,7 @@ class AutoSwitchLink:
             self._next = self._own_end = self._cut(Epochs(master.epochs))
 
     def _cut(self, master: Epochs) -> int:
-        """Where both logs are still the same; there this one ends now."""
+        """Truncates the log at the last point where both logs are equal. Returns that offset."""
         store, end = self._store, self._store.max_physical_offset
         point = self._epochs.consistent_point(end, master, self._master_end)
         theirs = master.all()
@@ -143,13 +144,13 @@ class AutoSwitchLink:
         if point < end:
             log.warning("%d bytes behind %d are cut off: the master hasn't got them", end - point, point)
             self._replica.truncate(point)
-        # Its own last one, too, in which nothing was written.
+        # Also removes this log's last epoch if nothing was written in it.
         if self._epochs.truncate_from(point, theirs):
             self._save()
         return point
 
     def _checked(self, frame: Transfer) -> Buffer:
-        """What of a frame is to be put into the log. Raises as `step` does."""
+        """Returns the part of a frame to append to the log. Raises the errors of `step`."""
         if self._next is None:
             raise FrameError("the master sends its log before its epochs")
         if not frame.body:
@@ -168,7 +169,7 @@ class AutoSwitchLink:
         return frame.body[known:]
 
     def _heard(self, frame: Transfer) -> None:
-        """A sign of life. Of an empty master it is at -1."""
+        """Handles a heartbeat. An empty master sends it with offset -1."""
         assert self._next is not None
         if self.state is not LinkState.ASKING and frame.offset != self._next:
             raise FrameError(f"the master is at {frame.offset}, not at {self._next}")
@@ -180,7 +181,7 @@ class AutoSwitchLink:
         self._confirmed = frame.confirm_offset
 
     def _begin(self, offset: int) -> None:
-        """The first bytes of an empty log."""
+        """Starts an empty log at the offset of the first bytes."""
         asked = self._next
         if offset != asked and (asked or offset % self._store.config.mapped_file_size_commit_log):
             raise FrameError(f"the master sent what is at {offset}, not at {asked}")
@@ -189,7 +190,7 @@ class AutoSwitchLink:
         self._own_end = offset
 
     def _in_epoch(self, epoch: Epoch) -> None:
-        """The bytes are of this epoch."""
+        """Records the epoch of the received bytes. Raises FrameError if it is older than the last one."""
         last = self._epochs.last
         if last is not None and epoch.number < last.number:
             raise FrameError(f"bytes of the epoch {epoch.number} after some of {last.number}")

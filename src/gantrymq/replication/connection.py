@@ -1,7 +1,7 @@
-"""HaConnection: one slave, as its master has it: reads what it reports, sends it what the log has (`HAConnection`).
+"""The master's side of a connection with one slave: receives reports and sends the log (`HAConnection`).
 
-What is sent are slices of the mapped log. One batch is handed to the socket at a time, the next when it is taken; so
-for a slave that doesn't read the master holds nothing but that slice.
+It sends slices of the mapped log without a copy. The socket gets one batch at a time, and the next one after that is
+sent. So a slave that does not read uses no more of the master's memory than that slice.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from gantrymq.replication.authentication import MasterHandshake
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.flow_control import FlowControl
 from gantrymq.replication.frames import Report
-from gantrymq.replication.sending import Sending
+from gantrymq.replication.log_transfer import LogTransfer
 from gantrymq.replication.slaves import Slave, Slaves
 from gantrymq.store.message_store import MessageStore
 from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: So many bytes are sent to one slave before others have their turn.
+#: Bytes sent to one slave before the other slaves get their turn.
 _STEP_BYTES = 256 * 1024
-#: Fewer bytes wait until the slave has acknowledged what it was sent, so long at most, s: a frame takes 30 us of either
-#: side, whatever is in it, and meanwhile more come that senders wait for.
+#: While an acknowledgement is pending, fewer bytes than this wait for more, for at most _GATHER_S seconds. A frame
+#: takes 30 us on each side, whatever its size, and more messages arrive meanwhile.
 _FEW_BYTES = 16 * 1024
 _GATHER_S = 0.001
 
 
-#: A slave has so long for its handshake, s.
+#: Timeout of a slave's handshake, in seconds.
 _HANDSHAKE_TIMEOUT_S = 5.0
 
 
 class Master(Protocol):
-    """What a connection needs of its master."""
+    """The master, as its connections see it."""
 
     store: MessageStore
     config: ReplicationConfig
@@ -44,47 +44,44 @@ class Master(Protocol):
 
     @property
     def needs_handshake(self) -> bool:
-        """Slaves have to prove what they are."""
+        """True if slaves must prove themselves."""
 
     def opened(self, connection: HaConnection) -> None: ...
 
     def closed(self, connection: HaConnection) -> None: ...
 
     def acknowledged(self) -> None:
-        """A slave has more than before."""
+        """Called when a slave has more of the log than before."""
 
     def joined(self, connection: HaConnection) -> None:
-        """A slave has said who and how far it is."""
-
-    def newer_epoch(self, connection: HaConnection, epoch: int) -> None:
-        """A slave says that another master leads in this epoch. Without a handshake that need not be true."""
+        """Called when a slave has sent its first report."""
 
     def go_on(self, after_s: float = 0.0) -> None:
-        """There is more to send, in another turn, or later."""
+        """Called when there is more to send, in a later loop iteration or after `after_s` seconds."""
 
 
 class HaConnection(asyncio.Protocol):
-    """Sends nothing until the slave has asked for something, and `handshake`, if there is one, is done."""
+    """Sends the log to one slave. Sends nothing before the slave's first report and the end of `handshake`, if any."""
 
-    def __init__(self, master: Master, sending: Sending, handshake: MasterHandshake | None = None) -> None:
+    def __init__(self, master: Master, log_transfer: LogTransfer, handshake: MasterHandshake | None = None) -> None:
         self._master = master
-        self._sending = sending
+        self._log_transfer = log_transfer
         self._handshake = handshake
         self._takes = True
-        #: There is something to send that waits for more.
+        #: True if a small amount of data waits for more.
         self._is_gathering = False
         self._transport: asyncio.Transport | None = None
         self.address = "?"
         now = monotonic()
         self.last_read = self.last_write = self._opened_at = now
         self._flow = FlowControl(now)
-        #: None until it has reported.
+        #: None until the first report.
         self.slave: Slave | None = None
 
     # -- asyncio's side -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is no asyncio.Transport.
+        # A transport of uvloop is not a subclass of asyncio.Transport.
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         if peer:
@@ -108,14 +105,13 @@ class HaConnection(asyncio.Protocol):
                     self._write(message)
                 if not handshake.is_done:
                     return
-            answer, report = self._sending.feed(data)
+            answer, report = self._log_transfer.feed(data)
             if answer:
                 self._write(answer)
             if report is not None:
                 self._reported(report)
-            if self._sending.newer_epoch:
-                self._master.newer_epoch(self, self._sending.newer_epoch)
-                self.refuse(f"it follows the master of epoch {self._sending.newer_epoch}")
+            if self._log_transfer.newer_epoch:
+                self.refuse(f"it follows the master of epoch {self._log_transfer.newer_epoch}")
         except FrameError as e:
             self.refuse(str(e))
 
@@ -126,7 +122,7 @@ class HaConnection(asyncio.Protocol):
         self._takes = True
         self.send()
 
-    # -- what the slave says ------------------------------------------------------------------------------------
+    # -- input from the slave -----------------------------------------------------------------------------------
 
     def _reported(self, report: Report) -> None:
         master, slave = self._master, self.slave
@@ -141,14 +137,14 @@ class HaConnection(asyncio.Protocol):
             master.acknowledged()
 
     def _begin(self, report: Report, end: int) -> None:
-        """The first report, which asks for what is at its offset."""
+        """Handles the first report, which requests the log from its offset on."""
         begin = self._master.store.min_physical_offset
-        offset = self._sending.first(report.offset)
+        offset = self._log_transfer.first(report.offset)
         if not begin <= offset <= end:
-            # A Java slave sees that it is at another place, logs it and tries again later.
-            self._write(self._sending.header(begin if offset < begin else end, b""))
+            # From this header, a Java slave sees that its offset is wrong. It logs that and tries again later.
+            self._write(self._log_transfer.header(begin if offset < begin else end, b""))
             raise FrameError(f"it wants what is at {offset}, the log has {begin} to {end}")
-        self.slave = Slave(self.address, report.broker_id, report.offset, offset, self._sending.is_learner)
+        self.slave = Slave(self.address, report.broker_id, report.offset, offset, self._log_transfer.is_learner)
         self.slave.mark, self.slave.mark_at = end, self.last_read
         if report.offset >= end:
             self.slave.caught_up_at = self.last_read
@@ -156,24 +152,24 @@ class HaConnection(asyncio.Protocol):
         self._master.joined(self)
         self.send()
 
-    # -- what the master does -----------------------------------------------------------------------------------
+    # -- calls from the master ----------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Sends what the log has, as much of it as the socket takes now."""
+        """Sends as much of the log as the socket takes now."""
         slave, transport, flow = self.slave, self._transport, self._flow
         if slave is None or transport is None:
             return
         self._is_gathering = False
         store, config = self._master.store, self._master.config
-        sending = self._sending
+        log_transfer = self._log_transfer
         budget = _STEP_BYTES
-        # A socket that fails in the midst of it doesn't say so but in this way.
+        # A write to a failed socket raises no error, but closes the transport.
         while self._takes and not transport.is_closing():
             if budget <= 0:
                 self._master.go_on()
                 return
             now = monotonic()
-            most = sending.most(slave.next_offset, config.ha_transfer_batch_size)
+            most = log_transfer.most(slave.next_offset, config.ha_transfer_batch_size)
             if config.ha_flow_control_enable:
                 most = min(most, flow.allowed(now, config.max_ha_transfer_byte_in_second))
                 if not most:
@@ -181,14 +177,14 @@ class HaConnection(asyncio.Protocol):
             try:
                 piece = store.log_slice(slave.next_offset, most)
             except StoreError as e:
-                # The file that comes next was deleted, or the store is closed.
+                # The next file was deleted, or the store is closed.
                 self.refuse(str(e))
                 return
             if piece is None:
                 if slave.acknowledged >= slave.next_offset:
-                    # It has nothing to report until there is more: it lags from then on, not since its last report.
+                    # It has all of the log. If more is written, its lag starts then, not at its last report.
                     slave.caught_up_at = now
-                if news := sending.news(slave.next_offset):
+                if news := log_transfer.news(slave.next_offset):
                     self._write(news)
                 return
             is_awaited = slave.acknowledged < slave.next_offset
@@ -196,7 +192,7 @@ class HaConnection(asyncio.Protocol):
                 self._is_gathering = True
                 self._master.go_on(_GATHER_S)
                 return
-            header = sending.header(slave.next_offset, piece)
+            header = log_transfer.header(slave.next_offset, piece)
             slave.next_offset += len(piece)
             budget -= len(piece)
             flow.sent(len(piece), now)
@@ -204,7 +200,7 @@ class HaConnection(asyncio.Protocol):
             transport.writelines((header, piece))
 
     def look(self, now: float) -> None:
-        """Gives a sign of life; leaves a slave that gives none."""
+        """Sends a heartbeat if it is due. Closes the connection of a silent slave."""
         config = self._master.config
         handshake = self._handshake
         if handshake is None and self._master.needs_handshake:
@@ -216,7 +212,7 @@ class HaConnection(asyncio.Protocol):
         elif (
             self.slave is not None and self._takes and now - self.last_write >= config.ha_send_heartbeat_interval / 1000
         ):
-            self._write(self._sending.header(self.slave.next_offset, b""))
+            self._write(self._log_transfer.header(self.slave.next_offset, b""))
 
     def bytes_per_second(self) -> int:
         return self._flow.bytes_per_second(monotonic())
@@ -226,12 +222,12 @@ class HaConnection(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def refuse(self, why: str) -> None:
-        """Leaves the slave."""
+        """Closes the connection and logs the reason."""
         log.warning("closing the connection with the slave %s: %s", self.address, why)
         self.close()
 
     def close(self) -> None:
-        """Leaves it without a word; what it doesn't take is not waited for."""
+        """Closes the connection. Unsent data is discarded."""
         if self._transport is not None and not self._transport.is_closing():
             if self._transport.get_write_buffer_size():
                 self._transport.abort()

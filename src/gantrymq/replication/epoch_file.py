@@ -1,4 +1,4 @@
-"""EpochFile: a log's epochs on the disk, `epochFileCheckpoint` in the store's directory."""
+"""The file with a log's epochs, `epochFileCheckpoint` in the store's directory."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from gantrymq.errors import ConfigError, ReplicationError, StoreError
 from gantrymq.replication.epochs import Epoch, Epochs
 from gantrymq.system import files
 
-#: Java's name (`MessageStoreConfig.getStorePathEpochFile`).
+#: Name of the file in Java (`MessageStoreConfig.getStorePathEpochFile`).
 NAME = "epochFileCheckpoint"
 
 
 class EpochFile:
-    """Of the store in `root`; `epochs` are what `load` found, and what `save` writes."""
+    """The epoch file of the store in `root`. `load` fills `epochs`, and `save` writes them."""
 
     def __init__(self, root: Path) -> None:
         self._path = root / NAME
         self.epochs = Epochs()
 
     def load(self, log_end: int) -> None:
-        """Reads the file, if there is one; epochs that begin behind the log's end went with it. Raises StoreError."""
+        """Reads the file, if it exists. Drops epochs that begin after the end of the log. Raises StoreError."""
         try:
             text = files.read_bytes(self._path).decode() if files.exists(self._path) else ""
         except (OSError, UnicodeDecodeError) as e:
@@ -30,18 +30,18 @@ class EpochFile:
         self.epochs.truncate_from(log_end + 1)
 
     def begin(self, number: int, log_end: int) -> None:
-        """The broker becomes master: its log has another epoch from here on.
+        """Begins an epoch at the end of the log, because this broker has become master.
 
-        Raises ReplicationError when the log has one that isn't older: another was elected since, or before.
+        Raises ReplicationError if the log already has this epoch or a newer one.
         """
         last = self.epochs.last
         if not self.append(Epoch(number, log_end)):
             raise ReplicationError(f"this log has an epoch {last.number if last else 0}: {number} is no later one")
 
     def append(self, epoch: Epoch) -> bool:
-        """The log has one more epoch, whose bytes may come now; False where it is no later one.
+        """Adds an epoch and saves the file, before its first bytes are written. Returns false if it is not a newer one.
 
-        Raises StoreError when that can't be kept; then the log hasn't got it.
+        Raises StoreError if the file cannot be written. The epoch is then not added.
         """
         before = self.epochs.all()
         if not self.epochs.append(epoch):
@@ -54,7 +54,7 @@ class EpochFile:
         return True
 
     def save(self) -> None:
-        """Writes the file; on return it is on the disk. Raises StoreError."""
+        """Writes the file to disk and flushes it. Raises StoreError."""
         try:
             replace_file(self._path, self.epochs.encode().encode())
         except ConfigError as e:

@@ -1,8 +1,8 @@
-"""Epochs: which master wrote which part of the log, in controller mode (ha/autoswitch/EpochFileCache).
+"""The epochs of a log in controller mode: which master wrote which part (ha/autoswitch/EpochFileCache).
 
-Each time a controller makes a broker master, its log gets an epoch, which begins where the log ends then. Two logs that
-have an epoch with the same number and beginning are the same up to where the earlier of the two ends in it.
-Source of the file: utils/CheckpointFile.
+When the controller elects a master, its log gets a new epoch that begins at the current end of the log. If two logs
+have an epoch with the same number and start, they are equal up to the earlier end of this epoch.
+Source of the file format: utils/CheckpointFile.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from gantrymq.errors import StoreError
 
 
 class Epoch(NamedTuple):
-    """`start_offset` is the physical offset of its first byte."""
+    """One epoch. `start_offset` is the physical offset of its first byte."""
 
     number: int
     start_offset: int
 
 
 class Epochs:
-    """Those of one log, the oldest first."""
+    """The epochs of one log, oldest first."""
 
     def __init__(self, epochs: Iterable[Epoch] = ()) -> None:
         self._epochs = list(epochs)
@@ -35,10 +35,10 @@ class Epochs:
         return self._epochs[-1] if self._epochs else None
 
     def append(self, epoch: Epoch) -> bool:
-        """Begins an epoch; False where it is no later one.
+        """Begins an epoch. Returns false if it is not newer than the last one.
 
-        Those before it in which nothing was written are dropped. Java keeps them, and not the new one: what its master
-        writes then has the number of an epoch in which another has written.
+        Earlier epochs without data are dropped. Java instead keeps such an epoch and drops the new one. Its master then
+        writes with the number of an epoch in which another master may have written.
         """
         last = self.last
         if last is not None and epoch.number <= last.number:
@@ -48,11 +48,11 @@ class Epochs:
         return True
 
     def put_back(self, before: Iterable[Epoch]) -> None:
-        """They are what they were."""
+        """Restores the epochs from a former result of `all`."""
         self._epochs = list(before)
 
     def at(self, offset: int) -> tuple[Epoch, int | None] | None:
-        """The epoch that has an offset, and where the next one begins; None before the first."""
+        """Returns the epoch of an offset and the start of the next epoch, or None before the first epoch."""
         found = None
         for number, epoch in enumerate(self._epochs):
             if epoch.start_offset > offset:
@@ -62,7 +62,7 @@ class Epochs:
         return found
 
     def consistent_point(self, end: int, other: Epochs, other_end: int) -> int | None:
-        """Up to which physical offset two logs with these ends are the same; None when they have no epoch in common."""
+        """Returns the physical offset up to which two logs with these ends are equal. None if they share no epoch."""
         known = dict(other._with_ends(other_end))
         for epoch, own_end in reversed(self._with_ends(end)):
             if epoch in known:
@@ -70,35 +70,35 @@ class Epochs:
         return None
 
     def is_before(self, other: Epochs) -> bool:
-        """All of these are older than the other log's first one."""
+        """Returns true if all epochs are older than the first one of the other log."""
         return bool(self._epochs and other._epochs) and self._epochs[-1].number < other._epochs[0].number
 
     def truncate_from(self, offset: int, known: Collection[Epoch] = ()) -> bool:
-        """The log ends there: epochs that begin there or behind it never were, but for those known to others.
+        """Drops the epochs that begin at `offset` or later, except those in `known`, because the log ends there.
 
-        Whether there were any.
+        Returns true if any were dropped.
         """
         before = self._epochs
         self._epochs = [epoch for epoch in before if epoch.start_offset < offset or epoch in known]
         return len(self._epochs) < len(before)
 
     def forget_before(self, offset: int) -> None:
-        """The log begins there: epochs that ended before are of no use."""
+        """Drops the epochs that end before `offset`, because the log begins there."""
         self._epochs = [epoch for epoch, end in self._with_ends(offset + 1) if end > offset]
 
     def encode(self) -> str:
-        """The text of epochFileCheckpoint."""
+        """Returns the content of the file epochFileCheckpoint."""
         lines = "".join(f"{epoch.number}-{epoch.start_offset}\n" for epoch in self._epochs)
         return f"{len(self._epochs)}\n{crc32(lines.encode()) & 0x7FFFFFFF}\n{lines}"
 
     @classmethod
     def decode(cls, text: str) -> Epochs:
-        """Raises StoreError for a damaged file."""
+        """Parses the content of the file. Raises StoreError if it is damaged."""
         try:
             count, crc, *lines = text.splitlines()
             parts = [line.split("-") for line in lines]
             epochs = [Epoch(int(number), int(start)) for number, start in parts]
-            # 0: not to be checked.
+            # A stored CRC of 0 means: do not check.
             computed = crc32("".join(f"{line}\n" for line in lines).encode()) & 0x7FFFFFFF
             if len(epochs) != int(count) or int(crc) not in (0, computed):
                 raise ValueError("wrong count or CRC")

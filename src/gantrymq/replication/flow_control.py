@@ -1,17 +1,17 @@
-"""FlowControl: how many bytes a connection may send now, and how many it sent (`ha/FlowMonitor`).
+"""Limits and measures the bytes that one connection sends (`ha/FlowMonitor`).
 
-Java counts the headers alone, so that its limit limits nothing; here the bytes of the log count. Java lets a second's
-bytes go at its beginning; here they are spread, so that others aren't held up meanwhile.
+Java counts only the headers, so its limit has no effect. Here the bytes of the log count. Java sends a second's bytes
+at its beginning. Here they are spread over the second, so that other work is not delayed.
 """
 
 from __future__ import annotations
 
-#: What wasn't sent may be made up for by so many seconds' bytes.
+#: Bytes below the limit can be sent later, at most those of this time, in seconds.
 _BURST_S = 0.1
 
 
 class FlowControl:
-    """Of one connection. Times are seconds of a clock that only goes on."""
+    """The limit of one connection. Times are in seconds of a monotonic clock."""
 
     def __init__(self, now: float) -> None:
         self._allowed = 0.0
@@ -21,20 +21,20 @@ class FlowControl:
         self._last = 0
 
     def allowed(self, now: float, bytes_per_second: int) -> int:
-        """So many bytes may be sent at once."""
+        """Returns the number of bytes that may be sent now."""
         passed = now - self._allowed_at
         self._allowed_at = now
         self._allowed = min(self._allowed + passed * bytes_per_second, max(_BURST_S * bytes_per_second, 1.0))
         return max(int(self._allowed), 0)
 
     def sent(self, count: int, now: float) -> None:
-        """So many bytes were sent, or received."""
+        """Records bytes that were sent or received."""
         self._allowed -= count
         self._turn(now)
         self._counted += count
 
     def bytes_per_second(self, now: float) -> int:
-        """As many as went in the last whole second."""
+        """Returns the bytes of the last whole second."""
         self._turn(now)
         return self._last
 

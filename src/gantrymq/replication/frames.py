@@ -1,14 +1,12 @@
-"""Frames: what a master and its slaves send each other.
+"""Encodes and decodes the frames of a master and its slaves.
 
-Java's: a slave sends int64, up to where it has the log; a master sends `int64 offset | int32 size | bytes` (12 bytes
-before them), without bytes as a sign of life. Nothing of that has a checksum, says where the master's log begins and
-ends, or tells one slave from another.
+In Java's protocol, a slave sends an int64: the end of its log. A master sends `int64 offset | int32 size | bytes`,
+without bytes as a heartbeat. There are no checksums, no limits of the master's log and no identity of a slave.
 
-So a slave of ours begins with -1, then says what it asks Java's master for. To Java's master -1 means nothing: it is
-the value that its own field has before the first report, and of what came in one read it looks at the last only. Our
-master answers -1 with a greeting; from then on both send `int64 | int32 | int32 CRC32` (16 bytes). In a master's frames
-these are offset and size, and the CRC is that of the 12 bytes and of what follows; in a slave's they are offset and
-broker id.
+A GantryMQ slave therefore first sends -1, then the offset for a Java master. A Java master ignores the -1: it is the
+initial value of the field, and of one read only the last value counts. A GantryMQ master responds to -1 with a
+greeting. From then on both sides send `int64 | int32 | int32 CRC32` (16 bytes). For a master these are offset, size and
+the CRC of the first 12 bytes and the data. For a slave they are offset, broker id and the CRC of both.
 Source: ha/DefaultHAConnection, ha/DefaultHAClient.
 """
 
@@ -22,38 +20,38 @@ from gantrymq.errors import FrameError
 from gantrymq.protocol.record import Buffer
 from gantrymq.replication.received import Received
 
-#: A Java slave's buffer has 4 MiB, so no frame can be larger (`DefaultHAClient.READ_MAX_BUFFER_SIZE`).
+#: Largest frame: a Java slave's buffer has 4 MiB (`DefaultHAClient.READ_MAX_BUFFER_SIZE`).
 MAX_FRAME = 4 * 1024 * 1024
-#: What our slave says first, and the offset of a greeting.
+#: First value that a GantryMQ slave sends, and the offset in a greeting.
 GREETING = -1
-#: -1 with another sign is no offset, bytes.
+#: A larger offset is invalid, in bytes. It may be a -1 that was damaged in transit.
 _LONGEST_LOG = 1 << 60
-#: The form of checked frames; a greeting tells it, for versions to come.
+#: Version of the format with checksums. The greeting contains it, for later versions.
 VERSION = 1
 
 _WORD = Struct(">q")
 _HEADER = Struct(">qi")
 _CRC = Struct(">I")
 _CHECKED = Struct(">qiI")
-#: First and last offset of the master's log, size of its files, VERSION.
+#: First and last offset of the master's log, the size of its files, VERSION.
 _GREETED = Struct(">qqii")
 _GREETING_WORD = _WORD.pack(GREETING)
 
 HEADER_SIZE = _HEADER.size
 CHECKED_HEADER_SIZE = _CHECKED.size
-#: The most that fits into a frame of either kind.
+#: Most bytes of the log in a frame of either format.
 MAX_BODY = MAX_FRAME - CHECKED_HEADER_SIZE
 
 
 class Frame(NamedTuple):
-    """What a master sent: bytes of its log from a physical offset on; none is a sign of life."""
+    """A master's frame: bytes of its log from a physical offset on. An empty body is a heartbeat."""
 
     offset: int
     body: Buffer
 
 
 class Greeting(NamedTuple):
-    """What our master says of its log before anything else."""
+    """A GantryMQ master's first frame: the bounds of its log, its file size and the protocol version."""
 
     min_offset: int
     max_offset: int
@@ -62,14 +60,14 @@ class Greeting(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a slave sent: up to where it has the log; `broker_id` is -1 where a Java slave doesn't say."""
+    """A slave's frame: the end of its log. `broker_id` is -1 for a Java slave, which does not send it."""
 
     offset: int
     broker_id: int
 
 
 def encode_header(offset: int, body: bytes | memoryview, *, checked: bool) -> bytes:
-    """What goes before the bytes of the log."""
+    """Returns the header of a frame with `body`."""
     header = _HEADER.pack(offset, len(body))
     return header + _CRC.pack(crc32(body, crc32(header))) if checked else header
 
@@ -80,12 +78,12 @@ def encode_greeting(greeting: Greeting) -> bytes:
 
 
 def encode_opening(offset: int) -> bytes:
-    """What a slave of ours says first; `offset` is for Java's master."""
+    """Returns the first message of a GantryMQ slave. A Java master uses `offset`."""
     return _GREETING_WORD + _WORD.pack(offset)
 
 
 def is_opening_of_ours(opening: bytes) -> bool:
-    """Whether these first bytes are those of a slave of ours, outside of controller mode."""
+    """Returns true if these bytes begin the opening of a GantryMQ slave outside controller mode."""
     return opening.startswith(_GREETING_WORD)
 
 
@@ -97,9 +95,9 @@ def encode_report(offset: int, broker_id: int, *, checked: bool) -> bytes:
 
 
 class FrameReader:
-    """A master's frames out of the bytes that come; keeps no more than one and what came with its end.
+    """Splits a master's input into frames. Buffers at most one frame and the input that arrived with its end.
 
-    `checked` turns True with a greeting.
+    `checked` becomes true with a greeting: from then on frames have checksums.
     """
 
     def __init__(self) -> None:
@@ -110,7 +108,7 @@ class FrameReader:
         self._received.add(data)
 
     def next(self) -> Frame | Greeting | None:
-        """The next whole frame, None until there is one. Raises FrameError for what can't be one."""
+        """Returns the next complete frame, or None. Raises FrameError for invalid input."""
         received = self._received
         if len(received) < HEADER_SIZE:
             return None
@@ -132,21 +130,21 @@ class FrameReader:
         if size < _GREETED.size:
             raise FrameError(f"a greeting of {size} bytes")
         self.checked = True
-        # A later version may say more.
+        # A later version may append further fields.
         return Greeting._make(_GREETED.unpack_from(body))
 
 
 class ReportReader:
-    """A slave's reports out of the bytes that come; keeps less than 24 bytes."""
+    """Splits a slave's input into reports. Buffers less than 24 bytes."""
 
     def __init__(self) -> None:
-        #: The slave is one of ours, and what it sends has checksums.
+        #: True for a GantryMQ slave, whose reports have checksums.
         self.checked = False
         self._is_first = True
         self._buffer = b""
 
     def feed(self, data: bytes) -> Report | None:
-        """The last whole report that has come: it says more than those before it. Raises FrameError for rubbish."""
+        """Returns the last complete report or None. It supersedes earlier ones. Raises FrameError for invalid input."""
         data = self._buffer + data
         if self._is_first:
             if data[: _WORD.size] == _GREETING_WORD:
@@ -154,10 +152,10 @@ class ReportReader:
                 if len(data) < 2 * _WORD.size:
                     self._buffer = data
                     return None
-                # That was for Java's master.
+                # The offset after the -1 is for a Java master.
                 data = data[2 * _WORD.size :]
             elif len(data) >= _WORD.size:
-                # One of ours whose -1 was damaged on the way must not be taken for Java's, which have no checksums.
+                # A -1 that was damaged in transit must not be treated as a report of Java, which has no checksum.
                 _offset(_WORD.unpack_from(data)[0])
             self._is_first = len(data) < _WORD.size and not self.checked
         size = _CHECKED.size if self.checked else _WORD.size
@@ -174,14 +172,14 @@ class ReportReader:
 
 
 def _offset(number: int) -> int:
-    """`number` of a Java slave's report. Raises FrameError."""
+    """Returns the offset of a Java slave's report. Raises FrameError if it is invalid."""
     if number > _LONGEST_LOG:
         raise FrameError(f"a report says {number}: no log is so long")
     return not_negative(number)
 
 
 def not_negative(number: int) -> int:
-    """`number` of a report. Raises FrameError."""
+    """Returns `number` of a report. Raises FrameError if it is negative."""
     if number < 0:
         raise FrameError(f"a report says {number}")
     return number

@@ -1,13 +1,13 @@
-"""Link: what one connection of a slave with its master has come to; the store's files, but no socket and no time.
+"""The slave's side of one replication connection: uses the store's files, but no socket and no clock.
 
-A link begins by asking for a physical offset. A log that has something isn't asked to go on at its end but `OVERLAP`
-bytes before it: what comes must be what is there, else the two logs aren't the same, and the slave follows no further.
-Java's slave doesn't look, and writes what it gets behind what it has.
+A slave starts by requesting a physical offset. If its log is not empty, it starts `OVERLAP` bytes before the end. The
+received bytes must equal the existing ones. Otherwise the logs differ and the slave stops following this master. A Java
+slave does not compare. It appends what it receives.
 
-What an empty slave asks for: of our master what it says to have (`Greeting`). Java's master sends from whatever offset
-it is asked for, if it has it, but takes 0 for "your last file". So who wants the whole of a log that begins at 0 asks
-for 1; the byte before it is known: the first of a record's four for its size, 0 in each record under 16 MiB. Where
-there is nothing at 1 nothing comes but signs of life; then the slave asks for the last file, too.
+An empty slave uses the limits in a GantryMQ master's greeting. A Java master sends from any offset that it has, but
+takes 0 as "the last file". To get a log from 0 on, the slave requests offset 1. The missing byte is known: it is the
+first byte of a record's size, which is 0 for each record under 16 MiB. If the master has no data at 1, it sends only
+heartbeats. Then the slave requests the last file.
 Source: ha/DefaultHAClient.
 """
 
@@ -25,78 +25,81 @@ from gantrymq.store.message_store import MessageStore
 
 log = peer_log(__name__)
 
-#: So much of its own log a slave has sent again, and compares.
+#: Bytes at the end of its log that a slave requests again and compares.
 OVERLAP = 4096
-#: What Java's master answers from the start of its last file.
+#: Requested offset for which a Java master sends its last file.
 LAST_FILE = 0
-#: What asks Java's master for a log from 0 on.
+#: Requested offset to get a Java master's log from 0 on.
 WHOLE_LOG = 1
 
 
 class LinkState(Enum):
-    #: The first frame hasn't come yet.
+    #: The first frame has not arrived yet.
     ASKING = "asking"
-    #: The end of the slave's own log comes again.
+    #: The received bytes overlap the slave's log and are compared with it.
     COMPARING = "comparing"
-    #: What comes is new.
+    #: The received bytes are new.
     FOLLOWING = "following"
 
 
 class Link:
-    """Of one connection. `step` does the work of one frame, `report` says what the master is to be told.
+    """The state of one connection. `step` handles one frame, and `report` encodes the slave's progress.
 
-    `whole_log`: an empty store wants all that the master has, not its last file alone. `first_offset` is where a Java
-    master's log begins, if that is known; ours says it itself.
+    If `whole_log` is set, an empty store copies all of the master's log, otherwise only the last file. `first_offset`
+    is the beginning of a Java master's log, if known. A GantryMQ master sends it in its greeting.
     """
 
-    #: Without a controller nothing is held back.
+    #: None: without a controller, all messages are visible at once.
     confirm_offset: int | None = None
 
     def __init__(
         self, store: MessageStore, broker_id: int, *, whole_log: bool = True, first_offset: int | None = None
     ) -> None:
         self.state = LinkState.ASKING
-        #: The master has nothing at WHOLE_LOG: another link is to ask for its last file.
+        #: True if the master has no data at WHOLE_LOG. The next link should request its last file.
         self.asked_in_vain = False
-        #: It begins anew by itself.
+        #: Always false: this link discards its log by itself if the master's log begins after it.
         self.is_too_far_behind = False
         self._store = store
         self._replica = store.replica
         self._broker_id = broker_id
         self._whole_log = whole_log
         self._frames = FrameReader()
-        #: Bytes that the store had no room for yet.
+        #: Received bytes that the store could not take yet.
         self._waiting: Buffer = b""
         self._replica.restart()
-        #: Where the slave's own log ends, up to which is compared what comes.
+        #: End of the slave's log at the start. Received bytes before it are compared.
         self._own_end = store.max_physical_offset
-        #: It has nothing that could be compared: the log begins where the first bytes belong.
+        #: True if there is nothing to compare: the log will begin at the first received byte.
         self._begins = self._own_end == store.min_physical_offset
         if first_offset is not None and self._own_end < first_offset and (whole_log or not self._begins):
             self._own_end, self._begins = first_offset, True
         self._has_heard = False
-        #: The offset of the next frame; before the first one, what was asked for.
+        #: Offset of the next frame; before the first frame, the requested offset.
         self._next = self._reported = self._wanted()
 
     def opening(self) -> bytes:
-        """What the slave says first."""
+        """Returns the slave's first message."""
         return encode_opening(self._next)
 
     @property
     def is_ours(self) -> bool:
-        """The master has said that it is one of ours."""
+        """True if the master has identified itself as GantryMQ."""
         return self._frames.checked
 
     def feed(self, data: bytes) -> None:
-        """What the master sent."""
+        """Adds input from the master."""
         self._frames.feed(data)
 
     def step(self) -> Collection[ConsumeQueue] | None:
-        """Does the work of the next whole frame; the queues that got messages, None where there is no frame yet.
+        """Handles the next complete frame. Returns the queues that got messages, or None if there is no complete frame.
 
-        Raises FrameError, RecordError for what is damaged or out of place: with another link it may come whole;
-        ReplicationError where the slave can't follow this master; what `Replica.append` raises of StoreErrors. After
-        StoreBusy and StoreFull, and only then, it may be called again.
+        After StoreBusy and StoreFull the caller may call it again, after other errors not.
+
+        Raises:
+            FrameError, RecordError: The input is damaged or out of sequence. A new connection may get it intact.
+            ReplicationError: The slave cannot follow this master.
+            StoreError: The errors of `Replica.append`.
         """
         if not self._waiting:
             frame = self._frames.next()
@@ -114,16 +117,16 @@ class Link:
         return queues
 
     def report(self, flushed: int | None = None, *, is_due: bool = False) -> bytes:
-        """What tells the master how far the slave is, if it doesn't know yet or it `is_due`.
+        """Returns the encoded progress of the slave, or b"" if the master already has it and no heartbeat `is_due`.
 
-        `flushed`: no more than that is on the disk, and only what is there counts.
+        `flushed` is the end of the log on disk, if only flushed data counts.
         """
         if not self._has_heard:
-            # Nobody knows in which form.
+            # The master's first frame determines the format.
             return b""
         if self.state is LinkState.FOLLOWING:
             offset = self._store.max_physical_offset if flushed is None else flushed
-            # Not less than it said it has: what is compared was there before.
+            # Never less than before: the compared part was already reported.
             offset = max(offset, self._reported)
         else:
             offset = self._next if self.state is LinkState.ASKING else self._reported
@@ -133,7 +136,7 @@ class Link:
         return encode_report(offset, self._broker_id, checked=self.is_ours)
 
     def _wanted(self) -> int:
-        """What is asked for before the master has said anything."""
+        """Returns the offset to request before the master has sent anything."""
         store = self._store
         if not self._begins:
             return max(self._own_end - OVERLAP, store.min_physical_offset, 1)
@@ -142,7 +145,7 @@ class Link:
         return WHOLE_LOG if self._whole_log else LAST_FILE
 
     def _greeted(self, master: Greeting) -> None:
-        """Our master has said what its log is: asks for what fits."""
+        """Sets the offset to request, from the limits of a GantryMQ master's log."""
         store, size = self._store, self._store.config.mapped_file_size_commit_log
         if master.version < VERSION or master.file_size != size:
             raise ReplicationError(
@@ -159,11 +162,11 @@ class Link:
             self._next = self._own_end
         else:
             self._next = max(self._own_end - OVERLAP, store.min_physical_offset, master.min_offset)
-        # What was asked for was meant for Java's master.
+        # The reported offset was for a Java master.
         self._reported = -1
 
     def _begin(self, offset: int) -> None:
-        """The log begins there: its first bytes have come."""
+        """Starts the log at the offset of the first received bytes. Discards existing messages."""
         store, replica = self._store, self._replica
         end = store.max_physical_offset
         if end != store.min_physical_offset:
@@ -178,7 +181,7 @@ class Link:
         self._own_end = offset
 
     def _checked(self, frame: Frame) -> Buffer:
-        """What of a frame is to be put into the log. Raises as `step` does."""
+        """Returns the part of a frame to append to the log. Raises the errors of `step`."""
         offset, body = frame
         if self.state is LinkState.ASKING:
             return self._first(offset, body)
@@ -209,7 +212,7 @@ class Link:
         return self._compared(offset, body)
 
     def _has_nothing(self) -> None:
-        """A sign of life in place of what was asked for."""
+        """Handles a heartbeat that arrives instead of the requested data."""
         if self._begins:
             self.asked_in_vain = self._next == WHOLE_LOG and not self.is_ours
         elif self._next < self._own_end:
@@ -219,16 +222,16 @@ class Link:
             )
 
     def _compared(self, offset: int, body: Buffer) -> Buffer:
-        """What is behind the end of the slave's own log; before it all must be equal."""
+        """Returns the bytes after the end of the slave's log. All bytes before it must be equal."""
         known = same_log(self._store, self._own_end, offset, body)
         self.state = LinkState.FOLLOWING if self._next >= self._own_end else LinkState.COMPARING
         return body[known:]
 
 
 def same_log(store: MessageStore, end: int, offset: int, body: Buffer) -> int:
-    """How many bytes of `body`, which are at `offset`, a log that ends at `end` has.
+    """Returns the number of bytes of `body`, at `offset`, that a log with this `end` already has.
 
-    Raises ReplicationError when it has others.
+    Raises ReplicationError if the log has different bytes there.
     """
     known = min(len(body), max(end - offset, 0))
     at = 0

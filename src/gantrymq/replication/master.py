@@ -1,4 +1,4 @@
-"""HaMaster: listens for slaves and keeps sending them the log (`DefaultHAService`)."""
+"""Accepts slaves and sends them the log (`DefaultHAService`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gantrymq.errors import GantryError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.ha_status import HaConnectionStatus, HaStatus
 from gantrymq.remoting.arrivals import Arrivals
-from gantrymq.remoting.listener import Listener
+from gantrymq.remoting.listener import Listener, ListenOptions
 from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.remoting.tls import TlsConfig
 from gantrymq.replication.authentication import MasterHandshake
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.connection import HaConnection
-from gantrymq.replication.sending import PlainSending, Sending
+from gantrymq.replication.log_transfer import LogTransfer, PlainLogTransfer
 from gantrymq.replication.slaves import Slave, Slaves
 from gantrymq.store.message_store import MessageStore
 from gantrymq.system import network
@@ -26,73 +26,75 @@ from gantrymq.system.clock import monotonic, now_ms
 
 log = peer_log(__name__)
 
-#: Who has said nothing for some time, s, makes room for others when there are so many. A slave that comes in the midst
-#: of many strangers gets its chance to be read.
+#: With this many connections, those that sent nothing for SILENT_S seconds are closed for new ones. So a slave gets a
+#: chance among many strangers.
 MAX_CONNECTIONS = 64
 SILENT_S = 0.25
-#: While there are slaves the log is looked at so often, s; `log_grew` is for those who can't wait.
+#: Interval of the check for new data while there are slaves, in seconds. `log_grew` sends at once.
 _LOOK_AT_LOG_S = 0.01
-#: How often silent slaves are looked for at most, s.
+#: Longest interval of the check for silent slaves, in seconds.
 _LOOK_S = 1.0
 
 
 class SlaveAccess(Protocol):
-    """Which peers may be slaves."""
+    """Decides which peers may be slaves."""
 
     @property
     def needs_handshake(self) -> bool:
-        """Slaves have to prove what they are."""
+        """True if slaves must prove themselves."""
 
     def is_allowed(self, host: str) -> bool:
-        """Whether somebody at this IP address may connect."""
+        """Returns true if a peer at this IP address may connect."""
 
-    def secret_of(self, access_key: str) -> str | None:
-        """The secret key of a user that may be a slave."""
+    def master_handshake(self, port: int) -> MasterHandshake:
+        """Returns the handshake for a slave that has connected to this port."""
 
 
 class HaMaster:
-    """Of one store. The port is taken here and now; connections are taken from `start` on.
+    """The replication server of one store.
 
-    `tls` makes connections TLS where slaves ask for it, with `tls.server.mode=enforcing` only those are taken.
-    `on_acknowledged` is called when a slave has more than before, came, or has gone, `on_newer_epoch` when one says
-    that another master leads in this epoch. `sending` makes what speaks to a slave, in controller mode an
-    `AutoSwitchSending`. Without `access` everybody may be a slave; `address_of` makes of the port the address that
-    slaves are told. Raises GantryError when the port is taken.
+    The constructor binds the port, and `start` begins to accept connections. Raises GantryError if the port is in use.
+
+    Args:
+        store: The store whose log is sent.
+        config: Replication keys.
+        listen: Address and port to listen on.
+        tls: TLS configuration. Slaves may then use TLS; with `tls.server.mode=enforcing` they must.
+        jobs: Report for the background jobs.
+        on_acknowledged: Called when a slave has received more, has connected or has disconnected.
+        log_transfer: Creates the protocol for a slave. In controller mode an `AutoSwitchLogTransfer`.
+        access: Decides which peers may be slaves. None allows all.
     """
 
     def __init__(
         self,
         store: MessageStore,
         config: ReplicationConfig,
+        listen: ListenOptions,
         *,
-        host: str = "0.0.0.0",
         tls: TlsConfig | None = None,
         jobs: Jobs | None = None,
         on_acknowledged: Callable[[], None] = lambda: None,
-        on_newer_epoch: Callable[[int], None] = lambda epoch: None,
-        sending: Callable[[], Sending] | None = None,
+        log_transfer: Callable[[], LogTransfer] | None = None,
         access: SlaveAccess | None = None,
-        address_of: Callable[[int], str] = lambda port: "",
     ) -> None:
         self._jobs = jobs = jobs if jobs is not None else Jobs()
         self.store = store
         self.config = config
         self.slaves = Slaves(config)
         self.acknowledged = on_acknowledged
-        self._on_newer_epoch = on_newer_epoch
-        self._new_sending = sending if sending is not None else partial(PlainSending, store)
+        self._new_log_transfer = log_transfer if log_transfer is not None else partial(PlainLogTransfer, store)
         self._access = access
-        self._address_of = address_of
         self._tls = ServerTls(tls, jobs, peers="slaves") if tls is not None else None
         self._arrivals: Arrivals | None = None
-        #: In the order in which they came.
+        #: In the order of their arrival.
         self._connections: dict[HaConnection, None] = {}
         self._is_woken = False
-        self._sending = jobs.repeating("send the log to slaves", self._send, _LOOK_AT_LOG_S)
+        self._transfer_job = jobs.repeating("send the log to slaves", self._send, _LOOK_AT_LOG_S)
         heartbeat_s = min(config.ha_send_heartbeat_interval, config.ha_housekeeping_interval) / 1000
         self._looking = jobs.repeating("look at the slaves", self._look, min(_LOOK_S, heartbeat_s / 4))
-        # At last: it takes the port, which nobody would free if anything else failed.
-        self._listener = Listener(host, config.ha_listen_port, self._accepted, self._count, jobs=jobs, peers="slaves")
+        # Last, because it binds the port: if a later step failed, nothing would free the port.
+        self._listener = Listener(listen, self._accepted, self._count, jobs=jobs, peers="slaves")
 
     @property
     def port(self) -> int:
@@ -103,7 +105,7 @@ class HaMaster:
         self._listener.stop()
 
     async def start(self) -> None:
-        """Takes connections. Raises ConfigError for TLS files that can't be used, GantryError for a taken port."""
+        """Accepts connections. Raises ConfigError if a TLS file is not usable, or GantryError if the port is in use."""
         tls = self._tls
         if tls is not None:
             tls.load()
@@ -114,8 +116,8 @@ class HaMaster:
         self._looking.start()
 
     async def stop(self) -> None:
-        """Takes no more connections and closes those that there are. Its jobs are forgotten: a next one has its own."""
-        for job in (self._looking, self._sending):
+        """Stops accepting connections and closes all. Removes its jobs, because the next master adds its own."""
+        for job in (self._looking, self._transfer_job):
             job.cancel()
             self._jobs.forget(job)
         if self._tls is not None:
@@ -130,13 +132,13 @@ class HaMaster:
             connection.close()
 
     def log_grew(self) -> None:
-        """The log may have more: sent in the loop's next turn. May be called as often as one likes."""
+        """Sends new data of the log in the next loop iteration. May be called any number of times."""
         if not self._is_woken and self.slaves:
             self._is_woken = True
-            self._sending.wake()
+            self._transfer_job.wake()
 
     def status(self) -> HaStatus:
-        """What GET_BROKER_HA_STATUS says of a master."""
+        """Returns a master's response to GET_BROKER_HA_STATUS."""
         end = self.store.max_physical_offset
         status = HaStatus(master=True, master_commit_log_max_offset=end)
         for connection in self._connections:
@@ -160,7 +162,10 @@ class HaMaster:
         return status
 
     def _behind_millis(self, slave: Slave, end: int) -> int:
-        """The age of the oldest record that it lacks; -1 where it is in the midst of one, as Java's slaves may be."""
+        """Returns the age of the oldest record that the slave lacks, in milliseconds.
+
+        Returns -1 if the slave's log ends within a record, which is possible for Java slaves.
+        """
         if slave.acknowledged >= end:
             return 0
         try:
@@ -169,50 +174,45 @@ class HaMaster:
             return -1
         return max(now_ms() - stored_ms, 0)
 
-    # -- for connections ----------------------------------------------------------------------------------------
+    # -- calls from connections ---------------------------------------------------------------------------------
 
     def opened(self, connection: HaConnection) -> None:
-        """There is one more."""
+        """Adds a connection."""
         if self._arrivals is None:
-            # A TLS handshake ended after stop().
+            # Its TLS handshake ended after `stop`.
             connection.close()
         else:
             self._make_way(1)
         self._connections[connection] = None
 
     def closed(self, connection: HaConnection) -> None:
-        """There is one less."""
+        """Removes a connection."""
         self._connections.pop(connection, None)
         if connection.slave is not None:
             log.info("the slave %s is gone", connection.address)
             self.slaves.gone(connection.slave)
             self.acknowledged()
             if not self.slaves:
-                self._sending.cancel()
+                self._transfer_job.cancel()
 
     def joined(self, connection: HaConnection) -> None:
-        """It has asked for something: it is a slave."""
+        """Adds the slave of a connection after its first report. Closes an earlier connection of the same slave."""
         assert connection.slave is not None
         former = self.slaves.joined(connection.slave)
         for each in list(self._connections):
             if former is not None and each.slave is former:
                 each.refuse("the same slave has another connection")
-        self._sending.start()
+        self._transfer_job.start()
         self.acknowledged()
 
     @property
     def needs_handshake(self) -> bool:
-        """Slaves have to prove what they are."""
+        """True if slaves must prove themselves."""
         return self._access is not None and self._access.needs_handshake
 
-    def newer_epoch(self, connection: HaConnection, epoch: int) -> None:
-        """A slave says that another master leads in this epoch."""
-        log.warning("the slave %s says that another master leads in epoch %d", connection.address, epoch)
-        self._on_newer_epoch(epoch)
-
     def go_on(self, after_s: float = 0.0) -> None:
-        """Sends the rest in another turn, or later."""
-        self._sending.wake(after_s)
+        """Sends the rest in a later loop iteration, or after `after_s` seconds."""
+        self._transfer_job.wake(after_s)
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class HaMaster:
         self._make_way(len(self._connections))
 
     def _each(self, act: Callable[[HaConnection], None]) -> None:
-        """For each connection; one with which it fails is left, and keeps it from no other."""
+        """Calls `act` for each connection. If it fails, only that connection is closed."""
         for connection in list(self._connections):
             try:
                 act(connection)
@@ -237,7 +237,7 @@ class HaMaster:
                 connection.close()
 
     def _make_way(self, most: int) -> None:
-        """Leaves some of those who have said nothing, the oldest first, where there are too many connections."""
+        """Closes up to `most` connections that have sent nothing, oldest first, if there are too many."""
         count = min(len(self._connections) - MAX_CONNECTIONS + 1, most)
         if count > 0:
             before = monotonic() - SILENT_S
@@ -248,8 +248,8 @@ class HaMaster:
     def _new_connection(self) -> HaConnection:
         handshake = None
         if self._access is not None and self._access.needs_handshake:
-            handshake = MasterHandshake(self._access.secret_of, self._address_of(self.port))
-        return HaConnection(self, self._new_sending(), handshake)
+            handshake = self._access.master_handshake(self.port)
+        return HaConnection(self, self._new_log_transfer(), handshake)
 
     def _accepted(self, sock: network.Socket) -> None:
         assert self._arrivals is not None
@@ -257,7 +257,7 @@ class HaMaster:
             log.warning("a slave at %s is refused: haAllowedAddresses doesn't have it", host)
             sock.close()
             return
-        # Without TLS nobody stays an arrival for longer than a turn, and who came with many may well be a slave.
+        # Without TLS, a socket leaves the arrivals within one iteration, and one of a burst may well be a slave.
         if self._tls is not None and len(self._arrivals) >= MAX_CONNECTIONS:
             sock.close()
         else:
@@ -268,7 +268,7 @@ class HaMaster:
 
 
 def _host_of(sock: network.Socket) -> str:
-    """The peer's IP address, an IPv4 one as such; "" where it has gone."""
+    """Returns the peer's IP address, without the IPv6 prefix of an IPv4 address. "" if it has disconnected."""
     try:
         host: str = sock.getpeername()[0]
     except OSError:

@@ -1,13 +1,13 @@
-"""Received: what has come of a stream of frames; each byte is copied once at most, however large the frames."""
+"""A buffer for received frames that copies each byte at most once, whatever the frame size."""
 
 from __future__ import annotations
 
 
 class Received:
-    """Bytes that nobody has taken yet."""
+    """Received bytes that are not consumed yet."""
 
     def __init__(self) -> None:
-        #: Taken up to `_at`. Once it is a bytearray of which nothing was taken, there are no views of it: it may grow.
+        #: Consumed up to `_at`. A bytearray with `_at` 0 has no views of it, so it may grow.
         self._buffer: bytes | bytearray = b""
         self._at = 0
 
@@ -24,10 +24,10 @@ class Received:
 
     @property
     def place(self) -> tuple[bytes | bytearray, int]:
-        """A buffer, and where in it they begin; to look at before more is done here."""
+        """A buffer and the position in it where the unconsumed bytes begin. Valid until the next call."""
         return self._buffer, self._at
 
     def take(self, count: int) -> memoryview:
-        """The first `count` of them, of which there are so many; they stay as they are as long as somebody has them."""
+        """Consumes `count` bytes, which must be there. They stay valid as long as the view is referenced."""
         begin, self._at = self._at, self._at + count
         return memoryview(self._buffer)[begin : self._at]

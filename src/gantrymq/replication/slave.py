@@ -1,4 +1,4 @@
-"""HaSlave: follows a master: connects, again and again, and puts what comes into the store (`DefaultHAClient`)."""
+"""Follows a master: connects, reconnects, and stores the received log (`DefaultHAClient`)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from gantrymq.system.clock import monotonic, now_ms
 log = peer_log(__name__)
 
 CONNECT_TIMEOUT_S = 3.0
-#: The pause before the next attempt doubles from the first to the second, s (Java: 5).
+#: The delay before the next attempt doubles from the first value to the second, in seconds (Java: 5).
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 5.0
-#: Frames are put into the store for so long in one turn of the loop, s.
+#: Time for storing frames in one loop iteration, in seconds.
 _TURN_S = 0.005
-#: Nothing can be stored: the next attempt, s.
+#: Delay before the next attempt if the store cannot take data, in seconds.
 _TROUBLE_PAUSE_S = 1.0
-#: How often the master is looked at at most, s.
+#: Longest interval of the check of the master, in seconds.
 _LOOK_S = 1.0
 
 
@@ -45,11 +45,17 @@ def _no_handshake(address: str) -> SlaveHandshake:
 
 
 class HaSlave:
-    """Of one store, which is a slave's (`MessageStore.set_slave`).
+    """The replication client of one store, which is a slave's (`MessageStore.set_slave`).
 
-    `on_messages` is called with the queues that got messages. `ssl_context`: connections are TLS. `broker_id` tells one
-    slave of a master from another. `new_link` makes what speaks to the master, in controller mode an `AutoSwitchLink`.
-    `new_handshake` makes what proves to a master at an address that this is a slave, and checks the master's proof.
+    Args:
+        store: The store that gets the log.
+        config: Replication keys.
+        broker_id: Identifies this slave to the master.
+        jobs: Report for the background jobs.
+        on_messages: Called with the queues that got messages.
+        ssl_context: TLS settings. None connects without TLS.
+        new_link: Creates the protocol for a connection. In controller mode an `AutoSwitchLink`.
+        new_handshake: Creates the handshake with a master at an address.
     """
 
     def __init__(
@@ -77,15 +83,15 @@ class HaSlave:
         self._connection: SlaveConnection | None = None
         self._is_running = False
         self._pause_s = _FIRST_PAUSE_S
-        #: Nothing was found at the log's beginning: the next link asks for the last file.
+        #: True if the next link should request only the last file.
         self._wants_last_file = config.sync_from_last_file
-        #: How far the log was when the last attempt began.
+        #: End of the log at the start of the last attempt.
         self._began_at = -1
-        #: Why the slave doesn't follow its master; None while it does, or can't reach it.
+        #: Reason why the slave does not follow its master. None while it does, or while the master is unreachable.
         self.refusal: str | None = None
-        #: The last link found something else than what is here.
+        #: True if the last link found different data in this log.
         self._is_doubted = False
-        # While either waits senders may wait for this slave.
+        # Both retry soon after an error, because sends may wait for this slave.
         self._connecting = jobs.repeating("connect to the master", self._connect, after_error_s=_TROUBLE_PAUSE_S)
         self._putting = jobs.repeating("put the master's log into the store", self._put, after_error_s=_TROUBLE_PAUSE_S)
         heartbeat_s = min(config.ha_send_heartbeat_interval, config.ha_housekeeping_interval) / 1000
@@ -94,13 +100,13 @@ class HaSlave:
         self._last_read = self._last_write = now
         self._read_ms = self._written_ms = 0
         self._flow = FlowControl(now)
-        #: The flusher has been asked to tell.
+        #: True if a notification by the flusher is pending.
         self._is_flushing = False
 
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begins to follow the master, if there is one."""
+        """Starts to follow the master, if one is set."""
         self._is_running = True
         for job in (self._connecting, self._putting, self._looking):
             job.start()
@@ -108,7 +114,7 @@ class HaSlave:
             self._connecting.wake()
 
     async def stop(self) -> None:
-        """Leaves the master."""
+        """Stops following the master."""
         self._is_running = False
         self._putting.cancel()
         self._looking.cancel()
@@ -118,9 +124,9 @@ class HaSlave:
         self._drop()
 
     def set_master(self, address: str | None, first_offset: int | None = None) -> None:
-        """Whom to follow: host:port for slaves; None: nobody. The same once more does no harm.
+        """Sets the master to follow, as HOST:PORT for slaves, or None. A repeated call has no effect.
 
-        `first_offset` is where a Java master's log begins, once that is known: an empty slave takes the log from there.
+        `first_offset` is the start of a Java master's log, if it is known. An empty slave copies the log from there.
         """
         if address == self._address:
             self._first_offset = self._first_offset if first_offset is None else first_offset
@@ -136,7 +142,7 @@ class HaSlave:
             self._connecting.wake()
 
     def leave(self, epoch: int) -> None:
-        """Another master leads in this epoch: leaves the one that is followed, and says why. In controller mode."""
+        """Stops following the master and sends it `epoch`, in which another master leads. In controller mode only."""
         self._address = None
         self._drop(encode_leaving(epoch))
 
@@ -144,21 +150,21 @@ class HaSlave:
 
     @property
     def state(self) -> LinkState | None:
-        """None without a connection."""
+        """The state of the link, or None if there is no connection."""
         return None if self._connection is None else self._connection.link.state
 
     @property
-    def hears_master(self) -> bool:
-        """Whether something has come from the master over the connection that there is."""
+    def receives_from_master(self) -> bool:
+        """True if the master has sent something on the current connection."""
         return self._connection is not None and self._connection.has_heard
 
     @property
     def confirm_offset(self) -> int | None:
-        """Up to where all in sync have the log, as the master said last."""
+        """The offset up to which all in-sync replicas have the log, as the master last reported."""
         return None if self._connection is None else self._connection.link.confirm_offset
 
     def status(self) -> HaStatus:
-        """What GET_BROKER_HA_STATUS says of a slave."""
+        """Returns a slave's response to GET_BROKER_HA_STATUS."""
         return HaStatus(
             client=HaClientStatus(
                 self._address or "",
@@ -179,7 +185,7 @@ class HaSlave:
         if address is None or self._connection is not None:
             return inf
         if (trouble := self._store.trouble) is not None:
-            # Connected it might count as in sync, and senders would wait for it.
+            # If it connected, it might count as in sync, and sends would wait for it.
             self.refusal = trouble
             return _TROUBLE_PAUSE_S
         self._began_at = self._store.max_physical_offset
@@ -187,12 +193,12 @@ class HaSlave:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 connection = await self._connect_to(address)
         except (OSError, ValueError) as e:
-            # TimeoutError and tls.SSLError are OSErrors.
+            # TimeoutError and tls.SSLError are subclasses of OSError.
             log.warning("can't connect to the master %s: %s", address, str(e) or type(e).__name__)
             self.refusal = None
             return self._next_pause()
         if connection is not self._connection:
-            # Another master is to be followed, or it was lost at once.
+            # The master was changed meanwhile, or the connection was lost at once.
             return self._next_pause()
         return inf
 
@@ -217,14 +223,14 @@ class HaSlave:
         raise OSError(f"{host} has no address")
 
     def _next_pause(self) -> float:
-        """Until the next attempt: short again when the last one has brought something."""
+        """Returns the delay before the next attempt. It is short again if the last one brought data."""
         if self._store.max_physical_offset != self._began_at:
             self._pause_s = _FIRST_PAUSE_S
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
         return pause_s
 
     def _drop(self, last_words: bytes = b"") -> None:
-        """Leaves the connection, if there is one."""
+        """Closes the connection, if there is one. Sends `last_words` first."""
         connection, self._connection = self._connection, None
         if connection is not None:
             if last_words:
@@ -234,16 +240,16 @@ class HaSlave:
             self._store.replica.restart()
 
     def _again(self, why: str, last_words: bytes = b"") -> None:
-        """The connection is of no use: another one."""
+        """Closes the connection and schedules a new one."""
         log.warning("leaving the master %s: %s", self._address, why)
         self._drop(last_words)
         if self._is_running and self._address is not None:
             self._connecting.wake(self._next_pause())
 
-    # -- for connections ----------------------------------------------------------------------------------------
+    # -- calls from connections ---------------------------------------------------------------------------------
 
     def opened(self, connection: SlaveConnection) -> None:
-        """It stands: asks for the log."""
+        """Requests the log on a new connection."""
         if not self._is_running or self._connection is not None or connection.master != self._address:
             connection.abort()
             return
@@ -257,16 +263,19 @@ class HaSlave:
         return Link(self._store, self._broker_id, whole_log=whole_log, first_offset=self._first_offset)
 
     def closed(self, connection: SlaveConnection, error: Exception | None) -> None:
-        """It is lost."""
+        """Handles the loss of the connection."""
         if connection is not self._connection:
             return
         if connection.handshake.awaits_proof:
-            self._refused("the master refuses this broker's signature: its log says why")
+            self._refused(
+                "the master refuses this broker's signature: innerClientAuthenticationCredentials must name a super "
+                "user of the master"
+            )
         else:
             self._again(str(error) if error else "it closed the connection")
 
     def received(self, connection: SlaveConnection, data: bytes) -> None:
-        """Bytes have come."""
+        """Handles received bytes."""
         if connection is self._connection:
             self._last_read = monotonic()
             if not connection.handshake.is_done:
@@ -283,7 +292,7 @@ class HaSlave:
                     self._putting.wake(pause_s)
 
     def _proved(self, connection: SlaveConnection, data: bytes) -> bytes:
-        """What a master has sent besides the messages of the handshake; b"" before that is done, or when it failed."""
+        """Returns the input after the handshake. b"" if the handshake is not complete, or has failed."""
         try:
             answer, rest = connection.handshake.feed(data)
         except Unproved as e:
@@ -296,7 +305,7 @@ class HaSlave:
         return b""
 
     def _refused(self, why: str) -> None:
-        """The two can't prove to each other what they are: somebody has to change that first."""
+        """Handles a failed handshake. Retries slowly, because an administrator must change the configuration."""
         self.refusal = why
         self._pause_s = _LONGEST_PAUSE_S
         self._again(why)
@@ -304,18 +313,18 @@ class HaSlave:
     # -- jobs ---------------------------------------------------------------------------------------------------
 
     def _put(self) -> float:
-        """Puts what has come into the store, for a while; when to go on, inf: when more has come."""
+        """Stores received frames for a limited time. Returns the delay before the next call, inf to wait for input."""
         connection = self._connection
         if connection is None:
             return inf
         link, until = connection.link, monotonic() + _TURN_S
         try:
-            # Perhaps there was no room for it.
+            # First what an earlier call could not confirm, because the store was busy.
             self._show(link)
             while (queues := link.step()) is not None:
                 if queues:
                     self._on_messages(queues)
-                # What it has it has, also when there is no room yet to show it.
+                # Report before `_show`: the data is stored, even if the store is too busy to confirm it.
                 self._report(link)
                 self._show(link)
                 if monotonic() > until:
@@ -324,7 +333,7 @@ class HaSlave:
         except StoreBusy:
             connection.pause()
             loop = asyncio.get_running_loop()
-            self._store.when_room(partial(_in_loop, loop, self._putting.wake))
+            self._store.when_preallocated(partial(_in_loop, loop, self._putting.wake))
             return inf
         except ReplicationError as e:
             self._differed(e)
@@ -340,20 +349,20 @@ class HaSlave:
         if link.state is LinkState.FOLLOWING:
             self.refusal, self._is_doubted = None, False
         elif link.asked_in_vain:
-            # Nobody has said where it begins.
+            # Without a known first offset, the last file is requested.
             self._wants_last_file = self._first_offset is None
             self._again("its log doesn't begin at 0, or is empty: asking otherwise")
         return inf
 
     def _show(self, link: AnyLink) -> None:
-        """Messages that all in sync have. Raises as `Replica.confirm`."""
+        """Makes messages visible that all in-sync replicas have. Raises the errors of `Replica.confirm`."""
         if link.confirm_offset is not None:
             queues = self._store.replica.confirm(link.confirm_offset)
             if queues:
                 self._on_messages(queues)
 
     def _differed(self, error: ReplicationError) -> None:
-        """The master's log isn't this one. Once that may be damage on the way; twice in a row it is so."""
+        """Handles a difference between the logs. The first one may be damage in transit. The second one is real."""
         if self._is_doubted and self._connection is not None and self._connection.link.is_too_far_behind:
             self._begin_anew()
         elif self._is_doubted:
@@ -363,7 +372,7 @@ class HaSlave:
         self._again(str(error), encode_leaving(error.epoch) if isinstance(error, NewerEpoch) else b"")
 
     def _begin_anew(self) -> None:
-        """Gives up the log, of which the master has no more what comes next; it says where an empty one begins."""
+        """Discards the log, because the master no longer has the data after its end. Its log then defines the start."""
         log.warning("the master's log begins behind %d: all is given up", self._store.max_physical_offset)
         try:
             self._store.replica.begin_anew(0)
@@ -372,7 +381,7 @@ class HaSlave:
             log.error("the log can't be given up: %s", e)
 
     def _look(self) -> None:
-        """Gives a sign of life; leaves a master that gives none."""
+        """Sends a heartbeat if it is due. Closes the connection if the master is silent."""
         connection, now = self._connection, monotonic()
         if connection is None:
             return
@@ -393,12 +402,12 @@ class HaSlave:
 
     def _was_flushed(self, is_there: bool) -> None:
         self._is_flushing = False
-        # A disk that fails is asked again with the next look at the master.
+        # If the disk fails, the next check of the master tries again.
         if is_there and self._connection is not None:
             self._report(self._connection.link)
 
     def _flushed(self) -> int | None:
-        """How much counts as there, with SYNC_FLUSH."""
+        """Returns the flushed end of the log if SYNC_FLUSH is configured; otherwise None, and all data counts."""
         return self._store.flushed_offset if self._store.config.flush_disk_type == SYNC_FLUSH else None
 
     def _write(self, data: bytes) -> None:
@@ -409,5 +418,5 @@ class HaSlave:
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    """For threads of the store."""
+    """Schedules `callback` in the event loop. For threads of the store."""
     loop.call_soon_threadsafe(callback)

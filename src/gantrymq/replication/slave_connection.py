@@ -1,4 +1,4 @@
-"""SlaveConnection: the socket of one link, as the slave has it."""
+"""The socket of a slave's connection to its master."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from gantrymq.replication.authentication import SlaveHandshake
 from gantrymq.replication.autoswitch_link import AutoSwitchLink
 from gantrymq.replication.link import Link
 
-#: What one connection has come to.
+#: The protocol state of one connection, without or with a controller.
 AnyLink = Link | AutoSwitchLink
 
 
-#: So long the last bytes to a master may take, s.
+#: Time to send the last bytes to a master, in seconds.
 _LAST_WORDS_S = 1.0
 
 
 class Slave(Protocol):
-    """Whom a connection tells what happens to it."""
+    """Receives the events of a connection."""
 
     def opened(self, connection: SlaveConnection) -> None:
-        """It stands."""
+        """Called when the connection is open."""
 
     def received(self, connection: SlaveConnection, data: bytes) -> None:
-        """Bytes have come."""
+        """Called with received bytes."""
 
     def closed(self, connection: SlaveConnection, error: Exception | None) -> None:
-        """It is lost."""
+        """Called when the connection is lost."""
 
 
 class SlaveConnection(asyncio.Protocol):
-    """The socket of one link."""
+    """Passes the events of one socket to a slave."""
 
-    #: Made when it stands.
+    #: Set when the connection is open.
     link: AnyLink
 
     def __init__(self, slave: Slave, master: str, handshake: SlaveHandshake) -> None:
@@ -41,12 +41,12 @@ class SlaveConnection(asyncio.Protocol):
         self.master = master
         self.handshake = handshake
         self.is_paused = False
-        #: The master has said something.
+        #: True if the master has sent something after the handshake.
         self.has_heard = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's is no asyncio.Transport.
+        # A transport of uvloop is not a subclass of asyncio.Transport.
         self._transport = cast(asyncio.Transport, transport)
         self._slave.opened(self)
 
@@ -62,7 +62,7 @@ class SlaveConnection(asyncio.Protocol):
             self._transport.write(data)
 
     def pause(self) -> None:
-        """Reads no more: what has come must be put into the store first."""
+        """Stops reading until the received data is stored."""
         if not self.is_paused and self._transport is not None:
             self.is_paused = True
             self._transport.pause_reading()
@@ -73,7 +73,7 @@ class SlaveConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def leave(self, last_words: bytes) -> None:
-        """Writes this and closes the connection. A master that doesn't take it within a while loses it."""
+        """Sends `last_words` and closes the connection. After _LAST_WORDS_S, unsent data is discarded."""
         if self._transport is not None:
             self._transport.write(last_words)
             self._transport.close()

@@ -1,4 +1,4 @@
-"""Slaves: who follows a master, and up to where each has the log (`DefaultHAService`, `GroupTransferService`)."""
+"""The slaves of a master and the progress of each (`DefaultHAService`, `GroupTransferService`)."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from math import inf
 
 from gantrymq.replication.config import ReplicationConfig
 
-#: No log is so long.
+#: Larger than any offset.
 MAX_OFFSET = (1 << 63) - 1
 
 
 @dataclass(slots=True, eq=False)
 class Slave:
-    """One that has said how far it is. `broker_id` is -1 for a Java slave, which doesn't tell."""
+    """A slave that has sent its first report. `broker_id` is -1 for a Java slave, which does not send it."""
 
     address: str
     broker_id: int
-    #: All before this physical offset is in its log.
+    #: Physical offset up to which the slave has the log.
     acknowledged: int
-    #: What is sent to it next.
+    #: Offset of the next byte to send.
     next_offset: int
-    #: It is never waited for.
+    #: True if no send waits for this slave.
     is_learner: bool = False
-    #: At that time, s, the log ended before what it has by now.
+    #: Last time at which the slave is known to have had the whole log, in seconds.
     caught_up_at: float = -inf
-    #: Where the log ended at that time: when the slave has it, it had caught up then. A log that grows all the time has
-    #: another end whenever an acknowledgement comes.
+    #: End of the log at `mark_at`. When the slave acknowledges it, the slave had caught up at that time. Without this
+    #: mark, a slave of a steadily growing log would never count as caught up.
     mark: int = 0
     mark_at: float = -inf
 
 
 class Slaves:
-    """The table of a master. Times are seconds of a clock that only goes on."""
+    """A master's table of its slaves. Times are in seconds of a monotonic clock."""
 
     def __init__(self, config: ReplicationConfig) -> None:
         self._config = config
@@ -42,11 +42,11 @@ class Slaves:
         return len(self._slaves)
 
     def all(self) -> list[Slave]:
-        """In the order in which they came."""
+        """Returns the slaves in the order of their arrival."""
         return list(self._slaves)
 
     def joined(self, slave: Slave) -> Slave | None:
-        """One more; returns the former connection of the same slave, which counts no more."""
+        """Adds a slave. Removes and returns its entry of an earlier connection, if there is one."""
         former = None
         if slave.broker_id >= 0:
             former = next((each for each in self._slaves if each.broker_id == slave.broker_id), None)
@@ -56,7 +56,7 @@ class Slaves:
         return former
 
     def acknowledged(self, slave: Slave, offset: int, end: int, now: float) -> bool:
-        """What a slave has now, while the log's end is `end`; whether that is more than before."""
+        """Records a slave's offset while the log ends at `end`. Returns true if it is more than before."""
         if offset >= slave.mark:
             slave.caught_up_at = now if offset >= end else slave.mark_at
             slave.mark, slave.mark_at = end, now
@@ -65,19 +65,19 @@ class Slaves:
         return grew and slave in self._slaves
 
     def gone(self, slave: Slave) -> None:
-        """Its connection is lost; once more does no harm."""
+        """Removes a slave whose connection is lost. Further calls have no effect."""
         self._slaves.pop(slave, None)
 
     def is_in_sync(self, slave: Slave, end: int) -> bool:
-        """It lacks less than haMaxGapNotInSync."""
+        """Returns true if the slave lags behind by less than `haMaxGapNotInSync`."""
         return end - slave.acknowledged < self._config.ha_max_gap_not_in_sync
 
     def in_sync_count(self, end: int) -> int:
-        """How many copies there are that are in sync, the master's among them (`inSyncReplicasNums`)."""
+        """Returns the number of in-sync copies, including the master's (`inSyncReplicasNums`)."""
         return 1 + sum(self.is_in_sync(slave, end) for slave in self._slaves if not slave.is_learner)
 
     def replicated(self, count: int) -> int:
-        """The physical offset up to which `count` copies have the log, the master's among them; 0 with fewer copies."""
+        """Returns the offset up to which `count` copies, including the master's, have the log. 0 if fewer exist."""
         if count <= 1:
             return MAX_OFFSET
         acknowledged = [slave.acknowledged for slave in self._slaves if not slave.is_learner]

@@ -1,4 +1,4 @@
-"""`format("rocketmq")` for PySpark 4.0 and later: RocketMQ topics as batch and streaming tables, both ways.
+"""`format("rocketmq")` for PySpark 4.0 and later: reads and writes RocketMQ topics, in batches and in streams.
 
     from gantrymq.spark import register, session_builder
 
@@ -6,15 +6,18 @@
     register(spark)
     spark.read.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("subscribe", "orders").load()
 
-Open `datasource.py` first; every option is in `options.py`. `reader.py` and `writer.py` are Spark's interfaces over
-`gantrymq.client`. The driver's part of a read is `planning.py` or, for streams, `stream_planning.py`, with `queues.py`
-(which there are, and who is away), `partitions.py` and `offsets.py`. A task's is `rows.py`, which has `pull.py` fetch
-bytes over `connections.py` and `arrow_records.py` turn them into Arrow columns without a Python object per record. What
-older versions of Spark lack is in `versions.py` and `older_stream.py`; bodies that are read as values in `bodies`,
-queries watched on the driver in `metrics.py`.
+Open `datasource.py` first; `options.py` has the options that only Spark has, and `arrow/options.py` the others.
+
+- Spark's interfaces: `reader.py` and `writer.py`. `conditions.py` converts the conditions of a query.
+- Planning, pulls, decoding and sending: the package `gantrymq.arrow`, which needs no Spark. It also has the columns.
+- The schemas of reads and writes: `read_schema.py` and `write_schema.py`.
+- Transactional writes: `half_messages.py`.
+- Older versions of Spark: `versions.py` and `legacy_stream_reader.py`.
+- `bodies` decodes and encodes message bodies as values. `store` is the data source for the files of a broker.
+  `metrics.py` exports metrics of streaming queries.
 """
 
-from gantrymq.spark import versions  # noqa: F401  # first: it says which Spark is too old
+from gantrymq.spark import versions  # noqa: F401  # first, because it raises ImportError for a Spark that is too old
 from gantrymq.spark.datasource import RocketMQDataSource, register
 from gantrymq.spark.session import java_home, session_builder
 

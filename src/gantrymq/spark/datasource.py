@@ -1,4 +1,4 @@
-"""RocketMQDataSource: what Spark looks up by the name `rocketmq`."""
+"""`RocketMQDataSource`, the data source that Spark finds by the name `rocketmq`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from gantrymq.arrow.body_values import CorruptBodies
 from gantrymq.errors import ConfigError
-from gantrymq.spark.columns import arrow_schema, default_schema
-from gantrymq.spark.older_stream import OlderStreamReader
+from gantrymq.spark.legacy_stream_reader import LegacyStreamReader
 from gantrymq.spark.options import ReadOptions, WriteOptions
+from gantrymq.spark.read_schema import arrow_schema, default_schema
 from gantrymq.spark.reader import RocketMQBatchReader, RocketMQPushdownReader, RocketMQStreamReader
-from gantrymq.spark.record_batches import CorruptBodies
-from gantrymq.spark.row_messages import check_columns
 from gantrymq.spark.store.datasource import RocketMQStoreDataSource
 from gantrymq.spark.versions import HAS_ADMISSION_CONTROL, HAS_FILTERS, DataSourceStreamArrowWriter
+from gantrymq.spark.write_schema import check_columns
 from gantrymq.spark.writer import RocketMQBatchWriter, RocketMQStreamWriter
 
 NAME = "rocketmq"
@@ -22,11 +22,11 @@ FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 class RocketMQDataSource(DataSource):
-    """`spark.read.format("rocketmq")`, `.readStream`, `.write` and `.writeStream`; `options` has every option.
+    """Implements `format("rocketmq")` for `read`, `readStream`, `write` and `writeStream`.
 
-    A read has the columns of `columns.COLUMNS`, `properties` only with includeProperties, and those of propertyColumns.
-    `.schema("body binary, tags string")` leaves out the others, which then cost nothing. A write takes the columns of
-    `row_messages.COLUMNS`.
+    The module `options` describes every option. A read has the columns `columns.READ_COLUMNS` and those of the option
+    propertyColumns. It has `properties` only with includeProperties. `.schema("body binary, tags string")` selects
+    columns; the others then cost nothing. A write accepts `columns.WRITE_COLUMNS`.
     """
 
     @classmethod
@@ -47,7 +47,7 @@ class RocketMQDataSource(DataSource):
         return RocketMQBatchReader(options, arrow_schema(schema, options.property_columns, options.body), schema.names)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        reader = RocketMQStreamReader if HAS_ADMISSION_CONTROL else OlderStreamReader
+        reader = RocketMQStreamReader if HAS_ADMISSION_CONTROL else LegacyStreamReader
         options = ReadOptions.parse(self.options, streaming=True)
         return reader(options, arrow_schema(schema, options.property_columns, options.body), schema.names)
 
@@ -63,7 +63,7 @@ class RocketMQDataSource(DataSource):
 
 
 class RocketMQPushdownDataSource(RocketMQDataSource):
-    """The same, for sessions in which Spark hands the conditions of a query to Python data sources."""
+    """A RocketMQDataSource for sessions in which Spark pushes the conditions of a query down to Python data sources."""
 
     def reader(self, schema: StructType) -> RocketMQBatchReader:
         options = ReadOptions.parse(self.options, streaming=False)
@@ -73,11 +73,12 @@ class RocketMQPushdownDataSource(RocketMQDataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("rocketmq")` and `format("rocketmq-store")` known to `spark`.
+    """Registers `format("rocketmq")` and `format("rocketmq-store")` with a session.
 
-    Conditions on topic, brokerName, queueId, queueOffset and storeTimestamp spare reading when
-    spark.sql.python.filterPushdown.enabled is on by now, as `session_builder` sets it; without it Spark does not even
-    allow a reader to offer that. Spark 4.0 has no such thing.
+    If spark.sql.python.filterPushdown.enabled is on before this call, conditions on topic, brokerName, queueId,
+    queueOffset, storeTimestamp and tags reduce the messages that a query reads (Spark 4.1 and later). It is off by
+    default: Spark keeps the conditions of a DataFrame's first query, so that later queries of the DataFrame lack rows.
+    If it is off, Spark rejects readers that support such conditions.
     """
     pushes = HAS_FILTERS and spark.conf.get(FILTER_PUSHDOWN, "false") == "true"
     spark.dataSource.register(RocketMQPushdownDataSource if pushes else RocketMQDataSource)

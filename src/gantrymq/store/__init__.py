@@ -1,11 +1,14 @@
-"""The broker's files, in RocketMQ's own layout: a Java broker can go on where we stopped, and the other way round.
+"""The broker's files, in RocketMQ's own format. A store can move between a Java broker and GantryMQ in both directions.
 
-One commit log holds every message record (`commit_log`); per queue a file of 20-byte units points into it
-(`consume_queue`); `message_writer` writes both, `collect` goes from units to records, `key_lookup` from keys through
-`message_index` (its entries: `index_entries`). `message_store` puts them together, `recovery` makes them agree when a
-store is opened, `flusher` has the threads that call fdatasync, `retention` says which files may go. `replica` takes
-what a slave gets of its master's log. `offline`, `verify`, `dump` and `rebuild` work on a store that nobody has opened.
-`json_config` reads and writes the broker's configuration files.
-No network and no event loop here: one thread calls the store, and callbacks come from the flusher's thread.
-Open `message_store.py` first.
+- `commit_log` stores every message record in one log. `consume_queue` has one file of 20-byte units for each queue; a
+  unit points into the log. `message_writer` writes both.
+- `collect` reads the records of units. `key_lookup` finds records by key, through `message_index` and `index_entries`.
+- `message_store` combines these parts. `recovery` makes them consistent when a store is opened.
+- `flusher` has the threads that call fdatasync. `retention` decides which files expire.
+- `replica` writes a slave's copy of its master's log.
+- `offline`, `verify`, `dump` and `rebuild` work on a store that is not open.
+- `json_config` reads and writes the broker's configuration files.
+
+The package uses neither the network nor an event loop. One thread calls the store; callbacks run in the flusher's
+thread. Start with `message_store.py`.
 """

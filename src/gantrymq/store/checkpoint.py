@@ -1,10 +1,10 @@
-"""The file `checkpoint`: up to where log and queues are surely on the disk (`store/StoreCheckpoint`).
+"""The file `checkpoint`: the position up to which log and queues are on disk (`store/StoreCheckpoint`).
 
     int64 physicMsgTimestamp | logicsMsgTimestamp | indexMsgTimestamp | masterFlushedOffset | confirmPhyOffset
 
-Both timestamps are store timestamps in ms. After a crash Java begins recovery in the file whose first record is older
-than both; we begin at confirmPhyOffset where that is later. Java itself writes there the last record that its recovery
-found.
+The timestamps are store timestamps in milliseconds. After a crash, Java starts recovery in the last file whose first
+record is older than the first two timestamps. GantryMQ starts at confirmPhyOffset if that is later. In that field, Java
+stores the offset of the last record that its recovery found.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ log = logging.getLogger(__name__)
 
 _FIELDS = Struct(">5q")
 _FILE_SIZE = 4096
-#: No clock is right that is later than this.
+#: A later timestamp is invalid.
 _LATEST_MS = 1 << 48
-#: `StoreCheckpoint.getMinTimestamp` allows for so much disorder of timestamps.
+#: `StoreCheckpoint.getMinTimestamp` subtracts this time, because timestamps may be out of order.
 _SLACK_MS = 3000
 
 
 @dataclass(slots=True)
 class Checkpoint:
+    """The content of the file `checkpoint`; see the module."""
+
     physic_msg_timestamp: int = 0
     logics_msg_timestamp: int = 0
     index_msg_timestamp: int = 0
@@ -37,14 +39,14 @@ class Checkpoint:
 
     @property
     def min_timestamp(self) -> int:
-        """What was stored until then, ms, is on the disk."""
+        """The store timestamp in milliseconds up to which all messages are on disk."""
         return max(0, min(self.physic_msg_timestamp, self.logics_msg_timestamp) - _SLACK_MS)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """The file's content; zeros, which claim nothing, where there is none, or one that can't be right.
+    """Returns the content of the file; zeros if the file is missing or damaged.
 
-    Raises StoreError when it can't be read.
+    Zeros mean that nothing is known to be on disk. Raises StoreError if the file can't be read.
     """
     data = read_checkpoint(path)
     if data is None:
@@ -58,7 +60,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def read_checkpoint(path: Path) -> bytes | None:
-    """The bytes of a checkpoint's file; None where there is none. Raises StoreError when it can't be read."""
+    """Returns the bytes of a checkpoint file; None if it doesn't exist. Raises StoreError if it can't be read."""
     try:
         return files.read_bytes(path)
     except FileNotFoundError:
@@ -71,7 +73,7 @@ def read_checkpoint(path: Path) -> bytes | None:
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Overwrites the file; on return it is on the disk."""
+    """Overwrites the file and flushes it to disk."""
     data = _FIELDS.pack(
         checkpoint.physic_msg_timestamp,
         checkpoint.logics_msg_timestamp,
@@ -83,10 +85,10 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def write_checkpoint(path: Path, data: bytes) -> None:
-    """Overwrites a checkpoint's file; on return it is on the disk."""
+    """Overwrites a checkpoint file and flushes it to disk."""
     fd = files.open(path, files.O_RDWR | files.O_CREAT | files.O_CLOEXEC, 0o644)
     try:
-        # In place, as Java does it: so few bytes don't straddle a sector.
+        # Written in place, as in Java: these few bytes fit into one disk sector.
         files.pwrite(fd, data, 0)
         files.ftruncate(fd, _FILE_SIZE)
         files.fsync(fd)

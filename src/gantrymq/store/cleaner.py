@@ -1,4 +1,7 @@
-"""Deletes what `retention` says, in slices: log files, then what belongs to them in queues and index."""
+"""Deletes expired files in short rounds: log files first, then their entries in queues and index.
+
+`retention` decides which files expire.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,17 @@ from gantrymq.system.clock import monotonic
 
 log = logging.getLogger(__name__)
 
-#: For so long a round looks after queues.
+#: Time per round to update queues, in seconds.
 _SLICE_S = 0.02
-#: Queues that are looked at, and deleted, in a step: about 1 ms, where each has a file to be opened.
+#: Number of queues that are checked and deleted in one step. A step takes about 1 ms if each queue has a file to open.
 _LOOKED_AT = 20
 
 
 class Cleaner:
-    """`stale` are the queues that don't know yet that the log begins later than it did; `refresh` tells one."""
+    """Deletes expired files and queues of a store.
+
+    `stale` are the queues that have not been updated since log files were deleted. `refresh` updates one of them.
+    """
 
     def __init__(
         self, config: StoreConfig, commit_log: CommitLog, queues: QueueTable, index: MessageIndex, trash: Trash
@@ -43,8 +49,8 @@ class Cleaner:
         self._is_paused = False
 
     def clean(self, now_ms: int) -> bool:
-        """See `MessageStore.clean`."""
-        # What one step can't do isn't to keep the others from their work.
+        """Runs one round; see `MessageStore.clean`."""
+        # A failed step must not prevent the others.
         problems: list[Exception] = []
         goes_on = False
         try:
@@ -66,16 +72,19 @@ class Cleaner:
         return goes_on or bool(self.stale) or bool(self._trash)
 
     def _delete_log(self, now_ms: int) -> bool:
-        """Lets the oldest log file go if its time is up; whether more may follow. Raises OSError, StoreError."""
+        """Deletes the oldest log file if it has expired. Returns whether more files may follow.
+
+        Raises OSError or StoreError.
+        """
         config = self._config
         used = max(used_percent(config.commit_log_directory), used_percent(config.consume_queue_directory))
         cleaning = self.retention.plan(now_ms, used)
         self._pause(used if cleaning.is_full else None)
         if self._trash:
-            # The disk isn't as empty yet as it is going to be.
+            # The disk usage decreases only when these files have been deleted.
             if self._trash.problem:
                 raise StoreError(self._trash.problem)
-            # Also when the flusher's thread has emptied it by the end of this round.
+            # Applies even if the flusher's thread deletes them before this round ends.
             return True
         path = self._log.forget_first(cleaning.before_ms)
         if path is None:
@@ -88,12 +97,12 @@ class Cleaner:
         return True
 
     def refresh(self, queue: ConsumeQueue) -> None:
-        """Brings a queue's min_offset up to date. Raises StoreError."""
+        """Updates `min_offset` of a queue. Raises StoreError."""
         if queue.exists:
             queue.log_moved(self._log.min_offset)
 
     def delete_expired_queues(self) -> Iterator[int]:
-        """See `MessageStore.delete_expired_queues`."""
+        """Deletes expired queues in steps; see `MessageStore.delete_expired_queues`."""
         queues = iter(self._queues)
         while some := list(islice(queues, _LOOKED_AT)):
             expired = [queue for queue in some if self._has_expired(queue)]

@@ -1,4 +1,4 @@
-"""From units of a queue to the records that a pull is answered with: slices of the mapped log (`getMessage`)."""
+"""Collects the records of queue units for a pull response (`getMessage`). The records are slices of the mapped log."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gantrymq.system.clock import monotonic
 
 logger = logging.getLogger(__name__)
 
-#: A limit isn't taken to be lower than these bytes.
+#: A lower byte limit in a request is raised to this value.
 _LEAST_PULL_BYTES = 100
-#: A result looks for so long at most at records that have to be tested, s; the next one goes on from there.
+#: Maximum time to evaluate `matches` for one result, in seconds. The next request continues there.
 _MATCHING_S = 0.003
 
-#: To hand over more of them for each pull would cost more than it spares.
+#: With more tags codes, passing them to native code on each pull costs more than it saves.
 _FEW_CODES = 100
 
 _NOTHING = memoryview(b"")
@@ -41,13 +41,22 @@ def collect(
     *,
     bulk: bool,
 ) -> None:
-    """Puts the records of the units into the result; those that lie side by side in the log become one buffer.
+    """Adds the records of the units to `result`. Adjacent records in the log become one buffer.
 
-    Where native code is there small ones that lie apart are copied into one: the kernel takes longer for each buffer.
+    If native code is available, small records that are not adjacent are copied into one buffer. The kernel needs more
+    time for many buffers.
 
-    The result's `next_begin_offset` is the first unit's. What begins before `in_memory_from` counts as on the disk.
-    Wanted are records with one of the tags codes for which `matches(record)`; None takes all. Bulk readers have limits
-    of their own.
+    Args:
+        result: Its `next_begin_offset` must be the queue offset of the first unit.
+        units: The queue units to read.
+        log: The commit log.
+        in_memory_from: Records before this physical offset count as not cached, so that lower limits apply.
+        config: The transfer limits.
+        max_messages: Maximum number of records.
+        max_bytes: Maximum size of the records.
+        tags_codes: Only records with one of these tags codes are returned; None accepts all.
+        matches: Only records for which it returns true are returned; None accepts all.
+        bulk: Whether to apply the limits for bulk readers.
     """
     max_bytes = min(max(max_bytes, _LEAST_PULL_BYTES), MAX_PULL_BYTES)
     log_end = log.position
@@ -62,21 +71,21 @@ def collect(
     else:
         most = min(max_messages, config.max_transfer_count_on_message_in_disk)
         most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_disk)
-    # For a filter that costs much there is no bound but this.
+    # Limits the time for an expensive filter.
     matching_ends = 0.0 if matches is None else monotonic() + _MATCHING_S
     buffers = result.buffers
     offset = result.next_begin_offset
     count = total = 0
-    # The file of the log that was looked at last, from `base` on; its records end at `view_end`.
+    # The log file that was read last: its first byte has the offset `base`, its records end at `view_end`.
     view = _NOTHING
     base = view_end = 0
-    # Of the records not yet in a buffer: they stand in `view` from start to end.
+    # The adjacent records that are not in a buffer yet, as a range of `view`.
     start = end = 0
     first_offset, plain = offset, tags_codes is None and matches is None
     end_offset, last_unit = offset + len(units) // UNIT_SIZE, units[-UNIT_SIZE:]
     numbers = None
     if native is not None and tags_codes is not None and len(tags_codes) <= _FEW_CODES:
-        # Only those that are wanted are looked at one by one.
+        # Native code selects the units with these tags codes.
         wanted = max(most if bulk else min(max_messages, config.max_transfer_count_on_message_in_memory), 1)
         numbers_found, units = native.units_with(units, list(tags_codes), wanted)
         numbers = iter(numbers_found)
@@ -85,7 +94,7 @@ def collect(
     elif native is not None and plain and not on_disk and (found := log.view_at(physical_offset)) is not None:
         view, base = found
         view_end = min(len(view), log_end - base)
-        # Up to what is odd, or in the next file.
+        # Stops at the end of the file and at units that need a closer check.
         count, total, pieces = native.record_slices(units, offset, view, view_end, base, max(most, 1), most_bytes)
         buffers += [view[piece[0] : piece[1]] if isinstance(piece, tuple) else piece for piece in pieces]
         if count:
@@ -95,7 +104,7 @@ def collect(
     following = UNIT.iter_unpack(units)
     for physical_offset, size, tags_code in following:
         if on_disk and physical_offset >= in_memory_from:
-            # So are all that follow.
+            # All units that follow are in memory, too.
             on_disk = False
             most = min(max_messages, config.max_transfer_count_on_message_in_memory)
             most_bytes = min(max_bytes, config.max_transfer_bytes_on_message_in_memory)
@@ -125,10 +134,10 @@ def collect(
             view, base = found
             view_end = min(len(view), log_end - base)
             at = physical_offset - base
-        # Whether the unit points to the right record: damaged units mustn't serve another message.
+        # Checks that the unit points to its own record. A damaged unit must not return a different message.
         its_size: int | None = None
         if size >= FIXED_SIZE_V4 and at + size <= view_end:
-            # No tuple is made to compare with: 0.6 us less for 32 messages.
+            # Unpacking without a comparison tuple saves 0.6 us for 32 messages.
             its_size, its_offset, its_place = _unpack_place(view, at)
         if its_size != size or its_offset != offset - 1 or its_place != physical_offset:
             if size != FILLER_SIZE:
@@ -149,7 +158,7 @@ def collect(
         count += 1
         total += size
         if is_next and plain:
-            # Side by side with the one before; more of them are taken in one step.
+            # The record is adjacent to the one before. Further adjacent records are added in one step.
             ahead = memoryview(units)[UNIT_SIZE * (offset - first_offset) :][: UNIT_SIZE * max(0, most - count)]
             begin = physical_offset + size
             limit = min(begin + most_bytes - total, in_memory_from if on_disk else log_end)
@@ -163,7 +172,7 @@ def collect(
                 physical_offset = UNIT.unpack_from(ahead, (more - 1) * UNIT_SIZE)[0]
     else:
         if offset < end_offset and count < most:
-            # None of the last ones is wanted.
+            # None of the remaining units matches.
             offset, physical_offset = end_offset, UNIT.unpack(last_unit)[0]
             if not count:
                 result.status = GetStatus.NO_MATCHED_MESSAGE
@@ -180,10 +189,11 @@ def collect(
 def _side_by_side(
     units: memoryview, offset: int, view: memoryview, base: int, begin: int, limit: int
 ) -> tuple[int, int]:
-    """(count, bytes) of the first units whose records stand one behind the other from `begin` to at most `limit`.
+    """Returns the number and size in bytes of leading units whose records are adjacent in the log.
 
-    Only the first and the last record are looked at, and if they are other ones the count is 0: a damaged unit between
-    them doesn't fit to both of its neighbours. `offset` is the first unit's; `view` begins at `base` of the log.
+    The records start at `begin` and must end at or before `limit`. `offset` is the queue offset of the first unit.
+    `view` starts at the physical offset `base`. Only the first and the last record are checked: a damaged unit between
+    them would not be adjacent to both neighbours. If a check fails, the result is (0, 0).
     """
     limit = min(limit, base + len(view))
     end = begin

@@ -1,11 +1,11 @@
-"""The commit log: every record of the broker, one after the other, in files of a fixed size (`store/CommitLog`).
+"""The commit log: all records of a broker, one after the other, in files of a fixed size (`store/CommitLog`).
 
-A physical offset counts bytes from the first record ever written; a file's name is the offset of its first byte. A
-record never spans files: what is left at a file's end is a blank, `int32 size | int32 0xCBD43194 | anything`.
+A physical offset counts bytes from the first record ever written. A file is named after the offset of its first byte. A
+record never spans two files. The rest of a file is a blank: `int32 size | int32 0xCBD43194 | anything`.
 
-`MessageWriter.append` writes small records itself, through `mapping`, `base`, `position` and `limit`; large ones, and
-many at once, are written here. And here is what it needs once in a while: the next file, and blocks on the disk ahead
-of it. A thread makes both before they are needed (`log_room`). Which files there are is in `log_files`.
+`MessageWriter.append` writes small records directly, through `mapping`, `base`, `position` and `limit`. This module
+writes large records and batches. It also provides the next file and its blocks, which a thread preallocates
+(`log_preallocation`). `log_files` manages the files.
 """
 
 from __future__ import annotations
@@ -25,50 +25,51 @@ from gantrymq.protocol.record import (
 )
 from gantrymq.store.checkpoint import Checkpoint
 from gantrymq.store.log_files import LogFiles
-from gantrymq.store.log_room import RESERVE, LogRoom
+from gantrymq.store.log_preallocation import RESERVE, LogPreallocation
 from gantrymq.store.mapped_file import MappedFile
+from gantrymq.store.preallocation import Preallocation
 from gantrymq.store.refusal import Refusal
-from gantrymq.store.room_maker import RoomMaker
 from gantrymq.store.trash import Trash
 from gantrymq.system import files
 
-#: So many bytes cost less when the system writes them than through the mapping, see `MappedFile.write`.
+#: From this size in bytes on, `pwrite` is faster than the mapping. See `MappedFile.write`.
 LARGE = 16 * 1024
-#: Who refuses all but the copy of another log.
+#: Source of the refusal that rejects everything except replicated data.
 _COPY = "slave"
 _unpack_head = unpacker("size", "magic")
 
 
 class CommitLog:
-    """The log in `directory`. After `load` and `start_at` it can be written to."""
+    """The commit log in `directory`. It accepts records after `load` and `start_at`."""
 
-    def __init__(self, directory: Path, file_size: int, rooms: RoomMaker) -> None:
+    def __init__(self, directory: Path, file_size: int, preallocation: Preallocation) -> None:
         self.file_size = file_size
-        #: Where the next record goes: a physical offset, the end of all records.
+        #: The end of all records: the physical offset of the next record.
         self.position = 0
-        #: A record that ends beyond this physical offset needs `make_room` first.
+        #: A record that ends after this physical offset needs a call of `preallocate` first.
         self.limit = 0
-        #: The file written to: its mapping, and the physical offset of its first byte.
+        #: The current file: its mapping, and the physical offset of its first byte.
         self.mapping: files.Mapping | None = None
         self.base = 0
-        #: When the last record was stored, ms.
+        #: Store timestamp of the last record, in milliseconds.
         self.store_timestamp = 0
-        #: All before this physical offset is on the disk, and the store timestamp that belongs to it.
+        #: The physical offset up to which all records are on disk, and the matching store timestamp.
         self.flushed = 0
         self.flushed_timestamp = 0
-        #: Records from there on have no units in the queues yet; None: all have, as anywhere but on some slaves.
+        #: On some slaves, the physical offset from which records have no queue units yet. None if all records have
+        #: units.
         self.units_until: int | None = None
-        #: Why nothing may be written or flushed any more.
+        #: The reason why the log permanently rejects writes and flushes.
         self.failure: Refusal | None = None
-        #: Why nothing may be written for now, by who says so.
+        #: The reasons why the log temporarily rejects writes, by source.
         self._refusals: dict[str, Refusal] = {}
         self._files = LogFiles(directory, file_size)
-        self._room = LogRoom(self._files, rooms, lambda: self.position)
+        self._log_preallocation = LogPreallocation(self._files, preallocation, lambda: self.position)
         self._closed = False
 
     @property
     def min_offset(self) -> int:
-        """The physical offset at which the first file begins."""
+        """The physical offset at which the first file starts."""
         return self._files.min_offset
 
     # -- opening ------------------------------------------------------------------------------------------------
@@ -79,43 +80,43 @@ class CommitLog:
         return self._files.was_missing
 
     def load(self, checkpoint: Checkpoint, *, was_aborted: bool) -> None:
-        """Finds the files; see `LogFiles.load`. Recovery finds out how far the records go."""
+        """Finds the files; see `LogFiles.load`. Recovery then determines the end of the records."""
         self.position = self._files.load(checkpoint, was_aborted=was_aborted)
 
     def start_at(self, end: int, flushed: int) -> None:
-        """Makes `end` the place of the next record: files after it are deleted, and zero follows it.
+        """Sets the position of the next record to `end`. Deletes later files and clears the rest of this file.
 
-        All before `flushed` is taken to be on the disk. Raises StoreError, OSError.
+        Everything before `flushed` counts as on disk. Raises StoreError or OSError.
         """
         self._files.end_at(end)
         self.position = end
         self.flushed = min(flushed, end)
         self.limit = 0
-        self._room.forget()
+        self._log_preallocation.forget()
         self.mapping = None
         base = end // self.file_size * self.file_size
         if (old := self._files.at(end)) is not None:
             old.clear_from(end - base)
-        # So that a power failure leaves at least the file with which later ones go on. And what was cut off could else
-        # follow upon a record that was written later.
+        # Flush now: after a power failure, later files can be used only if this file exists. Truncated records must not
+        # reappear after a later record.
         self._sync(self._files.made(base))
 
     def begin_at(self, physical_offset: int, trash: Trash) -> None:
-        """Drops all files, and begins with an empty one there; as `start_at`."""
+        """Deletes all files and starts with an empty one at this offset. Raises as `start_at` does."""
         self._files.drop_all(trash, physical_offset)
         self.flushed = physical_offset
         self.store_timestamp = self.flushed_timestamp = 0
         self.start_at(physical_offset, physical_offset)
 
     def cut(self, end: int) -> None:
-        """Drops all from there on, where `begins_at` is true; as `start_at`."""
+        """Deletes all data from this offset on, where a record must start (`begins_at`). Raises as `start_at` does."""
         self.start_at(end, self.flushed)
         self.store_timestamp = self.flushed_timestamp = max(self.store_time(end - end % self.file_size), 0)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     def begins_at(self, physical_offset: int) -> bool:
-        """Whether a record or a blank begins there."""
+        """Returns whether a record or a blank starts at this offset."""
         found = self.view_at(physical_offset)
         if found is None:
             return False
@@ -130,10 +131,11 @@ class CommitLog:
         return True
 
     def file_at(self, physical_offset: int) -> MappedFile | None:
+        """Returns the file that contains this offset; None if there is none."""
         return self._files.at(physical_offset)
 
     def view_at(self, physical_offset: int) -> tuple[memoryview, int] | None:
-        """(the file's bytes, its base) where a record may begin; None outside of the log."""
+        """Returns the bytes of the file that contains this offset, and their base; None outside of the log."""
         if not 0 <= physical_offset < self.position:
             return None
         file = self._files.at(physical_offset)
@@ -145,7 +147,7 @@ class CommitLog:
         return file.view, file.base
 
     def slice(self, physical_offset: int, max_bytes: int) -> memoryview | None:
-        """See `MessageStore.log_slice`."""
+        """Returns a slice of the log; see `MessageStore.log_slice`."""
         found = self.view_at(physical_offset)
         if found is None:
             if physical_offset == self.position:
@@ -159,7 +161,10 @@ class CommitLog:
         return StoreError(f"the log has {self.min_offset} to {self.position}: there is nothing at {physical_offset}")
 
     def read(self, physical_offset: int, *, check_crc: bool = True) -> Record:
-        """The record that begins there. Raises RecordError when none does, StoreError outside of the log."""
+        """Returns the record at this offset.
+
+        Raises RecordError if no record starts there, StoreError if the offset is outside of the log.
+        """
         found = self.view_at(physical_offset)
         if found is None:
             raise self._outside(physical_offset)
@@ -170,7 +175,7 @@ class CommitLog:
         return record
 
     def read_bytes(self, physical_offset: int) -> bytes:
-        """The record that begins there, as it stands. Raises as `read` does."""
+        """Returns the bytes of the record at this offset. Raises as `read` does."""
         size = self.read(physical_offset).size
         found = self.view_at(physical_offset)
         assert found is not None, "read would have raised"
@@ -178,7 +183,10 @@ class CommitLog:
         return bytes(view[physical_offset - base : physical_offset - base + size])
 
     def store_time(self, physical_offset: int) -> int:
-        """When the record there was stored, ms; -1 when there is none (`pickupStoreTimestamp`)."""
+        """Returns the store timestamp of the record at this offset, in milliseconds; -1 if there is none.
+
+        Source: `pickupStoreTimestamp`.
+        """
         found = self.view_at(physical_offset)
         if found is None:
             return -1
@@ -187,14 +195,14 @@ class CommitLog:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def make_room(self, size: int) -> None:
-        """Makes the next `size` bytes writable, in the next file when this one's rest is too small.
+    def preallocate(self, size: int) -> None:
+        """Makes the next `size` bytes writable, in the next file if they don't fit into this one.
 
-        Raises StoreBusy while a file is made, StoreFull when the disk is full, StoreError when the log takes no more;
-        all of them may pass.
+        Raises StoreBusy while a file is preallocated, StoreFull if the disk is full, and StoreError if the log rejects
+        records. All of these conditions can be temporary.
         """
         self._check()
-        self._room.check_line()
+        self._log_preallocation.check_line()
         if size + BLANK_SIZE > self.file_size:
             raise StoreError(f"a record of {size} bytes doesn't fit into a file of {self.file_size} bytes")
         base = start = self.position // self.file_size * self.file_size
@@ -202,9 +210,9 @@ class CommitLog:
             start += self.file_size
         end = max(self.position, start) + size
         if self._files.reserved(base) < self.position + BLANK_SIZE or self._files.reserved(start) < end + BLANK_SIZE:
-            # Nobody is to write what has room before who waits here.
+            # Requests that wait for preallocation come first, even if a smaller record would fit.
             self.limit = 0
-            self._room.need(size)
+            self._log_preallocation.need(size)
         if start > base:
             pack_blank(self._files[base].map(), self.position - base, start - self.position)
         limit = reserved = self._files.reserved(start) - BLANK_SIZE
@@ -213,50 +221,51 @@ class CommitLog:
         if start + self.file_size not in self._files:
             limit = min(limit, start + self.file_size // 2)
         if end > limit:
-            # When this is used up it will be there.
-            self._room.ask(end)
+            # Preallocate more before this space is used up.
+            self._log_preallocation.ask(end)
             limit = reserved
         with self._files.lock:
             self._check()
             self.position = max(self.position, start)
             self._write_to(start)
-            # While others wait for their turn each record has to ask.
-            self.limit = end if self._room.is_closed else limit
+            # While requests wait, each record must call this method, so that none overtakes them.
+            self.limit = end if self._log_preallocation.is_closed else limit
 
-    def make_room_for_copy(self, size: int) -> None:
-        """Makes the next `size` bytes of this file writable for a copy of another log, whose blanks end its files.
+    def preallocate_for_copy(self, size: int) -> None:
+        """Makes the next `size` bytes of this file writable for replicated data.
 
-        Raises as `make_room` does; that others may write nothing doesn't count.
+        A replicated log contains the blanks at the ends of files. Raises as `preallocate` does, but ignores the refusal
+        of other writes.
         """
         self._check(is_copy=True)
         base = self.position // self.file_size * self.file_size
         end, file_end = self.position + size, base + self.file_size
         reserved = self._files.reserved(base)
-        # Behind a blank the next file begins.
+        # After a blank, the next file starts.
         has_next = self._files.reserved(file_end) >= file_end + BLANK_SIZE
         if reserved < end or (end == file_end and not has_next):
-            self._room.need_for_copy(end)
+            self._log_preallocation.need_for_copy(end)
         elif (end - base >= self.file_size // 2 and not has_next) or reserved < min(end + RESERVE // 2, file_end):
-            # When this is used up it will be there.
-            self._room.ask(end)
+            # Preallocate more before this space is used up.
+            self._log_preallocation.ask(end)
         if self.base != base or self.mapping is None:
             with self._files.lock:
                 self._check(is_copy=True)
                 self._write_to(base)
 
     def _write_to(self, base: int) -> None:
-        """The file at `base` gets the next records, and the one before it none any more."""
+        """Makes the file at `base` the current file. The previous file gets no more records."""
         if self.mapping is not None and self.base != base and self.base in self._files:
             self._files[self.base].will_be_written(self.file_size)
         self.base = base
         self.mapping = self._files[base].map()
 
     def write(self, records: Buffer) -> None:
-        """Writes whole records at the log's end, where there is room; they count when `position` is behind them.
+        """Writes complete records at the end of the log. They become valid when the caller advances `position`.
 
-        Raises StoreFull, StoreError; then nothing is there. They are all there or none, wherever the process is killed:
-        size and magic number of the first come last, without them the log ends before it, and recovery clears what
-        follows.
+        Space must be available. Raises StoreFull or StoreError; nothing is written then. If the process is killed,
+        either all records are in the log or none. The size and magic number of the first record are written last.
+        Without them, the log ends before this record, and recovery clears the rest.
         """
         assert self.mapping is not None
         start = self.position - self.base
@@ -267,11 +276,11 @@ class CommitLog:
         self.mapping[start : start + BLANK_SIZE] = records[:BLANK_SIZE]
 
     def take_in_turn(self) -> None:
-        """Has each record ask for room, so that none is written before those that wait."""
+        """Forces each record to call `preallocate`, so that none overtakes requests that wait."""
         self.limit = 0
 
     def _check(self, *, is_copy: bool = False) -> None:
-        """Raises StoreError when nothing may be written."""
+        """Raises StoreError if the log rejects writes."""
         if self.failure is not None:
             raise self.failure.exception()
         for who, refusal in list(self._refusals.items()):
@@ -279,16 +288,16 @@ class CommitLog:
                 raise refusal.exception()
 
     def make_soon(self) -> None:
-        """Has room made for the first record."""
-        self._room.ask(self.position)
+        """Requests preallocation for the first record."""
+        self._log_preallocation.ask(self.position)
 
     def sync_new(self) -> None:
-        """Brings files that were just made to the disk, before `flush` has to wait for it; as `flush` does."""
+        """Flushes files that were just created, so that `flush` need not wait for them. Raises as `flush` does."""
         for new in self._files.new():
             self._sync(new)
 
     def refuse(self, who: str, refusal: Refusal | None) -> None:
-        """Takes no records until the same who says None. May be called from any thread."""
+        """Rejects records until the same source calls with None. Any thread may call this."""
         if refusal == self._refusals.get(who):
             return
         with self._files.lock:
@@ -300,24 +309,24 @@ class CommitLog:
 
     @property
     def trouble(self) -> str | None:
-        """Why it can't take records, whoever writes them; None while it can."""
+        """The reason why the log can't accept records, replicated or not; None if it can."""
         if self.failure is not None:
             return self.failure.text
         return next((refusal.text for who, refusal in list(self._refusals.items()) if who != _COPY), None)
 
     def refuse_all_but_copy(self, refusal: Refusal | None) -> None:
-        """Takes nothing but the copy of another log, until None is said."""
+        """Rejects everything except replicated data; None ends this."""
         self.refuse(_COPY, refusal)
-        # Who may write has to ask.
+        # Forces the next write to check the refusal.
         self.limit = 0
 
     @property
     def is_copy(self) -> bool:
-        """Takes nothing but the copy of another log."""
+        """Whether the log accepts replicated data only."""
         return _COPY in self._refusals
 
     def fail(self, failure: Refusal) -> None:
-        """Takes and flushes no records any more."""
+        """Permanently rejects writes and flushes."""
         with self._files.lock:
             self.failure = failure
             self.limit = 0
@@ -331,15 +340,16 @@ class CommitLog:
     # -- deleting old files -------------------------------------------------------------------------------------
 
     def completed_at(self, file: MappedFile) -> float:
-        """When a file got its last record, ms: then the next one got its first."""
+        """Returns when a file got its last record, in milliseconds. That is when the next file got its first one."""
         timestamp = self.store_time(file.base + self.file_size)
         return timestamp if timestamp >= 0 else files.stat(file.path).st_mtime * 1000
 
     def forget_first(self, before_ms: float) -> Path | None:
-        """Lets the first file go if it was complete by then and is on the disk; its path, which is to be deleted.
+        """Removes the first file from the log if it was complete before `before_ms` and is on disk.
 
-        It must be gone from the disk before the next one is: what a power failure leaves must be without gaps. Slices
-        of it that a socket still holds stay good. Raises StoreError.
+        Returns the path, which the caller deletes; None if the file has to stay. Files must be deleted from the disk in
+        order, so that a power failure leaves no gap. Slices of the file that a socket still uses stay valid. Raises
+        StoreError.
         """
         end = self.min_offset + self.file_size
         file = self._files.at(self.min_offset)
@@ -355,10 +365,11 @@ class CommitLog:
     # -- flushing -----------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Brings all records to the disk; waits without the GIL. Called by the flusher's thread.
+        """Flushes all records to disk, without the GIL. Called by the flusher's thread.
 
-        Raises SyncFailed, and then takes no more records: the kernel counts the pages as written, and a second
-        fdatasync that succeeds would mean nothing. Raises OSError for what may pass, such as no descriptor left.
+        Raises SyncFailed, and rejects all further records. After a failed fdatasync the kernel marks the pages as
+        clean, so the success of a second call would prove nothing. Raises OSError for temporary problems, such as a
+        lack of file descriptors.
         """
         if self.failure is not None:
             raise self.failure.exception()
@@ -369,13 +380,13 @@ class CommitLog:
             file = self._files[base]
             self._sync(file)
             if position >= base + self.file_size:
-                # Before it counts as flushed: then it may be deleted, which closes it, too.
+                # Close it before `flushed` advances: then the file may be deleted, which closes it, too.
                 file.close_descriptor()
             self.flushed = min(position, base + self.file_size)
         self.flushed_timestamp = timestamp
 
     def _sync(self, file: MappedFile) -> None:
-        """Brings a file and the entries of new ones to the disk. Raises as `flush` does."""
+        """Flushes a file and the directory entries of new files. Raises as `flush` does."""
         try:
             self._files.sync(file)
         except SyncFailed as e:
@@ -385,7 +396,7 @@ class CommitLog:
             raise failure.exception() from e
 
     def close(self) -> None:
-        """Unmaps the files; whoever still writes or reads gets a StoreError."""
+        """Unmaps the files. Later reads and writes raise StoreError."""
         self._closed = True
         self.fail(Refusal(f"the commit log {self._files.directory} is closed"))
         self.mapping = None

@@ -1,4 +1,4 @@
-"""Where the store's files are, how large they get, how often they are flushed (`store/config/MessageStoreConfig`)."""
+"""The store's settings: directories, file sizes, flush intervals and retention (`store/config/MessageStoreConfig`)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 from gantrymq.config import DAY_MS, MAX_INT, bounded, check_bounds
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.command import MAX_FRAME_LENGTH
+from gantrymq.protocol.delay_levels import DEFAULT_DELAY_LEVELS
 from gantrymq.store.delay_level import parse_delay_levels
 
 ASYNC_FLUSH = "ASYNC_FLUSH"
 SYNC_FLUSH = "SYNC_FLUSH"
 
-#: Bytes of one unit of a consume queue (`ConsumeQueue.CQ_STORE_UNIT_SIZE`).
+#: Size of a consume queue unit, in bytes (`ConsumeQueue.CQ_STORE_UNIT_SIZE`).
 UNIT_SIZE = 20
-#: Settings that make a Java broker keep messages or tables in files that this broker doesn't read. The values are
-#: regular expressions, matched in any case. A comma separates directories of the log (`MixAll.MULTI_PATH_SPLITTER`).
+#: Settings with which a Java broker stores messages or tables in files that this broker doesn't read. The values are
+#: regular expressions that ignore case. A comma separates directories of the log (`MixAll.MULTI_PATH_SPLITTER`).
 _UNSUPPORTED = {
     "storePathCommitLog": ".*,.*",
     "readOnlyCommitLogStorePaths": r"\s*\S.*",
@@ -28,34 +29,45 @@ _UNSUPPORTED = {
     "timerRocksDBEnable": "true",
     "transRocksDBEnable": "true",
 }
-#: No pull gets more bytes (`DefaultMessageStore.MAX_PULL_MSG_SIZE`).
+#: Maximum size of a pull result, in bytes (`DefaultMessageStore.MAX_PULL_MSG_SIZE`).
 MAX_PULL_BYTES = 128 * 1024 * 1024
 
 
 @dataclass(slots=True)
 class StoreConfig:
-    """Java's keys and defaults; sizes in bytes. Raises ConfigError for a value out of bounds.
+    """The store's settings, with Java's keys and defaults. Sizes are in bytes.
 
-    `flush_disk_type` SYNC_FLUSH: a message is acknowledged when it is on the disk; ASYNC_FLUSH: when it is in the page
-    cache, so that it outlives the process but not a power failure within `flush_interval_commit_log_ms`. When the disk
-    takes longer than `sync_flush_timeout_ms` the producer is told so.
-    A queue file is written to the disk when it has `flush_consume_queue_least_pages` of 4 KiB to write, and in any case
-    every `flush_consume_queue_thorough_interval_ms`, or sooner where that is quick: what is lost can be rebuilt from
-    the log.
+    Raises ConfigError if a value is out of range.
 
-    `message_index_enable`: messages can be found by their keys; a file has `max_index_num` entries, a query returns at
-    most `max_msgs_num_batch` messages. `enabled_append_prop_crc` gives every record a checksum over all of it, as its
-    last property; with `force_verify_prop_crc` a record without a right one ends the log at recovery.
+    Flushing:
+    - With `flush_disk_type` SYNC_FLUSH, a message is acknowledged when it is on disk. With ASYNC_FLUSH, it is
+      acknowledged when it is in the page cache. It then survives a crash of the process. A power failure within
+      `flush_interval_commit_log_ms` can lose it.
+    - If a flush takes longer than `sync_flush_timeout_ms`, the producer gets the status of a flush timeout.
+    - A queue file is flushed when it has `flush_consume_queue_least_pages` unwritten pages of 4 KiB. All queue files
+      are flushed at least every `flush_consume_queue_thorough_interval_ms`, more often if that is fast. Recovery can
+      rebuild lost units from the log.
 
-    Log files older than `file_reserved_time` hours are deleted in the hours `delete_when`, or at any time while the
-    disk is used to more than `disk_max_used_space_ratio` per cent; from `disk_space_clean_forcibly_ratio` on younger
-    ones too (unless `clean_file_forcibly_enable` is off), and beyond `disk_space_warning_level_ratio` no message is
-    taken. Ratios are put into Java's bounds, only the last two may go up to 100 here: a really full disk is an error
-    of one send, not the broker's end.
+    Index and checksums:
+    - With `message_index_enable`, messages can be found by key. An index file has `max_index_num` entries. A query
+      returns at most `max_msgs_num_batch` messages.
+    - With `enabled_append_prop_crc`, each record has a checksum of its whole content as its last property. With
+      `force_verify_prop_crc`, recovery ends the log at a record without a valid checksum.
 
-    A message may ask to be delivered at any time within `timer_max_delay_sec`, with the precision of
-    `timer_precision_ms` (100, 200, 500 or 1000); it is stored again every `timer_roll_window_slot` slots of that
-    length. From `timer_congest_num_each_slot` messages in a slot on more and more are refused, from twice as many all.
+    Retention:
+    - Log files older than `file_reserved_time` hours are deleted in the hours `delete_when`. If disk usage exceeds
+      `disk_max_used_space_ratio` per cent, they are deleted at any time.
+    - From `disk_space_clean_forcibly_ratio` on, younger files are deleted, too, unless `clean_file_forcibly_enable` is
+      off.
+    - Above `disk_space_warning_level_ratio`, messages are rejected.
+    - Ratios are limited to Java's ranges, but the last two may be up to 100. A full disk then fails a single send, not
+      the broker.
+
+    Delayed messages:
+    - A message can be delayed by up to `timer_max_delay_sec`, with a precision of `timer_precision_ms` (100, 200, 500
+      or 1000). It is stored again every `timer_roll_window_slot` slots of that length.
+    - From `timer_congest_num_each_slot` messages in a slot on, a growing share of messages is rejected; from twice this
+      number on, all are.
     """
 
     store_path_root_dir: Path
@@ -74,19 +86,19 @@ class StoreConfig:
     max_transfer_count_on_message_in_memory: int = bounded(32, 1, 100_000)
     max_transfer_bytes_on_message_in_disk: int = bounded(64 * 1024, 1, MAX_PULL_BYTES)
     max_transfer_count_on_message_in_disk: int = bounded(8, 1, 100_000)
-    # Not Java's: what bulk readers, who say so, get at most. Reading is sequential in mapped memory.
+    # Not a Java setting: limits for clients that request bulk reads. These read mapped memory sequentially.
     max_bulk_transfer_bytes: int = bounded(4 * 1024 * 1024, 1, MAX_PULL_BYTES)
     max_bulk_transfer_count: int = bounded(10_000, 1, 100_000)
-    #: Per cent of the machine's memory: as much of the log's end is taken to be in the page cache.
+    #: Share of the machine's memory, in per cent. This much of the log's end is assumed to be in the page cache.
     access_message_in_memory_max_ratio: int = bounded(40, 0, 100)
-    message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    message_delay_level: str = DEFAULT_DELAY_LEVELS
     message_index_enable: bool = True
     max_hash_slot_num: int = bounded(5_000_000, 1, 50_000_000)
     max_index_num: int = bounded(20_000_000, 2, 80_000_000)
     max_msgs_num_batch: int = bounded(64, 1, 1_000_000)
     enabled_append_prop_crc: bool = field(default=False, metadata={"key": "enabledAppendPropCRC"})
     force_verify_prop_crc: bool = field(default=False, metadata={"key": "forceVerifyPropCRC"})
-    #: Hours of the day, local time, as `04` or `04;16`.
+    #: Hours of the day in local time, such as `04` or `04;16`.
     delete_when: str = "04"
     file_reserved_time: int = bounded(72, 0, MAX_INT)
     clean_file_forcibly_enable: bool = True
@@ -131,12 +143,15 @@ class StoreConfig:
 
     @property
     def config_directory(self) -> Path:
-        """Where topics.json and the like are."""
+        """The directory of `topics.json` and similar files."""
         return self.store_path_root_dir / "config"
 
 
 def check_supported(properties: Mapping[str, str]) -> None:
-    """Raises ConfigError for a setting of a store that this broker can't read. It would treat the store as empty."""
+    """Raises ConfigError for a setting whose files this broker can't read.
+
+    It would otherwise treat the store as empty.
+    """
     for key, pattern in _UNSUPPORTED.items():
         value = properties.get(key, "").strip()
         if re.fullmatch(pattern, value, re.IGNORECASE | re.DOTALL):
@@ -146,7 +161,7 @@ def check_supported(properties: Mapping[str, str]) -> None:
 
 
 def delete_hours(delete_when: str) -> frozenset[int]:
-    """The hours of deleteWhen's text `04;16`. Raises ConfigError."""
+    """Parses the hours of `deleteWhen`, such as `04;16`. Raises ConfigError."""
     hours = [hour.strip() for hour in delete_when.split(";")]
     if not all(hour.isascii() and hour.isdigit() and len(hour) <= 2 and int(hour) < 24 for hour in hours):
         raise ConfigError(f"deleteWhen={delete_when[:200]}: hours from 0 to 23 with ; between them")

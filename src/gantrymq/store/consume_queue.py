@@ -1,10 +1,10 @@
-"""A queue of a topic: 20-byte units that point into the commit log (`store/ConsumeQueue`).
+"""A consume queue: 20-byte units that point into the commit log (`store/ConsumeQueue`).
 
     int64 physical offset | int32 size of the record | int64 tags code
 
-The n-th unit belongs to the message with queue offset n; it stands at n * 20 in files of a fixed size, whose names are
-the place of their first byte. Behind the last unit all is zero. Where units are missing, because the queue begins in
-the middle of a file, there are fillers: `0 | 2147483647 | 0`.
+The unit of the message with queue offset n is at byte n * 20. The files have a fixed size and are named after the
+position of their first byte. After the last unit, all bytes are zero. If a queue starts in the middle of a file, the
+units before it are fillers: `0 | 2147483647 | 0`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from struct import Struct
 from gantrymq.errors import StoreError
 from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.mapped_file import MappedFile, list_files, sync_directory
+from gantrymq.store.preallocation import Preallocation
 from gantrymq.store.queue_files import RESERVE, QueueFiles
 from gantrymq.store.queue_mappings import QueueMappings
-from gantrymq.store.room_maker import RoomMaker
 from gantrymq.system import files
 
 log = logging.getLogger(__name__)
@@ -27,26 +27,35 @@ UNIT = Struct(">qiq")
 FILLER_SIZE = (1 << 31) - 1
 NO_UNIT = bytes(UNIT_SIZE)
 _FILLER = UNIT.pack(0, FILLER_SIZE, 0)
-#: One read finds the end of most queues.
+#: Size of the first read to find the last unit, in bytes. It is enough for most queues.
 _PROBE = 204 * UNIT_SIZE
 
 
 class ConsumeQueue(QueueFiles):
-    """One queue. `max_offset` is the queue offset that the next message gets, `min_offset` that of the oldest."""
+    """The consume queue of one topic and queue id.
+
+    `max_offset` is the queue offset of the next message, `min_offset` that of the oldest message.
+    """
 
     __slots__ = ("_flushed_offset", "dirty", "min_offset", "queue_id", "recovered_end", "topic", "topic_bytes")
 
     def __init__(
-        self, topic: str, queue_id: int, directory: Path, file_size: int, mappings: QueueMappings, rooms: RoomMaker
+        self,
+        topic: str,
+        queue_id: int,
+        directory: Path,
+        file_size: int,
+        mappings: QueueMappings,
+        preallocation: Preallocation,
     ) -> None:
-        super().__init__(directory, file_size, mappings, rooms)
+        super().__init__(directory, file_size, mappings, preallocation)
         self.topic = topic
         self.topic_bytes = topic.encode()
         self.queue_id = queue_id
         self.min_offset = 0
-        #: `max_offset` after a crash, when the store was opened; None when it was closed before.
+        #: `max_offset` when the store was opened after a crash; None after a clean shutdown.
         self.recovered_end: int | None = None
-        #: Is among those that the flusher looks at.
+        #: Whether the queue is in the list of queues to flush.
         self.dirty = False
         self._flushed_offset = 0
 
@@ -56,7 +65,7 @@ class ConsumeQueue(QueueFiles):
     # -- reading ------------------------------------------------------------------------------------------------
 
     def units(self, offset: int, count: int) -> bytes:
-        """The units from a queue offset on, at most `count` and no more than one file has; b"" where none are."""
+        """Returns up to `count` units from a queue offset on, of one file only; b"" if there are none."""
         count = min(count, self.max_offset - offset)
         if offset < 0 or count <= 0:
             return b""
@@ -67,12 +76,12 @@ class ConsumeQueue(QueueFiles):
         return self._map(file)[at : at + count * UNIT_SIZE]
 
     def unit(self, offset: int) -> tuple[int, int, int] | None:
-        """(physical offset, size, tags code) at a queue offset; None where there is none."""
+        """Returns (physical offset, size, tags code) of a unit; None if there is none."""
         unit = self.units(offset, 1)
         return UNIT.unpack(unit) if unit else None
 
     def peek(self, offset: int) -> tuple[int, int, int] | None:
-        """As `unit`, but without mapping the file: for one look at each of many queues."""
+        """Does the same as `unit` without mapping the file. Used to read one unit of each of many queues."""
         if not 0 <= offset < self.max_offset:
             return None
         base, at = self._place(offset)
@@ -95,14 +104,15 @@ class ConsumeQueue(QueueFiles):
 
     @property
     def unflushed(self) -> int:
-        """Bytes that may not be on the disk."""
+        """Number of bytes that may not be on disk."""
         return (self.max_offset - self._flushed_offset) * UNIT_SIZE
 
     # -- writing ------------------------------------------------------------------------------------------------
 
     def skip_to(self, offset: int) -> None:
-        """The next unit gets a later queue offset: places before it, of the first file or behind the last unit, get
-        fillers. Raises as `make_room` does; it may be tried again.
+        """Makes `offset` the queue offset of the next unit. Fills the gap before it with fillers.
+
+        Raises as `preallocate` does; the caller may try again.
         """
         is_empty = self.min_offset == self.max_offset
         if not self.max_offset:
@@ -115,22 +125,22 @@ class ConsumeQueue(QueueFiles):
             self.min_offset = offset
 
     def write_next(self, units: bytes | bytearray) -> None:
-        """As `write_behind`; quicker where `make_room_for` has made room."""
+        """Writes units as `write_behind` does. It is faster after `preallocate_for`."""
         if self.position + len(units) <= self.limit:
             self.mapping[self.position : self.position + len(units)] = units  # type: ignore[index]
         else:
             self.write_behind(units)
 
     def write_behind(self, units: bytes | bytearray) -> None:
-        """Writes units behind the last one, in as many files as they need; nobody sees them before `count_written`.
+        """Writes units after the last one, across files if needed. `count_written` makes them visible.
 
-        Raises as `make_room` does. What is there then points to no record, and recovery drops it.
+        Raises as `preallocate` does. Units that were partly written point to no record, and recovery drops them.
         """
         count = len(units) // UNIT_SIZE
-        self._need_room(count)
+        self._need_file(count)
         pieces = self._pieces(self.max_offset + count)
         for base, _, _ in pieces:
-            # Before anything is written: a file that can't be mapped would leave units in the one before it.
+            # Map all files first. If one failed later, the files before it would contain partial data.
             self._map(self._files[base])
         begin = 0
         for base, at, size in pieces:
@@ -138,16 +148,16 @@ class ConsumeQueue(QueueFiles):
             begin += size
 
     def count_written(self, count: int) -> None:
-        """The units that `write_behind` has written are those of messages."""
+        """Makes the units that `write_behind` has written visible."""
         self.max_offset += count
         self.position += count * UNIT_SIZE
         if self.position > self.limit:
-            # The next one looks for its place itself.
+            # The next write must look up its file.
             self.mapping = None
             self.position = self.limit = 0
 
     def flush(self) -> None:
-        """Brings the units to the disk. Called by the flusher's thread; raises OSError, SyncFailed."""
+        """Flushes the units to disk. Called by the flusher's thread. Raises OSError or SyncFailed."""
         offset, end = self._flushed_offset, self.max_offset
         if self._gone or offset >= end:
             return
@@ -160,24 +170,27 @@ class ConsumeQueue(QueueFiles):
                     if offset * UNIT_SIZE <= base:
                         sync_directory(self._directory)
                         if base == min(self._files):
-                            # The queue is new, and so may be its directory and its topic's.
+                            # The queue is new; its directory and that of its topic may be new, too.
                             sync_directory(self._directory.parent)
                             sync_directory(self._directory.parent.parent)
                 except FileNotFoundError:
-                    # Deleted meanwhile: the queue, or this file.
+                    # The queue or this file was deleted in the meantime.
                     if not self._gone and base in self._files:
                         raise
             base += self._file_size
         self._flushed_offset = end
 
     def forget_files(self) -> list[MappedFile]:
-        """The queue is deleted: later use raises a StoreError. Returns its files, for who unmaps and deletes them."""
+        """Marks the queue as deleted, so that later use raises StoreError.
+
+        Returns its files; the caller unmaps and deletes them.
+        """
         return self._forget_files(f"queue {self.queue_id} of the topic {self.topic} was deleted")
 
     def log_moved(self, min_physical_offset: int) -> None:
-        """The log begins there now: sets `min_offset`, and deletes the files of which no unit is left, but the last.
+        """Adapts the queue to a new start of the log: updates `min_offset` and deletes files without live units.
 
-        Raises StoreError when one can't be deleted; it may be tried again.
+        The last file always stays. Raises StoreError if a file can't be deleted; the caller may try again.
         """
         self.correct_min_offset(min_physical_offset)
         last = next(reversed(self._files), 0)
@@ -188,9 +201,9 @@ class ConsumeQueue(QueueFiles):
     # -- opening and recovery -----------------------------------------------------------------------------------
 
     def load(self) -> int | None:
-        """Finds the files and the last unit. Returns the queue offset from which on units may be missing, or None.
+        """Finds the files and the last unit. Returns the queue offset from which units may be missing, or None.
 
-        Raises StoreError when the files can't be of this size.
+        Raises StoreError if the files don't have the configured size.
         """
         lengths = list_files(self._directory)
         for base, length in lengths.items():
@@ -218,7 +231,7 @@ class ConsumeQueue(QueueFiles):
         return None
 
     def has(self, offset: int, units: bytes) -> bool:
-        """Whether these units stand at that queue offset and behind it."""
+        """Returns whether the queue has exactly these units, starting at `offset`."""
         at = 0
         while at < len(units):
             found = self.units(offset + at // UNIT_SIZE, (len(units) - at) // UNIT_SIZE)
@@ -228,20 +241,20 @@ class ConsumeQueue(QueueFiles):
         return True
 
     def restore_behind(self, units: bytes) -> None:
-        """Writes units behind the last one."""
+        """Writes units after the last one."""
         while units:
-            # As far as a file goes.
+            # Up to the end of this file.
             count = self.next_file_offset(self.max_offset) - self.max_offset
             written, units = units[: count * UNIT_SIZE], units[count * UNIT_SIZE :]
             self._write(self.max_offset, written)
             self.max_offset += len(written) // UNIT_SIZE
 
     def restore(self, offset: int, physical_offset: int, size: int, tags_code: int) -> None:
-        """Writes a unit at any queue offset; what is skipped before it becomes fillers."""
+        """Writes a unit at any queue offset. Fills a gap before it with fillers."""
         if offset > self.max_offset:
             filled = self.max_offset if self._files else self._place(offset)[0] // UNIT_SIZE
             while filled < offset:
-                # As far as a file goes.
+                # Up to the end of this file.
                 count = min(offset, self.next_file_offset(filled)) - filled
                 self._write(filled, _FILLER * count)
                 filled += count
@@ -257,17 +270,17 @@ class ConsumeQueue(QueueFiles):
         mapping[at : at + len(units)] = units
 
     def unflushed_from(self, offset: int) -> None:
-        """The units from there on may not be on the disk."""
+        """Marks the units from `offset` on as possibly not on disk."""
         self._flushed_offset = min(self._flushed_offset, offset)
 
     def clear(self) -> None:
-        """Drops all units. Raises StoreError."""
+        """Deletes all units. Raises StoreError."""
         for base in reversed(list(self._files)):
             self._delete(base)
         self.max_offset = self._flushed_offset = self._needed = 0
 
     def cut(self, offset: int) -> None:
-        """Drops the units from a queue offset on, and makes what follows zero. Raises StoreError."""
+        """Deletes the units from a queue offset on and fills their space with zeros. Raises StoreError."""
         self.unmap()
         end = max(offset, self.first_offset)
         first = min(self._files, default=0)
@@ -280,7 +293,10 @@ class ConsumeQueue(QueueFiles):
         self._needed = 0
 
     def drop_from(self, physical_offset: int) -> None:
-        """Drops the units of records from there on, while no thread makes or flushes files. Raises StoreError."""
+        """Deletes the units of records from this physical offset on. Raises StoreError.
+
+        No thread may preallocate or flush files at the same time.
+        """
         offset = self.count_before(physical_offset)
         if offset < self.max_offset:
             self.cut(offset)
@@ -288,7 +304,7 @@ class ConsumeQueue(QueueFiles):
             self.min_offset = min(self.min_offset, offset)
 
     def count_before(self, physical_offset: int) -> int:
-        """The queue offset of the first unit that isn't before a physical offset; fillers count as before."""
+        """Returns the queue offset of the first unit at or after a physical offset. Fillers count as before it."""
         low, high = self.first_offset, self.max_offset
         last = self.peek(high - 1)
         if last is not None and (last[1] == FILLER_SIZE or last[0] < physical_offset):
@@ -303,7 +319,7 @@ class ConsumeQueue(QueueFiles):
         return low
 
     def correct_min_offset(self, min_physical_offset: int) -> None:
-        """Sets `min_offset` to the first unit whose record the log still has (`ConsumeQueue.correctMinOffset`)."""
+        """Sets `min_offset` to the first unit whose record is still in the log (`ConsumeQueue.correctMinOffset`)."""
         first = self.peek(self.first_offset)
         if first is not None and first[0] >= min_physical_offset and first[1] != FILLER_SIZE:
             self.min_offset = self.first_offset
@@ -312,7 +328,7 @@ class ConsumeQueue(QueueFiles):
 
 
 def _used(path: Path, length: int) -> int:
-    """How many units a file has before the first that is zero, in a file that is zero behind its last unit."""
+    """Returns the number of units before the first zero unit. After the last unit, the file must be zero."""
     fd = files.open(path, files.O_RDONLY | files.O_CLOEXEC)
     try:
         probe = files.pread(fd, min(length, _PROBE), 0)
@@ -333,7 +349,7 @@ def _used(path: Path, length: int) -> int:
 
 
 def units_before(units: bytes, physical_offset: int) -> bytes:
-    """Those of the first ones whose records end by then."""
+    """Returns the leading units whose records end at or before this physical offset."""
     count = len(units) // UNIT_SIZE
     while count:
         place, size, _ = UNIT.unpack_from(units, (count - 1) * UNIT_SIZE)

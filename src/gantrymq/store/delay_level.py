@@ -1,4 +1,4 @@
-"""Delay levels, and what a queue unit's tags code is (`CommitLog.checkMessageAndReturnSize`)."""
+"""Delay levels, and the tags codes of queue units (`CommitLog.checkMessageAndReturnSize`)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
 _DELAY = DELAY_TIME_LEVEL.encode()
 _TAGS = TAGS.encode()
-#: Less is an address in consumequeue_ext: the least long and a place in it (`ConsumeQueueExt.decorate`).
+#: A smaller tags code is an address in consumequeue_ext: the smallest long plus a position
+#: (`ConsumeQueueExt.decorate`).
 _LEAST_CODE = -(1 << 62)
 _ANOTHER_LOOK_MS = 10_000
-#: An int has no more digits in Java; a level is far below.
+#: A Java int has at most this many digits. Valid levels are much smaller.
 _MOST_DIGITS = 10
 
 
 def parse_delay_levels(levels: str) -> list[int]:
-    """Milliseconds of the levels 1, 2, ... from messageDelayLevel's text `1s 5s 1m`. Raises ConfigError."""
+    """Returns the delays of the levels 1, 2, ... in milliseconds. Raises ConfigError.
+
+    `levels` is the value of `messageDelayLevel`, such as `1s 5s 1m`.
+    """
     delays_ms = []
     for level in levels.split():
         number, unit = level[:-1], level[-1]
@@ -33,7 +37,10 @@ def parse_delay_levels(levels: str) -> list[int]:
 
 
 def tags_code_of(record: Record, delays_ms: Sequence[int]) -> int:
-    """The tags code that a record's queue unit has: the hash of TAGS, or the delivery time of a delayed message."""
+    """Returns the tags code of a record's queue unit.
+
+    It is the hash of TAGS or, for a delayed message, the delivery time.
+    """
     if record.topic == _SCHEDULE_TOPIC:
         level = find_property(record.properties, _DELAY)
         if level is not None and level.isdigit() and int(level) > 0 and delays_ms:
@@ -42,10 +49,10 @@ def tags_code_of(record: Record, delays_ms: Sequence[int]) -> int:
 
 
 def may_have_code(record: Record, code: int, expected: int) -> bool:
-    """Whether a record's queue unit may have this tags code where `tags_code_of` gives the expected one.
+    """Returns whether a unit may have this tags code although `tags_code_of` returns `expected`.
 
-    Java's may be the address of an entry in its consumequeue_ext; when a delayed message is due is reckoned from
-    another look at the clock than when it is stored.
+    A Java unit may contain the address of an entry in consumequeue_ext. For a delayed message, Java computes the
+    delivery time from a second clock reading, not from the store timestamp.
     """
     if record.topic == _SCHEDULE_TOPIC:
         return abs(code - expected) < _ANOTHER_LOOK_MS
@@ -53,9 +60,9 @@ def may_have_code(record: Record, code: int, expected: int) -> bool:
 
 
 def delay_level(properties: bytes) -> int:
-    """The level that a message asks for, 0 for none. Java refuses what is no number; here it is no delay.
+    """Returns the delay level that a message requests; 0 for none.
 
-    A level above the last one is the last one.
+    A level above the last one means the last one. Java rejects a level that is not a number; here it means no delay.
     """
     level = find_property(properties, _DELAY) or b""
     return int(level[:_MOST_DIGITS]) if level.isdigit() else 0

@@ -1,10 +1,9 @@
-"""Which process uses a store directory, and how its last user left it: the files `lock` and `abort`.
+"""Locks a store directory for one process and detects a crash of its last user. Uses the files `lock` and `abort`.
 
-Two locks: of the file `lock`, which Java's broker takes, too; and of the directory itself, which holds when somebody
-has deleted that file. The alternative that lost, to look now and then whether it is still the same file, leaves a
-moment in which there are two brokers.
+There are two locks. Java's broker also locks the file `lock`. A second lock on the directory itself still works if
+somebody deletes that file. Checking the file from time to time instead would leave a moment in which two brokers run.
 
-The directory of the log has a lock of its own (`LogFiles`), because it may be inside another broker's store.
+The log's directory has its own lock (`LogFiles`), because it can be inside another broker's store.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class StoreDirectory:
-    """The directory `root`. `was_aborted` after `lock()`: the last user didn't close the store."""
+    """The store directory `root`. After `lock()`, `was_aborted` is true if the last user did not close the store."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -30,7 +29,7 @@ class StoreDirectory:
         self._locks = ExitStack()
 
     def lock(self) -> None:
-        """Takes the directory for this process, against Java's broker too. Raises StoreLocked, StoreError."""
+        """Locks the directory for this process, also against Java's broker. Raises StoreLocked or StoreError."""
         with ExitStack() as stack:
             try:
                 files.make_lasting_directory(self.root)
@@ -57,11 +56,12 @@ class StoreDirectory:
         )
 
     def mark_in_use(self) -> None:
-        """Leaves the file that tells the next user of a crash."""
+        """Creates the file that reveals a crash to the next user."""
         files.write(self.abort_file, str(network.process_id()).encode())
         sync_directory(self.root)
 
     def mark_closed(self) -> None:
+        """Removes the file that `mark_in_use` created, after a clean shutdown."""
         files.unlink(self.abort_file, missing_ok=True)
         sync_directory(self.root)
 

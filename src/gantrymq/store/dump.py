@@ -1,4 +1,4 @@
-"""The messages in a store's log, those that a filter lets through, without opening the store."""
+"""Reads the messages in a store's log that match a filter, without opening the store."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from gantrymq.store.offline import OfflineLog
 
 @dataclass(slots=True, frozen=True)
 class MessageFilter:
-    """None lets all through. `end_offset` is exclusive; times are store timestamps in ms, both included.
+    """Selects messages. None accepts all values of a field.
 
-    `key` is a unique key or one of the KEYS.
+    `end_offset` is exclusive. `begin_ms` and `end_ms` are store timestamps in milliseconds, both inclusive. `key` is a
+    unique key or one of the KEYS.
     """
 
     topic: str | None = None
@@ -29,6 +30,7 @@ class MessageFilter:
     key: str | None = None
 
     def accepts(self, record: Record) -> bool:
+        """Returns whether a record matches the filter."""
         return (
             (self.topic is None or record.topic == self.topic.encode())
             and (self.queue_id is None or record.queue_id == self.queue_id)
@@ -41,9 +43,10 @@ class MessageFilter:
 
 
 def dump(config: StoreConfig, wanted: MessageFilter) -> Iterator[MessageExt]:
-    """The messages in the log's order, also those of deleted topics and of open or rolled back transactions.
+    """Yields the messages in the order of the log.
 
-    A body that can't be decompressed comes as it is stored. Raises StoreError at a record that is damaged.
+    Messages of deleted topics and of open or rolled-back transactions are included. If a body can't be decompressed, it
+    is returned as stored. Raises StoreError at a damaged record.
     """
     log = OfflineLog(config.commit_log_directory)
     reader = log.reader(_start(log, wanted.begin_ms))
@@ -63,7 +66,7 @@ def dump(config: StoreConfig, wanted: MessageFilter) -> Iterator[MessageExt]:
 
 
 def _start(log: OfflineLog, begin_ms: int) -> int:
-    """The last file whose first record was stored before the time."""
+    """Returns the start of the last file whose first record was stored before `begin_ms`."""
     start = log.min_offset
     for file in log.files:
         first = next(iter(log.reader(file.base)), None)

@@ -1,7 +1,7 @@
-"""The threads that bring files to the disk (`CommitLog.GroupCommitService`, `FlushConsumeQueueService`).
+"""The threads that flush files to disk (`CommitLog.GroupCommitService`, `FlushConsumeQueueService`).
 
-They only make system calls, which run without the GIL; two, so that a log flush that producers wait for needn't wait
-for the queues. Whatever a round raises, there is a next one; `JobReport` counts them.
+They only make system calls, which run without the GIL. There are two threads, so that a log flush for waiting producers
+is not delayed by a flush of the queues. If a round fails, the next one still runs; `JobReport` counts the failures.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 from gantrymq.background.report import JobReport
 from gantrymq.errors import SyncFailed
 from gantrymq.store.checkpoint import Checkpoint, save_checkpoint
 from gantrymq.store.commit_log import CommitLog
+from gantrymq.store.config import StoreConfig
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.refusal import Refusal
@@ -25,21 +25,21 @@ log = logging.getLogger(__name__)
 
 FlushCallback = Callable[[Exception | None], None]
 _PAGE = 4096
-#: After a thorough round of so many seconds the next one waits that many times as long, unless the configured interval
-#: is shorter: few queues are flushed every second, so that a crash leaves little to read again.
+#: After a thorough round, the next one waits for this multiple of its duration, but at most for the configured
+#: interval. If there are few queues, they are thus flushed every second, and recovery after a crash is short.
 _THOROUGH_PAUSE = 20
-#: So many queues at a time when the store is closed: a disk takes that many in the time of one (2,000 queues: 0.4 s
-#: instead of 4 to 11). While there are senders they would wait for more of it than their own.
+#: Number of queues that are flushed in parallel when the store is closed. The disk flushes them in the time of one
+#: (2,000 queues: 0.4 s instead of 4 to 11 s). At other times, this would delay flushes for producers.
 _AT_ONCE_AT_LAST = 16
 
 
 class Flusher:
-    """A thread with a round every `interval_s`, one when it is woken, and a last one when it is stopped."""
+    """A thread that runs a round every `interval_s`, one when it is woken, and a last one when it is stopped."""
 
     def __init__(self, name: str, commit_log: CommitLog, interval_s: float, report: JobReport) -> None:
         self._name = name
         self._log = commit_log
-        #: May be changed meanwhile; `wake` has it take effect at once.
+        #: Can be changed at any time. `wake` makes the change effective at once.
         self.interval_s = interval_s
         self._report = report
         self._stopping = False
@@ -49,24 +49,24 @@ class Flusher:
         return threads.Worker(f"gantry-{self._name.replace(' ', '-')}", self._step, self.interval_s, self._died)
 
     def start(self) -> None:
-        """Starts the thread; again, when it was stopped."""
+        """Starts the thread; also after `stop`."""
         if self._stopping:
             self._stopping = False
             self._thread = self._worker()
         self._thread.start()
 
     def wake(self) -> None:
-        """Has a round begin at once, or once more after the one that is under way."""
+        """Starts a round at once, or another one after the current round."""
         self._thread.wake()
 
     def stop(self) -> None:
-        """Has a last round made, and waits until the thread has ended. Once more does no harm."""
+        """Runs a last round and waits until the thread has ended. Further calls have no effect."""
         self._stopping = True
         self._thread.wake()
         self._thread.join()
 
     def _round(self) -> None:
-        """What is to be done. May raise anything; it is tried again."""
+        """Runs one round. If it raises an exception, the next round still runs."""
         raise NotImplementedError
 
     def _step(self) -> float | None:
@@ -89,16 +89,19 @@ class Flusher:
 
 
 class LogFlusher(Flusher):
-    """Flushes the commit log, at once when somebody waits for it. While it can't, the log takes no records."""
+    """Flushes the commit log, immediately if a caller waits.
+
+    If a flush fails, the log rejects records until one succeeds.
+    """
 
     def __init__(self, commit_log: CommitLog, interval_s: float, report: JobReport) -> None:
         super().__init__("log flusher", commit_log, interval_s, report)
         self._waiting: deque[FlushCallback] = deque()
-        #: Why there will be no more rounds.
+        #: The reason why no further round will run.
         self._end: Refusal | None = None
 
     def when_flushed(self, callback: FlushCallback) -> None:
-        """Calls back, in this thread, when all that the log has now is on the disk, or can't be brought there."""
+        """Calls `callback` in the flusher's thread when the log's current content is on disk, or with the error."""
         self._waiting.append(callback)
         self.wake()
         if self._end is not None:
@@ -109,20 +112,20 @@ class LogFlusher(Flusher):
         super().start()
 
     def stop(self) -> None:
-        """Flushes a last time, calls back who waits, and ends the thread."""
+        """Flushes a last time, calls pending callbacks and ends the thread."""
         super().stop()
         self._end = self._end or Refusal("the store is closed")
         self._answer(len(self._waiting), self._end)
 
     def _round(self) -> None:
-        # Whoever comes from now on waits for the next round: this one may have passed its record.
+        # Later callbacks wait for the next round. This one may have passed their record.
         count = len(self._waiting)
         try:
             self._log.flush()
         except Exception as e:
             refusal = Refusal(f"the commit log can't be brought to the disk, so no message is taken until it can: {e}")
             if isinstance(e, SyncFailed):
-                # The log refuses all by itself, for good.
+                # After SyncFailed the log itself rejects all records permanently.
                 refusal = Refusal(str(e), SyncFailed)
             else:
                 self._log.refuse(self._name, refusal)
@@ -137,9 +140,9 @@ class LogFlusher(Flusher):
             try:
                 callback = self._waiting.popleft()
             except IndexError:
-                return  # Another thread answers, too, when this one has died.
+                return  # If this thread has died, another thread also calls callbacks.
             try:
-                # An exception each: one that several threads raise would get the tracebacks of all.
+                # A new exception for each callback. A shared one would collect the tracebacks of all threads.
                 callback(None if refusal is None else refusal.exception())
             except Exception:
                 log.exception("a flush callback failed")
@@ -151,10 +154,10 @@ class LogFlusher(Flusher):
 
 
 class QueueFlusher(Flusher):
-    """Flushes the consume queues that were written to and full index files, keeps the checkpoint, empties the trash.
+    """Flushes modified consume queues and full index files, writes the checkpoint and empties the trash.
 
-    `dirty` gets a queue when it is written to for the first time since the last flush. What can't be flushed is tried
-    again: meanwhile messages are taken, as recovery makes queues and index from the log.
+    A queue enters `dirty` at its first write after a flush. A failed flush is repeated. Messages are still accepted in
+    the meantime, because recovery can rebuild queues and index from the log.
     """
 
     def __init__(
@@ -164,34 +167,31 @@ class QueueFlusher(Flusher):
         index: MessageIndex,
         trash: Trash,
         checkpoint: Checkpoint,
-        checkpoint_path: Path,
-        interval_s: float,
-        least_pages: int,
-        thorough_interval_s: float,
+        config: StoreConfig,
         report: JobReport,
     ) -> None:
-        super().__init__("queue flusher", commit_log, interval_s, report)
+        super().__init__("queue flusher", commit_log, config.flush_interval_consume_queue_ms / 1000, report)
         self._dirty = dirty
         self._index = index
         self._trash = trash
         self._checkpoint = checkpoint
-        self._checkpoint_path = checkpoint_path
-        #: May be changed meanwhile.
-        self.least_pages = least_pages
-        self.thorough_interval_s = thorough_interval_s
+        self._checkpoint_path = config.store_path_root_dir / "checkpoint"
+        #: Its settings can change at any time.
+        self._config = config
         self._is_asked = False
         self._next_thorough = 0.0
-        #: Why nothing of it counts as flushed any more.
+        #: The reason why no further queue counts as flushed.
         self._failure: Refusal | None = None
 
     def flush_soon(self) -> None:
-        """Asks for a thorough round."""
+        """Requests a thorough round."""
         self._is_asked = True
         self.wake()
 
     def claim_no_more(self, physical_offset: int, timestamp: int) -> None:
-        """The checkpoint says nothing of what is behind that physical offset, or was stored after the timestamp, nor
-        of index files that are gone. For who drops it while the thread is stopped. Raises OSError.
+        """Limits the checkpoint to this physical offset and timestamp, and to existing index files.
+
+        Called before data is deleted, while the thread is stopped. Raises OSError.
         """
         checkpoint = self._checkpoint
         checkpoint.physic_msg_timestamp = min(checkpoint.physic_msg_timestamp, timestamp)
@@ -209,34 +209,37 @@ class QueueFlusher(Flusher):
         finally:
             if thorough:
                 ended = clock.monotonic()
-                self._next_thorough = ended + min(self.thorough_interval_s, (ended - began) * _THOROUGH_PAUSE)
+                interval_s = self._config.flush_consume_queue_thorough_interval_ms / 1000
+                self._next_thorough = ended + min(interval_s, (ended - began) * _THOROUGH_PAUSE)
             self._trash.empty()
             if not self._trash.is_empty and not self._stopping:
                 self.wake()
 
     def flush(self, *, thorough: bool) -> None:
-        """One round. A thorough one flushes every queue, then writes the checkpoint.
+        """Runs one round. A thorough round flushes every queue and then writes the checkpoint.
 
-        Raises StoreError or OSError when something couldn't be flushed, once all the rest is.
+        If something can't be flushed, flushes the rest and then raises StoreError or OSError.
         """
         if self._failure is not None:
             raise self._failure.exception()
-        # Whatever record is on the disk by now has its unit in a queue, flushed or dirty.
+        # Every record on disk has a unit in a queue that is either flushed or in `dirty`.
         timestamp = self._log.flushed_timestamp
         flushed = self._log.flushed
         if (until := self._log.units_until) is not None:
-            # The units of some are held back.
+            # Some records have pending units.
             timestamp, flushed = self._checkpoint.physic_msg_timestamp, min(flushed, until)
         problem: Exception | None = None
         due: list[ConsumeQueue] = []
+        least_bytes = self._config.flush_consume_queue_least_pages * _PAGE
         for _ in range(len(self._dirty)):
             queue = self._dirty.popleft()
-            is_due = thorough or queue.unflushed >= self.least_pages * _PAGE
+            is_due = thorough or queue.unflushed >= least_bytes
             (due if is_due else self._dirty).append(queue)
         try:
             errors = threads.in_parallel(_flush, due, _AT_ONCE_AT_LAST if self._stopping else 1)
         except BaseException:
-            # The thread dies of it: whoever closes the store is to flush these, not to take them for flushed.
+            # The thread ends with this exception. The queues must stay in `dirty`, so that closing the store flushes
+            # them.
             self._dirty.extend(due)
             raise
         for queue, error in zip(due, errors, strict=True):
@@ -261,7 +264,7 @@ class QueueFlusher(Flusher):
 
     def _worse(self, problem: Exception | None, error: Exception) -> Exception:
         if isinstance(error, SyncFailed) and self._failure is None:
-            # Without another checkpoint the next recovery makes anew what the disk may lack.
+            # The checkpoint is not advanced, so the next recovery rebuilds the data that may be missing on disk.
             text = f"{error}; no message is taken until the broker is started again"
             self._failure = Refusal(text, SyncFailed)
             self._log.refuse(self._name, self._failure)

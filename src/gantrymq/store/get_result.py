@@ -1,4 +1,4 @@
-"""What reading a queue comes to (`GetMessageResult`, `GetMessageStatus`)."""
+"""The result of reading a queue (`GetMessageResult`, `GetMessageStatus`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class GetStatus(Enum):
-    """What became of a pull (`GetMessageStatus`)."""
+    """The status of a read (`GetMessageStatus`)."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -20,10 +20,10 @@ class GetStatus(Enum):
 
 
 class GetResult:
-    """Records found: `message_count` of them, `size` bytes, in `buffers`, which are slices of the mapped log or
-    copies of small ones.
+    """The records found by a read: `message_count` records of `size` bytes in total.
 
-    `suggest_pulling_from_slave`: the consumer is so far behind that the records are hardly in memory.
+    `buffers` has slices of the mapped log, or copies of small records. If `suggest_pulling_from_slave` is set, the
+    consumer lags so far that the records are probably not in the page cache.
     """
 
     __slots__ = (

@@ -1,4 +1,7 @@
-"""The lengths of a record that comes piece by piece: how many bytes of it there must be, or why it can't be one."""
+"""Checks the length fields of a record that arrives in pieces.
+
+The result is the number of bytes needed, or the reason why the data is not a record.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,11 @@ _HOST_V6_MORE = HOST_SIZE_V6 - HOST_SIZE_V4
 
 
 def size_of_next(buffer: bytes, pos: int, physical_offset: int, room: int) -> int:
-    """Of the record or blank at `pos`; where it isn't there as a whole, with how many bytes it is worth another look.
+    """Returns the size of the record or blank at `pos`.
 
-    These are more than there are. `room` are the bytes to the end of the file. Each length in a record is looked at as
-    soon as it is there: a damaged one isn't to keep all that follows waiting. Raises RecordError when it can't be one.
+    If it is incomplete, returns the number of bytes needed for the next check, which is more than the buffer has.
+    `room` is the number of bytes to the end of the file. Each length field is checked as soon as it has arrived. A
+    damaged length could otherwise block all later data. Raises RecordError if the data is not a valid record.
     """
     available = len(buffer) - pos
     if available < BLANK_SIZE:
@@ -54,7 +58,7 @@ def size_of_next(buffer: bytes, pos: int, physical_offset: int, room: int) -> in
         raise RecordError(f"it says that it is at {place}")
     body_at = BODY_AT_V4 + _HOST_V6_MORE * (bool(sys_flag & BORN_HOST_V6) + bool(sys_flag & STORE_HOST_V6))
     unpack_topic_length, topic_length_size = (_unpack_u8, 1) if magic == MAGIC_V1 else (_unpack_i16, 2)
-    # Where a length stands, how it is read, and where what it is the length of begins.
+    # For each length field: its position, its decoder, and the start of the data that it describes.
     end = 0
     for at, unpack, begin in (
         (body_at - 4, _unpack_i32, body_at),

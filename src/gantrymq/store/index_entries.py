@@ -1,4 +1,4 @@
-"""The index's entries of a piece of the log: read from its records, in native code where they are plain."""
+"""Extracts index entries from records of the log. Native code handles ordinary records."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from gantrymq.store.index_keys import LEFT_OUT, KeyHash, is_left_out, keys_of
 
 log = logging.getLogger(__name__)
 
-#: A piece has so many records at most, but no more keys than this: a record may have 16,000; and it ends when these had
-#: so many bytes of properties.
+#: Limits of a piece: records, keys (a record can have 16,000), and bytes of properties.
 _RECORDS = 64
 _KEYS = 2048
 _PROPERTY_BYTES = 32 * 1024
-#: Native code does so many times as much meanwhile, but in no more of the log than this: each page may be on the disk.
+#: Native code handles this multiple of the limits in the same time, but at most this many bytes of the log. Each page
+#: may have to be read from disk.
 _NATIVE_TIMES = 8
 _NATIVE_BYTES = 4 * 1024 * 1024
 
@@ -38,9 +38,10 @@ _HOSTS_V6 = BORN_HOST_V6 | STORE_HOST_V6
 
 
 class Piece(NamedTuple):
-    """All entries of the records before the physical offset `following`, and of that one's the first `keys_done`.
+    """The index entries of a part of the log.
 
-    `last` is the last record that was looked at, if any.
+    It contains all entries of the records before the physical offset `following`, and the first `keys_done` entries of
+    the record at that offset. `last` is the last record that was read, or None.
     """
 
     entries: list[Entry] | IndexEntries
@@ -50,15 +51,15 @@ class Piece(NamedTuple):
 
 
 def entries_of(view: memoryview, base: int, at: int, end: int, skip: int, key_hash: KeyHash) -> Piece:
-    """The entries of some records from `at` to `end` of a file of the log, which begins at the physical offset `base`.
+    """Returns the entries of some records between the positions `at` and `end` of a log file.
 
-    Of the first record so many are left out.
+    The file starts at the physical offset `base`. The first `skip` entries of the first record are left out.
     """
     if not skip and (piece := _native_entries_of(view, base, at, end)) is not None:
         return piece
     last: int | None = None
     entries: list[Entry] = []
-    # Of the record at which the next piece begins.
+    # Number of keys that are already done of the record at which the next piece starts.
     keys_done = 0
     read = 0
     for _ in range(_RECORDS):
@@ -110,7 +111,7 @@ def entries_of(view: memoryview, base: int, at: int, end: int, skip: int, key_ha
 
 
 def _native_entries_of(view: memoryview, base: int, at: int, end: int) -> Piece | None:
-    """Those of the records up to one that native code doesn't do; None if that is the first."""
+    """Returns the entries that native code can extract; None if it can't handle the first record."""
     if native is None:
         return None
     entries, last, following = native.index_entries(

@@ -1,12 +1,12 @@
-"""One file of the index: a hash table on disk, from the hash of `topic#key` to physical offsets (`index/IndexFile`).
+"""One file of the index: an on-disk hash table from `topic#key` to physical offsets (`index/IndexFile`).
 
     header   int64 beginTimestamp | endTimestamp | beginPhyOffset | endPhyOffset | int32 hashSlotCount | indexCount
     slots    int32 number of the newest entry; an entry with the hash h belongs to the slot h % (number of slots)
     entries  int32 hash | int64 physical offset | int32 seconds after beginTimestamp | int32 the slot's entry before
 
-Entries count from 1: 0 means none, and indexCount is the number of the next one. Records come in the log's order, so
-a slot's chain leads from the newest to the oldest. A file is 420 MB large but sparse; blocks are reserved for the
-slots at once, for the entries in pieces, each ahead of its use and by the thread for such work (`RoomMaker`).
+Entries are numbered from 1. The number 0 means none, and indexCount is the number of the next entry. Records are added
+in the order of the log, so a slot's chain leads from the newest entry to the oldest. A file is 420 MB long but sparse.
+Blocks for the slots are reserved at once. Blocks for entries are preallocated in pieces by a thread (`Preallocation`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from gantrymq.errors import StoreError, StoreFull
 from gantrymq.kernels.interface import IndexEntries
 from gantrymq.store.mapped_file import MappedFile
-from gantrymq.store.room_maker import RoomMaker
+from gantrymq.store.preallocation import Preallocation
 from gantrymq.system import files
 
 NAME_LENGTH = len("yyyyMMddHHmmssSSS")
@@ -38,12 +38,15 @@ _pack_slot = SLOT.pack_into
 _pack_entry = ENTRY.pack_into
 
 
-#: What is put in: the key's hash, the record's physical offset and its store timestamp, ms.
+#: A new entry: the key's hash, the record's physical offset and its store timestamp in milliseconds.
 Entry = tuple[int, int, int]
 
 
 class IndexHeader(NamedTuple):
-    """Timestamps are store timestamps in ms. All records up to the one at `end_phy_offset` have been looked at."""
+    """The header of an index file. Timestamps are store timestamps in milliseconds.
+
+    All records up to the one at `end_phy_offset` have been read.
+    """
 
     begin_timestamp: int
     end_timestamp: int
@@ -54,6 +57,11 @@ class IndexHeader(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
+    """An entry of an index file.
+
+    `timestamp` is in milliseconds. `previous` is the number of the next older entry of the slot; 0 if there is none.
+    """
+
     number: int
     hash: int
     physical_offset: int
@@ -62,11 +70,12 @@ class IndexEntry(NamedTuple):
 
 
 def file_size(hash_slots: int, max_entries: int) -> int:
+    """Returns the size of an index file in bytes."""
     return HEADER_SIZE + hash_slots * SLOT.size + max_entries * ENTRY_SIZE
 
 
 def read_header(path: Path) -> IndexHeader:
-    """A file's header. Raises StoreError when it has none."""
+    """Returns the header of a file. Raises StoreError if it has none."""
     try:
         fd = files.open(path, files.O_RDONLY | files.O_CLOEXEC)
         try:
@@ -79,12 +88,14 @@ def read_header(path: Path) -> IndexHeader:
 
 
 class IndexFile:
-    """The file `path`, with the places for `hash_slots` and `max_entries` (one is never used).
+    """The index file at `path`, with `hash_slots` slots and `max_entries` entries, of which the first is never used.
 
-    `header` gives where a new file begins. What `put` changes gets into the file's header by `write_header`.
+    `header` contains the initial values of a new file. `put` changes them in memory; `write_header` writes them.
     """
 
-    def __init__(self, path: Path, hash_slots: int, max_entries: int, header: IndexHeader, rooms: RoomMaker) -> None:
+    def __init__(
+        self, path: Path, hash_slots: int, max_entries: int, header: IndexHeader, preallocation: Preallocation
+    ) -> None:
         self.path = path
         self.hash_slots = hash_slots
         self.max_entries = max_entries
@@ -96,10 +107,11 @@ class IndexFile:
             self.hash_slot_count,
             self.index_count,
         ) = header
-        #: It isn't the store's any more: must not be read, nor made anew by mapping it.
+        #: Whether the file has left the store. It must not be read, and mapping it must not create it again.
         self.is_gone = False
-        self._rooms = rooms
-        #: Before this place in the file there are blocks, and enough of them; and up to here they are to be.
+        self._preallocation = preallocation
+        #: Entries can be written without a check up to the file position `_limit`. `_needed` is the end of the
+        #: requested blocks.
         self._limit = self._needed = 0
         self._entries_at = HEADER_SIZE + hash_slots * SLOT.size
         self._file = MappedFile(path.parent, 0, file_size(hash_slots, max_entries), read_ahead=False, name=path.name)
@@ -111,9 +123,9 @@ class IndexFile:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def put(self, entries: list[Entry] | IndexEntries, start: int = 0) -> int:
-        """Adds entries, from `start` on, until the file is full; returns how many.
+        """Adds entries from index `start` on until the file is full. Returns their number.
 
-        Raises StoreBusy, StoreFull, StoreError.
+        Raises StoreBusy, StoreFull or StoreError.
         """
         first = number = self.index_count
         mapping, limit = self._file.mapping, self._limit
@@ -122,7 +134,7 @@ class IndexFile:
             while start < len(entries) and number < self.max_entries:
                 at = self._entries_at + number * ENTRY_SIZE
                 if mapping is None or at + ENTRY_SIZE > limit:
-                    self.need_room(at + ENTRY_SIZE)
+                    self.need_file(at + ENTRY_SIZE)
                     mapping, limit = self._file.map(), self._limit
                 count = min(len(entries) - start, self.max_entries - number, (limit - at) // ENTRY_SIZE)
                 self.hash_slot_count += put(mapping, entries, start, count, number)
@@ -139,9 +151,9 @@ class IndexFile:
     def _put_list(
         self, mapping: files.Mapping, entries: list[Entry] | IndexEntries, start: int, count: int, number: int
     ) -> int:
-        """Puts `count` entries from `start` on into the mapping, the first one as number `number`.
+        """Writes `count` entries from index `start` on into the mapping. The first one gets the number `number`.
 
-        Returns how many slots had none before.
+        Returns the number of slots that were empty before.
         """
         at, hash_slots = self._entries_at + number * ENTRY_SIZE, self.hash_slots
         begin = self.begin_timestamp
@@ -153,7 +165,7 @@ class IndexFile:
             if not 0 < previous < number:
                 previous = 0
                 new_slots += 1
-            # The first entry counts from where the file before ended, as Java's does.
+            # The first entry's time counts from the end of the previous file, as in Java.
             seconds = (store_timestamp - begin) // 1000 if store_timestamp > begin > 0 else 0
             _pack_entry(mapping, at, key_hash, physical_offset, seconds if seconds < _MAX_INT else _MAX_INT, previous)
             _pack_slot(mapping, slot_at, number)
@@ -166,30 +178,30 @@ class IndexFile:
     def _put_native(
         self, mapping: files.Mapping, entries: list[Entry] | IndexEntries, start: int, count: int, number: int
     ) -> int:
-        """As `_put_list`."""
+        """Does the same as `_put_list` in native code."""
         assert not isinstance(entries, list)
         return entries.put(start, count, mapping, self.hash_slots, number, self.begin_timestamp)
 
-    def need_room(self, end: int = 0) -> None:
-        """Returns when there is room for all before `end`, at least for the first entry; asks for more in time.
+    def need_file(self, end: int = 0) -> None:
+        """Ensures that blocks are reserved up to `end`, and at least for the first entry. Requests more early.
 
-        Raises StoreBusy, StoreFull, StoreError as `RoomMaker.need` does.
+        Raises StoreBusy, StoreFull or StoreError as `Preallocation.need` does.
         """
         end = max(end, self._entries_at + ENTRY_SIZE)
         file = self._file
         if end > file.reserved:
-            # What is reserved isn't known of a file that was there before: from its beginning, then.
+            # The reserved part of an existing file is unknown, so blocks are reserved from its start.
             self._needed = end + _RESERVE
-            self._rooms.need(self._make)
+            self._preallocation.need(self._make)
         self._limit = limit = file.reserved - _RESERVE // 2
         if end > limit:
             self._limit = file.reserved
             if file.reserved < file.size:
                 self._needed = file.reserved + _RESERVE
-                self._rooms.ask(self._make)
+                self._preallocation.ask(self._make)
 
     def _make(self) -> None:
-        """Makes what is needed; called by the room maker. Raises StoreFull, StoreError."""
+        """Creates the requested blocks. Called by the preallocation thread. Raises StoreFull or StoreError."""
         file = self._file
         if self.is_gone or file.reserved >= min(self._needed, file.size):
             return
@@ -198,16 +210,16 @@ class IndexFile:
             file.make(file.reserved, self._needed)
         except StoreFull:
             if is_new:
-                # What it has got of the full disk is given back.
+                # Release the blocks that were reserved before the disk was full.
                 with suppress(OSError):
                     files.unlink(file.path)
             raise
         if self.is_gone:
-            # The store has let it go meanwhile, and may have deleted it.
+            # The file has left the store in the meantime and may have been deleted.
             files.unlink(file.path, missing_ok=True)
 
     def number_at(self, physical_offset: int) -> int:
-        """The number of the first entry of a record from there on; `index_count` when there is none."""
+        """Returns the number of the first entry at or after this physical offset; `index_count` if there is none."""
         low, high = 1, self.index_count
         while low < high:
             middle = (low + high) // 2
@@ -218,9 +230,9 @@ class IndexFile:
         return low
 
     def drop_from(self, number: int, timestamp: int) -> None:
-        """Drops the entries from that number on, which isn't the first; the last that stays was stored at `timestamp`.
+        """Deletes the entries from `number` on. The first entry can't be deleted.
 
-        Raises StoreError.
+        `timestamp` is the store timestamp of the last remaining entry. Raises StoreError.
         """
         mapping = self._file.map()
         for dropped in range(self.index_count - 1, number - 1, -1):
@@ -234,7 +246,7 @@ class IndexFile:
         self.write_header()
 
     def write_header(self) -> None:
-        """Raises StoreFull, StoreError."""
+        """Writes the header into the mapping. Raises StoreFull or StoreError."""
         if self._file.mapping is None:
             self._file.map()
         if self._file.reserved < HEADER_SIZE:
@@ -254,22 +266,22 @@ class IndexFile:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def entry(self, number: int) -> IndexEntry:
-        """One entry, between 1 and `index_count` - 1."""
+        """Returns an entry. `number` is between 1 and `index_count` - 1."""
         key_hash, physical_offset, seconds, previous = ENTRY.unpack_from(
             self._file.map(), self._entries_at + number * ENTRY_SIZE
         )
         return IndexEntry(number, key_hash, physical_offset, self.begin_timestamp + seconds * 1000, previous)
 
     def chain(self, key_hash: int) -> Iterator[IndexEntry]:
-        """The entries of the hash's slot, the newest first; among them those of other hashes.
+        """Yields the entries of the hash's slot, the newest first. They can have other hashes.
 
-        Between two of them the file may be unmapped, which costs a mapping, and go, which ends the chain.
+        Between two entries the file may be unmapped and is then mapped again. If it is deleted, the chain ends.
         """
         if self.is_gone:
             return
         (number,) = _unpack_slot(self._file.map(), HEADER_SIZE + key_hash % self.hash_slots * 4)
         newest = self.index_count
-        # Numbers fall along a chain; in a damaged file they needn't, and the chain ends there.
+        # Numbers decrease along a chain. In a damaged file they may not, and the chain ends there.
         while 0 < number < newest:
             entry = self.entry(number)
             yield entry
@@ -282,11 +294,11 @@ class IndexFile:
 
     def close(self) -> None:
         self.is_gone = True
-        self._rooms.forget(self._make)
+        self._preallocation.forget(self._make)
         self._file.close()
 
     def delete(self) -> None:
-        """Raises OSError."""
+        """Deletes the file. Raises OSError."""
         self.is_gone = True
-        self._rooms.forget(self._make)
+        self._preallocation.forget(self._make)
         self._file.delete()

@@ -1,4 +1,4 @@
-"""The keys that messages are found by, and their hashes (`index/IndexService.buildKey`, `indexKeyHashMethod`)."""
+"""The keys of messages in the index, and their hashes (`index/IndexService.buildKey`, `indexKeyHashMethod`)."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.properties import KEYS, TAGS, UNIQUE_KEY
 from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC
 
-#: The start of a key is often that of the one before: a unique key ends in four hex digits of a time, ms, and four of a
-#: counter.
+#: Successive keys often share their start, because a unique key ends with four hex digits of a time and four of a
+#: counter. The hash of the start is therefore cached.
 _TAIL = 4
 _MAX_HEADS = 10_000
-#: Longer ones aren't kept: a key may have 32 KiB.
+#: Longer starts are not cached. A key can have 32 KiB.
 _MAX_HEAD_LENGTH = 256
 
-#: Topic and end of the properties of what `is_left_out`.
+#: Topic and end of the properties of records that `is_left_out` excludes.
 LEFT_OUT = TRANSACTION_HALF_TOPIC.encode(), HALF_MARK
 _UNIQUE_KEY, _KEYS, _TAGS = (f"\x02{name}\x01".encode() for name in (UNIQUE_KEY, KEYS, TAGS))
-#: What stands before tags, to tell them from keys (`MessageConst.INDEX_TAG_TYPE`).
+#: Prefix that distinguishes tags from keys (`MessageConst.INDEX_TAG_TYPE`).
 TAGS_PREFIX = b"T#"
 
 
 class KeyHash:
-    """The hash of `topic#key`: `abs(String.hashCode())`, 0 where Java's abs overflows (`indexKeyHashMethod`)."""
+    """Computes the hash of `topic#key`: `abs(String.hashCode())`, or 0 if Java's abs overflows.
+
+    Source: `indexKeyHashMethod`.
+    """
 
     def __init__(self) -> None:
         self._heads: dict[bytes, int] = {}
@@ -31,7 +34,7 @@ class KeyHash:
         if not _TAIL <= len(key) <= _MAX_HEAD_LENGTH or not key.isascii():
             h = string_hash_code(key.decode(errors="replace"))
         else:
-            # A tenth of the time of string_hash_code for all.
+            # This takes a tenth of the time of string_hash_code.
             head = key[:-_TAIL]
             shifted = self._heads.get(head)
             if shifted is None:
@@ -43,7 +46,10 @@ class KeyHash:
         return abs(h) if h != -0x80000000 else 0
 
     def _known(self, head: bytes, before: int) -> int:
-        """What the start of a key adds to the hash when _TAIL bytes follow; `before` is what its own start adds."""
+        """Returns the cached contribution of a key's start to the hash, if `_TAIL` bytes follow.
+
+        `before` is the contribution of the start of `head`.
+        """
         shifted = self._heads.get(head)
         if shifted is None:
             if len(self._heads) >= _MAX_HEADS:
@@ -55,16 +61,16 @@ class KeyHash:
 
 
 def is_left_out(topic: bytes, properties: bytes) -> bool:
-    """Whether the index leaves a record out: a half message that came in a batch.
+    """Returns whether the index excludes a record: a half message that arrived in a batch.
 
-    There are as many as messages that they become, which have the same keys, and nobody looks for one.
+    The committed message of each has the same keys, and no one searches for the half message.
     """
     return topic == LEFT_OUT[0] and properties.endswith(LEFT_OUT[1])
 
 
 def keys_of(properties: bytes) -> list[bytes]:
-    """The keys that a record with these properties is found by, as they stand behind `topic#`."""
-    # As `find_property` does it, but for three in half the time: most messages have but the first.
+    """Returns the index keys of a record with these properties, without the prefix `topic#`."""
+    # Faster than three calls of `find_property`: most messages have only the first of the three properties.
     text = b"\x02" + properties
     found = []
     if (at := text.find(_UNIQUE_KEY)) >= 0 and (unique_key := _value(text, at + len(_UNIQUE_KEY))):

@@ -1,4 +1,4 @@
-"""A configuration file that survives a crash: the old one is kept as `.bak` (`common/ConfigManager`)."""
+"""A configuration file that survives a crash. The previous version is kept as `.bak` (`common/ConfigManager`)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _looks_whole(data: bytes) -> None:
 
 
 class JsonConfigFile:
-    """One file of the store's config directory, as bytes; `.bak` beside it is the version before.
+    """A file in the store's config directory, as bytes. The previous version has the suffix `.bak`.
 
-    Its permissions are kept. Those of a secret one are 0600, whatever they were.
+    The permissions of the file are kept. A secret file always gets 0600.
     """
 
     def __init__(self, path: Path, *, is_secret: bool = False) -> None:
@@ -35,11 +35,16 @@ class JsonConfigFile:
         self._writing = threads.Lock()
 
     def load(self, check: Callable[[bytes], object] = _looks_whole, *, can_be_rebuilt: bool = False) -> bytes | None:
-        """The content, the backup's where the file is damaged or missing, None where there is neither.
+        """Returns the content, or that of the backup if the file is damaged or missing; None if neither exists.
 
-        `check` raises ValueError or a GantryError for damaged content; a decoder will do. A damaged file is kept with
-        the ending `.damaged`. Raises StoreError when there is no good one among those that exist, unless that is no
-        reason not to start: it `can_be_rebuilt`.
+        A damaged file is renamed with the suffix `.damaged`.
+
+        Args:
+            check: Raises ValueError or a GantryError if the content is damaged, for example a decoder.
+            can_be_rebuilt: If true, damaged files count as missing.
+
+        Raises:
+            StoreError: No existing version is usable, and `can_be_rebuilt` is false.
         """
         problems: list[str] = []
         self._hide(self.path)
@@ -56,7 +61,7 @@ class JsonConfigFile:
                 continue
             if path == self.backup:
                 log.warning("using %s, the version before, in place of %s", path, self.path)
-                # Otherwise the next save would make it the backup.
+                # The next save must not overwrite the good backup with the damaged file.
                 put_aside(self.path)
             return data
         text = "; ".join(problems)
@@ -70,13 +75,14 @@ class JsonConfigFile:
         return None
 
     def put(self, data: bytes) -> None:
-        """Says what the next `write` writes. What was put before and isn't written yet never will be."""
+        """Sets the content for the next `write`. Earlier content that has not been written is discarded."""
         self._newest = data
 
     def write(self) -> None:
-        """Writes what was put last, if it isn't yet; on return it is on the disk. Raises StoreError; then it isn't.
+        """Writes the content of the last `put`, unless it has been written, and flushes it to disk.
 
-        May be called in any thread, and in several: whoever comes last, the file has what was put last.
+        Any number of threads may call this; the last content set always wins. Raises StoreError; the content is then
+        not written.
         """
         with self._writing:
             data = self._newest
@@ -86,7 +92,7 @@ class JsonConfigFile:
                     self._newest = None
 
     def save(self, data: bytes) -> None:
-        """Replaces the content; on return it is on the disk. Raises StoreError."""
+        """Replaces the content and flushes it to disk. Raises StoreError."""
         self.put(data)
         self.write()
 
@@ -102,7 +108,7 @@ class JsonConfigFile:
             raise StoreError(f"can't write {self.path}: {e}") from e
 
     def _hide(self, path: Path) -> None:
-        """Lets nobody else read a secret file."""
+        """Removes other users' permissions from a secret file."""
         if self._mode is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Finding messages by key, tags or unique key, through the index (`IndexService.queryOffset`)."""
+"""Finds messages by key, tags or unique key in the index (`IndexService.queryOffset`)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from gantrymq.store.index_keys import TAGS_PREFIX, keys_of
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.system.clock import monotonic
 
-#: A search under way. Each `next` does some milliseconds of it; at the end StopIteration has the physical offsets.
+#: A search in progress. Each `next` runs some milliseconds of it. At the end, StopIteration contains the physical
+#: offsets.
 Search = Generator[None, None, list[int]]
 
-#: One step of a search, s.
+#: Duration of one step of a search, in seconds.
 _STEP_S = 0.005
-#: A search first brings in the newest messages, in so many steps at most, and waits so long for a file of the index, s.
+#: Before it searches, a search adds the newest messages to the index, in at most this many steps. It waits for a
+#: preallocated index file for at most `_PREALLOCATION_WAIT_S` seconds.
 _BUILD_STEPS = 10
-_ROOM_S = 1.0
+_PREALLOCATION_WAIT_S = 1.0
 
 _size_and_place = unpacker("size", "physical_offset")
 
 
 class KeyLookup:
-    """The keys of a store's messages. Nothing is indexed nor found without `message_index_enable`."""
+    """Finds a store's messages by key. Without `message_index_enable`, no message is indexed or found."""
 
     def __init__(self, config: StoreConfig, log: CommitLog, index: MessageIndex) -> None:
         self._config = config
@@ -33,42 +35,43 @@ class KeyLookup:
         self._index = index
 
     def build_index(self, budget_s: float) -> bool:
-        """Goes on to build the index, for about so long; whether all messages are in now.
+        """Continues to build the index for about `budget_s` seconds. Returns whether it contains all messages.
 
-        To be called often, by the thread that calls everything else: `append` leaves this work undone. Whatever it
-        raises, StoreError or another, the next call goes on where this one ended.
+        Call it often, in the thread that calls the store, because `append` does not update the index. If it raises an
+        exception, the next call continues at the same position.
         """
         return not self._config.message_index_enable or self._index.build(budget_s)
 
     @property
     def index_behind_bytes(self) -> int:
-        """So much of the log isn't in the index yet."""
+        """Number of bytes of the log that are not in the index yet."""
         return self._index.behind_bytes if self._config.message_index_enable else 0
 
     @property
     def index_last_update(self) -> tuple[int, int]:
-        """(store timestamp, physical offset) of the newest message in the index; zeros when it is empty."""
+        """(store timestamp, physical offset) of the newest message in the index; zeros if the index is empty."""
         return self._index.last_update
 
     def find_by_key(self, topic: str, key: str, begin_ms: int, end_ms: int, max_num: int) -> Search:
-        """Physical offsets of the topic's messages with this unique key or among whose KEYS it is, the oldest first.
+        """Searches for messages of a topic by unique key or KEYS. Returns physical offsets, oldest first.
 
-        Of those stored between the times, both included, the newest `max_num`, at most `max_msgs_num_batch`; the
-        messages of a topic deleted since are among them. The newest messages are missing while the index is far
-        behind. None are found without `message_index_enable`.
+        The result has the newest `max_num` messages stored between the two times, both inclusive, but at most
+        `max_msgs_num_batch`. Messages of a deleted topic are included. The newest messages are missing while the index
+        lags far behind. Without `message_index_enable`, the result is empty.
 
-        A search may look at 200,000 entries, half a second's work: the caller takes each step by `next`, in the thread
-        that calls everything else, and may do anything between two. A step raises StoreError when it can't read.
+        A search may read 200,000 entries, which takes half a second. The caller runs each step with `next`, in the
+        thread that calls the store, and may do other work between two steps. A step raises StoreError if it can't read
+        a file.
         """
         return self._find(topic, key.encode(errors="replace"), begin_ms, end_ms, max_num, lambda keys, key: key in keys)
 
     def find_by_tags(self, topic: str, tags: str, begin_ms: int, end_ms: int, max_num: int) -> Search:
-        """As `find_by_key`, of messages with these tags."""
+        """Searches for messages with these tags, as `find_by_key` does."""
         key = TAGS_PREFIX + tags.encode(errors="replace")
         return self._find(topic, key, begin_ms, end_ms, max_num, lambda keys, key: keys[-1:] == [key])
 
     def find_by_unique_key(self, topic: str, unique_key: str) -> Search:
-        """As `find_by_key`, of messages that the client gave this id (UNIQ_KEY), whenever they were stored."""
+        """Searches for messages with this client-generated id (UNIQ_KEY), as `find_by_key` does, for any store time."""
         key, limit = unique_key.encode(errors="replace"), self._config.max_msgs_num_batch
         return self._find(topic, key, 0, 1 << 62, limit, lambda keys, key: keys[:1] == [key])
 
@@ -84,9 +87,9 @@ class KeyLookup:
         limit = min(max_num, self._config.max_msgs_num_batch)
         if limit < 1 or not self._config.message_index_enable:
             return []
-        steps, room_by = 0, monotonic() + _ROOM_S
+        steps, files_by = 0, monotonic() + _PREALLOCATION_WAIT_S
         while not self._index.build(_STEP_S) and steps < _BUILD_STEPS:
-            if not self._index.waits_for_room or monotonic() >= room_by:
+            if not self._index.waits_for_file or monotonic() >= files_by:
                 steps += 1
             yield
         topic_bytes = topic.encode(errors="replace")
@@ -105,7 +108,10 @@ class KeyLookup:
         return found[::-1]
 
     def _read(self, physical_offset: int) -> tuple[bytes, bytes]:
-        """Topic and properties of the record there, nothing where none is; its body may be large, and isn't read."""
+        """Returns topic and properties of the record at this offset; empty if there is no record.
+
+        The body is not read, because it can be large.
+        """
         found = self._log.view_at(physical_offset)
         if found is None:
             return b"", b""

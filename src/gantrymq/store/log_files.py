@@ -1,9 +1,9 @@
-"""The files of the commit log: which there are, new ones, and their way to the disk and out of the store.
+"""The files of the commit log: creates, flushes and removes them.
 
-Only the flusher's thread calls fsync. A file that was just made is in its directory, but perhaps not yet on the disk;
-`CommitLog.flush` counts nothing in it as flushed before its entry is. So a power failure may leave a later file without
-it, which `load` sets aside. The alternative that lost: fsync before the file is used, which who writes must then wait
-for.
+Only the flusher's thread calls fsync. A new file is in its directory, but its directory entry may not be on disk yet.
+`CommitLog.flush` does not count data in the file as flushed before the entry is on disk. A power failure can therefore
+leave a later file without this one; `load` then ends the log before the gap. The alternative, an fsync before a file is
+used, would delay the writer.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ class LogFiles:
     def __init__(self, directory: Path, file_size: int) -> None:
         self.directory = directory
         self.file_size = file_size
-        #: The physical offset at which the first file begins.
+        #: The physical offset at which the first file starts.
         self.min_offset = 0
-        #: Held while files come in, and while a log that may be closed maps one; never by who waits for the disk.
+        #: Protects changes of the file table, and mapping a file of a log that may be closed. Never locked during disk
+        #: I/O.
         self.lock = threads.Lock()
         self._table: dict[int, MappedFile] = {}
-        #: Files whose entries in the directory may not be on the disk, the oldest first.
+        #: Files whose directory entries may not be on disk, oldest first.
         self._new: deque[MappedFile] = deque()
-        #: What a power failure has left of the log behind a file that is missing.
+        #: Files that a power failure left after a missing file.
         self._behind_gap: list[MappedFile] = []
-        #: Holds the lock of the directory.
+        #: The descriptor that has the lock of the directory.
         self._directory_fd: int | None = None
         #: Whether `load` found no file.
         self.was_missing = False
@@ -52,23 +53,22 @@ class LogFiles:
         return self._table[base]
 
     def at(self, physical_offset: int) -> MappedFile | None:
-        """The file that has the physical offset."""
+        """Returns the file that contains this physical offset; None if there is none."""
         return self._table.get(physical_offset // self.file_size * self.file_size)
 
     def reserved(self, base: int) -> int:
-        """Up to which physical offset the file at `base` has blocks; `base` if there is none."""
+        """Returns the physical offset up to which the file at `base` has blocks; `base` if there is no file."""
         file = self._table.get(base)
         return base if file is None else base + file.reserved
 
     # -- opening ------------------------------------------------------------------------------------------------
 
     def load(self, checkpoint: Checkpoint, *, was_aborted: bool) -> int:
-        """Locks the directory if it exists, and finds the files; returns where the last one ends.
+        """Locks the directory if it exists and finds the files. Returns the end of the last file.
 
-        Raises StoreLocked, and StoreError when the files can't be those of one log.
-
-        Where a file is missing the log ends, if a power failure may have taken it: by the checkpoint nothing from there
-        on was surely on the disk.
+        If a file is missing and a power failure can be the reason, the log ends there. This requires that the
+        checkpoint does not claim data from there on to be on disk. Raises StoreLocked, and StoreError if the files
+        can't belong to one log.
         """
         if files.is_directory(self.directory):
             self._lock_directory()
@@ -103,7 +103,7 @@ class LogFiles:
         return expected
 
     def _drop_unused(self, lengths: dict[int, int], *, was_aborted: bool) -> None:
-        """Deletes what a power failure left empty, and a file that was made with another size and never used."""
+        """Deletes empty files that a power failure left, and an unused file of another size."""
         last = max(lengths, default=0)
         unused = [base for base, length in lengths.items() if length == 0 and (was_aborted or base == last)]
         if list(lengths) == [0] and lengths[0] != self.file_size and not any(self._head(0)[:BLANK_SIZE]):
@@ -115,7 +115,7 @@ class LogFiles:
             del lengths[base]
 
     def _was_flushed(self, after: int, missing: int, checkpoint: Checkpoint) -> bool:
-        """Whether the checkpoint says that the log was on the disk beyond the missing file, up to the one after it."""
+        """Returns whether the log was on disk beyond the missing file, according to the checkpoint."""
         stored = store_timestamp_at(self._head(after), 0)
         return checkpoint.confirm_phy_offset > missing or 0 <= stored <= checkpoint.min_timestamp
 
@@ -123,12 +123,12 @@ class LogFiles:
         return files.read_bytes(MappedFile(self.directory, base, 0).path, FIXED_SIZE_V4)
 
     def end_at(self, end: int) -> None:
-        """Deletes the files after the one that contains the physical offset. Creates the directory if it is missing.
+        """Deletes the files after the one that contains `end`. Creates the directory if it is missing.
 
-        Raises StoreError, OSError.
+        Raises StoreError or OSError.
         """
         after = [self._table.pop(base) for base in sorted(self._table) if base > end]
-        # From the last on: what a power failure leaves must be without gaps.
+        # Delete the last file first, so that a power failure leaves no gap.
         for file in reversed(after + self._behind_gap):
             log.info("deleting %s, which is after the end of the log", file.path)
             file.delete()
@@ -140,7 +140,7 @@ class LogFiles:
         self._new = deque(file for file in self._new if file.base in self._table)
 
     def drop_all(self, trash: Trash, begin: int) -> None:
-        """Drops all files; the log will begin at the physical offset `begin`."""
+        """Removes all files. The log then starts at the physical offset `begin`."""
         for file in self._table.values():
             file.close()
         self._table.clear()
@@ -148,10 +148,10 @@ class LogFiles:
         trash.add_directory(self.directory, ())
         self.min_offset = begin
 
-    # -- new ones, and old ones ---------------------------------------------------------------------------------
+    # -- adding and removing files ------------------------------------------------------------------------------
 
     def made(self, base: int) -> MappedFile:
-        """The file at `base`, open and mapped; a new one if there is none. Raises StoreFull, StoreError."""
+        """Returns the file at `base`, open and mapped. Creates it if it is missing. Raises StoreFull or StoreError."""
         file = self._table.get(base)
         if file is not None:
             file.open()
@@ -171,7 +171,10 @@ class LogFiles:
         return file
 
     def sync(self, file: MappedFile) -> None:
-        """Brings a file and the entries of new ones to the disk. Raises OSError, SyncFailed as `MappedFile.sync`."""
+        """Flushes a file and the directory entries of new files.
+
+        Raises OSError or SyncFailed as `MappedFile.sync` does.
+        """
         file.sync()
         count = len(self._new)
         if count and self._directory_fd is not None:
@@ -180,11 +183,11 @@ class LogFiles:
                 self._new.popleft()
 
     def new(self) -> Iterator[MappedFile]:
-        """Those that were just made."""
+        """Returns the files whose directory entries may not be on disk yet."""
         return iter(list(self._new))
 
     def forget_first(self) -> Path:
-        """Lets the first file go; its path. Slices of it that a socket still holds stay good."""
+        """Removes the first file and returns its path. Slices of it that a socket still uses stay valid."""
         file = self._table.pop(self.min_offset)
         log.info("deleting %s", file.path)
         self.min_offset += self.file_size
@@ -198,7 +201,7 @@ class LogFiles:
             stack.callback(self._close_directory)
 
     def _lock_directory(self) -> None:
-        """Opens and locks the directory, because two brokers that write to one log destroy it. Raises StoreLocked."""
+        """Opens and locks the directory, because two brokers would destroy a shared log. Raises StoreLocked."""
         fd = open_directory(self.directory)
         if not lock_directory(fd, self.directory):
             files.close(fd)

@@ -1,4 +1,4 @@
-"""Reads the records of a log one after the other; where native code can, many in one call, as units of their queues."""
+"""Reads the records of a log in order. Native code reads many records in one call, as units of their queues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gantrymq.protocol.record import BLANK_SIZE, FIXED_SIZE_V4, MAGIC_BLANK, Buf
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.record_crc import has_right_crc
 
-#: Records and bytes of one call: some ms.
+#: Maximum number of records and bytes per native call. A call takes some milliseconds.
 _AT_ONCE = 4096
 _BYTES_AT_ONCE = 16 * 1024 * 1024
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
@@ -19,14 +19,14 @@ _unpack_head = unpacker("size", "magic")
 
 
 class LogViews(Protocol):
-    """What of a CommitLog a reader needs."""
+    """The part of a CommitLog that a reader needs."""
 
     def view_at(self, physical_offset: int) -> tuple[memoryview, int] | None: ...
     def file_at(self, physical_offset: int) -> object | None: ...
 
 
 class Run(NamedTuple):
-    """Units of one queue; the first one belongs to the queue offset `first`."""
+    """Successive units of one queue. The first one has the queue offset `first`."""
 
     topic: bytes
     queue_id: int
@@ -35,10 +35,10 @@ class Run(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """What `records` records are in the queues, in the order of each queue's first one; some may be in none.
+    """The queue units of `records` records, in the order of each queue's first unit. Some records have no unit.
 
-    Behind them, at the place `end` of the buffer, the next one begins. `last_timestamp` is the store timestamp of the
-    last one, `max_timestamp` the largest.
+    The next record starts at the position `end` of the buffer. `last_timestamp` is the store timestamp of the last
+    record, `max_timestamp` the largest one.
     """
 
     runs: list[Run]
@@ -49,10 +49,11 @@ class Runs(NamedTuple):
 
 
 def runs_of(buffer: Buffer, at: int, end: int, base: int, *, needs_crc: bool) -> Runs | None:
-    """The records between two places of a buffer as runs; `base` is its physical offset.
+    """Reads the records between two positions of a buffer as runs. `base` is the physical offset of the buffer.
 
-    They are good ones, whose queue offsets follow each other. None where the next one has to be looked at by itself:
-    when there is no native code, it isn't whole, odd in some way, or of a topic whose units depend on more.
+    All records in the result are valid, and their queue offsets are successive. The result is None if the next record
+    must be read individually. Reasons are: native code is missing, the record is incomplete or unusual, or the units of
+    its topic need more information.
     """
     if native is None:
         return None
@@ -61,20 +62,23 @@ def runs_of(buffer: Buffer, at: int, end: int, base: int, *, needs_crc: bool) ->
 
 
 class LogReader(Iterable[Record]):
-    """The records from a physical offset on, over the ends of files; `end` is where the last good one ended.
+    """Iterates over the records from a physical offset on, across files. `end` is the end of the last valid record.
 
-    `runs` may be called at any time: those that it returns, the iterator doesn't.
+    `runs` may be called at any time. The iterator skips the records that `runs` returned.
     """
 
     def __init__(self, commit_log: LogViews, start: int, *, needs_crc: bool = False) -> None:
         self.end = start
-        #: Why no record follows; "" at the end of all that was written.
+        #: The reason why no further record follows; "" at the end of the written data.
         self.problem = ""
         self._log = commit_log
         self._needs_crc = needs_crc
 
     def runs(self) -> Runs | None:
-        """The next records, as many as can be read at once. None: let the iterator have the next one."""
+        """Returns the next records, as many as one call can read.
+
+        If it returns None, use the iterator for the next one.
+        """
         found = self._log.view_at(self.end)
         if found is None:
             return None
@@ -114,14 +118,14 @@ class LogReader(Iterable[Record]):
 
 
 def _check(record: Record, physical_offset: int) -> None:
-    """Of the record the CRC covers only the body. Raises RecordError when another field can't be right."""
+    """Checks the fields that the record's CRC does not cover, because it covers only the body. Raises RecordError."""
     if record.physical_offset != physical_offset:
         raise RecordError(f"it says that it is at {record.physical_offset}")
     check_places(record.queue_id, record.queue_offset, physical_offset)
 
 
 def check_places(queue_id: int, queue_offset: int, physical_offset: int) -> None:
-    """Raises RecordError when a record there can't have these."""
-    # Each message before it in the queue took a record of its own.
+    """Raises RecordError if a record at this physical offset can't have this queue id and queue offset."""
+    # Each earlier message of the queue has its own record in the log.
     if not 0 <= queue_offset <= physical_offset // FIXED_SIZE_V4 or queue_id < 0:
         raise RecordError(f"queue {queue_id} and queue offset {queue_offset} can't be right")

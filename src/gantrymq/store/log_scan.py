@@ -1,4 +1,7 @@
-"""Looks through the log for the records that have certain bytes, without decoding the others: 1 us a record."""
+"""Scans the log for records that contain certain bytes.
+
+Takes 1 us per record, because it does not decode the others.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,21 @@ from gantrymq.store.commit_log import CommitLog
 log = logging.getLogger(__name__)
 
 _unpack_head = unpacker("size", "magic")
-#: After so many records, and bytes of them, the caller may pause: 0.3 ms.
+#: After this many records or bytes the caller may do other work. A step takes about 0.3 ms.
 _STEP = 200
 _STEP_BYTES = 1024 * 1024
 
 
 def records_with(commit_log: CommitLog, mark: bytes, start: int) -> Iterator[Record]:
-    """Those that have the bytes `mark` somewhere, from the physical offset `start` on, where a record begins.
+    """Yields the records that contain the bytes `mark`, from the physical offset `start` on.
 
-    Raises RecordError where none does. One whose content is damaged is left out.
+    A record must start at `start`, otherwise raises RecordError. Records with damaged content are skipped.
     """
     return (record for record in look_for_records(commit_log, mark, start) if record is not None)
 
 
 def look_for_records(commit_log: CommitLog, mark: bytes, start: int) -> Iterator[Record | None]:
-    """As `records_with`, and a None now and then, after which the log may have changed."""
+    """Yields the same records as `records_with`, and None from time to time. After a None the log may have changed."""
     at = start
     looked_at, step_end = 0, start + _STEP_BYTES
     while (found := commit_log.view_at(at)) is not None:
@@ -49,13 +52,16 @@ def look_for_records(commit_log: CommitLog, mark: bytes, start: int) -> Iterator
         looked_at += 1
         if looked_at >= _STEP or at >= step_end:
             yield None
-            # What is too old may have been deleted.
+            # Expired files may have been deleted.
             at = max(at, commit_log.min_offset)
             looked_at, step_end = 0, at + _STEP_BYTES
 
 
 def start_of(commit_log: CommitLog, timestamp_ms: int) -> int:
-    """Where the last file begins whose first record was stored by then; where the log begins if none was."""
+    """Returns the start of the last file whose first record was stored at or before this time.
+
+    If there is none, returns the start of the log.
+    """
     first, file_size = commit_log.min_offset, commit_log.file_size
     for base in range(commit_log.position // file_size * file_size, first, -file_size):
         if 0 < commit_log.store_time(base) <= timestamp_ms:

@@ -1,8 +1,8 @@
-"""Files of a fixed size, named by the offset of their first byte, mapped into memory (`logfile/DefaultMappedFile`).
+"""Memory-mapped files of a fixed size, named after the offset of their first byte (`logfile/DefaultMappedFile`).
 
-A file is sparse, so a mapping reaches over blocks that don't exist yet. Writing to such a place on a full disk would
-kill the process with SIGBUS. Therefore blocks are reserved with posix_fallocate ahead of the writer; a full disk is
-an error of that call, and raises StoreFull.
+A file is sparse, so a mapping can contain pages without blocks on disk. If the disk is full, a write to such a page
+kills the process with SIGBUS. Therefore blocks are reserved with posix_fallocate before they are written. If the disk
+is full, this call fails and raises StoreFull.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ _OPEN_FLAGS = files.O_RDWR | files.O_CLOEXEC
 
 
 class MappedFile:
-    """One file of `size` bytes. `mapping` is None until `map()`; bytes up to `reserved` have blocks on the disk.
+    """One file of `size` bytes. `mapping` is None before `map()`. Bytes up to `reserved` have blocks on disk.
 
-    `read_ahead` False: a first touch brings in one page, not the megabytes that a disk may be set to read ahead; for
-    small files of which there are many, and for those read here and there. `name` if not `base` names the file.
+    With `read_ahead` False, the first access to a page reads only this page, not the megabytes that the disk's
+    read-ahead may add. Use it for many small files and for random access. `name` is the file name if it isn't derived
+    from `base`.
     """
 
     __slots__ = ("base", "fd", "is_used", "mapping", "path", "read_ahead", "reserved", "size", "view")
@@ -34,16 +35,19 @@ class MappedFile:
         self.size = size
         self.read_ahead = read_ahead
         self.mapping: files.Mapping | None = None
-        #: Read-only; slices of it go to sockets.
+        #: A read-only view of the mapping. Slices of it are sent to sockets.
         self.view: memoryview | None = None
         self.reserved = 0
-        #: For who decides which files stay mapped: somebody has read it since he looked.
+        #: Whether the file has been read since the last check. Used to decide which files stay mapped.
         self.is_used = False
-        #: Kept between `open` and `close_descriptor`: what is needed to write mustn't fail for want of a descriptor.
+        #: Open between `open` and `close_descriptor`, so that a write can't fail for lack of a descriptor.
         self.fd: int | None = None
 
     def open(self) -> None:
-        """Keeps a descriptor; a missing or short file is made `size` bytes long. Raises StoreFull, StoreError."""
+        """Opens the file and keeps its descriptor. Extends a missing or short file to `size` bytes.
+
+        Raises StoreFull or StoreError.
+        """
         if self.fd is None:
             try:
                 self.fd = _open_sized(self.path, self.size)
@@ -56,7 +60,7 @@ class MappedFile:
             files.close(fd)
 
     def map(self) -> files.Mapping:
-        """The mapping, made when there is none; a missing or short file is made `size` bytes long."""
+        """Returns the mapping. Maps the file first if needed, and extends a missing or short file to `size` bytes."""
         if self.mapping is None:
             try:
                 fd = _open_sized(self.path, self.size) if self.fd is None else self.fd
@@ -68,7 +72,7 @@ class MappedFile:
             except OSError as e:
                 raise store_error(e, f"can't open {self.path}") from e
             if not self.read_ahead:
-                # Where the system takes no advice (it may be out of memory for it) it is the slower way.
+                # Without this advice, for example if the system is out of memory, access is only slower.
                 with suppress(OSError):
                     mapping.madvise(files.MADV_RANDOM)
             self.view = memoryview(mapping).toreadonly()
@@ -76,7 +80,7 @@ class MappedFile:
         return self.mapping
 
     def make(self, start: int, end: int) -> None:
-        """Makes the file if there is none, and gives [start, end) blocks. Raises StoreFull, StoreError."""
+        """Creates the file if it is missing, and reserves blocks for [start, end). Raises StoreFull or StoreError."""
         try:
             files.close(_open_sized(self.path, self.size))
         except OSError as e:
@@ -84,7 +88,7 @@ class MappedFile:
         self.reserve(start, end)
 
     def reserve(self, start: int, end: int) -> None:
-        """Gives [start, end) of the file blocks on the disk. Raises StoreFull."""
+        """Reserves blocks on disk for [start, end) of the file. Raises StoreFull."""
         end = min(end, self.size)
         if start < end:
             try:
@@ -95,10 +99,10 @@ class MappedFile:
         self.reserved = end
 
     def will_be_written(self, start: int) -> None:
-        """What is in front of that place may be read, what follows will be written: nothing is read ahead there.
+        """Turns off read-ahead from `start` on, where the file will be written. The part before it may still be read.
 
-        As long as there are blocks without content, the kernel reads ahead, that is clears, what then is written over:
-        4 KiB through the mapping take 11 to 21 us so, and 5 to 6 without it (ext4, Linux 6.18).
+        With read-ahead, the kernel fills blocks without content with zeros, which are then overwritten. Writing 4 KiB
+        through the mapping takes 11 to 21 us with read-ahead, 5 to 6 us without it (ext4, Linux 6.18).
         """
         mapping = self.map()
         start -= start % files.PAGESIZE
@@ -109,10 +113,16 @@ class MappedFile:
                 mapping.madvise(files.MADV_RANDOM, start, self.size - start)
 
     def write(self, start: int, data: memoryview) -> None:
-        """Writes where there are blocks; zeros are there if that fails. Raises StoreFull, StoreError.
+        """Writes data where blocks are reserved. Raises StoreFull or StoreError; the range then contains zeros.
 
-        With pwrite: in pages that nobody has touched 64 KiB take 15 us, through the mapping 83; 4 MiB 0.45 and 5.3 ms.
-        7.7 KB take 8 us and 10, 1.2 KB 3.2 and 1.8 (ext4, Linux 6.18).
+        Uses pwrite, because it is faster than the mapping for large data in pages that were not touched yet. Times with
+        ext4, Linux 6.18:
+        - 1.2 KB: pwrite 3.2 us, mapping 1.8 us
+        - 7.7 KB: pwrite 8 us, mapping 10 us
+        - 64 KiB: pwrite 15 us, mapping 83 us
+        - 4 MiB: pwrite 0.45 ms, mapping 5.3 ms
+
+        Decision record: docs/decisions/log-writes.md.
         """
         mapping, done = self.map(), 0
         self.open()
@@ -125,7 +135,7 @@ class MappedFile:
             raise store_error(e, f"can't write to {self.path}") from e
 
     def clear_from(self, start: int) -> None:
-        """Makes all bytes from `start` on zero; they have no blocks then."""
+        """Sets all bytes from `start` on to zero and releases their blocks."""
         try:
             with self._descriptor() as fd:
                 files.ftruncate(fd, start)
@@ -135,7 +145,7 @@ class MappedFile:
         self.reserved = 0
 
     def sync(self) -> None:
-        """Brings the content to the disk, see `sync_file`."""
+        """Flushes the content to disk; see `sync_file`."""
         with self._descriptor() as fd:
             _sync_content(fd, self.path)
 
@@ -151,9 +161,9 @@ class MappedFile:
             files.close(fd)
 
     def unmap(self) -> None:
-        """Lets the mapping go. Slices that a socket still holds stay good; the last one frees the memory."""
+        """Releases the mapping. Slices that a socket still uses stay valid; the last one frees the memory."""
         if self.mapping is not None and self.view is not None:
-            # BufferError: slices are alive, and they keep the mapping.
+            # BufferError means that slices still use the mapping.
             with suppress(BufferError):
                 self.view.release()
                 self.mapping.close()
@@ -164,7 +174,7 @@ class MappedFile:
         self.close_descriptor()
 
     def delete(self) -> None:
-        """Raises OSError; then the file is there, but not mapped."""
+        """Deletes the file. Raises OSError; the file then still exists, but is not mapped."""
         self.close()
         files.unlink(self.path, missing_ok=True)
 
@@ -185,9 +195,9 @@ def _open_sized(path: Path, size: int) -> int:
 
 
 def sync_file(path: Path) -> None:
-    """Brings a file's content to the disk, that written through any mapping too; waits without the GIL.
+    """Flushes a file's content to disk, including data written through any mapping. Runs without the GIL.
 
-    Raises OSError when it can't be opened, which may pass, and SyncFailed, which doesn't.
+    Raises OSError if the file can't be opened, which may be temporary, and SyncFailed, which is permanent.
     """
     fd = files.open(path, _OPEN_FLAGS)
     try:
@@ -197,12 +207,12 @@ def sync_file(path: Path) -> None:
 
 
 def open_directory(path: Path) -> int:
-    """A descriptor for `sync_entries`. Raises OSError."""
+    """Opens a directory for `sync_entries` and returns the descriptor. Raises OSError."""
     return files.open(path, files.O_RDONLY | files.O_DIRECTORY | files.O_CLOEXEC)
 
 
 def sync_directory(path: Path) -> None:
-    """Brings new, renamed and deleted entries of a directory to the disk. Raises as `sync_file` does."""
+    """Flushes new, renamed and deleted entries of a directory to disk. Raises as `sync_file` does."""
     fd = open_directory(path)
     try:
         sync_entries(fd, path)
@@ -211,7 +221,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_entries(fd: int, path: Path) -> None:
-    """`sync_directory` of a directory that is open. Raises SyncFailed."""
+    """Flushes the entries of an open directory, as `sync_directory` does. Raises SyncFailed."""
     try:
         files.sync_entries(fd)
     except OSError as e:
@@ -226,7 +236,7 @@ def _sync_content(fd: int, path: Path) -> None:
 
 
 def put_aside(path: Path) -> None:
-    """Renames what can't be used, if there is something, so that it can be looked at. Raises StoreError."""
+    """Renames an unusable file or directory with the suffix `.damaged`, for inspection. Raises StoreError."""
     try:
         if files.exists(path):
             files.rename(path, path.with_name(path.name + ".damaged"))
@@ -235,7 +245,7 @@ def put_aside(path: Path) -> None:
 
 
 def list_files(directory: Path) -> dict[int, int]:
-    """{offset in the name: length} of the directory's mapped files, in order; other entries don't count."""
+    """Returns {offset in the name: length} of the mapped files in a directory, in order. Ignores other entries."""
     try:
         with files.scandir(directory) as entries:
             found = {
@@ -251,7 +261,7 @@ def list_files(directory: Path) -> dict[int, int]:
 
 
 def store_error(e: OSError, what: str) -> StoreError:
-    """What to raise for a failed system call: StoreFull where the disk is full."""
+    """Returns the exception for a failed system call: StoreFull if the disk is full, else StoreError."""
     if e.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(f"{what}: the disk is full ({e.strerror})")
     return StoreError(f"{what}: {e.strerror or e}")

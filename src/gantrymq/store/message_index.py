@@ -1,10 +1,10 @@
-"""Finds messages by their keys: the files of `index/`, built from the log (`index/IndexService`).
+"""The index for searches by key: the files in `index/`, built from the log (`index/IndexService`).
 
-Indexed are a message's UNIQ_KEY and each of its KEYS, as `topic#key`, and its TAGS as `topic#T#tags` (new in RocketMQ
-5.5); not those of a ROLLBACK, nor of half messages that came in batches. `append` knows nothing of it: `build` follows
-the log in slices, in the broker's thread, when there is time; no other record is left out, and `behind_bytes` says how
-much is still to do. The last file needn't be on the disk: after a crash those that may not be there as a whole are
-deleted, and built anew.
+Each message is indexed by its UNIQ_KEY and each of its KEYS, as `topic#key`. It is also indexed by its TAGS, as
+`topic#T#tags` (new in RocketMQ 5.5). ROLLBACK messages and half messages from batches are excluded. `append` does not
+update the index. Instead, `build` reads the log in short slices, in the broker's thread, when there is time.
+`behind_bytes` is the amount that remains. The last file need not be on disk. After a crash, files that may be
+incomplete are deleted and rebuilt.
 """
 
 from __future__ import annotations
@@ -23,40 +23,45 @@ from gantrymq.store.index_entries import entries_of
 from gantrymq.store.index_file import NAME_LENGTH, Entry, IndexEntry, IndexFile, IndexHeader, file_size, read_header
 from gantrymq.store.index_keys import KeyHash, keys_of
 from gantrymq.store.mapped_file import sync_directory, sync_file
-from gantrymq.store.room_maker import RoomMaker
+from gantrymq.store.preallocation import Preallocation
 from gantrymq.system import clock, files
 
 log = logging.getLogger(__name__)
 
-#: So many entries are walked over for one query: with a key that every message has that would be all of them.
+#: Maximum number of entries that one query reads. A key that every message has would otherwise read all entries.
 _MAX_STEPS = 200_000
-#: Dropping so many entries takes about 0.1 s.
+#: Maximum number of entries that are dropped one by one. It takes about 0.1 s.
 _MOST_DROPPED = 100_000
-#: After so many of them the caller may pause.
+#: After this many entries the caller may do other work.
 _STEPS = 64
 
 _NEW = IndexHeader(0, 0, 0, 0, 0, 1)
 
 
 class MessageIndex:
-    """The index in `directory` of `commit_log`."""
+    """The index of `commit_log` in `directory`."""
 
     def __init__(
-        self, commit_log: CommitLog, directory: Path, hash_slots: int, max_entries: int, rooms: RoomMaker
+        self,
+        commit_log: CommitLog,
+        directory: Path,
+        hash_slots: int,
+        max_entries: int,
+        preallocation: Preallocation,
     ) -> None:
-        #: All records before this physical offset are in.
+        #: The physical offset up to which all records are in the index.
         self.position = 0
-        #: `build` has come to where a file is being made, and goes on when it is there.
-        self.waits_for_room = False
-        #: The store timestamp of the newest entry of a full file that is on the disk.
+        #: Whether `build` has stopped because a file is being preallocated. It continues when the file exists.
+        self.waits_for_file = False
+        #: Store timestamp of the newest entry in a full file that is on disk.
         self.flushed_timestamp = 0
         self._log = commit_log
         self._directory = directory
         self._hash_slots = hash_slots
         self._max_entries = max_entries
-        self._rooms = rooms
+        self._preallocation = preallocation
         self._files: list[IndexFile] = []
-        #: The one that is being made.
+        #: The file that is being created.
         self._next: IndexFile | None = None
         self._unflushed: deque[IndexFile] = deque()
         self._keys_done = 0
@@ -69,15 +74,15 @@ class MessageIndex:
 
     @property
     def last_update(self) -> tuple[int, int]:
-        """(store timestamp, physical offset) of the newest entry; zeros when there is none."""
+        """(store timestamp, physical offset) of the newest entry; zeros if there is none."""
         return (self._files[-1].end_timestamp, self._files[-1].end_phy_offset) if self._files else (0, 0)
 
     # -- opening ------------------------------------------------------------------------------------------------
 
     def open(self, flushed_timestamp: int, *, was_aborted: bool) -> None:
-        """Finds the files; those that may not be right are deleted. `flushed_timestamp` is the checkpoint's.
+        """Finds the files and deletes invalid ones. `flushed_timestamp` is that of the checkpoint.
 
-        Raises StoreError when the directory can't be used.
+        Raises StoreError if the directory can't be used.
         """
         self.flushed_timestamp = flushed_timestamp
         paths = index_paths(self._directory)
@@ -89,7 +94,7 @@ class MessageIndex:
                     for later in paths[number:]:
                         files.unlink(later)
                     sync_directory(self._directory)
-                    # What is built now isn't on the disk, whatever the checkpoint says.
+                    # The rebuilt part is not on disk yet, whatever the checkpoint contains.
                     kept = self._files[-1].end_timestamp if self._files else 0
                     self.flushed_timestamp = min(flushed_timestamp, kept)
                     break
@@ -103,7 +108,7 @@ class MessageIndex:
             log.warning("%s hasn't the size that maxHashSlotNum and maxIndexNum give", path)
             return None
         header = read_header(path)
-        file = IndexFile(path, self._hash_slots, self._max_entries, header, self._rooms)
+        file = IndexFile(path, self._hash_slots, self._max_entries, header, self._preallocation)
         before = self._files[-1].end_phy_offset if self._files else 0
         end = header.end_phy_offset
         if header.index_count > self._max_entries or not before <= end < max(self._log.position, 1):
@@ -124,11 +129,11 @@ class MessageIndex:
         return file if is_right else None
 
     def _was_stored(self, physical_offset: int, timestamp: int) -> bool:
-        """Whether the record there was stored then, as far as the log still knows."""
+        """Returns whether the record at this offset has this store timestamp, or is no longer in the log."""
         return physical_offset < self._log.min_offset or self._log.store_time(physical_offset) == timestamp
 
     def _go_on(self) -> None:
-        """Finds where the last file ended: in the midst of a record's keys, perhaps."""
+        """Finds the end of the last file. It can be between two keys of a record."""
         self.position, self._keys_done = 0, 0
         if not self._files:
             return
@@ -153,13 +158,13 @@ class MessageIndex:
     # -- building -----------------------------------------------------------------------------------------------
 
     def build(self, budget_s: float) -> bool:
-        """Adds the records that the log has gained, for about `budget_s` at most; whether all are in now.
+        """Adds new records of the log for about `budget_s` seconds at most. Returns whether the index is complete.
 
-        While the disk is full, or a file is being made (`waits_for_room`), it adds nothing, and goes on when there is
-        room. Raises StoreError.
+        While the disk is full or a file is being preallocated (`waits_for_file`), it adds nothing, and continues later.
+        Raises StoreError.
         """
         commit_log = self._log
-        self.waits_for_room = False
+        self.waits_for_file = False
         if self.position == commit_log.position:
             return True
         deadline = clock.monotonic() + budget_s
@@ -174,7 +179,7 @@ class MessageIndex:
                     break
             self._files[-1].write_header()
         except StoreBusy:
-            self.waits_for_room = True
+            self.waits_for_file = True
             return False
         except StoreFull as e:
             if not self._is_failing:
@@ -185,7 +190,7 @@ class MessageIndex:
         return self.position == commit_log.position
 
     def _build_slice(self) -> None:
-        """Adds some records, of one log file at most, and of the last one perhaps not all keys."""
+        """Adds some records of one log file. Of the last record, it may add only some keys."""
         position = self.position
         found = self._log.view_at(position)
         assert found is not None
@@ -196,15 +201,19 @@ class MessageIndex:
         self._reached(piece.last, piece.following, piece.keys_done)
 
     def _reached(self, last: int | None, following: int, keys_done: int) -> None:
-        """All is in before the record at `following`, and some of its keys; `last`, if any, was looked at last."""
-        # Also of a record without a key, so that it isn't looked at again.
+        """Advances the position to `following`. `keys_done` keys of the record there are in the index.
+
+        `last` is the last record that was read, or None.
+        """
+        # This includes a record without keys, so that it isn't read again.
         if last is not None:
             self._files[-1].end_phy_offset = max(self._files[-1].end_phy_offset, last)
         self.position, self._keys_done = following, keys_done
 
     def _put(self, entries: list[Entry] | IndexEntries, keys_done: int) -> None:
-        """Adds entries; of the record at `position` there were `keys_done` before. Whatever it raises, `build` goes on
-        behind the last one added.
+        """Adds entries. `keys_done` entries of the record at `position` were added before.
+
+        If it raises an exception, `build` continues after the last entry that was added.
         """
         done = 0
         try:
@@ -227,7 +236,7 @@ class MessageIndex:
             raise
 
     def _roll(self) -> None:
-        """Begins the next file; goes on with it when that has failed, or it is still being made."""
+        """Starts the next file, or continues if an earlier attempt failed or the file is still being preallocated."""
         if self._next is None:
             header = _NEW
             if self._files:
@@ -237,9 +246,9 @@ class MessageIndex:
                 end, timestamp = full.end_phy_offset, full.end_timestamp
                 header = IndexHeader(timestamp, timestamp, end, end, 0, 1)
             path = self._directory / self._next_name()
-            self._next = IndexFile(path, self._hash_slots, self._max_entries, header, self._rooms)
+            self._next = IndexFile(path, self._hash_slots, self._max_entries, header, self._preallocation)
         following = self._next
-        following.need_room()
+        following.need_file()
         following.write_header()
         self._next = None
         if self._files:
@@ -247,7 +256,10 @@ class MessageIndex:
         self._files.append(following)
 
     def _next_name(self) -> str:
-        """Now, in local time as in Java, but after the name before: the names give the order."""
+        """Returns the current local time as a file name, as in Java, or the last name plus one if that is later.
+
+        The names define the order of the files.
+        """
         now = clock.time()
         name = clock.strftime("%Y%m%d%H%M%S", clock.localtime(now)) + f"{int(now * 1000) % 1000:03d}"
         if self._files and name <= self._files[-1].path.name:
@@ -257,10 +269,11 @@ class MessageIndex:
     # -- finding ------------------------------------------------------------------------------------------------
 
     def find(self, topic: bytes, key: bytes, begin_ms: int, end_ms: int) -> Iterator[int | None]:
-        """The offsets of records that may have the key, the newest first, and None now and then on the way there.
+        """Yields the physical offsets of records that may have the key, newest first, and None from time to time.
 
-        `key` as `keys_of` gives it. Their store timestamps lie between `begin_ms` and `end_ms`, both included; other
-        keys can have the same hash. Between two of them the index and the log may change.
+        `key` has the format of `keys_of`. The records were stored between `begin_ms` and `end_ms`, both inclusive.
+        Other keys can have the same hash, so the caller must check the records. Between two results the index and the
+        log may change.
         """
         key_hash = self._hash(topic + b"#" + key)
         steps = 0
@@ -293,13 +306,13 @@ class MessageIndex:
 
     @staticmethod
     def _is_later(entry: IndexEntry, end_ms: int) -> bool:
-        # An entry's time is its record's without the fraction of a second; not the first one's, see `put`.
+        # The time of an entry has no fraction of a second. That of the first entry differs; see `put`.
         return entry.timestamp > end_ms and entry.number > 1
 
-    # -- life of the files --------------------------------------------------------------------------------------
+    # -- flushing and removing files ----------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Brings full files to the disk. Called by the flusher's thread; raises OSError."""
+        """Flushes full files to disk. Called by the flusher's thread. Raises OSError."""
         while self._unflushed:
             file = self._unflushed[0]
             try:
@@ -311,7 +324,10 @@ class MessageIndex:
             self._unflushed.popleft()
 
     def forget_before(self, physical_offset: int) -> list[Path]:
-        """Lets the files go that have nothing of the log from there on, but the last; their paths, to be deleted."""
+        """Removes the files whose records are all before this physical offset, except the last file.
+
+        Returns their paths; the caller deletes them.
+        """
         paths = []
         while len(self._files) > 1 and self._files[0].end_phy_offset < physical_offset:
             file = self._files.pop(0)
@@ -321,9 +337,10 @@ class MessageIndex:
         return paths
 
     def cut(self, physical_offset: int) -> None:
-        """Drops all from there on, while no thread flushes. Raises OSError, StoreError.
+        """Removes all entries from this physical offset on. Raises OSError or StoreError.
 
-        Of the file in which it begins the last entries are dropped; where they are many it goes, and is built anew.
+        No thread may flush at the same time. In the file that contains the offset, only the last entries are dropped.
+        If there are many of them, the file is deleted and rebuilt.
         """
         kept = [file for file in self._files if file.end_phy_offset < physical_offset]
         dropped, self._files = self._files[len(kept) :], kept
@@ -332,7 +349,7 @@ class MessageIndex:
         self._unflushed = deque(file for file in self._unflushed if file in kept)
         self.flushed_timestamp = min(self.flushed_timestamp, kept[-1].end_timestamp if kept else 0)
         if self._next is not None:
-            # It would go on where a dropped one ended.
+            # It continues a file that is dropped.
             dropped.append(self._next)
             self._next = None
         cut = dropped[0]
@@ -347,7 +364,7 @@ class MessageIndex:
         self._go_on()
 
     def close(self, *, flush: bool) -> None:
-        """Raises OSError, StoreError when the last file can't be brought to the disk."""
+        """Closes the files; with `flush`, flushes the last file first. Raises OSError or StoreError if that fails."""
         with ExitStack() as stack:
             for file in self._files:
                 stack.callback(file.close)
@@ -361,7 +378,7 @@ class MessageIndex:
 
 
 def index_paths(directory: Path) -> list[Path]:
-    """The index files in order. Raises StoreError."""
+    """Returns the index files in order. Raises StoreError."""
     try:
         return sorted(
             path

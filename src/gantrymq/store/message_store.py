@@ -1,6 +1,6 @@
-"""The message store: opens, closes and cleans its parts, and finds records (`DefaultMessageStore`).
+"""The message store: opens, closes and cleans its parts, and reads records (`DefaultMessageStore`).
 
-One thread, the broker's, calls everything here. `message_writer` puts messages in.
+All methods must be called in one thread, the broker's. `message_writer` writes the messages.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gantrymq.store.key_lookup import KeyLookup
 from gantrymq.store.log_scan import look_for_records, records_with, start_of
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.message_writer import MessageWriter, PutResult
+from gantrymq.store.preallocation import Preallocation
 from gantrymq.store.queue_table import QueueTable
 from gantrymq.store.recovery import Recovery
 from gantrymq.store.refusal import Refusal
 from gantrymq.store.replica import Replica
-from gantrymq.store.room_maker import RoomMaker
 from gantrymq.store.store_threads import StoreThreads
 from gantrymq.store.trash import Trash
 from gantrymq.system import files
@@ -42,42 +42,43 @@ logger = logging.getLogger(__name__)
 
 
 class MessageStore:
-    """The store in `config.store_path_root_dir`. `store_host` is the broker's address as in a record.
+    """The store in `config.store_path_root_dir`. `store_host` is the broker's address in the format of a record.
 
-    `jobs` gets the reports of its threads. With `waits` False `append` doesn't wait for files that are being made.
+    `jobs` gets the reports of the store's threads. If `waits` is False, `append` raises StoreBusy instead of waiting
+    for files that are being preallocated.
     """
 
     def __init__(self, config: StoreConfig, store_host: bytes, *, jobs: Jobs | None = None, waits: bool = True) -> None:
         self.config = config
-        #: So much of the log's end is taken to be in the page cache (accessMessageInMemoryMaxRatio).
+        #: This much of the log's end is assumed to be in the page cache, in bytes (`accessMessageInMemoryMaxRatio`).
         self.in_memory_bytes = _in_memory_bytes(config)
         self._directory = StoreDirectory(config.store_path_root_dir)
         self._jobs = Jobs() if jobs is None else jobs
         self._trash = Trash(config.consume_queue_directory.with_name("consumequeue.deleted"))
-        self._rooms = rooms = RoomMaker(self._jobs.report("make files of the store"), waits=waits)
-        self._log = CommitLog(config.commit_log_directory, config.mapped_file_size_commit_log, rooms)
+        self._preallocation = preallocation = Preallocation(self._jobs.report("make files of the store"), waits=waits)
+        self._log = CommitLog(config.commit_log_directory, config.mapped_file_size_commit_log, preallocation)
         self._queues = QueueTable(
-            config.consume_queue_directory, config.mapped_file_size_consume_queue, rooms, self._trash
+            config.consume_queue_directory, config.mapped_file_size_consume_queue, preallocation, self._trash
         )
         self._index = MessageIndex(
-            self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num, rooms
+            self._log, config.index_directory, config.max_hash_slot_num, config.max_index_num, preallocation
         )
         self._is_indexed = config.message_index_enable
         self.keys = KeyLookup(config, self._log, self._index)
         self._cleaner = Cleaner(config, self._log, self._queues, self._index, self._trash)
         writer = MessageWriter(self._log, self._queues.dirty, store_host, with_crc=config.enabled_append_prop_crc)
-        #: See MessageWriter. Bound here: a method that calls its one would cost each message a call more.
+        #: Methods of MessageWriter. They are bound here, because a forwarding method would cost each message a call.
         self.append = writer.append
         self.begin_batch = writer.begin_batch
         self.append_batch = writer.append_batch
         self.append_sends = writer.append_sends
-        #: While it is open.
+        #: None unless the store is open.
         self._threads: StoreThreads | None = None
-        #: See `Recovery`; None as soon as this store is a master's.
+        #: See `Recovery.torn_at`. None as soon as the broker is a master.
         self._torn_at: int | None = None
-        #: Says before which physical offset records end that `get` returns; None: all do.
-        self.shown_until: Callable[[], int] | None = None
-        #: Where a slave's records come from.
+        #: Returns the physical offset before which the records that `get` returns end; None: no limit.
+        self._shown_until: Callable[[], int] | None = None
+        #: Writes the records that a slave receives.
         self.replica = Replica(
             self._log,
             self._queues,
@@ -87,16 +88,16 @@ class MessageStore:
             self._alone,
             needs_crc=config.force_verify_prop_crc,
         )
-        #: What `close` has to undo.
+        #: Undoes the steps of `open` in `close`.
         self._open = ExitStack()
 
-    # -- life ---------------------------------------------------------------------------------------------------
+    # -- lifecycle ----------------------------------------------------------------------------------------------
 
     def open(self, progress: Callable[[int], None] | None = None) -> None:
-        """Takes the directory, recovers what is in it, and starts the flusher's threads.
+        """Locks the directory, recovers its content and starts the store's threads. A store can be opened only once.
 
-        `progress` is called with the physical offset that recovery has come to. Raises StoreLocked when another
-        process has the directory, StoreError when its files can't be used. A store can be opened once only.
+        `progress` is called with the physical offset that recovery has reached. Raises StoreLocked if another process
+        uses the directory, StoreError if its files can't be used.
         """
         config, directory = self.config, self._directory
         directory.lock()
@@ -122,7 +123,14 @@ class MessageStore:
             except OSError as e:
                 raise StoreError(f"can't open the store in {directory.root}: {e}") from e
             threads = StoreThreads(
-                config, self._log, self._queues.dirty, self._index, self._trash, checkpoint, self._rooms, self._jobs
+                config,
+                self._log,
+                self._queues.dirty,
+                self._index,
+                self._trash,
+                checkpoint,
+                self._preallocation,
+                self._jobs,
             )
             stack.callback(threads.stop)
             threads.start()
@@ -131,7 +139,7 @@ class MessageStore:
         self._drop_torn()
 
     def _check_log_is_there(self) -> None:
-        """Raises StoreError if queues have messages and the log has no file. Recovery would remove them all."""
+        """Raises StoreError if queues have messages but the log has no file. Recovery would delete all of them."""
         if self._log.was_missing and any(queue.max_offset for queue in self._queues):
             config = self.config
             raise StoreError(
@@ -141,21 +149,21 @@ class MessageStore:
             )
 
     def config_changed(self) -> None:
-        """The configuration has another content: what was taken from it when the store was opened is taken again."""
+        """Applies a changed configuration to values that were computed from it."""
         config = self.config
         self.in_memory_bytes = _in_memory_bytes(config)
         if config.message_index_enable and not self._is_indexed:
-            # What was built before it was switched off is kept as far as it is on the disk for sure.
+            # The index from before it was switched off is kept, as far as it is certainly on disk.
             self._index.open(0, was_aborted=True)
             self._is_indexed = True
         if self._threads is not None:
             self._threads.config_changed()
 
     def close(self) -> None:
-        """Brings all to the disk, answers who waits for that, and unlocks the directory.
+        """Flushes everything to disk, calls pending flush callbacks and unlocks the directory.
 
-        Buffers of a GetResult stay good. Raises StoreError when the disk fails; then the next `open` finds the store as
-        after a crash. Whatever it raises, the store is closed.
+        Buffers of a GetResult stay valid. Raises StoreError if the disk fails; the next `open` then recovers as after a
+        crash. The store is closed even if an exception is raised.
         """
         threads, self._threads = self._threads, None
         if threads is None:
@@ -171,15 +179,16 @@ class MessageStore:
                 raise StoreError(f"can't write the store in {self._directory.root} to the disk: {e}") from e
 
     def set_slave(self, is_slave: bool) -> None:
-        """A slave's log takes what `replica` gets from its master, and no messages: `append` raises StoreError.
+        """Sets the role. On a slave, only `replica` may write, and `append` raises StoreError.
 
-        Raises StoreError when what was held back (`Replica.confirm`) can't be put into the queues.
+        Raises StoreError if pending units (`Replica.confirm`) can't be written to their queues.
         """
         text = "this broker is a slave: messages go to its master, and come from there"
         with self.waiting():
             self.replica.show_all()
         if not is_slave and self._log.is_copy:
-            # What this log had lost has come again from a master, and consumers may be beyond it rightly.
+            # The slave has received the lost records again from its master. Consumer offsets beyond the recovered
+            # end are valid.
             for queue in self._queues:
                 queue.recovered_end = None
         self._log.refuse_all_but_copy(Refusal(text) if is_slave else None)
@@ -187,18 +196,18 @@ class MessageStore:
         if is_slave:
             self._drop_torn()
         else:
-            # What was acknowledged may follow.
+            # Acknowledged messages may follow the torn record.
             self._torn_at = None
 
     def _drop_torn(self) -> None:
-        """Of a slave: drops what may be another than its master's; it comes again from there. Raises StoreError."""
+        """On a slave, removes data that may differ from the master's. It is replicated again. Raises StoreError."""
         if self._torn_at is not None and self._log.is_copy and self._threads is not None:
             logger.warning("a power failure may have damaged the record at %d: the log ends there", self._torn_at)
             self.replica.truncate(self._torn_at)
             self._torn_at = None
 
     def _alone(self, end: int) -> AbstractContextManager[None]:
-        """See `StoreThreads.alone`. Raises StoreError, OSError."""
+        """Stops the threads during a change of the files; see `StoreThreads.alone`. Raises StoreError or OSError."""
         return self._open_threads().alone(end)
 
     def _open_threads(self) -> StoreThreads:
@@ -209,24 +218,34 @@ class MessageStore:
     # -- queues -------------------------------------------------------------------------------------------------
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, a new one if need be. Raises StoreError when the topic can't be a directory's name."""
+        """Returns the queue; creates it if needed. Raises StoreError if the topic can't be a directory name."""
         return self._queues.get_or_create(topic, queue_id)
 
     def find_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """Returns the queue; None if it doesn't exist."""
         return self._queues.find(topic, queue_id)
 
     def topics(self) -> dict[str, list[int]]:
-        """{topic: queue ids} of all queues that ever had a message."""
+        """Returns {topic: queue ids} of all queues that ever had a message."""
         return self._queues.topics()
 
-    def delete_topic(self, topic: str) -> None:
-        """Deletes the topic's queues; its records stay in the log until that file goes. A later message begins at 0.
+    def queues_of(self, topic: str) -> list[ConsumeQueue]:
+        """Returns the queues of a topic, including queues that never had a message."""
+        return self._queues.of_topic(topic)
 
-        The queues are gone at once, their files soon.
+    def message_totals(self) -> Iterator[tuple[str, int]]:
+        """Yields each topic that ever had a message, and the number of messages ever stored in it."""
+        return self._queues.message_totals()
+
+    def delete_topic(self, topic: str) -> None:
+        """Deletes the topic's queues. Its records stay in the log until their files expire.
+
+        The queues disappear at once; their files are deleted in the background. A later message gets the queue offset
+        0.
         """
         self._queues.delete_topic(topic)
         if self._threads is not None:
-            # Then a recovery won't meet the topic's records again.
+            # Recovery then does not read the topic's records again.
             self._threads.queue_flusher.flush_soon()
 
     def delete_queues_before(self, topic: str, physical_offset: int) -> None:
@@ -245,56 +264,66 @@ class MessageStore:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Within it `append` waits for files; for who can't come again later."""
-        before, self._rooms.waits = self._rooms.waits, True
+        """Makes `append` wait for preallocation within the context. For callers that can't retry later."""
+        before, self._preallocation.waits = self._preallocation.waits, True
         try:
             yield
         finally:
-            self._rooms.waits = before
+            self._preallocation.waits = before
 
     @contextmanager
     def ahead_of_line(self) -> Iterator[None]:
-        """Within it `append` takes what room there is, whoever waits for it; for what goes on in the background.
+        """Lets `append` skip the wait queue for preallocated space within the context. For background tasks.
 
-        It stands in no line, and with many senders there may be one all the time.
+        A background task has no entry in the wait queue, and with many senders the queue may never be empty.
         """
-        before, self._rooms.is_ahead_of_line = self._rooms.is_ahead_of_line, True
+        before, self._preallocation.is_ahead_of_line = self._preallocation.is_ahead_of_line, True
         try:
             yield
         finally:
-            self._rooms.is_ahead_of_line = before
+            self._preallocation.is_ahead_of_line = before
 
-    def when_room(self, callback: Callable[[], None]) -> None:
-        """Calls back, in a thread, when what StoreBusy was raised for is made, or can't be."""
-        self._rooms.when_made(callback)
+    def when_preallocated(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` in a thread when the space that caused StoreBusy is available or can't be provided."""
+        self._preallocation.when_made(callback)
 
-    def close_line(self, *, has_room: bool = False) -> None:
-        """Somebody waits for room: nobody who comes now and needs the same gets any before him, nor what is for him."""
-        self._rooms.has_line = True
-        if self._rooms.refused is None:
-            self._rooms.refused = set()
-        if has_room and not self._rooms.wanted.isdisjoint(self._rooms.for_all):
+    def close_line(self, *, has_file: bool = False) -> None:
+        """Gives the callers in the wait queue precedence: later callers with the same need get StoreBusy.
+
+        With `has_file`, space is available again, and later callers can't take it from the waiting ones.
+        """
+        self._preallocation.has_line = True
+        if self._preallocation.refused is None:
+            self._preallocation.refused = set()
+        if has_file and not self._preallocation.wanted.isdisjoint(self._preallocation.for_all):
             self._log.take_in_turn()
 
     def open_line(self) -> None:
-        """Those who wait have their turn; who gets StoreBusy again comes before all after him who need the same."""
-        self._rooms.has_line = False
+        """Lets the waiting callers retry.
+
+        A caller that gets StoreBusy again comes before later ones with the same need.
+        """
+        self._preallocation.has_line = False
 
     def end_line(self, *, anew: bool = False) -> None:
-        """Nobody waits; or all of them begin anew."""
-        self._rooms.has_line = False
-        self._rooms.refused = None
+        """Ends the precedence, because the wait queue is empty. With `anew`, all waiting callers start again."""
+        self._preallocation.has_line = False
+        self._preallocation.refused = None
         if not anew:
-            self._rooms.wanted.clear()
+            self._preallocation.wanted.clear()
 
     def when_flushed(self, physical_offset: int, callback: FlushCallback) -> None:
-        """Calls back when the records up to a physical offset are on the disk, or with the error that prevents it.
+        """Calls `callback` when the records up to a physical offset are on disk, or with the error that prevents this.
 
-        It is called in the flusher's thread; all who come while the disk is busy share the next fdatasync.
+        It runs in the flusher's thread. All callbacks that are added during a flush share the next fdatasync.
         """
         self._open_threads().log_flusher.when_flushed(callback)
 
     # -- reading ------------------------------------------------------------------------------------------------
+
+    def set_shown_until(self, shown_until: Callable[[], int] | None) -> None:
+        """Limits `get` to records that end before the physical offset that `shown_until` returns; None: no limit."""
+        self._shown_until = shown_until
 
     def get(
         self,
@@ -308,11 +337,20 @@ class MessageStore:
         bulk: bool = False,
         end: int | None = None,
     ) -> GetResult:
-        """The records from a queue offset on that have one of the tags codes and for which `matches(record)`.
+        """Returns records of a queue from a queue offset on.
 
-        None takes all. At least one record comes however large it is; `max_transfer_*` of the configuration limit them
-        further, or, with `bulk`, `max_bulk_transfer_*`. No result reaches over the queue offset `end` or the end of a
-        queue file, and where `matches` takes long it is short. Raises StoreError when the store is closed.
+        At least one record is returned, however large it is. No result contains units of two queue files. If `matches`
+        is slow, a result can be short. Raises StoreError if the store is closed.
+
+        Args:
+            queue: The queue; None if it doesn't exist.
+            offset: The first queue offset to read.
+            max_messages: Maximum number of records. The `max_transfer_*` settings limit it further.
+            max_bytes: Maximum size of the records. The `max_transfer_*` settings limit it further.
+            tags_codes: Only records with one of these tags codes are returned; None accepts all.
+            matches: Only records for which it returns true are returned; None accepts all.
+            bulk: Whether the `max_bulk_transfer_*` settings apply instead.
+            end: The queue offset at which the result ends at the latest; None for no limit.
         """
         if queue is None:
             return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
@@ -327,19 +365,20 @@ class MessageStore:
         elif offset == max_offset:
             result.status = GetStatus.OFFSET_OVERFLOW_ONE
         elif offset > max_offset:
-            # Who had what a power failure took goes on where the queue ended then: what came since is new to him.
+            # The consumer had messages that a power failure destroyed. It continues at the recovered end of the queue,
+            # because messages stored there since then are new to it.
             end_now = max_offset if queue.recovered_end is None else max(queue.recovered_end, min_offset)
             result.status, result.next_begin_offset = GetStatus.OFFSET_OVERFLOW_BADLY, end_now
         else:
             config = self.config
-            # No more are looked at than a result can have, however many are asked for.
+            # Limits the number of units to read to what a result can contain.
             most = config.max_bulk_transfer_count if bulk else config.max_transfer_count_on_message_in_memory
             wanted = min(max_messages, most)
             looked_at = max(config.max_filter_message_size // UNIT_SIZE, wanted, 1)
             units = queue.units(offset, looked_at if end is None else min(looked_at, end - offset))
-            if units and self.shown_until is not None:
+            if units and self._shown_until is not None:
                 found = len(units)
-                units = units_before(units, self.shown_until())
+                units = units_before(units, self._shown_until())
                 if len(units) < found:
                     result.max_offset = offset + len(units) // UNIT_SIZE
                 if not units:
@@ -366,39 +405,43 @@ class MessageStore:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be stored: a full disk, or one that fails; None while it can."""
+        """The reason why nothing can be stored, such as a full or failing disk; None if messages are accepted."""
         return self._log.trouble
 
     def shown_end(self, queue: ConsumeQueue) -> int:
-        """The queue offset behind the last message that `get` returns, `max_offset` where all are shown."""
+        """Returns the queue offset after the last message that `get` can return. Without a limit it is `max_offset`."""
         end = queue.max_offset
-        if self.shown_until is None or end <= queue.min_offset:
+        if self._shown_until is None or end <= queue.min_offset:
             return end
-        until = self.shown_until()
+        until = self._shown_until()
         end = max(queue.count_before(until), queue.min_offset)
         unit = queue.peek(end - 1)
-        # A record may begin before it and end behind it.
+        # A record can start before the limit and end after it.
         if unit is not None and end > queue.min_offset and unit[0] + unit[1] > until and unit[1] != FILLER_SIZE:
             end -= 1
         return end
 
     def read_record(self, physical_offset: int) -> Record:
-        """The record that begins there. Raises RecordError when none does, StoreError outside of the log."""
+        """Returns the record at this offset. Raises RecordError if none starts there, StoreError outside of the log."""
         return self._log.read(physical_offset)
 
     def record_bytes(self, physical_offset: int) -> bytes:
-        """A record as it stands in the log. Raises as `read_record` does."""
+        """Returns the bytes of a record in the log. Raises as `read_record` does."""
         return self._log.read_bytes(physical_offset)
 
     def log_slice(self, physical_offset: int, max_bytes: int) -> memoryview | None:
-        """The log's bytes from there on, mapped and not copied: `max_bytes` at most, and no more than one file has.
+        """Returns at most `max_bytes` bytes of one log file from this offset on, without copying them.
 
-        The blank at a file's end is in it. None at the log's end; raises StoreError outside of the log.
+        They can contain the blank at the end of the file. Returns None at the end of the log. Raises StoreError outside
+        of the log.
         """
         return self._log.slice(physical_offset, max_bytes)
 
     def bytes_at(self, physical_offset: int, size: int) -> bytes:
-        """So many bytes of the log, where a queue says that a record is; fewer at its end, none outside of it."""
+        """Returns `size` bytes of the log, where a queue unit points to.
+
+        Returns fewer at the end, none outside of the log.
+        """
         found = self._log.view_at(physical_offset)
         if found is None:
             return b""
@@ -406,26 +449,29 @@ class MessageStore:
         return bytes(view[physical_offset - base : physical_offset - base + size])
 
     def records_with(self, mark: bytes, start: int) -> Iterator[Record]:
-        """The records with these bytes, from a physical offset on. Raises RecordError where none begins."""
+        """Yields the records that contain these bytes, from a physical offset on.
+
+        Raises RecordError if none starts there.
+        """
         return records_with(self._log, mark, start)
 
     def look_for_records(self, mark: bytes, start: int) -> Iterator[Record | None]:
-        """As `records_with`, and a None now and then, so that the caller may do something else meanwhile."""
+        """Yields the same records as `records_with`, and None from time to time to let the caller do other work."""
         return look_for_records(self._log, mark, start)
 
     def start_of(self, timestamp_ms: int) -> int:
-        """A physical offset before which all was stored by then."""
+        """Returns a physical offset before which all records were stored at or before this time."""
         return start_of(self._log, timestamp_ms)
 
     def store_time(self, queue: ConsumeQueue, offset: int) -> int:
-        """When the message at a queue offset was stored, ms; -1 when there is none."""
+        """Returns the store timestamp of the message at a queue offset, in milliseconds; -1 if there is none."""
         unit = queue.unit(offset)
         return -1 if unit is None else self._log.store_time(unit[0])
 
     def offset_by_time(self, queue: ConsumeQueue, timestamp_ms: int, upper: bool = False) -> int:
-        """The first queue offset stored at or after the time; with `upper` the last at or before it.
+        """Returns the first queue offset stored at or after the time; with `upper` the last one at or before it.
 
-        The end of what is shown when none is so late, its min_offset when none is so early (`getOffsetInQueueByTime`).
+        Returns the visible end if all messages are older, and `min_offset` if all are newer (`getOffsetInQueueByTime`).
         """
         low, high = queue.min_offset, self.shown_end(queue)
         while low < high:
@@ -440,11 +486,11 @@ class MessageStore:
     # -- cleaning -----------------------------------------------------------------------------------------------
 
     def clean(self, now_ms: int) -> bool:
-        """One round: deletes the oldest log file if its time is up, and what belongs to it in queues and index.
+        """Runs one round of cleaning. Deletes the oldest log file if it has expired, and its queue and index entries.
 
-        To be called ten seconds after it returned False, and soon after True: there is more to do, and a round takes
-        some tens of milliseconds at most. While the disk is too full, `append` raises StoreFull. Raises StoreError when
-        something can't be deleted, once all the rest is done; the next round tries again.
+        Call it again soon if it returned True, because there is more to do, and after 10 s if it returned False. A
+        round takes some tens of milliseconds at most. While the disk is too full, `append` raises StoreFull. If
+        something can't be deleted, the round does everything else, then raises StoreError. The next round tries again.
         """
         try:
             return self._cleaner.clean(now_ms)
@@ -453,14 +499,14 @@ class MessageStore:
                 self._threads.queue_flusher.wake()
 
     def delete_expired_soon(self) -> None:
-        """The next rounds of `clean` delete what has expired, whatever the hour (DELETE_EXPIRED_COMMITLOG)."""
+        """Makes the next rounds of `clean` delete expired files at any hour (DELETE_EXPIRED_COMMITLOG)."""
         self._cleaner.retention.is_asked = True
 
     def delete_expired_queues(self) -> Iterator[int]:
-        """Deletes the queues that have no messages any more. A later message in one begins at 0 again.
+        """Deletes the queues whose messages have all been deleted. Yields the number of deleted queues after each step.
 
-        Looks at some of them in each step, and tells how many were deleted in it. Those of system topics stay, and
-        those that never had a message (`ConsumeQueueStore.cleanExpired`).
+        A later message in such a queue gets the queue offset 0. Queues of system topics stay, as do queues that never
+        had a message (`ConsumeQueueStore.cleanExpired`).
         """
         for count in self._cleaner.delete_expired_queues():
             if count and self._threads is not None:
@@ -468,18 +514,18 @@ class MessageStore:
             yield count
 
     def delete_unused_topics(self, used: Set[str]) -> int:
-        """Deletes the queues of topics that are neither in use nor the system's own; how many topics."""
+        """Deletes the queues of topics that are neither in use nor system topics. Returns the number of topics."""
         unused = [topic for topic in self.topics() if topic not in used and not is_system_topic(topic)]
         for topic in unused:
             logger.info("deleting the topic %s: it isn't in use", topic)
             self.delete_topic(topic)
         return len(unused)
 
-    # -- figures ------------------------------------------------------------------------------------------------
+    # -- offsets ------------------------------------------------------------------------------------------------
 
     @property
     def max_physical_offset(self) -> int:
-        """Where the next record goes."""
+        """The physical offset of the next record."""
         return self._log.position
 
     @property
@@ -488,7 +534,7 @@ class MessageStore:
 
     @property
     def flushed_offset(self) -> int:
-        """All before it is on the disk."""
+        """The physical offset up to which the log is on disk."""
         return self._log.flushed
 
 

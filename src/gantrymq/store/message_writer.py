@@ -1,7 +1,7 @@
-"""Puts records into the log and units into the queues (`CommitLog.asyncPutMessage`).
+"""Writes records to the log and units to the queues (`CommitLog.asyncPutMessage`).
 
-Java writes the units in a thread of its own, some milliseconds later; here `append` writes both, so that a message can
-be pulled as soon as it is acknowledged.
+Java writes the units some milliseconds later, in another thread. `append` writes both, so that a message can be pulled
+as soon as it is acknowledged.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gantrymq.system.clock import time
 _NOT_HOSTS_V6 = ~(BORN_HOST_V6 | STORE_HOST_V6)
 
 _pack_unit_into = UNIT.pack_into
-#: A NamedTuple's own constructor costs twice as much.
+#: The constructor of a NamedTuple costs twice as much.
 _new = tuple.__new__
 
 
 class PutResult(NamedTuple):
-    """Where a message went. A PREPARED or ROLLBACK record is in no queue; its queue offset is 0."""
+    """The position of a stored message. A PREPARED or ROLLBACK record is in no queue; its queue offset is 0."""
 
     queue_offset: int
     physical_offset: int
@@ -38,7 +38,11 @@ class PutResult(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What was stored of a read: the answers, how many, how many bytes it was, the queues, whether it asks for more."""
+    """The result of `append_sends`.
+
+    The fields are: the encoded responses, the number of messages, the number of bytes processed, the modified queues,
+    and whether preallocation must be requested.
+    """
 
     answers: bytes
     number: int
@@ -48,9 +52,10 @@ class Sent(NamedTuple):
 
 
 class MessageWriter:
-    """Writes to the end of `log`. `store_host` is the broker's address as in a record; `with_crc`: see `record_crc`.
+    """Writes to the end of `log`. `store_host` is the broker's address in the format of a record.
 
-    `dirty` gets the queues that were not in it.
+    With `with_crc`, each record gets a checksum; see `record_crc`. Each queue that is written to is added to `dirty`,
+    unless it is in there already.
     """
 
     def __init__(self, log: CommitLog, dirty: deque[ConsumeQueue], store_host: bytes, *, with_crc: bool) -> None:
@@ -74,25 +79,31 @@ class MessageWriter:
         tags_code: int,
         prepared_transaction_offset: int = 0,
     ) -> PutResult:
-        """Stores a message at the end of `queue`. `born_host` from `encode_host`; sys_flag's _V6 bits are set here.
+        """Stores a message at the end of `queue`.
 
-        Raises StoreFull, StoreBusy, StoreError (too large for a file, store closed or failing), RecordError (a field
-        out of range); then nothing was stored.
+        `born_host` is a result of `encode_host`. The _V6 bits of `sys_flag` are set here. If an exception is raised,
+        nothing is stored.
+
+        Raises:
+            StoreFull: The disk is full.
+            StoreBusy: A file is being preallocated.
+            StoreError: The message is too large for a file, or the store is closed or failing.
+            RecordError: A field is out of range.
         """
-        # The hot path. What can fail comes before anything that a reader sees, and the log's position, which says
-        # that unit and record are whole, comes last.
+        # The hot path. Steps that can fail come before anything that a reader sees. The log's position, which makes
+        # record and unit valid, is set last.
         log = self._log
         if queue.position >= queue.limit:
-            queue.make_room()
+            queue.preallocate()
         host_bits = self._hosts_v4 if len(born_host) == HOST_SIZE_V4 else self._hosts_v6
-        # PREPARED and ROLLBACK have this bit, COMMIT hasn't.
+        # PREPARED and ROLLBACK contain this bit, COMMIT does not.
         in_queue = not sys_flag & TRANSACTION_PREPARED
         queue_offset = queue.max_offset if in_queue else 0
         if self._with_crc:
             properties = reserve_crc(properties)
         if len(body) >= LARGE and log.position + len(body) > log.limit:
-            # Who has to wait isn't encoded first, each time that he is tried.
-            log.make_room(len(body))
+            # A large message that must wait for space is not encoded on each attempt.
+            log.preallocate(len(body))
         physical_offset = log.position
         now = int(time() * 1000)
         while True:
@@ -118,7 +129,7 @@ class MessageWriter:
                 size = len(record)
                 end = physical_offset + size
                 if end > log.limit:
-                    log.make_room(size)
+                    log.preallocate(size)
                     if log.position != physical_offset:
                         physical_offset = log.position
                         continue
@@ -149,10 +160,10 @@ class MessageWriter:
         return _new(PutResult, (queue_offset, physical_offset, size, now))
 
     def append_sends(self, sends: PlainSends[ConsumeQueue], data: bytes, born_host: bytes) -> Sent:
-        """Has native code store the messages of the frames that `data` begins with, as far as it may.
+        """Stores the messages of the leading frames of `data` with native code.
 
-        It does as `append` does: it ends where that would make room first, and sets the log's position at last. Raises
-        StoreFull, StoreError; then nothing was stored.
+        It follows the same rules as `append`: it stops at the first message that needs preallocation, and sets the
+        log's position last. Raises StoreFull or StoreError; nothing is stored then.
         """
         answers, count, dealt, queues, is_asking = sends.handle(data, self._log, int(time() * 1000), born_host)
         for queue in queues:
@@ -164,15 +175,15 @@ class MessageWriter:
     def begin_batch(
         self, queue: ConsumeQueue, sys_flag: int, born_timestamp: int, born_host: bytes, reconsume_times: int
     ) -> RecordBatch:
-        """An empty batch for `append_batch`."""
+        """Returns an empty batch for `append_batch`."""
         with_crc = self._with_crc
         return RecordBatch(
             queue, sys_flag, born_timestamp, born_host, self._store_host, reconsume_times, with_crc=with_crc
         )
 
     def append_batch(self, batch: RecordBatch) -> list[int]:
-        """Stores all of a batch, one message behind the other in its queue; returns their physical offsets.
+        """Stores all messages of a batch at successive queue offsets. Returns their physical offsets.
 
-        Raises as `append` does; then nothing is stored. See `record_batch.append_batch` for what a crash leaves.
+        Raises as `append` does; nothing is stored then. `record_batch.append_batch` describes the state after a crash.
         """
         return append_batch(self._log, self._dirty, batch)

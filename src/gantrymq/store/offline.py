@@ -1,4 +1,4 @@
-"""A store's files, read as they are: nothing is written, no lock taken (`inspect`, `verify`, `dump`)."""
+"""Reads a store's files without opening the store: no writes, no lock (`inspect`, `verify`, `dump`)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from gantrymq.store.message_index import index_paths
 from gantrymq.system import files
 
 _OPEN_FILES = 200
-#: Units that are read at once.
+#: Number of units per read.
 _CHUNK = 4096
 
 
 def is_in_use(root: Path) -> bool:
-    """Whether a broker holds the store's lock."""
+    """Returns whether a broker has locked the store."""
     try:
         fd = files.open(root / "lock", files.O_RDONLY | files.O_CLOEXEC)
     except FileNotFoundError:
@@ -40,7 +40,10 @@ def is_in_use(root: Path) -> bool:
 
 
 def _is_directory_locked(root: Path) -> bool:
-    """The same of a broker whose file `lock` was deleted. Nobody can ask for a directory's lock, only take it."""
+    """Returns whether a broker has locked the directory, for a store whose file `lock` was deleted.
+
+    The lock of a directory can't be queried, so this tries to take it.
+    """
     try:
         fd = open_directory(root)
     except OSError:
@@ -52,29 +55,32 @@ def _is_directory_locked(root: Path) -> bool:
 
 
 class LogFile(NamedTuple):
+    """A file of the log: its path, the physical offset of its first byte, and its length in bytes."""
+
     path: Path
     base: int
     length: int
 
 
 class OfflineLog:
-    """The files of a commit log. Raises StoreError when the directory can't be read."""
+    """The files of a commit log. Raises StoreError if the directory can't be read."""
 
     def __init__(self, directory: Path) -> None:
         self.files = [LogFile(directory / f"{base:020d}", base, size) for base, size in list_files(directory).items()]
         self.min_offset = self.files[0].base if self.files else 0
-        #: The end of the last file; its records end before.
+        #: The end of the last file. The records end before it.
         self.limit = self.files[-1].base + self.files[-1].length if self.files else 0
         self._mapped: tuple[memoryview, int] | None = None
 
     def file_at(self, physical_offset: int) -> LogFile | None:
+        """Returns the file that contains this offset; None if there is none."""
         for file in self.files:
             if file.base <= physical_offset < file.base + file.length:
                 return file
         return None
 
     def view_at(self, physical_offset: int) -> tuple[memoryview, int] | None:
-        """(the file's bytes, its base); None outside of the log."""
+        """Returns the bytes of the file that contains this offset, and their base; None outside of the log."""
         if self._mapped is not None and 0 <= physical_offset - self._mapped[1] < len(self._mapped[0]):
             return self._mapped
         file = self.file_at(physical_offset)
@@ -92,14 +98,17 @@ class OfflineLog:
         return self._mapped
 
     def reader(self, start: int | None = None) -> LogReader:
+        """Returns a reader from `start` on, by default from the start of the log."""
         return LogReader(self, self.min_offset if start is None else start)
 
     def records(self, begin: int, end: int) -> Iterator[Record]:
-        """The records from a physical offset on that begin before another one."""
+        """Yields the records that start in the range from `begin` to `end`."""
         return takewhile(lambda record: record.physical_offset < end, LogReader(self, begin))
 
 
 class Unit(NamedTuple):
+    """A queue unit and its queue offset."""
+
     offset: int
     physical_offset: int
     size: int
@@ -111,7 +120,7 @@ class Unit(NamedTuple):
 
 
 class OfflineQueue:
-    """The files of one consume queue; `first_offset` and `end` are queue offsets."""
+    """The files of one consume queue. `first_offset` and `end` are queue offsets."""
 
     def __init__(self, topic: str, queue_id: int, directory: Path, opened: OpenFiles) -> None:
         self.topic = topic
@@ -120,7 +129,7 @@ class OfflineQueue:
         self._lengths = list_files(directory)
         self._files = opened
         bases = list(self._lengths)
-        # All files have one size; the last one may have been cut short.
+        # All files have the same size, but the last one may be truncated.
         self.file_size = bases[1] - bases[0] if len(bases) > 1 else max(self._lengths.values(), default=0)
         self.first_offset = bases[0] // UNIT_SIZE if bases else 0
         self.end = self._end()
@@ -129,7 +138,7 @@ class OfflineQueue:
         return f"{self.topic}-{self.queue_id}"
 
     def _end(self) -> int:
-        """Behind its last unit all is zero."""
+        """Returns the queue offset after the last unit. All bytes after it are zero."""
         for base in reversed(self._lengths):
             low, high = 0, self._lengths[base] // UNIT_SIZE
             while low < high:
@@ -146,10 +155,11 @@ class OfflineQueue:
         return files.pread(self._files.descriptor(self.directory / f"{base:020d}"), size, at)
 
     def unit(self, offset: int) -> Unit | None:
+        """Returns the unit at a queue offset; None if there is none."""
         return next(self.units(offset, offset + 1), None)
 
     def has(self, offset: int, units: bytes) -> bool:
-        """Whether these units stand at that queue offset and behind it."""
+        """Returns whether the queue has exactly these units, starting at `offset`."""
         done = 0
         while done < len(units):
             at = offset * UNIT_SIZE + done
@@ -161,7 +171,7 @@ class OfflineQueue:
         return True
 
     def units(self, begin: int, end: int) -> Iterator[Unit]:
-        """The units of these queue offsets, as far as there are any; a missing file is skipped."""
+        """Yields the existing units in this range of queue offsets. Skips missing files."""
         offset, end = max(begin, self.first_offset), min(end, self.end)
         while offset < end:
             at = offset * UNIT_SIZE
@@ -175,13 +185,13 @@ class OfflineQueue:
 
 
 class OpenFiles:
-    """Descriptors of the files read last: a store can have more files than a process may open."""
+    """Caches the descriptors of recently read files. A store can have more files than a process may open."""
 
     def __init__(self) -> None:
         self._descriptors: OrderedDict[Path, int] = OrderedDict()
 
     def descriptor(self, path: Path) -> int:
-        """Raises StoreError."""
+        """Returns the descriptor of a file. Raises StoreError if it can't be opened."""
         fd = self._descriptors.get(path)
         if fd is None:
             try:
@@ -200,7 +210,7 @@ class OpenFiles:
 
 
 def offline_queues(directory: Path, opened: OpenFiles) -> dict[tuple[str, int], OfflineQueue]:
-    """{(topic, queue id): queue}. Raises StoreError."""
+    """Returns {(topic, queue id): queue}. Raises StoreError."""
     try:
         topics = files.children(directory) if files.is_directory(directory) else ()
         paths = sorted(
@@ -219,7 +229,7 @@ def offline_queues(directory: Path, opened: OpenFiles) -> dict[tuple[str, int], 
 
 
 class QueueSummary(NamedTuple):
-    """`first_offset` is that of the oldest unit, whose message may be gone."""
+    """A queue's range of offsets. `first_offset` is that of the oldest unit; its message may have been deleted."""
 
     topic: str
     queue_id: int
@@ -228,7 +238,10 @@ class QueueSummary(NamedTuple):
 
 
 class StoreSummary(NamedTuple):
-    """What a store has, as far as names, sizes and headers tell. `disk_bytes` are blocks, not lengths."""
+    """The content of a store according to names, sizes and headers of files.
+
+    `disk_bytes` counts allocated blocks, not file lengths.
+    """
 
     root: Path
     in_use: bool
@@ -241,7 +254,7 @@ class StoreSummary(NamedTuple):
 
 
 def inspect(config: StoreConfig) -> StoreSummary:
-    """Looks at the store's files, not into the log. Raises StoreError when there is no store."""
+    """Reads names, sizes and headers of the store's files, but no records. Raises StoreError if there is no store."""
     root = config.store_path_root_dir
     log = OfflineLog(config.commit_log_directory)
     if not log.files and not files.is_directory(config.consume_queue_directory):

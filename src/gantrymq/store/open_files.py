@@ -1,22 +1,25 @@
-"""How many files a process may open, connections above all."""
+"""Raises the limit of open files for a broker process. Most of them are connections."""
 
 from __future__ import annotations
 
 from gantrymq.system import files
 
-#: A store of some TB, with as many connections.
+#: Enough for a store of some TB and the same number of connections.
 _WANTED = 65_536
 
 
 def raise_open_files_limit() -> int:
-    """Raises the soft limit of descriptors as far as is useful and allowed; the limit then. For a broker's process."""
+    """Raises the soft limit of descriptors as far as useful and allowed. Returns the resulting limit.
+
+    Call it only in a broker's own process.
+    """
     soft, hard = files.descriptor_limits()
     wanted = min(_WANTED, hard)
     if wanted > soft:
         try:
             files.set_descriptor_limit(wanted)
         except (OSError, ValueError):
-            # macOS allows less than it says.
+            # macOS accepts less than the hard limit that it reports.
             return soft
         return wanted
     return soft

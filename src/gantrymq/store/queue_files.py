@@ -1,6 +1,6 @@
-"""The files of a queue of units: mapped when they are needed, with room ahead of the next unit made by a thread.
+"""The files of a queue of units. They are mapped on demand, and a thread preallocates space for the next units.
 
-`MessageWriter.append` writes units itself, through `mapping`, `position` and `limit`.
+`MessageWriter.append` writes units directly, through `mapping`, `position` and `limit`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from pathlib import Path
 from gantrymq.errors import StoreError
 from gantrymq.store.config import UNIT_SIZE
 from gantrymq.store.mapped_file import MappedFile, store_error
+from gantrymq.store.preallocation import Preallocation
 from gantrymq.store.queue_mappings import QueueMappings
-from gantrymq.store.room_maker import RoomMaker
 from gantrymq.system import files
 
-#: Blocks are reserved for so many units at once: few for each of thousands of queues, more where many come.
+#: Blocks are reserved in pieces of this size: a small one for each of thousands of queues, a large one for a busy
+#: queue.
 RESERVE = 800 * UNIT_SIZE
 _RESERVE_MORE = 8000 * UNIT_SIZE
 
 
 class QueueFiles:
-    """Files of `file_size` bytes in `directory`; the next unit gets the queue offset `max_offset`."""
+    """Files of `file_size` bytes in `directory`. `max_offset` is the queue offset of the next unit."""
 
     __slots__ = (
         "_directory",
@@ -30,46 +31,46 @@ class QueueFiles:
         "_gone",
         "_mappings",
         "_needed",
-        "_rooms",
+        "_preallocation",
         "limit",
         "mapping",
         "max_offset",
         "position",
     )
 
-    def __init__(self, directory: Path, file_size: int, mappings: QueueMappings, rooms: RoomMaker) -> None:
+    def __init__(self, directory: Path, file_size: int, mappings: QueueMappings, preallocation: Preallocation) -> None:
         self.max_offset = 0
-        #: Where the next unit goes in `mapping`; at `limit` it needs `make_room` first.
+        #: Position of the next unit in `mapping`. At `limit`, the next unit needs a call of `preallocate` first.
         self.mapping: files.Mapping | None = None
         self.position = 0
         self.limit = 0
         self._directory = directory
         self._file_size = file_size
         self._files: dict[int, MappedFile] = {}
-        #: Why they must not be used any more.
+        #: The reason why the files must not be used any more.
         self._gone = ""
         self._mappings = mappings
-        self._rooms = rooms
-        #: The units before this queue offset need room.
+        self._preallocation = preallocation
+        #: Units before this queue offset need preallocated space.
         self._needed = 0
 
     @property
     def exists(self) -> bool:
-        """Has files, and was not deleted."""
+        """Whether the queue has files and was not deleted."""
         return bool(self._files) and not self._gone
 
     @property
     def first_offset(self) -> int:
-        """The queue offset at which the first file begins."""
+        """The queue offset at which the first file starts."""
         return next(iter(self._files), 0) // UNIT_SIZE
 
     def next_file_offset(self, offset: int) -> int:
-        """The queue offset at which the file after that of `offset` begins (`rollNextFile`)."""
+        """Returns the queue offset at which the file after the one of `offset` starts (`rollNextFile`)."""
         per_file = self._file_size // UNIT_SIZE
         return offset - offset % per_file + per_file
 
     def _place(self, offset: int) -> tuple[int, int]:
-        """(base of the file, place in it) of a queue offset."""
+        """Returns the base of the file of a queue offset, and the position in this file."""
         at = offset * UNIT_SIZE
         return at - at % self._file_size, at % self._file_size
 
@@ -83,11 +84,14 @@ class QueueFiles:
         assert file.mapping is not None
         return file.mapping
 
-    # -- room ---------------------------------------------------------------------------------------------------
+    # -- preallocation ------------------------------------------------------------------------------------------
 
-    def make_room(self) -> None:
-        """Makes the place of the next unit writable. Raises StoreBusy, StoreFull, StoreError, as the log's does."""
-        self._need_room(1)
+    def preallocate(self) -> None:
+        """Makes the position of the next unit writable.
+
+        Raises StoreBusy, StoreFull or StoreError as the log's method does.
+        """
+        self._need_file(1)
         base, at = self._place(self.max_offset)
         file = self._files[base]
         self.mapping, self.position = self._map(file), at
@@ -96,26 +100,26 @@ class QueueFiles:
         if reserved < self._file_size or following is None or not following.reserved:
             limit -= min(RESERVE, reserved) // 2
         if at + UNIT_SIZE > limit:
-            # When this is used up there will be more.
+            # Preallocate more before this space is used up.
             if reserved >= self._file_size:
                 self._file(base + self._file_size)
-            self._rooms.ask(self._make_ahead)
+            self._preallocation.ask(self._make_ahead)
             limit = reserved
-        # While others wait for this queue each unit has to ask: between two turns of theirs nobody is to come first.
-        self.limit = at + UNIT_SIZE if self._rooms.is_waited_for(self._make_needed) else limit
+        # While requests wait for this queue, each unit must call this method, so that none overtakes them.
+        self.limit = at + UNIT_SIZE if self._preallocation.is_waited_for(self._make_needed) else limit
 
-    def _need_room(self, count: int) -> None:
-        """Returns when there is room for so many units behind the last one; raises as `make_room` does."""
+    def _need_file(self, count: int) -> None:
+        """Ensures that there is space for `count` units after the last one. Raises as `preallocate` does."""
         if self._gone:
             raise StoreError(self._gone)
-        self._rooms.check_line(self._make_needed)
+        self._preallocation.check_line(self._make_needed)
         end = self.max_offset + count
         if [base for base, at, size in self._pieces(end) if self._file(base).reserved < at + size]:
             self._needed = max(self._needed, end)
-            self._rooms.need(self._make_needed)
+            self._preallocation.need(self._make_needed)
 
     def _pieces(self, end: int) -> list[tuple[int, int, int]]:
-        """(base of a file, place in it, bytes) for each file that units from the last one to `end` are in."""
+        """Returns (base of a file, position in it, bytes) for each file with units from the last one to `end`."""
         pieces = []
         offset = self.max_offset
         while offset < end:
@@ -126,22 +130,22 @@ class QueueFiles:
         return pieces
 
     def _make_needed(self) -> None:
-        """Makes what the next units need; called by the room maker. Raises StoreFull, StoreError."""
+        """Creates the space for the next units. Called by the preallocation thread. Raises StoreFull or StoreError."""
         for base, at, size in self._pieces(self._needed):
             if (file := self._files[base]).reserved < at + size:
                 self._make(file, at, max(size, RESERVE))
 
     def _make_ahead(self) -> None:
-        """Makes what will be needed; as `_make_needed`."""
+        """Creates space in advance. Raises as `_make_needed` does."""
         base, at = self._place(self.max_offset)
         if (file := self._files.get(base)) is not None and file.reserved < self._file_size:
-            # As much again: where many come it must last for longer than the thread may take.
+            # Doubles the space, so that it lasts until the thread runs again even for a busy queue.
             self._make(file, max(at, file.reserved), max(_RESERVE_MORE, file.reserved))
         elif (following := self._files.get(base + self._file_size)) is not None and not following.reserved:
             self._make(following, 0, RESERVE)
 
     def _make(self, file: MappedFile, start: int, size: int) -> None:
-        with self._rooms.making_for_queues:
+        with self._preallocation.making_for_queues:
             if self._gone or file.reserved >= start + size:
                 return
             try:
@@ -149,23 +153,23 @@ class QueueFiles:
             except StoreError:
                 if not self._gone:
                     raise
-                return  # Its directory was taken away in the midst of it.
+                return  # The directory was deleted at the same time.
             if self._gone:
-                # Deleted meanwhile: what was made in its place goes, too.
+                # The queue was deleted in the meantime. Deletes the new file, too.
                 files.unlink(file.path, missing_ok=True)
                 with suppress(OSError):
                     files.remove_directory(self._directory)
                     files.remove_directory(self._directory.parent)
 
-    def make_room_for(self, count: int) -> None:
-        """Makes the places of the next units writable, as many as there are; raises as `make_room` does."""
+    def preallocate_for(self, count: int) -> None:
+        """Makes the positions of the next `count` units writable. Raises as `preallocate` does."""
         if self.position + count * UNIT_SIZE > self.limit:
-            # Nobody is to write what has room before who waits here.
+            # Requests that wait for preallocation come first, even if fewer units would fit.
             self.limit = 0
-            self._need_room(count)
-            self.make_room()
+            self._need_file(count)
+            self.preallocate()
 
-    # -- mapped, deleted, closed --------------------------------------------------------------------------------
+    # -- mapping, deleting, closing -----------------------------------------------------------------------------
 
     def _file(self, base: int) -> MappedFile:
         file = self._files.get(base)
@@ -178,11 +182,11 @@ class QueueFiles:
         return file
 
     def is_written_to(self, file: MappedFile) -> bool:
-        """Whether the next units go to this file's mapping."""
+        """Returns whether the next units are written to this file's mapping."""
         return self.mapping is not None and self.mapping is file.mapping
 
     def unmap_file(self, file: MappedFile) -> None:
-        """Lets a mapping go; it is made anew when it is needed."""
+        """Releases the mapping of a file. It is mapped again on demand."""
         if self.is_written_to(file):
             self.mapping = None
             self.position = self.limit = 0
@@ -203,17 +207,17 @@ class QueueFiles:
         del self._files[base]
 
     def close(self, why: str) -> None:
-        """Unmaps all; later use raises a StoreError that says `why`."""
+        """Unmaps all files. Later use raises StoreError with the text `why`."""
         self._gone = why
-        self._rooms.forget(self._make_needed)
-        self._rooms.forget(self._make_ahead)
+        self._preallocation.forget(self._make_needed)
+        self._preallocation.forget(self._make_ahead)
         self.unmap()
 
     def _forget_files(self, why: str) -> list[MappedFile]:
-        """The files are deleted: later use raises a StoreError that says `why`. Returns them."""
+        """Marks the files as deleted and returns them. Later use raises StoreError with the text `why`."""
         self._gone = why
-        self._rooms.forget(self._make_needed)
-        self._rooms.forget(self._make_ahead)
+        self._preallocation.forget(self._make_needed)
+        self._preallocation.forget(self._make_ahead)
         self.mapping = None
         self.position = self.limit = 0
         for file in self._files.values():

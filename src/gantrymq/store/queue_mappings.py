@@ -1,4 +1,4 @@
-"""Which queue files are mapped: as many as the system lets a process have, those that were used last."""
+"""Limits the number of mapped queue files. The files that were used last stay mapped."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Protocol
 
 from gantrymq.store.mapped_file import MappedFile
 
-#: vm.max_map_count is 65,530 unless set.
+#: The default of the system's limit, vm.max_map_count, is 65,530.
 MOST_MAPPINGS = 32_768
 
 
 class MappingQueue(Protocol):
-    """What of a ConsumeQueue is needed here."""
+    """The part of a ConsumeQueue that this module needs."""
 
     max_offset: int
 
     def is_written_to(self, file: MappedFile) -> bool:
-        """Whether the next units go to this file's mapping."""
+        """Returns whether the next units are written to this file's mapping."""
 
     def unmap_file(self, file: MappedFile) -> None: ...
 
@@ -27,16 +27,16 @@ class _Entry:
 
     def __init__(self, queue: MappingQueue) -> None:
         self.queue = queue
-        #: The queue's end when this file was last spared; at first behind the message that it is mapped for.
+        #: The queue's end when this file was last kept. At first, it includes the message that the file is mapped for.
         self.written_until = queue.max_offset + 1
 
 
 class QueueMappings:
-    """The mapped files of all queues of a store, at most `limit`; what was used longest ago is unmapped first.
+    """The mapped files of all queues of a store, at most `limit`. The least recently used file is unmapped first.
 
-    To be exact about that would cost each pull a move in a list, and each message, too. So whoever reads marks the
-    file, `append` doesn't even do that; a file that was read or written to since it was last looked at is spared once,
-    and comes behind all others (the clock algorithm).
+    An exact order would cost each pull and each message a list operation. Instead, a read marks the file, and a write
+    changes the queue's end. A file that was used since the last check is kept and moves to the end of the list (clock
+    algorithm).
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -47,8 +47,8 @@ class QueueMappings:
         return len(self._files)
 
     def map(self, file: MappedFile, queue: MappingQueue) -> None:
-        """Maps a file of the queue that isn't mapped. Raises StoreFull, StoreError."""
-        # Before: this one must not be among those that have to go.
+        """Maps a file of a queue. Raises StoreFull or StoreError."""
+        # Unmap others first, so that this file isn't selected.
         while len(self._files) >= self._limit:
             self._unmap_oldest()
         file.map()
@@ -56,7 +56,7 @@ class QueueMappings:
         self._files[file] = _Entry(queue)
 
     def forget(self, file: MappedFile) -> None:
-        """A file is unmapped, or never was mapped."""
+        """Removes a file that was unmapped, or was never mapped."""
         self._files.pop(file, None)
 
     def _unmap_oldest(self) -> None:

@@ -9,29 +9,30 @@ from pathlib import Path
 
 from gantrymq.errors import StoreError
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.preallocation import Preallocation
 from gantrymq.store.queue_mappings import QueueMappings
-from gantrymq.store.room_maker import RoomMaker
 from gantrymq.store.trash import Trash
 from gantrymq.system import files
 
-#: A topic is a directory's name.
+#: A topic is also a directory name, which can have this many bytes.
 _MAX_TOPIC_BYTES = 255
 
 
 class QueueTable:
-    """The queues under `directory`. `dirty` are those written to since their last flush."""
+    """The queues under `directory`. `dirty` has the queues that were written to since their last flush."""
 
-    def __init__(self, directory: Path, file_size: int, rooms: RoomMaker, trash: Trash) -> None:
+    def __init__(self, directory: Path, file_size: int, preallocation: Preallocation, trash: Trash) -> None:
         self.dirty: deque[ConsumeQueue] = deque()
-        #: Queues that lacked files or parts of them when they were loaded, and from which queue offset on.
+        #: Queues with missing data when they were loaded, with the queue offset at which it is missing.
         self.damaged: dict[ConsumeQueue, int] = {}
-        #: There was a directory to load them from: a queue that it lacks is gone, and not all of them are lost.
+        #: Whether the directory existed at load time. If so, a queue without files was deleted, not lost with all
+        #: others.
         self.was_there = False
         self._directory = directory
         self._file_size = file_size
         self._table: dict[str, dict[int, ConsumeQueue]] = {}
         self._mappings = QueueMappings()
-        self._rooms = rooms
+        self._preallocation = preallocation
         self._trash = trash
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
@@ -42,7 +43,7 @@ class QueueTable:
         return sum(len(queues) for queues in self._table.values())
 
     def load(self) -> None:
-        """Finds the queues on the disk. Raises StoreError when their files can't be used."""
+        """Finds the queues on disk. Raises StoreError if their files can't be used."""
         self.was_there = files.is_directory(self._directory)
         for topic in _directories(self._directory):
             for queue_id in _directories(self._directory / topic):
@@ -53,11 +54,15 @@ class QueueTable:
                         self.damaged[queue] = lacks
 
     def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """Returns the queue; None if it doesn't exist."""
         queues = self._table.get(topic)
         return None if queues is None else queues.get(queue_id)
 
     def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue; a new one gets files with its first message. Raises StoreError for an impossible topic or id."""
+        """Returns the queue; creates it if needed. Its files are created with the first message.
+
+        Raises StoreError if the topic or id is invalid.
+        """
         queues = self._table.get(topic)
         if queues is not None and (queue := queues.get(queue_id)) is not None:
             return queue
@@ -66,35 +71,47 @@ class QueueTable:
         if not 0 <= queue_id < 1 << 31:
             raise StoreError(f"{queue_id} can't be a queue's id")
         path = self._directory / topic / str(queue_id)
-        queue = ConsumeQueue(topic, queue_id, path, self._file_size, self._mappings, self._rooms)
+        queue = ConsumeQueue(topic, queue_id, path, self._file_size, self._mappings, self._preallocation)
         self._table.setdefault(topic, {})[queue_id] = queue
         return queue
 
     def topics(self) -> dict[str, list[int]]:
-        """{topic: queue ids} of the queues that have files."""
+        """Returns {topic: queue ids} of the queues that have files."""
         found = {
             topic: sorted(id_ for id_, queue in queues.items() if queue.exists) for topic, queues in self._table.items()
         }
         return {topic: ids for topic, ids in found.items() if ids}
 
+    def of_topic(self, topic: str) -> list[ConsumeQueue]:
+        """Returns the queues of a topic, including queues without files."""
+        return list(self._table.get(topic, {}).values())
+
+    def message_totals(self) -> Iterator[tuple[str, int]]:
+        """Yields each topic that ever had a message, and the number of its messages."""
+        for topic in list(self._table):
+            # The topic can be deleted between two steps.
+            if total := sum(queue.max_offset for queue in self.of_topic(topic)):
+                yield topic, total
+
     def queue_ids(self, topic: str) -> list[int]:
-        """The queue ids of a topic, including queues without files."""
+        """Returns the queue ids of a topic, including queues without files."""
         return list(self._table.get(topic, ()))
 
     def mark_dirty(self, queue: ConsumeQueue) -> None:
+        """Adds a queue to `dirty`, unless it is in there already."""
         if not queue.dirty:
             queue.dirty = True
             self.dirty.append(queue)
 
     def delete_topic(self, topic: str) -> None:
-        """Deletes all queues of a topic; their files go in the background."""
+        """Deletes all queues of a topic. Their files are deleted in the background."""
         queues = self._table.pop(topic, None)
         if queues is not None:
             files = [file for queue in queues.values() for file in queue.forget_files()]
             self._trash.add_directory(self._directory / topic, files)
 
     def delete(self, deleted: Collection[ConsumeQueue]) -> None:
-        """Deletes queues, as `delete_topic` does."""
+        """Deletes queues. Their files are deleted in the background."""
         by_topic: dict[str, list[ConsumeQueue]] = {}
         for queue in deleted:
             by_topic.setdefault(queue.topic, []).append(queue)

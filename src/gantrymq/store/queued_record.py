@@ -1,4 +1,4 @@
-"""Which record begins at a place of the log that somebody from outside names."""
+"""Verifies that a record starts at a log offset that a client sent."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from gantrymq.store.message_store import MessageStore
 
 
 def queued_record(store: MessageStore, physical_offset: int) -> Record:
-    """The record that begins there and stands in its queue. Raises RecordError when none does, StoreError.
+    """Returns the record that starts at this offset and is in its queue. Raises RecordError or StoreError.
 
-    A body may hold bytes that look like a record, with any topic and any properties. So the queue is asked: the unit at
-    the record's queue offset points to where a record really begins. One whose queue is deleted, or that is in no queue
-    (sent as prepared or rolled back), can't be told from a forged one.
+    A message body can contain bytes that look like a record with any topic and properties. Therefore the queue unit at
+    the record's queue offset must point to this offset. A record without a queue unit can't be distinguished from a
+    forged one. This includes records of deleted queues, and prepared or rolled-back messages.
     """
     if not store.min_physical_offset <= physical_offset < store.max_physical_offset:
         raise RecordError(

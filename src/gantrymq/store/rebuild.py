@@ -1,4 +1,4 @@
-"""Makes queues and index anew from the log. The one offline tool that writes; it takes the store's lock."""
+"""Rebuilds queues and index from the log. This is the only offline tool that writes; it locks the store."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 
 _NO_HOST = bytes(8)
 _BUILD_S = 0.1
-#: Where the old queues are until the new ones are whole.
+#: Directory of the old queues until the new ones are complete.
 _REPLACED = "consumequeue.replaced"
 
 
 def rebuild(config: StoreConfig, *, cut: bool, progress: Progress = lambda what, done, total: None) -> None:
-    """Deletes queues and index, and makes them from the log's records.
+    """Deletes queues and index, and rebuilds them from the log's records.
 
-    Queues of which the log has no record any more stay: they keep the queue's offset. Topics that were deleted come
-    back as far as the log has them. Raises StoreLocked; StoreError when the log is damaged, unless `cut`: then all
-    behind the first bad record is lost.
+    Queues without any record in the log stay, because they contain the next queue offset. Deleted topics reappear if
+    the log still has their records. Raises StoreLocked, and StoreError if the log is damaged. With `cut`, all data from
+    the first damaged record on is lost instead.
     """
     root = config.store_path_root_dir
     directory = StoreDirectory(root)
@@ -45,7 +45,7 @@ def rebuild(config: StoreConfig, *, cut: bool, progress: Progress = lambda what,
         replaced = root / _REPLACED
         queues = config.consume_queue_directory
         if files.exists(replaced):
-            # An earlier attempt has ended midway: what it made isn't whole.
+            # An earlier attempt was interrupted, so its queues are incomplete.
             files.remove_tree(queues)
         elif files.exists(queues):
             files.rename(queues, replaced)
@@ -77,7 +77,7 @@ def _scaled(progress: Progress, what: str, offline: OfflineLog) -> Callable[[int
 
 
 def _check(offline: OfflineLog, progress: Progress) -> None:
-    """Raises StoreError when opening the store would cut off more than zeros."""
+    """Raises StoreError if opening the store would cut off more than zeros."""
     reader = offline.reader()
     records = iter(reader)
     while reader.runs() is not None or next(records, None) is not None:
@@ -95,7 +95,7 @@ def _check(offline: OfflineLog, progress: Progress) -> None:
 
 
 def _file_sizes(config: StoreConfig, offline: OfflineLog) -> StoreConfig:
-    """The configuration, with the size of files that the store has."""
+    """Returns the configuration with the file sizes of the existing store."""
     opened = OpenFiles()
     try:
         for queue in offline_queues(config.consume_queue_directory, opened).values():
@@ -110,7 +110,7 @@ def _file_sizes(config: StoreConfig, offline: OfflineLog) -> StoreConfig:
 
 
 def _keep_expired(replaced: Path, queues: Path, min_offset: int) -> None:
-    """Copies the queues of which no message is left: nothing else knows how far they have come."""
+    """Copies the queues whose messages have all expired. Only they contain their next queue offset."""
     opened = OpenFiles()
     try:
         for queue in offline_queues(replaced, opened).values():

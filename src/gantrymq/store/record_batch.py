@@ -1,8 +1,8 @@
-"""Many records of one queue that go into the store together (`CommitLog.asyncPutMessages`).
+"""Batches of records that are stored in one queue at once (`CommitLog.asyncPutMessages`).
 
-They are encoded one by one, before anybody knows where they will stand; that takes most of the time and may be spread
-over as long as it needs. `append_batch` then puts their places in and copies them, 0.5 us a record in place of 6 us,
-so that they get successive queue offsets in one short step, in one file of the log.
+The records are encoded individually, before their offsets are known. This takes most of the time and can be spread over
+several steps. `append_batch` then fills in the offsets and copies the records, in 0.5 us per record instead of 6 us.
+They get successive queue offsets in one short step, in one file of the log.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.record_crc import fill_crc, reserve_crc
 from gantrymq.system.clock import time
 
-#: A record's queue offset and physical offset, which are neighbours, and its store timestamp.
+#: The adjacent fields queue offset and physical offset of a record, and its store timestamp.
 _PLACES = Struct(">qq")
 _PLACES_AT = offset_of("queue_offset")
 _TIMESTAMP = Struct(">q")
 
 
 class RecordBatch:
-    """Records on their way into `queue`; what they have in common is given here, as in `MessageWriter.append`."""
+    """Records to store in `queue`, with their common fields. The arguments are those of `MessageWriter.append`."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class RecordBatch:
     def add(
         self, flag: int, body: bytes, properties: bytes, tags_code: int, prepared_transaction_offset: int = 0
     ) -> None:
-        """Encodes a record. Raises RecordError for a field out of range."""
+        """Encodes a record and adds it. Raises RecordError if a field is out of range."""
         if self.with_crc:
             properties = reserve_crc(properties)
         try:
@@ -90,10 +90,10 @@ class RecordBatch:
         self.add_encoded(record, tags_code)
 
     def add_messages(self, messages: bytes, start: int, most: int, special: bytes) -> int:
-        """Encodes at most so many messages of a batch body (`protocol.batch`) from `start` on, in one call.
+        """Encodes up to `most` messages of a batch body (`protocol.batch`) from `start` on, in one call.
 
-        Returns where the next one begins: there, nothing but `add` does it. That is any message without native code,
-        what is no message, and one that has `special` in its properties.
+        Returns the position of the next message, which must be added with `add`. These are all messages if native code
+        is missing, invalid data, and messages with `special` in their properties.
         """
         if native is None or self.with_crc:
             return start
@@ -112,7 +112,7 @@ class RecordBatch:
                 self.queue.topic_bytes,
             )
         except OverflowError:
-            # `add` says which number it is.
+            # `add` reports which number is out of range.
             return start
         self.records += records
         self.sizes += map(len, records)
@@ -120,27 +120,27 @@ class RecordBatch:
         return following
 
     def add_encoded(self, record: bytes, tags_code: int) -> None:
-        """Adds a record with this batch's kind of hosts; its places and its store time may be any."""
+        """Adds an encoded record with this batch's kind of hosts. Its offsets and store time are overwritten."""
         self.records.append(record)
         self.sizes.append(len(record))
         self.tags_codes.append(tags_code)
 
 
 def append_batch(log: CommitLog, dirty: deque[ConsumeQueue], batch: RecordBatch) -> list[int]:
-    """Puts a batch at the end of its queue and into one file of the log; returns the records' physical offsets.
+    """Writes a batch to the end of its queue and into one log file. Returns the physical offsets of the records.
 
-    Raises StoreFull or StoreError where there is no room; then nothing is stored. When the process is killed meanwhile,
-    recovery finds all of the records or none. After a power failure the log ends at the first record that isn't whole:
-    of a batch that nobody was told to be on the disk that may be any (as it is with Java's store).
+    Raises StoreBusy, StoreFull or StoreError; nothing is stored then. If the process is killed, recovery finds either
+    all records or none. After a power failure, the log ends at the first incomplete record. A batch that was not
+    acknowledged as flushed can be cut off there, as in Java's store.
     """
     queue, sizes = batch.queue, batch.sizes
     count, size = len(sizes), sum(sizes)
     if size + BLANK_SIZE > log.file_size:
         raise StoreError(f"a batch of {size} bytes doesn't fit into a file of {log.file_size} bytes")
     if log.position + size > log.limit:
-        log.make_room(size)
-    # Before the records get their places: those who wait for room are tried again and again.
-    queue.make_room_for(count)
+        log.preallocate(size)
+    # Check this before the offsets are filled in, because a batch that waits for space is tried several times.
+    queue.preallocate_for(count)
     now = int(time() * 1000)
     data, units, places = _placed(batch, log.position, now)
     queue.write_next(units)
@@ -149,7 +149,7 @@ def append_batch(log: CommitLog, dirty: deque[ConsumeQueue], batch: RecordBatch)
     except StoreError:
         queue.write_next(bytes(len(units)))
         raise
-    # As in `MessageWriter.append`: the log's position, which says that all is whole, comes last.
+    # As in `MessageWriter.append`, the log's position makes everything valid and is set last.
     queue.count_written(count)
     if not queue.dirty:
         queue.dirty = True
@@ -160,9 +160,9 @@ def append_batch(log: CommitLog, dirty: deque[ConsumeQueue], batch: RecordBatch)
 
 
 def _placed(batch: RecordBatch, position: int, now: int) -> tuple[Buffer, bytes, list[int]]:
-    """The records, side by side, as they are at the end of their queue and from that physical offset on.
+    """Returns the records with their offsets filled in, their queue units and their physical offsets.
 
-    And their units, and the physical offset of each.
+    `position` is the physical offset of the first record, `now` the store timestamp in milliseconds.
     """
     first = batch.queue.max_offset
     if native is not None and not batch.with_crc:
@@ -192,5 +192,5 @@ def _with_places(batch: RecordBatch, places: list[int], first: int, now: int) ->
 
 
 def _each(results: Iterator[object]) -> None:
-    """Has an iterator run through, in C."""
+    """Consumes an iterator at C speed."""
     deque(results, maxlen=0)

@@ -1,12 +1,16 @@
-"""Makes commit log and consume queues agree when a store is opened (`CommitLog.recoverNormally`, `recoverAbnormally`).
+"""Makes commit log and consume queues consistent when a store is opened.
 
-The log is the truth. From a place before which all is known to be good, its records are read one by one; the first
-that is no good record is the end of the log, and what follows is cut off. Each record's unit is written where the queue
-lacks it or has another; units that point beyond the end are dropped.
+Sources: `CommitLog.recoverNormally`, `CommitLog.recoverAbnormally`.
 
-Where to begin: after a clean close at the last record that a queue points to. After a crash at what the checkpoint says
-was on the disk, unless the queues are behind that. When a queue turns out to lack units before the first record read,
-reading begins again from that queue's last good one.
+The commit log is authoritative. Recovery starts at a position before which all data is known to be valid, and reads the
+records one by one. The log ends at the first invalid record; all data after it is cut off. If the unit of a record is
+missing or different in its queue, recovery writes it. Units that point beyond the end of the log are dropped.
+
+The start position depends on the shutdown:
+- After a clean shutdown, recovery starts at the last record that a queue points to.
+- After a crash, it starts at the position that was on disk according to the checkpoint. If the queues end before this
+  position, it starts there.
+- If a queue lacks units before the start position, recovery starts again at the queue's last valid unit.
 """
 
 from __future__ import annotations
@@ -27,16 +31,16 @@ from gantrymq.store.queue_table import QueueTable
 
 log = logging.getLogger(__name__)
 
-#: Disks write so many bytes as a whole, or more of them.
+#: Disks write at least this many bytes atomically.
 _SECTOR = 512
-#: Bytes between two reports of progress.
+#: Number of bytes between two progress reports.
 _PROGRESS_BYTES = 1024 * 1024
 
 
 class Recovery:
-    """Brings loaded files into agreement. With `needs_crc` a record without a right `record_crc` is no good one.
+    """Recovers loaded files. With `needs_crc`, a record without a valid `record_crc` counts as invalid.
 
-    `progress` is called now and then with the physical offset that has been read.
+    `progress` is called from time to time with the physical offset that has been read.
     """
 
     def __init__(
@@ -53,18 +57,19 @@ class Recovery:
         self._needs_crc = needs_crc
         self._progress = progress
         self._restored = 0
-        #: Queues whose missing units begin before the first record read, and where to read to find them.
+        #: Queues whose missing units start before the first record that was read, with the offset at which reading must
+        #: start.
         self._behind: dict[ConsumeQueue, int] = {}
         self._store_timestamp = 0
-        #: Queues were whole up to here: one that has no files was deleted.
+        #: Queues were complete up to this physical offset. A queue without files was deleted.
         self._closed_at = 0
-        #: The first record of which a power failure may have taken a part that no checksum covers.
+        #: The first record that a power failure may have damaged in a part that no checksum covers.
         self.torn_at: int | None = None
-        #: From here on the disk may lack something.
+        #: From this physical offset on, data may be missing on disk.
         self._unsure_from: int | None = None
 
     def run(self, checkpoint: Checkpoint, *, was_aborted: bool) -> None:
-        """After it the log's end and every queue's max_offset are right."""
+        """Runs recovery. Afterwards the end of the log and each queue's `max_offset` are valid."""
         for queue in self._queues:
             self._drop_wrong_units(queue)
         start = self._start(checkpoint, was_aborted=was_aborted)
@@ -82,7 +87,7 @@ class Recovery:
         self._log.store_timestamp = self._log.flushed_timestamp = self._store_timestamp
         for queue in self._queues:
             offset = queue.count_before(end) if queue.max_offset else 0
-            # A power failure may leave holes there, and units of what an earlier recovery has cut off.
+            # A power failure can leave gaps there, and units of records that an earlier recovery cut off.
             while was_aborted and offset > queue.first_offset and not self._points_right(queue, offset - 1):
                 offset -= 1
             if offset < queue.max_offset:
@@ -96,10 +101,10 @@ class Recovery:
             log.warning("%d units were missing in the queues and are there again", self._restored)
         log.info("the log has %d to %d, in %d queues", self._log.min_offset, end, len(self._queues))
 
-    # -- where to begin -----------------------------------------------------------------------------------------
+    # -- start position -----------------------------------------------------------------------------------------
 
     def _drop_wrong_units(self, queue: ConsumeQueue) -> None:
-        """Takes units off the queue's end that don't point to this queue's record in the log."""
+        """Drops units at the end of a queue that don't point to a record of this queue."""
         if queue.max_offset == queue.first_offset or self._points_right(queue, queue.max_offset - 1):
             return
         offset = queue.count_before(self._log.position)
@@ -107,7 +112,7 @@ class Recovery:
             offset -= 1
         log.warning("%r: dropping the last %d units, which point to no record", queue, queue.max_offset - offset)
         queue.cut(offset)
-        # The record of a damaged unit may be there.
+        # The record of a damaged unit may still be in the log.
         self._queues.damaged[queue] = min(offset, self._queues.damaged.get(queue, offset))
 
     def _points_right(self, queue: ConsumeQueue, offset: int) -> bool:
@@ -116,7 +121,7 @@ class Recovery:
             return False
         physical_offset, size, _ = unit
         if size == FILLER_SIZE or (size and 0 <= physical_offset < self._log.min_offset):
-            return True  # Can't be told any more.
+            return True  # This can't be checked any more.
         try:
             record = self._log.read(physical_offset, check_crc=False)
         except (RecordError, StoreError):
@@ -149,19 +154,22 @@ class Recovery:
                 unit = queue.peek(lacks - 1)
                 start = min(start, first if unit is None else max(first, unit[0]))
         if not self._record_at(start):
-            # The first record of its file is the nearest place where one surely begins.
+            # The first record of its file is the nearest position where a record certainly starts.
             start = max(first, start - start % self._log.file_size)
         return start
 
     def _confirmed(self, checkpoint: Checkpoint, units_end: int) -> int:
-        """What the checkpoint says is on the disk, if the log bears it out: the file may be old, or another store's."""
+        """Returns the physical offset that is on disk according to the checkpoint, if the log confirms it.
+
+        The checkpoint can be outdated or belong to another store. In that case, returns the start of the log.
+        """
         offset = checkpoint.confirm_phy_offset
         if self._log.min_offset < offset and (self._record_at(offset) or offset == units_end):
             return offset
         return self._log.min_offset
 
     def _file_before(self, timestamp_ms: int) -> int:
-        """The last file whose first record was stored by then."""
+        """Returns the start of the last file whose first record was stored at or before this time."""
         first, size = self._log.min_offset, self._log.file_size
         for base in range(self._log.position - size, first, -size):
             if 0 < self._log.store_time(base) <= timestamp_ms:
@@ -178,7 +186,7 @@ class Recovery:
     # -- reading the log ----------------------------------------------------------------------------------------
 
     def _read_from(self, start: int) -> int:
-        """Puts the units of all records from `start` on in place; returns the log's end."""
+        """Writes the missing units of all records from `start` on. Returns the end of the log."""
         reader = LogReader(self._log, start, needs_crc=self._needs_crc)
         records = iter(reader)
         told = 0
@@ -199,12 +207,12 @@ class Recovery:
         return reader.end
 
     def _put_record(self, record: Record, start: int) -> int | None:
-        """Puts its unit in place. Returns where it is if it is damaged after all."""
+        """Writes the unit of a record if it is missing. Returns the record's offset if the record is damaged."""
         self._store_timestamp = max(self._store_timestamp, record.store_timestamp)
         if b"\0" in record.properties and self.torn_at is None and self._is_unsure(record) and _is_torn(record):
             self.torn_at = record.physical_offset
         if record.sys_flag & TRANSACTION_PREPARED:
-            return None  # Neither PREPARED nor ROLLBACK has a unit; both have this bit.
+            return None  # PREPARED and ROLLBACK contain this bit. Neither has a unit.
         queue = self._queue(record.topic, record.queue_id, record.physical_offset)
         if queue is None:
             return record.physical_offset
@@ -212,7 +220,7 @@ class Recovery:
         return None
 
     def _queue(self, topic: bytes, queue_id: int, physical_offset: int) -> ConsumeQueue | None:
-        """The queue of the record there; None when there can't be such a queue."""
+        """Returns the queue of the record at this offset; None if topic or queue id are invalid."""
         try:
             return self._queues.get_or_create(topic.decode(), queue_id)
         except (UnicodeDecodeError, StoreError) as e:
@@ -220,7 +228,7 @@ class Recovery:
             return None
 
     def _put_runs(self, runs: Runs, start: int) -> int | None:
-        """`_put_record` of many."""
+        """Does the same as `_put_record` for many records."""
         found: list[tuple[ConsumeQueue, Run]] = []
         for run in runs.runs:
             physical_offset = UNIT.unpack_from(run.units)[0]
@@ -242,7 +250,10 @@ class Recovery:
             self._put(queue, self._log.read(UNIT.unpack_from(run.units, at)[0]), start)
 
     def _put_at_once(self, queue: ConsumeQueue, offset: int, units: bytes) -> bool:
-        """Puts units in place if that is easy: the queue has them, or ends before or among them."""
+        """Writes units in simple cases: the queue has them already, or it ends before or among them.
+
+        Returns False otherwise; nothing is written then.
+        """
         there = queue.max_offset - offset
         (physical_offset, _, _) = UNIT.unpack_from(units)
         if there < 0 or not self._is_wanted(queue, physical_offset):
@@ -261,11 +272,11 @@ class Recovery:
         return True
 
     def _is_wanted(self, queue: ConsumeQueue, physical_offset: int) -> bool:
-        """Whether the unit of a record there is put into the queue in this reading of the log."""
+        """Returns whether the unit of the record at this offset is to be written in the current pass over the log."""
         return queue not in self._behind and (queue.exists or physical_offset >= self._closed_at)
 
     def _is_unsure(self, record: Record) -> bool:
-        """A power failure may have taken a part of it, or of its unit."""
+        """Returns whether a power failure may have destroyed a part of the record or of its unit."""
         return self._unsure_from is not None and record.physical_offset >= self._unsure_from
 
     def _put(self, queue: ConsumeQueue, record: Record, start: int) -> None:
@@ -278,11 +289,11 @@ class Recovery:
         if offset < queue.max_offset:
             unit = queue.unit(offset)
             if unit is not None and unit[:2] == (physical_offset, record.size):
-                # A power failure may leave a part of a unit.
+                # A power failure can leave a partly written unit.
                 if not self._is_unsure(record) or may_have_code(record, unit[2], code):
                     return
             elif unit is not None and self._points_right(queue, offset):
-                # The topic was deleted and made anew: what was stored later counts.
+                # The topic was deleted and created again. The later record counts.
                 if unit[0] > physical_offset:
                     return
                 if offset == 0:
@@ -291,7 +302,7 @@ class Recovery:
         else:
             last = queue.unit(queue.max_offset - 1)
             if last is not None and last[0] > physical_offset:
-                return  # Also of a topic deleted since.
+                return  # This record may also belong to a topic that was deleted.
             if offset > queue.max_offset:
                 if start > self._log.min_offset and (last is None or last[0] < start):
                     self._behind[queue] = self._log.min_offset if last is None else max(last[0], self._log.min_offset)
@@ -303,7 +314,7 @@ class Recovery:
 
 
 def _is_torn(record: Record) -> bool:
-    """Whether one of the disk's sectors has nothing but zeros where the record has properties."""
+    """Returns whether the part of a disk sector that contains properties is all zeros."""
     end = record.physical_offset + record.size
     start = end - len(record.properties)
     return any(

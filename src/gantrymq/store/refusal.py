@@ -1,4 +1,4 @@
-"""Why a store takes no messages."""
+"""The reason why a store rejects messages."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from gantrymq.errors import StoreError
 
 
 class Refusal(NamedTuple):
-    """Kept in place of an exception: one that is raised again and again keeps the tracebacks of all who got it.
+    """An error that can be raised many times. `exception` creates a new exception each time.
 
-    With those it would keep the bodies of their messages.
+    An exception that is raised repeatedly would keep all tracebacks, and with them the message bodies.
     """
 
     text: str
     error: type[StoreError] = StoreError
 
     def exception(self) -> StoreError:
-        """A new one for each who is refused."""
+        """Returns a new exception for one caller."""
         return self.error(self.text)

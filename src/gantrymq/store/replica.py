@@ -1,12 +1,14 @@
-"""The end of a slave's log: bytes come as the master's log has them, whole records go into log and queues.
+"""Writes the data that a slave receives from its master to log and queues.
 
-A record that isn't whole yet is held in memory. One that is whole is checked before anybody can see it, in the log or
-in a queue: its length, its place, the CRC of its body, and of all of it where it has one (`record_crc`). What else it
-says can't be told from damage by itself. But a queue offset other than the next one of its queue is rare: the record
-is refused once, and believed when it comes the same a second time; 0 begins the queue anew, the topic was deleted.
+Data arrives as in the master's log. An incomplete record stays in memory. A complete record is checked before it is
+visible in log or queues. The checks cover its length, its position and the CRC of its body. If the record has a CRC of
+its whole content (`record_crc`), that is checked, too. Other fields can't be verified.
 
-Java's slave copies bytes without a look (`CommitLog.appendData`) and stops at what is damaged when it makes the queues
-(`ReputMessageService`); with `appendData` its log has the damaged bytes for good.
+A queue offset that isn't the next one of its queue is rare. Such a record is rejected once and accepted if the same
+data arrives again. Offset 0 starts the queue again, because its topic was deleted.
+
+Java's slave copies bytes without checks (`CommitLog.appendData`). It stops at damaged data when it builds the queues
+(`ReputMessageService`), but its log keeps the damaged bytes.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.consume_queue import UNIT, ConsumeQueue
 from gantrymq.store.delay_level import tags_code_of
-from gantrymq.store.held_units import HeldUnits, Units, clear_units, make_room, write_units
 from gantrymq.store.incoming_record import size_of_next
 from gantrymq.store.log_reader import check_places, runs_of
 from gantrymq.store.message_index import MessageIndex
 from gantrymq.store.queue_table import QueueTable
 from gantrymq.store.record_crc import has_crc, has_wrong_crc
 from gantrymq.store.trash import Trash
+from gantrymq.store.unconfirmed_units import UnconfirmedUnits, Units, clear_units, preallocate, write_units
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ _pack_unit = UNIT.pack
 
 
 class Replica:
-    """Of a store whose log only takes what a master sends; called by the thread that calls the store."""
+    """Writes replicated data to a store that accepts nothing else. Call it in the thread that calls the store."""
 
     def __init__(
         self,
@@ -83,40 +85,42 @@ class Replica:
         self._delays_ms = delays_ms
         self._alone = alone
         self._needs_crc = needs_crc
-        self._held = HeldUnits(commit_log, queues)
-        #: The beginning of a record, and how many bytes there must be before it is worth a look.
+        self._held = UnconfirmedUnits(commit_log, queues)
+        #: The start of an incomplete record, and the number of bytes needed for the next check.
         self._unfinished = bytearray()
         self._wanted = 0
-        #: So many bytes of those that come next have been taken already, before StoreBusy was raised.
+        #: Number of bytes of the next data that were stored before StoreBusy was raised.
         self._repeated = 0
-        #: Queues that got messages and nobody knows of it.
+        #: Queues with new messages that no caller has been notified of.
         self._told: dict[ConsumeQueue, None] = {}
-        #: Called when the log has lost its end, before anything is stored there. Offsets can then be beyond the ends of
-        #: queues.
+        #: Called when the log was truncated, before new data is stored. Offsets can then be beyond the ends of queues.
         self.cut_listeners: list[Callable[[], None]] = []
-        #: Place and checksum of what was refused and may come again.
+        #: Offset and checksum of the rejected data, which is accepted if it arrives again.
         self._doubted = (-1, 0)
 
     @property
     def received(self) -> int:
-        """The physical offset up to which bytes have come."""
+        """The physical offset up to which data has arrived."""
         return self._log.position + len(self._unfinished)
 
     def restart(self) -> None:
-        """The connection is lost: the next bytes are those from the log's end on."""
+        """Discards an incomplete record, because the connection is lost. The next data starts at the end of the log."""
         self._unfinished = bytearray()
         self._wanted = self._repeated = 0
 
     def begin_at(self, physical_offset: int) -> None:
-        """An empty store's log begins there, at a file's start. Raises StoreError when it has messages."""
+        """Sets the start of an empty log to this offset, which is the start of a file.
+
+        Raises StoreError if the log has messages.
+        """
         if self._log.position > self._log.min_offset:
             raise StoreError(f"the log has messages: it can't begin at {physical_offset}")
         self.begin_anew(physical_offset)
 
     def begin_anew(self, physical_offset: int) -> None:
-        """Drops all messages: the log begins at that file's start, and nothing is in it.
+        """Deletes all messages. The log is then empty and starts at this offset, which is the start of a file.
 
-        What a slave does that is so far behind that its master has no longer what it needs. Raises StoreError.
+        A slave calls this if it lags so far that its master has deleted the data that it needs. Raises StoreError.
         """
         self._check_copy()
         if physical_offset < 0 or physical_offset % self._log.file_size:
@@ -129,10 +133,11 @@ class Replica:
         self._was_cut()
 
     def truncate(self, physical_offset: int) -> None:
-        """The log ends there, where a record begins; queues and index, too. Nothing changes when it ends before.
+        """Truncates log, queues and index at this offset. Does nothing if the log ends before it.
 
-        Takes as long as the disk needs. A crash meanwhile leaves a longer log, at most as long as it was. Raises
-        StoreError when nothing begins there, or something can't be dropped; it may be tried again.
+        A record must start at this offset. The method waits for the disk. After a crash during this operation, the log
+        can be longer than requested, but not longer than before. Raises StoreError if no record starts there or
+        something can't be deleted; the caller may try again.
         """
         self._check_copy()
         commit_log = self._log
@@ -168,11 +173,11 @@ class Replica:
             self.restart()
 
     def append(self, data: Buffer) -> list[ConsumeQueue]:
-        """Takes the next bytes of the log; returns the queues that got messages.
+        """Appends the next bytes of the log. Returns the queues with new messages.
 
-        Raises StoreBusy while a file is made, StoreFull and StoreError as the store's `append` does: the same data are
-        to come again, or `restart` is called. Raises RecordError when something is damaged: all before it is taken, and
-        the next bytes are those from the log's end on.
+        Raises StoreBusy while a file is preallocated, and StoreFull and StoreError as the store's `append` does. The
+        caller must then pass the same data again or call `restart`. Raises RecordError if the data is damaged. All
+        records before the damage are stored, and the next data must start at the end of the log.
         """
         self._check_copy()
         begin, self._repeated = self._repeated, 0
@@ -199,10 +204,10 @@ class Replica:
         return self._tell()
 
     def confirm(self, physical_offset: int) -> list[ConsumeQueue]:
-        """All before it is in every log that counts, what comes behind it isn't shown before that is, too.
+        """Sets the confirm offset. Records after it are not visible until it covers them.
 
-        For controller mode; until it is called for the first time nothing is held back, nor after `set_slave`. Returns
-        the queues that got messages. Raises StoreBusy, StoreFull, StoreError; it may be called again.
+        Used in controller mode. All records are visible before the first call and after `set_slave`. Returns the queues
+        with new messages. Raises StoreBusy, StoreFull or StoreError; the caller may try again.
         """
         self._check_copy()
         self._held.until = max(physical_offset, self._held.until or 0)
@@ -210,7 +215,7 @@ class Replica:
         return self._tell()
 
     def show_all(self) -> None:
-        """Holds nothing back any more. Raises as `confirm` does."""
+        """Makes all records visible. Raises as `confirm` does."""
         self._held.show(self._told)
         self._held.until = None
 
@@ -220,7 +225,10 @@ class Replica:
         return told
 
     def _take_runs(self, buffer: bytes, at: int) -> int:
-        """`_take` where native code looks at the records; 0 where the next ones have to be looked at one by one."""
+        """Stores the next records with native code. Returns the number of bytes.
+
+        Returns 0 if the next records must be checked individually.
+        """
         commit_log = self._log
         file_end = at + commit_log.file_size - commit_log.position % commit_log.file_size
         end = max(min(len(buffer), file_end - BLANK_SIZE), at)
@@ -240,9 +248,9 @@ class Replica:
         return runs.end - at
 
     def _take(self, buffer: bytes, at: int) -> int:
-        """Puts the whole records from `at` on into log and queues, as many as can be at once; how many bytes.
+        """Stores complete records from `at` on, as many as possible at once. Returns the number of bytes.
 
-        Whatever isn't as it should be is looked at when it is the first: what is before it is taken then.
+        It stops before an unusual record, so that the records before it are stored. The next call handles that record.
         """
         commit_log = self._log
         first = commit_log.position - at
@@ -256,7 +264,7 @@ class Replica:
             if pos + FIXED_SIZE_V4 <= end:
                 size, magic, crc, queue_id, queue_offset, place, sys_flag, stored, body_length = _unpack(buffer, pos)
                 stop = pos + size
-                # Nearly every record; whatever is odd about another is told below.
+                # Applies to almost every record. All others are checked below.
                 if (
                     magic == MAGIC_V1
                     and place == first + pos
@@ -291,7 +299,7 @@ class Replica:
                 if has_wrong_crc(buffer, pos, stop) or (self._needs_crc and not has_crc(buffer[pos:stop])):
                     raise RecordError("its property __CRC32# is missing or wrong")
                 if sys_flag & TRANSACTION_PREPARED:
-                    # Neither PREPARED nor ROLLBACK has a unit; both have this bit.
+                    # PREPARED and ROLLBACK contain this bit. Neither has a unit.
                     check_places(queue_id, queue_offset, first + pos)
                 else:
                     units = queues.get((topic, queue_id))
@@ -322,17 +330,17 @@ class Replica:
         return pos - at
 
     def _put(self, data: memoryview, all_units: list[Units], timestamp: int) -> None:
-        """Writes what was checked. Raises StoreBusy, StoreFull, StoreError; then nothing is written."""
+        """Writes verified data. Raises StoreBusy, StoreFull or StoreError; nothing is written then."""
         commit_log, held = self._log, self._held
         try:
-            commit_log.make_room_for_copy(len(data))
+            commit_log.preallocate_for_copy(len(data))
         except StoreBusy:
             if held.until is None:
-                # What the queues need is made meanwhile.
-                make_room(all_units)
+                # Also requests preallocation for the queues, so that both run at the same time.
+                preallocate(all_units)
             raise
         if held.until is None:
-            make_room(all_units)
+            preallocate(all_units)
             write_units(all_units)
         try:
             commit_log.write(data)
@@ -348,7 +356,7 @@ class Replica:
                 self._told[queue] = None
         elif all_units:
             held.hold(commit_log.position, commit_log.position + len(data), all_units)
-        # As in `MessageWriter.append`: the log's position, which says that all is whole, comes last.
+        # As in `MessageWriter.append`, the log's position makes everything valid and is set last.
         commit_log.store_timestamp = timestamp
         commit_log.position += len(data)
 
@@ -357,7 +365,7 @@ class Replica:
             self._doubt(physical_offset, blank, "a blank isn't empty")
 
     def _doubt(self, physical_offset: int, what: bytes, why: str) -> None:
-        """Raises RecordError for what is hardly right, unless it has come like that twice."""
+        """Rejects suspicious data with a RecordError, but accepts it if the same data arrives again."""
         doubted = physical_offset, crc32(what)
         if self._doubted != doubted:
             self._doubted = doubted
@@ -371,15 +379,18 @@ class Replica:
             raise RecordError(str(e)) from e
 
     def _fitting(self, queue: ConsumeQueue, queue_offset: int, physical_offset: int, record: bytes) -> ConsumeQueue:
-        """The queue, when the next unit gets that queue offset. Raises RecordError when that is hardly right."""
+        """Makes `queue_offset` the next offset of the queue and returns the queue.
+
+        Raises RecordError if the offset is suspicious.
+        """
         if self._held.next_offset(queue) != queue.max_offset:
-            # It is going to be another queue than the one of which units are held back.
+            # The queue is going to be replaced, so its pending units are written first.
             self._held.show(self._told)
         if queue_offset == 0:
             log.info("%r begins anew at the physical offset %d: its topic was deleted", queue, physical_offset)
             self._queues.delete([queue])
             return self._queues.get_or_create(queue.topic, queue.queue_id)
-        # A queue without messages is one whose older ones the master had before this log begins.
+        # A queue without messages is plausible: the log may start after its older messages.
         if queue.min_offset < queue.max_offset or not self._log.min_offset:
             self._doubt(physical_offset, record, f"the queue offset {queue_offset} isn't the next one of {queue!r}")
         if queue_offset > queue.max_offset:

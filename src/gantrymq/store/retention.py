@@ -1,6 +1,6 @@
-"""Which log files may go, and when the disk is too full to take messages (`CleanCommitLogService`).
+"""Decides which log files expire and when the disk is too full for messages (`CleanCommitLogService`).
 
-Told the time and the disk's use, it decides; `cleaner` carries it out.
+It gets the time and the disk usage as arguments. `cleaner` deletes the files.
 """
 
 from __future__ import annotations
@@ -15,20 +15,25 @@ _HOUR_MS = 3_600_000
 
 
 class Cleaning(NamedTuple):
-    """Log files that were completed before `before_ms` go. `is_full`: no message is taken."""
+    """The log files completed before `before_ms` are deleted. With `is_full`, messages are rejected."""
 
     before_ms: float
     is_full: bool
 
 
 class Retention:
+    """Plans the deletion of expired log files."""
+
     def __init__(self, config: StoreConfig) -> None:
         self._config = config
-        #: Somebody asked to delete what has expired, whatever the hour.
+        #: Whether a request demands the deletion of expired files at any hour.
         self.is_asked = False
 
     def plan(self, now_ms: int, used_percent: float) -> Cleaning:
-        """`now_ms` since the epoch; `used_percent` of the disk, of the fuller one where there are two."""
+        """Returns the plan for a round.
+
+        `now_ms` is the time since the epoch. `used_percent` is the usage of the fullest disk of the store.
+        """
         config = self._config
         is_full = used_percent > config.disk_space_warning_level_ratio
         is_urgent = is_full or used_percent > config.disk_space_clean_forcibly_ratio
@@ -44,7 +49,10 @@ class Retention:
 
 
 def used_percent(path: Path) -> float:
-    """How much of the disk with `path` is used, as df says: what only root may use counts as used. Raises OSError."""
+    """Returns the used share of the disk that contains `path`, in per cent, as `df` does. Raises OSError.
+
+    Blocks that are reserved for root count as used.
+    """
     while not files.exists(path):
         path = path.parent
     usage = files.disk_use(path)

@@ -1,4 +1,4 @@
-"""The threads of an open store: two that flush, one that makes room."""
+"""The threads of an open store: two flush files, one preallocates files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gantrymq.store.config import StoreConfig
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.flusher import LogFlusher, QueueFlusher
 from gantrymq.store.message_index import MessageIndex
-from gantrymq.store.room_maker import RoomMaker
+from gantrymq.store.preallocation import Preallocation
 from gantrymq.store.trash import Trash
 
 
 class StoreThreads:
-    """`jobs` gets their reports; `checkpoint` is that of the store's directory."""
+    """Runs the threads of one store. `jobs` gets their reports; `checkpoint` is that of the store's directory."""
 
     def __init__(
         self,
@@ -28,57 +28,46 @@ class StoreThreads:
         index: MessageIndex,
         trash: Trash,
         checkpoint: Checkpoint,
-        rooms: RoomMaker,
+        preallocation: Preallocation,
         jobs: Jobs,
     ) -> None:
         self._config = config
         self._log = log
-        self._rooms = rooms
+        self._preallocation = preallocation
         self.log_flusher = LogFlusher(
             log, config.flush_interval_commit_log_ms / 1000, jobs.report("flush the commit log")
         )
         self.queue_flusher = QueueFlusher(
-            log,
-            dirty,
-            index,
-            trash,
-            checkpoint,
-            config.store_path_root_dir / "checkpoint",
-            config.flush_interval_consume_queue_ms / 1000,
-            config.flush_consume_queue_least_pages,
-            config.flush_consume_queue_thorough_interval_ms / 1000,
-            jobs.report("flush the consume queues"),
+            log, dirty, index, trash, checkpoint, config, jobs.report("flush the consume queues")
         )
 
     def start(self) -> None:
-        """Starts them; again, when they were stopped."""
+        """Starts the threads; also after `stop`."""
         self.log_flusher.start()
         self.queue_flusher.start()
-        self._rooms.start()
+        self._preallocation.start()
         self._log.make_soon()
 
     def stop(self) -> None:
-        """Ends them, after a last round of each that flushes. Once more does no harm."""
+        """Stops the threads after a last flush. Further calls have no effect."""
         with ExitStack() as stack:
             stack.callback(self.queue_flusher.stop)
             stack.callback(self.log_flusher.stop)
-            stack.callback(self._rooms.stop)
+            stack.callback(self._preallocation.stop)
 
     def config_changed(self) -> None:
-        """Takes what they need from the configuration again."""
+        """Applies changed settings to the threads."""
         config = self._config
         self.log_flusher.interval_s = config.flush_interval_commit_log_ms / 1000
         self.queue_flusher.interval_s = config.flush_interval_consume_queue_ms / 1000
-        self.queue_flusher.least_pages = config.flush_consume_queue_least_pages
-        self.queue_flusher.thorough_interval_s = config.flush_consume_queue_thorough_interval_ms / 1000
         self.log_flusher.wake()
         self.queue_flusher.wake()
 
     @contextmanager
     def alone(self, end: int) -> Iterator[None]:
-        """Within it no thread touches the files, and the checkpoint says nothing of what is behind a physical offset.
+        """Stops the threads within the context, and limits the checkpoint to data before the physical offset `end`.
 
-        All is flushed before, which takes its time: for what is rare. Raises StoreError, OSError.
+        It flushes everything first, which is slow, so use it for rare operations only. Raises StoreError or OSError.
         """
         self.stop()
         try:

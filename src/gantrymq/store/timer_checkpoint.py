@@ -1,9 +1,9 @@
-"""The file `config/timercheck`: how far the timer has got (`store/timer/TimerCheckpoint`).
+"""The file `config/timercheck`: the progress of the timer (`store/timer/TimerCheckpoint`).
 
     int64 lastReadTimeMs | lastTimerLogFlushPos | lastTimerQueueOffset | masterTimerQueueOffset
     | data version: int64 stateVersion | timestamp | counter
 
-GET_TIMER_CHECK_POINT answers with the same 56 bytes.
+The response to GET_TIMER_CHECK_POINT has the same 56 bytes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ _FIELDS = Struct(">7q")
 
 
 class TimerCheckpoint(NamedTuple):
-    """All slots before `read_time_ms` are delivered, all messages before `queue_offset` are in the timer log."""
+    """The progress of the timer.
+
+    All slots before `read_time_ms` are delivered. All messages before `queue_offset` are in the timer log.
+    """
 
     read_time_ms: int = 0
     log_flush_position: int = 0
     queue_offset: int = 0
-    #: What the data version had; a master's own changes add to the counter.
+    #: Fields of the data version. Each change on a master increments the counter.
     timestamp: int = 0
     counter: int = 0
-    #: At a slave: what was due before `read_time_ms` of the messages before this queue offset its master has delivered.
+    #: On a slave: its master has delivered the messages before this queue offset that were due before `read_time_ms`.
     masters_queue_offset: int = 0
 
     def encode(self) -> bytes:
-        """The file's bytes. A master's queue offset is that of its slaves, too."""
+        """Returns the bytes of the file. A master's queue offset also applies to its slaves."""
         return _FIELDS.pack(
             self.read_time_ms,
             self.log_flush_position,
@@ -48,9 +51,10 @@ class TimerCheckpoint(NamedTuple):
 
 
 def load_timer_checkpoint(path: Path, latest_ms: int) -> TimerCheckpoint:
-    """The file's content; zeros, which claim nothing, where there is none, or one that can't be right.
+    """Returns the content of the file; zeros if it is missing or invalid. Zeros mean that nothing is known.
 
-    That is one that had delivered what is due after `latest_ms`. Raises StoreError when it can't be read.
+    It is invalid if it is damaged, or if messages due after `latest_ms` would have been delivered. Raises StoreError if
+    the file can't be read.
     """
     data = read_checkpoint(path)
     if data is None:
@@ -66,7 +70,10 @@ def load_timer_checkpoint(path: Path, latest_ms: int) -> TimerCheckpoint:
 
 
 def of_slave(masters: bytes) -> TimerCheckpoint:
-    """What a slave keeps of its master's: its own files have nothing yet. Raises RecordError when it can't be one."""
+    """Converts a master's checkpoint for a slave, whose own timer files are still empty.
+
+    Raises RecordError if the data is not a checkpoint.
+    """
     if len(masters) < _FIELDS.size:
         raise RecordError(f"a timer checkpoint of {len(masters)} bytes: it has {_FIELDS.size}")
     read_time_ms, _, queue_offset, _, _, timestamp, counter = _FIELDS.unpack_from(masters)
@@ -76,6 +83,6 @@ def of_slave(masters: bytes) -> TimerCheckpoint:
 
 
 def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
-    """Overwrites the file; on return it is on the disk. Raises OSError."""
+    """Overwrites the file and flushes it to disk. Raises OSError."""
     files.make_directory(path.parent)
     write_checkpoint(path, checkpoint.encode())

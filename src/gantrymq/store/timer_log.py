@@ -1,10 +1,11 @@
-"""The files of `timerlog/`: an entry for each message that waits on the timer wheel (`store/timer/TimerLog`).
+"""The files in `timerlog/`: an entry for each message on the timer wheel (`store/timer/TimerLog`).
 
     int32 52 | int64 place of the slot's entry before | int32 magic | int64 time of writing | int32 delay
     | int64 physical offset | int32 size of the record | int32 hash code of the real topic | int64 0
 
-Times in ms; time of writing + delay is the time of the slot. A place counts bytes from the first entry ever written;
-files have a fixed size and are named by the place of their first byte. At a file's end stands a blank.
+Times are in milliseconds; time of writing + delay is the time of the slot. A place is a position in the log: it counts
+bytes from the first entry ever written. The files have a fixed size and are named after the position of their first
+byte. The rest of a file is a blank.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from gantrymq.store.mapped_file import list_files, store_error, sync_directory, 
 from gantrymq.system import files
 
 MAGIC_DEFAULT = 1
-#: The message is due after the roll window: it is stored again when this entry's time comes.
+#: The message is due after the roll window. It is stored again when the time of this entry comes.
 MAGIC_ROLL = 2
-#: The message takes another one back.
+#: The message cancels another message.
 MAGIC_DELETE = 4
 _MAGICS = 0xF
 
@@ -34,7 +35,10 @@ _BLANK = Struct(">iqI")
 
 
 class TimerEntry(NamedTuple):
-    """One entry; `slot_ms` is the time at which it is looked at again, `previous` -1 at the end of a slot's chain."""
+    """An entry of the timer log.
+
+    `slot_ms` is the time at which it is processed. `previous` is -1 at the end of a slot's chain.
+    """
 
     previous: int
     magic: int
@@ -46,28 +50,28 @@ class TimerEntry(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """So many more of them wait: 1, and -1 for one that takes another back."""
+        """The change of the number of waiting messages: 1, or -1 if the entry cancels another message."""
         return -1 if self.magic & MAGIC_DELETE else 1
 
     @property
     def is_delete(self) -> bool:
-        """Takes another message back when its time comes; a rolled one waits on first."""
+        """Whether the entry cancels another message when its time comes. A rolled entry waits again first."""
         return self.magic & (MAGIC_DELETE | MAGIC_ROLL) == MAGIC_DELETE
 
 
 class TimerLog:
-    """The log in `directory`. After `open` and `start_at` it can be written to."""
+    """The log in `directory`. It accepts entries after `open` and `start_at`."""
 
     def __init__(self, directory: Path, file_size: int) -> None:
         self.directory = directory
         self._file_size = file_size
-        #: Where the next entry goes.
+        #: Position of the next entry.
         self.position = 0
-        #: Base -> descriptor, in order.
+        #: Descriptors by base offset, in order.
         self._files: dict[int, int] = {}
 
     def open(self) -> None:
-        """Finds the files. Raises StoreError when they can't be those of one log with this file size."""
+        """Finds the files. Raises StoreError if they can't belong to one log with this file size."""
         lengths = list_files(self.directory)
         expected = min(lengths, default=0)
         for base, length in lengths.items():
@@ -88,25 +92,28 @@ class TimerLog:
 
     @property
     def first(self) -> int:
-        """The place of the oldest entry there may be."""
+        """The position of the oldest possible entry."""
         return next(iter(self._files), 0)
 
     def read(self, place: int) -> TimerEntry | None:
-        """The entry at a place; None where there is none."""
+        """Returns the entry at a position; None if there is none."""
         fd = self._files.get(place // self._file_size * self._file_size)
         if fd is None or place + ENTRY_SIZE > self.position:
             return None
         return _entry(files.pread(fd, ENTRY_SIZE, place % self._file_size))
 
     def nearest(self, place: int) -> int:
-        """A place at or before `place` where an entry may begin; the log's first where it can't be one at all."""
+        """Returns a position at or before `place` where an entry may start.
+
+        If `place` is not in the log, returns the start of the log.
+        """
         if not self.first <= place <= self.position:
             return self.first
         in_file = place % self._file_size
         return place - in_file if in_file % ENTRY_SIZE else place
 
     def entries(self, place: int) -> Iterator[tuple[int, TimerEntry]]:
-        """(place, entry) from a place on, up to the first that is none."""
+        """Yields (position, entry) from a position on, up to the first invalid entry."""
         while (fd := self._files.get(place // self._file_size * self._file_size)) is not None:
             data = files.pread(fd, ENTRY_SIZE, place % self._file_size)
             entry = _entry(data)
@@ -119,7 +126,7 @@ class TimerLog:
                 return
 
     def start_at(self, end: int) -> None:
-        """Makes `end` the place of the next entry; what follows is deleted. Raises OSError."""
+        """Sets the position of the next entry to `end` and deletes everything after it. Raises OSError."""
         for base in [base for base in self._files if base >= end and base > self.first]:
             files.close(self._files.pop(base))
             files.unlink(self._path(base))
@@ -130,7 +137,7 @@ class TimerLog:
             files.ftruncate(fd, self._file_size)
 
     def append(self, entry: TimerEntry) -> int:
-        """Returns the entry's place. Raises StoreFull, StoreError; then nothing was written that counts."""
+        """Appends an entry and returns its position. Raises StoreFull or StoreError; the entry does not count then."""
         place = self.position
         left = self._file_size - place % self._file_size
         try:
@@ -167,7 +174,7 @@ class TimerLog:
             raise StoreFull(f"can't write {self._path(base)}: {os.strerror(errno.ENOSPC)}")
 
     def delete_before(self, min_physical_offset: int) -> None:
-        """Deletes the oldest files whose last entry's record the commit log no longer has."""
+        """Deletes the oldest files whose last entry refers to a record that the commit log no longer has."""
         for base in list(self._files)[:-1]:
             last = (self._file_size - _BLANK.size) // ENTRY_SIZE * ENTRY_SIZE - ENTRY_SIZE
             entry = self.read(base + last)
@@ -177,7 +184,7 @@ class TimerLog:
             files.unlink(self._path(base))
 
     def flush(self, start: int) -> None:
-        """Brings all entries from a place on to the disk; may be called by another thread. Raises OSError."""
+        """Flushes all entries from a position on to disk. Any thread may call this. Raises OSError."""
         for base in list(self._files):
             if base + self._file_size > start:
                 sync_file(self._path(base))

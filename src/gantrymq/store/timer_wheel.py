@@ -1,10 +1,12 @@
-"""The file `timerwheel`: per slot of time, where its messages are in the timer log (`store/timer/TimerWheel`, `Slot`).
+"""The file `timerwheel`: for each time slot, the position of its messages in the timer log.
+
+Source: `store/timer/TimerWheel`, `Slot`.
 
     int64 time in units of the precision | int64 first | int64 last | int32 num | int32 magic
 
-first and last are places in the timer log, `num` counts the messages. A slot stands at its time modulo the wheel's 14
-days (of seconds); one whose time is another belongs to the past. The file is sparse and read and written by system
-calls: a full disk is then an error of one write.
+`first` and `last` are positions in the timer log; `num` is the number of messages. The index of a slot is its time
+modulo the wheel's length of 14 days (with slots of 1 s). If the stored time differs, the slot is an old one. The file
+is sparse. It is accessed with system calls, so that a full disk only fails a single write.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from gantrymq.system import files
 
 log = logging.getLogger(__name__)
 
-#: `TimerMessageStore.slotsTotal`; a wheel has twice as many, so that what is overdue isn't run over.
+#: `TimerMessageStore.slotsTotal`. A wheel has twice as many slots, so that overdue slots are not overwritten.
 WINDOW_SLOTS = 7 * 24 * 3600
 _SLOTS = 2 * WINDOW_SLOTS
 _SLOT = Struct(">qqqii")
@@ -30,7 +32,7 @@ _CHUNK = 32768 * _SLOT.size
 
 
 class Slot(NamedTuple):
-    """The messages of one time, ms; `first` and `last` are -1 where there are none."""
+    """The messages of one time slot, in milliseconds. `first` and `last` are -1 if there are none."""
 
     time_ms: int
     first: int
@@ -39,7 +41,7 @@ class Slot(NamedTuple):
 
 
 class TimerWheel:
-    """The wheel at `path`, whose slots are `precision_ms` long; the file is made with the first message."""
+    """The wheel at `path`, with slots of `precision_ms`. The file is created with the first message."""
 
     def __init__(self, path: Path, precision_ms: int) -> None:
         self._path = path
@@ -47,7 +49,7 @@ class TimerWheel:
         self._fd: int | None = None
 
     def open(self) -> None:
-        """What can't be a wheel is put aside: the timer log can make another. Raises StoreError."""
+        """Opens the file. Renames an invalid one, because it can be rebuilt from the timer log. Raises StoreError."""
         try:
             if files.is_directory(self._path) or (
                 files.exists(self._path) and files.stat(self._path).st_size not in (0, _FILE_SIZE)
@@ -61,7 +63,7 @@ class TimerWheel:
             raise store_error(e, f"can't open {self._path}") from e
 
     def get(self, time_ms: int) -> Slot:
-        """The slot of a time."""
+        """Returns the slot of a time."""
         unit = time_ms // self._precision_ms
         if self._fd is not None:
             found, first, last, num, _ = _SLOT.unpack(files.pread(self._fd, _SLOT.size, unit % _SLOTS * _SLOT.size))
@@ -70,7 +72,7 @@ class TimerWheel:
         return Slot(unit * self._precision_ms, -1, -1, 0)
 
     def put(self, slot: Slot) -> None:
-        """Raises StoreFull, StoreError."""
+        """Writes a slot. Raises StoreFull or StoreError."""
         unit = slot.time_ms // self._precision_ms
         data = _SLOT.pack(unit, slot.first, slot.last, slot.num, 0)
         try:
@@ -80,7 +82,7 @@ class TimerWheel:
             raise store_error(e, f"can't write {self._path}") from e
 
     def _open(self, flags: int) -> int:
-        """It is open only when it has its whole length. Raises OSError."""
+        """Opens the file and extends it to its full length. Raises OSError."""
         fd = files.open(self._path, flags | files.O_CLOEXEC, 0o644)
         try:
             files.ftruncate(fd, _FILE_SIZE)
@@ -91,7 +93,7 @@ class TimerWheel:
         return fd
 
     def slots_from(self, time_ms: int) -> Iterator[Slot]:
-        """The slots with messages at and after a time, in no order."""
+        """Yields the slots with messages at or after a time, in no particular order."""
         first_unit = time_ms // self._precision_ms
         for data in self._chunks():
             for unit, first, last, num, _ in _SLOT.iter_unpack(data):
@@ -99,7 +101,7 @@ class TimerWheel:
                     yield Slot(unit * self._precision_ms, first, last, num)
 
     def _chunks(self) -> Iterator[bytes]:
-        """The parts of the file that were ever written."""
+        """Yields the parts of the file that were ever written."""
         at = 0
         while self._fd is not None and at < _FILE_SIZE:
             try:
@@ -115,7 +117,7 @@ class TimerWheel:
             at = end
 
     def flush(self) -> None:
-        """Brings all slots to the disk; may be called by another thread. Raises OSError."""
+        """Flushes all slots to disk. Any thread may call this. Raises OSError."""
         if self._fd is not None:
             sync_file(self._path)
 

@@ -1,9 +1,9 @@
-"""Files that nobody needs any more, on their way from the disk.
+"""Deletes unused files in the flusher's thread.
 
-To unlink a file of a gigabyte takes long where its blocks are scattered, and its entry in the directory must be gone
-from the disk before the next one's: the flusher's thread does both. A topic of thousands of queues takes long, too:
-its directory is renamed at once, to one in `bin`, and emptied in steps once that is on the disk: or a power failure
-could bring back a topic with some of its queues. What is in `bin` when a store is opened goes.
+Deleting a file of a gigabyte is slow if its blocks are fragmented. Each file must also be deleted on disk before the
+next one. Deleting a topic with thousands of queues is slow, too. Its directory is renamed at once, into `bin`. When the
+rename is on disk, its files are deleted in steps. Otherwise a power failure could restore a topic with only some of its
+queues. When a store is opened, the content of `bin` is deleted.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from gantrymq.store.mapped_file import MappedFile, store_error, sync_directory
 from gantrymq.system import files
 from gantrymq.system.clock import monotonic, time_ns
 
-#: For so long one step deletes files of a directory, s: the flusher has other work.
+#: Maximum time per step to delete files of directories, in seconds. The flusher has other work.
 _STEP_S = 0.05
 
 
 class Trash:
-    """`add` and its like are called by the thread that uses the store, `empty` by the flusher's."""
+    """Files to delete. The thread that uses the store adds them; the flusher's thread calls `empty`."""
 
     def __init__(self, bin: Path) -> None:
         self._bin = bin
         self._is_made = False
         self._paths: deque[Path] = deque()
-        #: Directories in `bin`, and what is still mapped of their files.
+        #: Directories in `bin`, with their files that are still mapped.
         self._directories: deque[tuple[Path, list[MappedFile]]] = deque()
-        #: By directory in `bin`: where it was before, while that isn't on the disk.
+        #: For each directory in `bin`: its former parent, until the rename is on disk.
         self._was_in: dict[Path, Path] = {}
-        #: Why the first file is still there; "" when nothing is known against it.
+        #: The reason why the first file could not be deleted; "" if there is none.
         self.problem = ""
 
     def __bool__(self) -> bool:
-        """Files wait; directories don't count, nobody waits for them."""
+        """Whether files are to be deleted. Directories don't count, because no caller depends on them."""
         return bool(self._paths)
 
     @property
@@ -45,15 +45,16 @@ class Trash:
         return not self._paths and not self._directories
 
     def load(self) -> None:
-        """Finds what an earlier user of the store has left."""
+        """Finds directories that an earlier user of the store left."""
         if files.is_directory(self._bin):
             self._directories.extend((path, []) for path in files.children(self._bin))
 
     def add(self, path: Path) -> None:
+        """Adds a file to delete."""
         self._paths.append(path)
 
     def add_directory(self, path: Path, mapped: Iterable[MappedFile]) -> None:
-        """Takes a directory out of the way at once; `mapped` are those of its files that may be mapped."""
+        """Moves a directory away at once. `mapped` are those of its files that may be mapped."""
         if not files.exists(path):
             return
         target = self._bin / str(time_ns())
@@ -64,14 +65,14 @@ class Trash:
             files.rename(path, target)
             self._was_in[target] = path.parent
         except OSError:
-            # As on a full disk, where there is no room for another directory. Not later: a new topic may stand there.
+            # Happens on a full disk, for example. Delete it now, because a new topic can use the same path.
             files.remove_tree(path)
         self._directories.append((target, list(mapped)))
 
     def empty(self) -> None:
-        """Deletes files, in order, up to one that can't be deleted, then some of the directories' content.
+        """Deletes the files in order, up to one that can't be deleted, then some content of the directories.
 
-        Raises StoreError; it may be tried again.
+        Raises StoreError; the caller may try again.
         """
         while self._paths:
             path = self._paths[0]
@@ -91,7 +92,7 @@ class Trash:
                 try:
                     sync_directory(self._was_in[directory])
                 except FileNotFoundError:
-                    # That was deleted, too.
+                    # The parent directory was deleted, too.
                     pass
                 except (OSError, StoreError):
                     return
@@ -103,7 +104,10 @@ class Trash:
 
 
 def _is_gone(directory: Path, ends: float) -> bool:
-    """Deletes what can be deleted by then; whether that was all. What can't be is tried at the next start."""
+    """Deletes files until the time `ends`. Returns whether the directory is gone.
+
+    Undeletable files are tried again at the next start.
+    """
     with suppress(OSError):
         for path in list(files.children(directory)):
             if files.is_directory(path):

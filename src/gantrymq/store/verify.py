@@ -1,4 +1,4 @@
-"""Checks a store's files against each other: every record, every unit of a queue, every entry of the index."""
+"""Checks a store's files for consistency: every record, every queue unit, every index entry."""
 
 from __future__ import annotations
 
@@ -26,28 +26,31 @@ from gantrymq.store.offline import OfflineLog, OfflineQueue, OpenFiles, is_in_us
 from gantrymq.store.record_crc import has_crc, has_right_crc
 from gantrymq.system import clock, files
 
-#: (what is done, done so far, of): bytes of the log, then queues.
+#: Called with (phase, amount done, total). The amount is in bytes for the log, and a number of queues after that.
 Progress = Callable[[str, int, int], None]
 
-#: No more problems are described; they are counted.
+#: Further problems are counted but not described.
 _MAX_PROBLEMS = 1000
 _PROGRESS_BYTES = 1024 * 1024
-#: A writer copies a record in one go, so that a reader meets a part of one for some microseconds.
+#: A writer copies a record at once, so a reader sees a partial one for some microseconds only.
 _RETRY_S = 0.05
-#: Of the index, or a log's records: more than one record has.
+#: Number of index entries per read, and of entries per native call. It is more than one record can have.
 _ENTRIES_AT_ONCE = 65_536
 _SCHEDULE_TOPIC = SCHEDULE_TOPIC.encode()
-#: Limits that no file of a log comes to, and what no record has.
+#: A limit that no log file reaches, and a value that no record has.
 _ALL = 1 << 40
 _NO_TOPIC = b"", bytes(1 << 16)
 _unpack_place = unpacker("size", "queue_id", "queue_offset", "physical_offset")
-#: Below it a tags code is an address in consumequeue_ext (`ConsumeQueueExt.isExtAddr`).
+#: A smaller tags code is an address in consumequeue_ext (`ConsumeQueueExt.isExtAddr`).
 _MIN_TAGS_CODE = -(1 << 31)
 
 
 @dataclass(slots=True)
 class Report:
-    """`problems` are at most 1,000 of `problem_count`. `without_unit` are records of topics that were deleted since."""
+    """The result of a check. `problems` contains at most 1,000 of `problem_count` problems.
+
+    `without_unit` is the number of records of deleted topics.
+    """
 
     in_use: bool = False
     log_begin: int = 0
@@ -68,9 +71,9 @@ class Report:
 
 
 def verify(config: StoreConfig, progress: Progress = lambda what, done, total: None) -> Report:
-    """Reads the whole store. While a broker uses it, what is written meanwhile and the index don't count.
+    """Checks the whole store. If a broker uses it, new data and the index are not checked.
 
-    Raises StoreError when files can't be read.
+    Raises StoreError if files can't be read.
     """
     files = OpenFiles()
     try:
@@ -80,6 +83,8 @@ def verify(config: StoreConfig, progress: Progress = lambda what, done, total: N
 
 
 class _Verifier:
+    """Checks one store: first the log with its units and index entries, then the queues."""
+
     def __init__(self, config: StoreConfig, files: OpenFiles, progress: Progress) -> None:
         self._report = Report(in_use=is_in_use(config.store_path_root_dir))
         self._progress = progress
@@ -87,11 +92,12 @@ class _Verifier:
         self._queues = offline_queues(config.consume_queue_directory, files)
         self._topics = {topic for topic, _ in self._queues}
         self._delays_ms = parse_delay_levels(config.message_delay_level)
-        #: Queue offsets whose units are those of records.
+        #: Ranges of queue offsets whose units were compared with records.
         self._sure: dict[OfflineQueue, range] = {}
         self._index = None if self._report.in_use else IndexChecker(config, self._log.min_offset, self._report)
 
     def run(self) -> Report:
+        """Runs all checks and returns the report."""
         report, log = self._report, self._log
         self._check_log_files()
         report.log_begin = report.log_end = log.min_offset
@@ -119,7 +125,7 @@ class _Verifier:
                 self._report.add(f"between {file.path} and {following.path.name} a file is missing")
 
     def _check_log_from(self, start: int) -> int | None:
-        """Checks the records up to the first that is none; where to go on, or None at the end."""
+        """Checks the records up to the first invalid one. Returns where to continue, or None at the end."""
         report, log = self._report, self._log
         reader = log.reader(start)
         for _ in range(2):
@@ -137,7 +143,7 @@ class _Verifier:
         return later[0].base if later else None
 
     def _read(self, reader: LogReader) -> None:
-        """Checks the records that it has."""
+        """Checks the records of `reader`."""
         records = iter(reader)
         told = 0
         while True:
@@ -145,7 +151,7 @@ class _Verifier:
             if begin >= told:
                 self._progress("log", begin - self._log.min_offset, self._log.limit - self._log.min_offset)
                 told = begin + _PROGRESS_BYTES
-            # Native code looks at memory that nobody changes.
+            # Native code needs memory that does not change.
             runs = None if self._report.in_use else reader.runs()
             if runs is not None:
                 if self._have_units(runs):
@@ -165,7 +171,7 @@ class _Verifier:
         return found is not None and any(found[0][:8])
 
     def _have_units(self, runs: Runs) -> bool:
-        """Whether each of these records has its unit. If not, or that isn't sure, the queues are to be looked at."""
+        """Returns whether each of these records has its unit. If False, the records must be checked individually."""
         found = []
         for run in runs.runs:
             queue = self._queues.get((run.topic.decode(), run.queue_id))
@@ -211,7 +217,7 @@ class _Verifier:
             self._report.without_unit += 1
             return ""
         if queue.first_offset == 0 and first.physical_offset > record.physical_offset:
-            # The topic was deleted and made anew.
+            # The topic was deleted and created again.
             self._report.without_unit += 1
             return ""
         unit = queue.unit(offset)
@@ -227,7 +233,7 @@ class _Verifier:
                 f"says that its queue offset {offset}, which this record of {record.size} bytes is, is at "
                 f"{unit.physical_offset} and has {unit.size} bytes"
             )
-        # The delay levels may have been others when the record was stored.
+        # The delay levels may have changed since the record was stored.
         if record.topic != _SCHEDULE_TOPIC and unit.tags_code >= _MIN_TAGS_CODE:
             tags_code = tags_code_of(record, self._delays_ms)
             if unit.tags_code != tags_code:
@@ -241,7 +247,7 @@ class _Verifier:
         expected = queue.first_offset
         last = -1
         sure = self._sure.get(queue, range(0))
-        # The last of those that are sure is looked at once more: what follows must point behind it.
+        # The last verified unit is read again, because the next one must point to a later record.
         units = chain(
             queue.units(queue.first_offset, sure.start), queue.units(max(sure.stop - 1, sure.start), queue.end)
         )
@@ -273,7 +279,7 @@ class _Verifier:
 
 
 class IndexChecker:
-    """Is given every record, in order, and compares its keys with the entries of the index."""
+    """Compares the keys of all records, in order, with the entries of the index."""
 
     def __init__(self, config: StoreConfig, min_offset: int, report: Report) -> None:
         self._config = config
@@ -300,13 +306,14 @@ class IndexChecker:
         self._group = next(self._groups, None)
 
     def check(self, record: Record) -> None:
+        """Compares the keys of a record with its index entries."""
         at = record.physical_offset
         if record.sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK:
             hashes = {self._hash(record.topic + b"#" + key) for key in keys_of(record.properties)}
             self._check(at, hashes, lambda: record)
 
     def check_all(self, log: OfflineLog, begin: int, end: int) -> None:
-        """`check` of all records between two physical offsets of a file, which are good ones."""
+        """Does the same as `check` for all records in a range of one file. The records must be valid."""
         found = log.view_at(begin)
         assert found is not None
         view, base = found
@@ -323,7 +330,7 @@ class IndexChecker:
             self._check_entries(entries, view, base)
 
     def _check_entries(self, entries: IndexEntries, view: memoryview, base: int) -> None:
-        """Those that some records of a file should have, which begins at the physical offset `base`."""
+        """Compares the expected entries of some records. Their file starts at the physical offset `base`."""
         at, hashes = -1, set[int]()
         for number in range(len(entries)):
             key_hash, physical_offset, _ = entries[number]
@@ -343,9 +350,9 @@ class IndexChecker:
         if self._group is not None and self._group[0] == at:
             found = self._group[1]
             self._group = next(self._groups, None)
-        # The index may stop in the midst of the last record's keys, and goes on there when it is built further.
+        # The index can end between two keys of the last record. A later build continues there.
         is_last = at == self._end and self._group is None
-        # One of Java's has them all.
+        # Java's index also contains the half messages of batches.
         if found == hashes or (is_last and found < hashes):
             return
         record = decode()
@@ -354,6 +361,7 @@ class IndexChecker:
             self._report.add(f"index: of the record at {at} it has {foreign} hashes too many, and lacks {lacking}")
 
     def finish(self) -> None:
+        """Reports index entries after the last record."""
         self._skip_to(sys.maxsize)
 
     def _skip_to(self, physical_offset: int) -> None:
@@ -363,7 +371,7 @@ class IndexChecker:
             self._group = next(self._groups, None)
 
     def _read_groups(self) -> Iterator[tuple[int, set[int]]]:
-        """(physical offset, hashes of its keys) of all entries that follow each other."""
+        """Yields (physical offset, hashes of its keys) for successive entries of the same record."""
         last, hashes = -1, set[int]()
         for path in self._paths:
             for key_hash, physical_offset in self._read_entries(path):
@@ -378,7 +386,7 @@ class IndexChecker:
             yield last, hashes
 
     def _read_entries(self, path: Path) -> Iterator[tuple[int, int]]:
-        """(hash, physical offset) of a file's entries; checks the chains on the way."""
+        """Yields (hash, physical offset) of a file's entries. Also checks the chains."""
         report, slots = self._report, self._config.max_hash_slot_num
         header = read_header(path)
         count = min(header.index_count, self._config.max_index_num)

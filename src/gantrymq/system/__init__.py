@@ -1,7 +1,6 @@
-"""What the package needs of the system it runs on, one narrow module each.
+"""Access to the operating system, one small module each: `clock`, `randomness`, `files`, `network`, `threads`, `tls`.
 
-`clock` tells the time, `randomness` draws lots, `files` has the functions of `os` for files, `network` finds places to
-listen at, `threads` does work beside the event loop. Connections and timers come from asyncio's loop. Everything else
-uses these instead of the standard library's modules, so that a simulator can put its own in their place before the rest
-is imported; here they are the standard library's own functions, and cost nothing.
+The rest of the package uses these modules instead of the standard library's. So a simulator can replace them before the
+rest is imported. Here they are the standard library's own functions, without overhead. Connections and timers come from
+asyncio's event loop.
 """

@@ -1,4 +1,4 @@
-"""The clocks: seconds that only go on, those in which this thread had a processor, and the time of day."""
+"""The clocks: monotonic time, CPU time of the current thread, and wall-clock time."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["localtime", "mktime", "monotonic", "now_ms", "sleep", "strftime", "t
 
 
 def now_ms() -> int:
-    """Milliseconds since 1970."""
+    """Returns the milliseconds since 1970."""
     return time_ns() // 1_000_000

@@ -1,6 +1,6 @@
-"""Files: the functions of `os` for descriptors, and what there is to do with paths.
+"""File functions: those of `os` for descriptors, and functions for paths.
 
-All raise OSError as those of `os` and `pathlib` do.
+All raise OSError, as the functions of `os` and `pathlib` do.
 """
 
 from __future__ import annotations
@@ -102,15 +102,15 @@ __all__ = [
     "write_beside",
 ]
 
-# macOS has neither; there fsync does the one, and a full disk is not foreseen.
+# macOS has neither function. There fsync replaces fdatasync, and blocks are not allocated in advance.
 fdatasync: Callable[[int], None] = getattr(os, "fdatasync", fsync)
-#: Of a directory that is open.
+#: fsync of an open directory.
 sync_entries = fsync
 _fallocate: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)
 
 _UNLIMITED = 1 << 30
 
-#: struct flock of Linux: type, whence, start, length, pid. Java locks the first byte (DefaultMessageStore.start).
+#: `struct flock` of Linux: type, whence, start, length, pid. Java locks the first byte (DefaultMessageStore.start).
 _FLOCK = struct.Struct("hhqqi")
 _FIRST_BYTE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
 _OFD_SETLK: int | None = getattr(fcntl, "F_OFD_SETLK", None)
@@ -118,7 +118,7 @@ _OFD_GETLK: int = getattr(fcntl, "F_OFD_GETLK", fcntl.F_GETLK)
 
 
 class DiskUse(NamedTuple):
-    """Of the file system that has a path, in bytes: `free` for everybody, `used` as df says."""
+    """Space of the file system that contains a path, in bytes. `free` is for all users, `used` is as in df."""
 
     total: int
     used: int
@@ -126,24 +126,24 @@ class DiskUse(NamedTuple):
 
 
 def allocate(fd: int, start: int, count: int) -> None:
-    """Gives so many bytes from `start` on blocks on the disk, where the system can."""
+    """Allocates `count` bytes of disk blocks from `start` on, if the system can do so."""
     if _fallocate is not None:
         _fallocate(fd, start, count)
 
 
 def open_nothing() -> int:
-    """A descriptor that is good for nothing but to be closed, when another is needed."""
+    """Returns a reserve descriptor. Close it to free a descriptor number for another file."""
     return open(os.devnull, O_RDONLY)
 
 
 def map_file(fd: int, size: int) -> Mapping:
-    """Shared, to read and write; it needs the descriptor no longer, and has none of its own."""
+    """Maps a file as shared, to read and write. `fd` can be closed afterwards; the mapping has no descriptor."""
     if sys.version_info >= (3, 13):
         return Mapping(fd, size, trackfd=False)
     try:
         mapping = Mapping(-1, size)
     except OSError:
-        # No more memory may be asked for than there is (vm.overcommit_memory 2): this one keeps a descriptor.
+        # With strict memory limits (vm.overcommit_memory 2), anonymous memory can fail. This mapping has a descriptor.
         return Mapping(fd, size)
     map_over(mapping, fd)
     return mapping
@@ -154,21 +154,21 @@ def map_to_read(fd: int, size: int) -> Mapping:
 
 
 def lock_whole(fd: int) -> None:
-    """flock, exclusive, until the descriptor is closed. Raises BlockingIOError when somebody else has it."""
+    """Locks a file exclusively with flock, until the descriptor is closed. Raises BlockingIOError if it is locked."""
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def lock_as_java(fd: int) -> None:
-    """The lock that Java's broker takes of its file, until the descriptor is closed. Raises OSError if it is taken."""
+    """Takes the lock of Java's broker, until the descriptor is closed. Raises OSError if it is taken."""
     if _OFD_SETLK is not None:
-        # Unlike flock it meets Java's lock, unlike lockf it keeps out a second store of this process.
+        # flock would not conflict with Java's lock. lockf would not conflict with a second store in this process.
         fcntl.fcntl(fd, _OFD_SETLK, _FIRST_BYTE)
     else:
         lock_whole(fd)
 
 
 def is_locked_by_java(fd: int) -> bool:
-    """Asks only; a lock of this process counts too where there are locks of open files."""
+    """Returns true if the file is locked. Where open-file locks exist, a lock of this process counts, too."""
     (kind, *_) = _FLOCK.unpack(fcntl.fcntl(fd, _OFD_GETLK, _FIRST_BYTE))
     return bool(kind != fcntl.F_UNLCK)
 
@@ -178,12 +178,12 @@ def exists(path: Path) -> bool:
 
 
 def children(path: Path) -> Iterator[Path]:
-    """What a directory has, in no order."""
+    """Yields the entries of a directory, in no particular order."""
     return path.iterdir()
 
 
 def below(path: Path) -> Iterator[Path]:
-    """All that is in a directory and in those in it; nothing when it isn't there."""
+    """Yields everything below a directory, recursively. Yields nothing if it does not exist."""
     return path.rglob("*")
 
 
@@ -196,20 +196,21 @@ def is_file(path: Path) -> bool:
 
 
 def read_bytes(path: Path, most: int = -1) -> bytes:
-    """The content, or the first `most` bytes of it."""
+    """Returns the content, or its first `most` bytes."""
     with path.open("rb") as file:
         return file.read(most)
 
 
 def write(path: Path, data: bytes) -> None:
-    """Makes or replaces the content; a crash may leave a part of it."""
+    """Creates a file or replaces its content. After a crash the content may be incomplete."""
     path.write_bytes(data)
 
 
 def write_beside(path: Path, data: bytes, mode: int | None = None) -> Path:
-    """Writes what is to take the place of a file, in the same directory, and brings it to the disk; its path.
+    """Writes and flushes a temporary file that can replace `path`, in the same directory. Returns its path.
 
-    It gets `mode`, or else the permissions of the old file; and its owner and group, where this process may give them.
+    The file gets `mode`, or else the permissions of the old file. It gets the owner and group of the old file if this
+    process may set them.
     """
     temporary = path.with_name(path.name + ".tmp")
     make_lasting_directory(path.parent)
@@ -219,7 +220,7 @@ def write_beside(path: Path, data: bytes, mode: int | None = None) -> Path:
         old = None
     if mode is None and old is not None:
         mode = S_IMODE(old.st_mode)
-    # One that a crash has left may have any permissions; nobody else gets to see the new one before it has its own.
+    # A file left by a crash may have any permissions. A new one is private until it has the right permissions.
     temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with os.fdopen(open(temporary, flags, 0o666 if mode is None else 0o600), "wb") as file:
@@ -235,12 +236,12 @@ def write_beside(path: Path, data: bytes, mode: int | None = None) -> Path:
 
 
 def target(path: Path) -> Path:
-    """The file that `path` is a symbolic link to, over any number of links; else `path` itself. It may not exist."""
+    """Follows symbolic links from `path` to the file, which need not exist. Returns `path` if it is no link."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def copy(source: Path, target: Path) -> None:
-    """The content of a file."""
+    """Copies the content of a file."""
     shutil.copyfile(source, target)
 
 
@@ -249,12 +250,12 @@ def chmod(path: Path, mode: int) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """With those above it; no error when it is there. A power failure may take them again."""
+    """Creates a directory and its parents, if they do not exist. A power failure may undo this."""
     path.mkdir(parents=True, exist_ok=True)
 
 
 def make_lasting_directory(path: Path, mode: int = 0o777) -> None:
-    """As `make_directory`; what was made is on the disk, as an entry of the directory above it."""
+    """Like `make_directory`, but flushes the parents' entries to disk."""
     if path.is_dir():
         return
     if not path.parent.is_dir():
@@ -272,12 +273,12 @@ def unlink(path: Path, *, missing_ok: bool = False) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """An empty one."""
+    """Removes an empty directory."""
     path.rmdir()
 
 
 def remove_tree(path: Path) -> None:
-    """A directory with all that is in it, as far as it can be removed."""
+    """Removes a directory and its content. Ignores errors."""
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -290,22 +291,22 @@ def disk_use(path: Path) -> DiskUse:
 
 
 def disk_bytes(path: Path) -> int:
-    """What the files below a directory take of the disk: blocks, not lengths."""
+    """Returns the disk usage of all files below a directory, in bytes. Counts blocks, not file lengths."""
     return sum(file.stat().st_blocks * 512 for file in path.rglob("*") if file.is_file())
 
 
 def descriptor_limits() -> tuple[int, int]:
-    """How many descriptors the process may have, and to how many it may raise that."""
+    """Returns the process's limit of descriptors and the maximum to which the process may raise it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Infinite is a negative number here, and the largest there.
+    # "Unlimited" is a negative number on this system, and the largest number on others.
     return soft if 0 <= soft < _UNLIMITED else _UNLIMITED, hard if 0 <= hard < _UNLIMITED else _UNLIMITED
 
 
 def set_descriptor_limit(limit: int) -> None:
-    """Raises OSError or ValueError where the system doesn't allow it."""
+    """Sets the process's limit of descriptors. Raises OSError or ValueError if the system refuses it."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def memory() -> int:
-    """The machine's, in bytes."""
+    """Returns the memory of the machine, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

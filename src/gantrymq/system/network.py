@@ -1,4 +1,4 @@
-"""The network: places to listen at, and who this machine and process are. Connections come from asyncio's loop."""
+"""Binds sockets, resolves addresses, and provides the name of this machine. asyncio's loop opens connections."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = [
 
 
 def bind(host: str, port: int, *, shared: bool = False) -> Socket:
-    """A socket that doesn't block, has the port (0: a free one), and doesn't listen yet. Raises OSError.
+    """Returns a non-blocking socket that is bound to the port (0: a free one) but does not listen. Raises OSError.
 
-    A shared port may be had by several; the kernel shares out connections among those that listen (SO_REUSEPORT).
+    With `shared`, several processes can listen on the port, and the kernel distributes connections (SO_REUSEPORT).
     """
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -45,13 +45,13 @@ def bind(host: str, port: int, *, shared: bool = False) -> Socket:
 
 
 def address_of(host: str) -> str:
-    """An IP address of a host, IPv4 before IPv6. Raises OSError when it has none."""
+    """Returns an IP address of a host, preferably IPv4. Raises OSError if it has none."""
     found = socket.getaddrinfo(host, None, type=SOCK_STREAM)
     return str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
 
 
 def packed_ip(ip: str) -> bytes:
-    """4 or 16 bytes. Raises OSError for what is no address."""
+    """Returns the 4 or 16 bytes of an IP address. Raises OSError if it is invalid."""
     return socket.inet_pton(socket.AF_INET6 if ":" in ip else socket.AF_INET, ip)
 
 
@@ -60,7 +60,7 @@ def ip_text(packed: bytes) -> str:
 
 
 def local_ip() -> str:
-    """The IPv4 address of the interface that leads out, 127.0.0.1 where none does. Sends nothing."""
+    """Returns the IPv4 address of the outgoing network interface, or 127.0.0.1 if there is none. Sends no data."""
     with Socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # TEST-NET-1, RFC 5737

@@ -1,11 +1,11 @@
-"""Chance: the functions of `random`, of one generator, and bytes that nobody can guess."""
+"""Random numbers: the functions of one `random.Random`, and unpredictable bytes for secrets."""
 
 from __future__ import annotations
 
 from random import Random, SystemRandom
 from uuid import UUID
 
-#: Seeded by the system.
+#: Seeded by the operating system.
 GENERATOR = Random()
 
 choice = GENERATOR.choice
@@ -18,7 +18,7 @@ randrange = GENERATOR.randrange
 sample = GENERATOR.sample
 shuffle = GENERATOR.shuffle
 uniform = GENERATOR.uniform
-#: For what an attacker must not predict.
+#: For values that an attacker must not be able to predict.
 secret_bytes = SystemRandom().randbytes
 
 

@@ -1,6 +1,6 @@
-"""A certificate that a server makes itself, for clients that want TLS and check nothing (`SelfSignedCertificate`).
+"""Creates a self-signed certificate for clients that use TLS without verification (`SelfSignedCertificate`).
 
-It is made by the package cryptography where that is there (`gantrymq[tls]`), else by the program openssl.
+Uses the package cryptography if it is installed (`gantrymq[tls]`), otherwise the program openssl.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _OPENSSL_TIMEOUT_S = 20.0
 
 
 def self_made_context() -> ssl.SSLContext:
-    """What a server's TLS connections are made with. Takes some 20 ms. Raises GantryError when it can't be made."""
+    """Returns a server's SSL context. Takes about 20 ms. Raises GantryError if no certificate can be created."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # Python reads keys from files only. This one has the mode 0600 and is gone at once.
+    # Python loads keys only from files. This one has mode 0600 and is deleted at once.
     with tempfile.NamedTemporaryFile(prefix="gantrymq-") as file:
         file.write(_pem())
         file.flush()
@@ -29,7 +29,7 @@ def self_made_context() -> ssl.SSLContext:
 
 
 def _pem() -> bytes:
-    """A key and its certificate."""
+    """Returns a private key and its certificate, as PEM."""
     try:
         return _by_cryptography()
     except ImportError:
@@ -43,7 +43,7 @@ def _by_cryptography() -> bytes:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _NAME)])
-    # A client's clock may be late.
+    # A client's clock may be slow.
     begin = datetime.now(UTC) - timedelta(days=1)
     certificate = (
         x509.CertificateBuilder()

@@ -1,4 +1,4 @@
-"""Threads and what they share; `Worker` is one that makes rounds, `in_parallel` has several wait at once."""
+"""Threads and locks. `Worker` is a thread that repeats a step, `in_parallel` calls a function in several threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ T = TypeVar("T")
 
 
 def in_parallel(work: Callable[[T], None], items: Sequence[T], most: int) -> list[Exception | None]:
-    """What `work` raised, called for each item, at most so many at a time; for what waits without the GIL."""
+    """Calls `work` for each item in at most `most` threads. Returns the exception of each call, or None.
+
+    For work that mostly waits without the interpreter lock (GIL).
+    """
 
     def outcome(item: T) -> Exception | None:
         try:
@@ -42,9 +45,10 @@ def in_parallel(work: Callable[[T], None], items: Sequence[T], most: int) -> lis
 
 
 class Worker:
-    """A daemon thread that calls `step` after `pause_s`, or when it is woken, and again after as many as that returns.
+    """A daemon thread that calls `step` repeatedly: first after `pause_s`, then after the pause that `step` returns.
 
-    It ends when `step` returns None. What `step` raises ends it too, and `died` is called with that, in the thread.
+    `wake` ends a pause early. The thread ends when `step` returns None. If `step` raises, the thread calls `died` with
+    the error and ends.
     """
 
     def __init__(
@@ -64,12 +68,12 @@ class Worker:
         return self._thread.is_alive()
 
     def wake(self) -> None:
-        """Has a step begin at once, or once more after the one that is under way."""
+        """Starts the next step at once, or directly after the current one."""
         if not self._awake.is_set():
             self._awake.set()
 
     def join(self) -> None:
-        """Waits until it has ended; one that was never started has."""
+        """Waits until the thread has ended. Returns at once if it was never started."""
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -78,7 +82,7 @@ class Worker:
             pause_s: float | None = self._pause_s
             while pause_s is not None:
                 self._awake.wait(pause_s)
-                # Before the step: who wakes it meanwhile wants another.
+                # Cleared before the step, so that a `wake` during the step starts another one.
                 self._awake.clear()
                 pause_s = self._step()
         except BaseException as e:

@@ -1,4 +1,4 @@
-"""TLS, as the module `ssl` has it."""
+"""The parts of the module `ssl` that the package uses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ssl import (
     SSLCertVerificationError,
     SSLContext,
     SSLError,
+    TLSVersion,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "SSLCertVerificationError",
     "SSLContext",
     "SSLError",
+    "TLSVersion",
 ]

@@ -1,6 +1,5 @@
-"""Whole clusters on this machine, for tests, for trying things out and for `gantry up`.
+"""Clusters on this machine, for tests, for experiments and for `gantry up`.
 
-`embedded` runs one in the calling process (for tests: up in a fraction of a second), `processes` runs a process per
-server, as in production. `plugin` is the pytest fixture. All use real sockets and real files.
-Open `embedded.py` first.
+`embedded` runs a cluster in the calling process and starts in a fraction of a second; read it first. `processes` runs
+each server in its own process, as in production. `plugin` has the pytest fixture. All use real sockets and files.
 """

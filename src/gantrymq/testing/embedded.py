@@ -1,4 +1,4 @@
-"""EmbeddedCluster: a NameServer and brokers on an event loop in a thread of the calling process."""
+"""EmbeddedCluster: a NameServer and brokers in an event loop, in a thread of the calling process."""
 
 from __future__ import annotations
 
@@ -25,21 +25,31 @@ from gantrymq.testing.processes import HOST, IN_SYNC_REPLICAS, broker_name, repl
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
-#: 1 GiB, as in production, would do too, but file systems without sparse files would take it at its word.
+#: Smaller than in production (1 GiB), because file systems without sparse files would allocate all of it.
 COMMIT_LOG_FILE_BYTES = 16 * 1024 * 1024
 
 
 class EmbeddedCluster:
     """A NameServer, `brokers` masters, and `replicas` - 1 slaves of each, on free ports of 127.0.0.1.
 
-    A context manager. The files are in `directory`, or in a temporary one that is deleted at the end. `options` are
-    fields of every broker's BrokerConfig, StoreConfig or ReplicationConfig:
-    `EmbeddedCluster(auto_create_topic_enable=False)`. With replicas a send is answered when two brokers have the
-    message.
-    `name_server`, `brokers` and `slaves` are host:port, `directory` has the files; all known once it is started.
+    Example:
+        with EmbeddedCluster(auto_create_topic_enable=False) as cluster:
+            client = AdminClient(cluster.name_server)
 
-    When its thread dies, the servers in it are stopped, and `stop` raises ThreadDied, whose cause says of what: a test
-    that uses the cluster doesn't pass.
+    If its thread dies, all servers stop, and `stop` raises ThreadDied with the cause, so that the test fails.
+
+    Args:
+        brokers: Number of masters. Default: 1.
+        directory: Directory of the files. By default a temporary one, which is deleted at the end.
+        replicas: Number of replicas of each broker, including the master. With several, a send succeeds when two of
+            them have the message. Default: 1.
+        options: Fields of every broker's BrokerConfig, StoreConfig or ReplicationConfig.
+
+    Attributes:
+        name_server: HOST:PORT of the NameServer. Set after the start, as are the others.
+        brokers: HOST:PORT of each master.
+        slaves: HOST:PORT of each slave.
+        directory: Directory of the files.
     """
 
     def __init__(self, brokers: int = 1, directory: Path | None = None, *, replicas: int = 1, **options: Any) -> None:
@@ -52,13 +62,13 @@ class EmbeddedCluster:
         self._broker_options, self._store_options, self._replication_options = _split(options)
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._thread: SupervisedThread | None = None
-        #: What the thread died of.
+        #: Error that ended the thread.
         self._error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
 
     def start(self) -> None:
-        """Returns when every broker has registered. Raises what a server's start raises."""
+        """Starts the servers and waits until every broker has registered. Raises the errors of a server's start."""
         if self._thread is not None:
             raise GantryError("the cluster has been started already")
         if self.directory is None:
@@ -77,11 +87,13 @@ class EmbeddedCluster:
     def stop(self) -> None:
         """Stops the brokers, then the NameServer, and deletes the temporary directory.
 
-        Raises ThreadDied when the thread had died, or a server raised at its stop.
+        Raises:
+            ThreadDied: The thread has died, or a server failed to stop.
+            GantryError: The cluster does not stop in time.
         """
         if self._thread is not None:
             if self._loop is not None and self._stopping is not None and self._thread.is_alive:
-                # RuntimeError: the thread has just ended, and its loop with it.
+                # RuntimeError: the thread has just ended and its event loop is closed.
                 with suppress(RuntimeError):
                     self._loop.call_soon_threadsafe(self._stopping.set)
             if not self._thread.join(STOP_TIMEOUT_S):
@@ -171,7 +183,7 @@ class EmbeddedCluster:
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Those of BrokerConfig, of StoreConfig, and of ReplicationConfig. Raises ConfigError for others."""
+    """Splits options into those of BrokerConfig, StoreConfig and ReplicationConfig. Raises ConfigError for others."""
     of_broker, of_store, of_replication = (
         {name: options[name] for name in options.keys() & {field.name for field in fields(cls)}}
         for cls in (BrokerConfig, StoreConfig, ReplicationConfig)

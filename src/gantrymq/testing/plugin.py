@@ -1,4 +1,4 @@
-"""The pytest plugin: a fixture for tests that need a cluster."""
+"""pytest plugin: a fixture for tests that need a cluster."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def gantry_cluster() -> Iterator[EmbeddedCluster]:
-    """A running EmbeddedCluster with one broker, for one test; `gantry_cluster.name_server` is where clients start."""
-    # pytest loads this module in every project where gantrymq is installed: the servers only when they are wanted.
+    """A running EmbeddedCluster with one broker for one test. Pass `gantry_cluster.name_server` to clients."""
+    # pytest loads this module in every project where gantrymq is installed, so servers are imported only on use.
     from gantrymq.testing.embedded import EmbeddedCluster
 
     with EmbeddedCluster() as cluster:

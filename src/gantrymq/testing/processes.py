@@ -1,7 +1,7 @@
-"""ProcessCluster: a NameServer and brokers, each in a process of its own, on this machine.
+"""ProcessCluster: a NameServer and brokers on this machine, each in its own process.
 
-The servers end with the process that started them, however that ends: their standard input is a pipe from it, and
-`--stop-on-eof` makes them stop when it closes.
+The servers stop when the process that started them ends, even if it is killed. Their standard input is a pipe from it,
+and with `--stop-on-eof` they stop when the pipe closes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -16,25 +17,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from gantrymq.config import format_properties
+from gantrymq.config import changed_properties, format_properties, parse_properties, read_properties, replace_file
 from gantrymq.errors import GantryError
+from gantrymq.testing.cluster_ports import cluster_ports
 
 HOST = "127.0.0.1"
-#: A broker that recovers a large store takes its time.
+#: Longest time for the start of all servers, s. A broker with a large store needs time for recovery.
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
-#: With replicas, so many brokers have a message before its producer is told that it is stored.
+#: With replicas, number of brokers that must have a message before its send succeeds.
 IN_SYNC_REPLICAS = 2
-#: What a server that failed to start is quoted with.
+#: Size of the end of the log from which errors quote, in bytes.
 QUOTED_LOG_BYTES = 2000
 
 _READY = re.compile(rb"ready at (\S+)\n")
 
 
 class ServerProcess:
-    """One `gantry namesrv`, `controller`, `broker` or `proxy`.
+    """One process of `gantry namesrv`, `controller`, `broker` or `proxy`.
 
-    Its configuration is in `directory`/conf, its log in /logs.
+    Its configuration is in `directory`/conf, its log in `directory`/logs.
     """
 
     def __init__(
@@ -43,20 +45,40 @@ class ServerProcess:
         self.name = name
         self.address = ""
         self.log_path = directory / "logs" / f"{name}.log"
+        self._command = command
         self._config = directory / "conf" / f"{name}.properties"
-        for path in (self.log_path, self._config):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        self._pass_fds = pass_fds
+        self._config.parent.mkdir(parents=True, exist_ok=True)
         self._config.write_text(format_properties(properties))
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        #: If true, the server has been ready since its last start.
+        self.is_ready = False
+        self._output = b""
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
-            # A session of its own: the terminal's Ctrl-C reaches the starter only, which stops the servers in order.
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "gantrymq.cli", command, "-c", str(self._config), "--stop-on-eof"],
+            # Its own session, so that Ctrl-C in the terminal reaches only the parent, which stops the servers in order.
+            return subprocess.Popen(
+                [sys.executable, "-m", "gantrymq.cli", self._command, "-c", str(self._config), "--stop-on-eof"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                pass_fds=pass_fds,
+                pass_fds=self._pass_fds,
             )
+
+    def restart(self) -> None:
+        """Starts a stopped broker again, at the same port. Does not wait until it is ready.
+
+        The configuration file keeps all other keys, because users and admin requests change it. Raises ConfigError if
+        the file is invalid, OSError if the process cannot be started.
+        """
+        text = read_properties(self._config)
+        port = self.address.rpartition(":")[2]
+        if parse_properties(text, source=str(self._config)).get("listenPort") != port:
+            replace_file(self._config, changed_properties(text, {"listenPort": port}).encode())
+        self._process = self._start()
 
     @property
     def pid(self) -> int:
@@ -67,35 +89,41 @@ class ServerProcess:
         return self._process.poll() is None
 
     def wait_until_ready(self, deadline: float) -> None:
-        """Waits until the server answers, at most until `deadline` (time.monotonic). Raises GantryError."""
-        output = b""
+        """Waits until the server is ready, at most until `deadline` (time.monotonic). Raises GantryError."""
         with selectors.DefaultSelector() as selector:
             selector.register(self, selectors.EVENT_READ)
-            while not (match := _READY.search(output)):
+            while not self.is_ready:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise GantryError(f"{self.name} is not ready in time; its log is {self.log_path}")
-                data = self.read_output()
-                if not data:
+                if not self.read_output():
                     raise GantryError(f"{self.name} did not start: {self._reason()}")
-                output += data
-        self.address = match[1].decode()
 
     def fileno(self) -> int:
-        """Of its output, for selectors: what can be read is `read_output`'s."""
+        """Returns the file descriptor of its output, for selectors. Read it with `read_output`."""
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
     def read_output(self) -> bytes:
-        """What it says after it was ready; b"" at its end."""
-        return os.read(self.fileno(), 4096)
+        """Reads output of the server, and sets `address` and `is_ready` when the server is ready. b"": it ended."""
+        data = os.read(self.fileno(), 4096)
+        if not self.is_ready:
+            self._output += data
+            if match := _READY.search(self._output):
+                self.is_ready = True
+                self.address = match[1].decode()
+        return data
 
     def begin_stop(self) -> None:
-        """Tells the server to stop."""
+        """Sends the server a signal to stop."""
         if self.is_running:
             self._process.terminate()
 
+    def kill(self) -> None:
+        """Kills the server without waiting for its end."""
+        self._process.kill()
+
     def stop(self) -> None:
-        """Waits until the server has stopped; kills it when it takes too long."""
+        """Waits until the server has stopped. Kills it after STOP_TIMEOUT_S."""
         self.begin_stop()
         try:
             self._process.wait(STOP_TIMEOUT_S)
@@ -106,25 +134,43 @@ class ServerProcess:
             if stream is not None:
                 stream.close()
 
+    def ending(self) -> str:
+        """Returns how a stopped server ended, with the last line of its log."""
+        code = self._process.returncode
+        how = f"was ended by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with exit code {code}"
+        last = self._log_end().rpartition("\n")[2]
+        return f"{self.name} (pid {self.pid}) {how}; last log line: {last}"
+
     def _reason(self) -> str:
-        """What it says itself, or else the end of its log."""
-        with self.log_path.open("rb") as log:
-            log.seek(max(0, self.log_path.stat().st_size - QUOTED_LOG_BYTES))
-            end = log.read().decode(errors="replace").strip() or "(nothing)"
+        """Returns the error of the server, or the end of its log."""
+        end = self._log_end()
         last = end.rpartition("\n")[2]
         return last.removeprefix("gantry: ") if last.startswith("gantry: ") else f"{self.log_path} ends with:\n{end}"
 
+    def _log_end(self) -> str:
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(max(0, self.log_path.stat().st_size - QUOTED_LOG_BYTES))
+                return log.read().decode(errors="replace").strip() or "(nothing)"
+        except OSError:
+            return "(no log)"
+
 
 class ProcessCluster:
-    """A NameServer and `brokers` masters with `replicas` - 1 slaves each, their files under `directory`.
+    """A NameServer and `brokers` masters with `replicas` - 1 slaves each. Use it as a context manager.
 
-    A context manager. `port` is the NameServer's, brokers take 1035 above it and each tenth after (9876, then 10911,
-    10921 ...), their slaves the second, fourth ... port after theirs; 0 takes free ports. With `proxy` there is one,
-    1795 below the NameServer (8081). With replicas a send is answered when two brokers have the message. With
-    `controller` there is one, 2 above the NameServer (9878), which says who is master; at the start nobody may be yet.
-    `broker_properties` are further keys of every broker's configuration, `proxy_properties` of the proxy's.
-    `pass_fds` are file descriptors that stay open as long as a server lives: a lock on them ends with the last server,
-    even when the starter was killed.
+    Args:
+        directory: Directory of all files.
+        brokers: Number of masters. Default: 1.
+        replicas: Number of replicas of each broker, including the master. With several, a send succeeds when two of
+            them have the message. Default: 1.
+        proxy: Starts a proxy.
+        controller: Starts a controller. It elects the masters, so there may be none right after the start.
+        port: Port of the NameServer. `cluster_ports` returns the ports of the other servers. 0 uses free ports.
+        broker_properties: Further keys of every broker's configuration.
+        proxy_properties: Further keys of the proxy's configuration.
+        pass_fds: File descriptors that all servers inherit. A lock on one of them is released when the last server
+            ends, even if the parent was killed.
     """
 
     def __init__(
@@ -145,13 +191,13 @@ class ProcessCluster:
         self._replicas = replicas
         self._with_proxy = proxy
         self._with_controller = controller
-        self._port = port
+        self._ports = cluster_ports(port)
         self._broker_properties = broker_properties or {}
         self._more_proxy_properties = proxy_properties or {}
         self._pass_fds = pass_fds
         self.name_server: ServerProcess | None = None
         self.controller: ServerProcess | None = None
-        #: Masters and slaves; a master comes before its slaves.
+        #: Masters and slaves. Each master comes before its slaves.
         self.brokers: list[ServerProcess] = []
         self.proxy: ServerProcess | None = None
 
@@ -163,32 +209,28 @@ class ProcessCluster:
 
     @property
     def namesrv_addr(self) -> str:
-        """The NameServer's host:port."""
+        """HOST:PORT of the NameServer. Raises GantryError before the start."""
         if self.name_server is None:
             raise GantryError("the cluster has not been started")
         return self.name_server.address
 
     def start(self) -> None:
-        """Starts every server and waits until each has registered. Raises GantryError; then none is left running."""
+        """Starts every server and waits until all have registered. After an error, call `stop`."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        try:
-            self.name_server = self._start("namesrv", "namesrv", self._namesrv_properties())
-            self.name_server.wait_until_ready(deadline)
-            if self._with_controller:
-                self.controller = self._start("controller", "controller", self._controller_properties())
-                self.controller.wait_until_ready(deadline)
-            # A slave learns of its master when it registers.
-            for replica in range(self._replicas):
-                started = [self._start_broker(number, replica) for number in range(self._broker_count)]
-                self.brokers += started
-                for broker in started:
-                    broker.wait_until_ready(deadline)
-            if self._with_proxy:
-                self.proxy = self._start("proxy", "proxy", self._proxy_properties())
-                self.proxy.wait_until_ready(deadline)
-        except BaseException:
-            self.stop()
-            raise
+        self.name_server = self._start("namesrv", "namesrv", self._namesrv_properties())
+        self.name_server.wait_until_ready(deadline)
+        if self._with_controller:
+            self.controller = self._start("controller", "controller", self._controller_properties())
+            self.controller.wait_until_ready(deadline)
+        # A slave gets the address of its master when it registers, so masters start first.
+        for replica in range(self._replicas):
+            started = [self._start_broker(number, replica) for number in range(self._broker_count)]
+            self.brokers += started
+            for broker in started:
+                broker.wait_until_ready(deadline)
+        if self._with_proxy:
+            self.proxy = self._start("proxy", "proxy", self._proxy_properties())
+            self.proxy.wait_until_ready(deadline)
 
     def stop(self) -> None:
         """Stops proxy, brokers, controller, then the NameServer, and waits until their processes have ended."""
@@ -204,7 +246,11 @@ class ProcessCluster:
             self.name_server.stop()
 
     def __enter__(self) -> ProcessCluster:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(
@@ -221,7 +267,7 @@ class ProcessCluster:
     def _namesrv_properties(self) -> dict[str, str]:
         return {
             "bindAddress": HOST,
-            "listenPort": str(self._port),
+            "listenPort": str(self._ports.name_server),
             "kvConfigPath": str(self._directory / "namesrv" / "kvConfig.json"),
             "configStorePath": str(self._directory / "namesrv" / "namesrv.properties"),
         }
@@ -229,7 +275,7 @@ class ProcessCluster:
     def _controller_properties(self) -> dict[str, str]:
         return {
             "bindAddress": HOST,
-            "listenPort": str(controller_port(self._port)),
+            "listenPort": str(self._ports.controller),
             "controllerStorePath": str(self._directory / "controller"),
             "configStorePath": str(self._directory / "controller" / "controller.properties"),
         }
@@ -237,8 +283,8 @@ class ProcessCluster:
     def _proxy_properties(self) -> dict[str, str]:
         return {
             "bindAddress": HOST,
-            "grpcServerPort": str(proxy_port(self._port)),
-            "remotingListenPort": str(proxy_remoting_port(self._port)),
+            "grpcServerPort": str(self._ports.proxy),
+            "remotingListenPort": str(self._ports.proxy_remoting),
             "namesrvAddr": self.namesrv_addr,
         } | self._more_proxy_properties
 
@@ -248,7 +294,7 @@ class ProcessCluster:
             "brokerName": broker_name(number),
             "brokerIP1": HOST,
             "bindAddress": HOST,
-            "listenPort": str(broker_port(self._port, number, replica)),
+            "listenPort": str(self._ports.broker(number, replica)),
             "namesrvAddr": self.namesrv_addr,
             "storePathRootDir": str(self._directory / name),
             "storePathCommitLog": str(self._directory / name / "commitlog"),
@@ -271,31 +317,11 @@ class ProcessCluster:
         return properties | self._broker_properties
 
 
-def broker_port(port: int, number: int, replica: int = 0) -> int:
-    """Of a broker, beside a NameServer at `port`; 0, any free one, where that is 0."""
-    return port + 1035 + 10 * number + 2 * replica if port else 0
-
-
-def controller_port(port: int) -> int:
-    """Of a controller, beside a NameServer at `port`; 0, any free one, where that is 0."""
-    return port + 2 if port else 0
-
-
-def proxy_port(port: int) -> int:
-    """Of a proxy, beside a NameServer at `port`; 0, any free one, where that is 0 or too low."""
-    return max(port - 1795, 0)
-
-
-def proxy_remoting_port(port: int) -> int:
-    """The same for clients that don't speak gRPC."""
-    return max(port - 1796, 0)
-
-
 def replica_name(number: int, replica: int) -> str:
-    """broker-a, whose slaves are broker-a-1, broker-a-2 ..."""
+    """Returns the name of a server: broker-a for a master, broker-a-1, broker-a-2 ... for its slaves."""
     return f"{broker_name(number)}-{replica}" if replica else broker_name(number)
 
 
 def broker_name(number: int) -> str:
-    """broker-a to broker-z, then broker-26 and so on."""
+    """Returns broker-a to broker-z, then broker-26 and so on."""
     return f"broker-{chr(ord('a') + number) if number < 26 else number}"

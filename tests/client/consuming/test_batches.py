@@ -1,4 +1,4 @@
-"""Handlers of several messages at a time; and rates that a consumer tells."""
+"""Handlers for batches of messages, and the consumption rates of a consumer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from inbox import send_all
 from leftovers import nothing_left
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming import consumer_relay
 from gantrymq.client.consuming.push_consumer import PushConsumer

@@ -1,4 +1,4 @@
-"""Consumers that read everything, and where they keep their offsets."""
+"""Broadcasting consumers, which receive all messages, and their local offset files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from inbox import Inbox, queues_of, send_all
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming.offset_store import LocalOffsetStore
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -17,7 +17,7 @@ from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import MessageExt, MessageQueue
 
 QUEUE = MessageQueue("topic", "broker", 1)
-#: As Java's LocalFileOffsetStore writes it.
+#: A file as Java's LocalFileOffsetStore writes it.
 JAVA_FILE = """{
 	"offsetTable":{
 		{
@@ -79,7 +79,7 @@ async def test_goes_on_where_it_was_closed(
         consumer.subscribe(topic)
         async with consumer:
             await until(lambda body=body: body in tries)
-    # What the handler failed on doesn't come again.
+    # In broadcasting mode, a failed message is not redelivered.
     assert tries == [b"bad", b"good"]
     assert {path.name for path in offset_files(tmp_path, unique)} == {"offsets.json", "offsets.json.bak"}
 
@@ -131,7 +131,7 @@ async def test_a_directory_that_can_not_be_written_is_an_error(tmp_path: Path) -
     (tmp_path / "client").write_text("a file where a directory should be")
     with pytest.raises(ClientError, match="can't write the offsets"):
         await store.commit({QUEUE: 5})
-    # What wasn't written is written when it can be, though nothing was consumed meanwhile.
+    # The next commit writes the offsets of the failed one, even if nothing was consumed meanwhile.
     (tmp_path / "client").unlink()
     await store.commit({QUEUE: 5})
     assert await LocalOffsetStore(tmp_path, "client", "group").read(QUEUE) == 5

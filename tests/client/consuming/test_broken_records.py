@@ -1,4 +1,4 @@
-"""Records that can't be read keep no other from being consumed."""
+"""Unreadable records do not prevent the consumption of others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from broken_records import BAD_BODIES, BAD_RECORDS, MAX_BODY_SIZE, LogBroker, good, serving_topic
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming import queue_puller
 from gantrymq.client.consuming.handler_pool import MessageHandler
@@ -27,7 +27,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Reader:
-    """A handler that reads bodies: those that it got, and the queue offsets of those that it didn't."""
+    """A handler that reads bodies. Stores them, and the queue offsets of unreadable ones."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -85,7 +85,7 @@ async def test_push_consumers_go_on(name: str, kind: str, caplog: pytest.LogCapt
             assert [body for _, body in broker.sent_anew] == [decode_record(BROKEN[name](n)).body for n in (1, 3)]
     else:
         assert isinstance(reader.errors[1], RecordError)
-        # Nothing of it can be given back.
+        # The record is unreadable, so it cannot be sent back.
         assert not broker.sent_back
         assert not broker.sent_anew
         assert "the record at offset 1 of" in caplog.text

@@ -1,4 +1,4 @@
-"""Consumers' calls, cancelled in every turn: the consumer goes on with all of its queues, and nothing is left."""
+"""Consumer calls that are cancelled in every iteration: the consumer keeps its queues and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from cancelling import cancel_at_every_turn
-from waiting import until, wait_until
+from wait_until import until, wait_until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -22,7 +22,7 @@ from gantrymq.sync import SyncProducer
 from gantrymq.testing.processes import ProcessCluster
 
 TOPIC = "cancelled"
-#: Twelve of them don't fit into one small answer; half are compressed.
+#: Twelve messages that exceed one small response. Half of them are compressed.
 BODIES = {b"%d" % number * (1 if number % 2 else 5000) for number in range(12)}
 
 _groups = itertools.count()
@@ -30,7 +30,7 @@ _groups = itertools.count()
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    """In processes of its own: what is left in this one is the clients'."""
+    """Starts a cluster in its own processes, so that all tasks and sockets of this process belong to the clients."""
     with (
         ProcessCluster(tmp_path_factory.mktemp("cluster")) as cluster,
         SyncProducer(Producer(cluster.namesrv_addr, "producers", compress_over=1000)) as producer,
@@ -50,18 +50,18 @@ def _is_known(producer: SyncProducer) -> bool:
 
 @pytest.fixture
 async def _silence(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
-    """In its debug mode asyncio has nothing to say; of what other tests left behind, not here."""
+    """Asserts that asyncio's debug mode reports nothing. Leftovers of other tests do not count."""
     gc.collect()
     caplog.clear()
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
-    loop.slow_callback_duration = 10.0  # A busy machine is no fault.
+    loop.slow_callback_duration = 10.0  # A slow callback on a busy machine is no failure.
     yield
     gc.collect()
     assert not [record.getMessage() for record in caplog.records if record.name == "asyncio"]
 
 
-#: What the consumer under test has handed out.
+#: Bodies that the tested consumer has returned.
 found: set[bytes] = set()
 
 
@@ -70,7 +70,7 @@ async def poll(consumer: LitePullConsumer) -> None:
 
 
 async def read_all(consumer: LitePullConsumer) -> None:
-    """Gets each message that was not handed out yet."""
+    """Receives all messages that were not returned yet."""
 
     async def are_there() -> bool:
         await poll(consumer)
@@ -80,7 +80,7 @@ async def read_all(consumer: LitePullConsumer) -> None:
 
 
 async def read_all_again(consumer: LitePullConsumer) -> None:
-    """No queue has gone."""
+    """Checks that the consumer still has all queues, and reads all messages again."""
     queues = await consumer.queues(TOPIC)
     assert consumer.assignment == set(queues)
     for queue in queues:
@@ -110,7 +110,7 @@ async def take_one(consumer: LitePullConsumer) -> None:
 
 
 async def twice(call: Callable[[LitePullConsumer], Awaitable[object]], consumer: LitePullConsumer) -> None:
-    """What was cancelled can be done again; then all is there."""
+    """Repeats the cancelled call, and then reads all messages."""
     for queue in consumer.assignment:
         await consumer.seek(queue, 0)
     await call(consumer)
@@ -155,7 +155,7 @@ async def test_a_call_of_a_lite_pull_consumer(name: str, cluster: ProcessCluster
 
     async def still_works(consumer: LitePullConsumer) -> None:
         if name in ("poll", "async for"):
-            # What a cancelled call has not handed out comes next.
+            # The next call returns the messages that a cancelled call did not return.
             await read_all(consumer)
         await twice(call, consumer)
 

@@ -1,4 +1,4 @@
-"""What a handler fails on is sent back once, whatever fails beside it."""
+"""A failed message is sent back exactly once, regardless of other failures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 from records import message_at
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming import concurrently
 from gantrymq.client.consuming.concurrently import ConsumeConcurrently
@@ -20,12 +20,15 @@ QUEUE = MessageQueue("t", "a", 0)
 
 
 class Broker:
-    """What messages are sent back to: answers when `held` lets it, with `errors` first."""
+    """Destination of `send_back`. Responds after `held` is set, first with the `errors`."""
 
     def __init__(self) -> None:
         self.came: list[int] = []
         self.held: asyncio.Event | None = None
         self.errors: list[Exception] = []
+
+    def following(self, message: MessageExt, delay_level: int = 0) -> str:
+        return "as scripted"
 
     async def send_back(self, message: MessageExt, topic: str, delay_level: int = 0) -> None:
         self.came.append(message.queue_offset)
@@ -36,7 +39,7 @@ class Broker:
 
 
 class Handler:
-    """Fails when `ended` lets it."""
+    """A handler that fails when `ended` is set."""
 
     def __init__(self) -> None:
         self.tries = 0
@@ -64,7 +67,7 @@ async def test_a_slow_handler_that_fails_while_its_message_goes_back() -> None:
     await until(lambda: broker.came)
     handler.ended.set()
     await until(lambda: not consuming.pool.running())
-    # The next look at slow handlers, too.
+    # Waits for the next check of slow handlers, too.
     await asyncio.sleep(0.03)
     broker.held.set()
     await until(lambda: not process_queue.first)
@@ -73,7 +76,7 @@ async def test_a_slow_handler_that_fails_while_its_message_goes_back() -> None:
 
 
 async def test_it_is_sent_back_again_when_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The handler failed while the message was on its way back for having taken too long, in vain."""
+    """The handler fails while the message is being sent back because of its timeout, and this request fails."""
     monkeypatch.setattr(concurrently, "RETRY_LOCALLY_S", 0.01)
     broker, handler = Broker(), Handler()
     broker.held = asyncio.Event()

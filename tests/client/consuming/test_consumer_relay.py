@@ -1,4 +1,4 @@
-"""What consumers answer to an operator, by way of their broker."""
+"""Responses of consumers to an operator's requests, which the broker forwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from inbox import Inbox, queues_of, send_all
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -142,7 +142,7 @@ async def test_a_message_consumed_on_demand(
     sent = [await admin.message_by_offset_id(offset_msg_id, topic) for offset_msg_id in ids]
     consumer = PushConsumer(name_server, unique, handle if in_threads else handle_in_task)
     await producer.send(Message(f"{unique}_2", b"x"))
-    # Another topic: what is consumed on demand need not be subscribed.
+    # Direct consumption does not need a subscription of the topic.
     consumer.subscribe(f"{unique}_2", "nothing")
     async with consumer:
         await until(lambda: queues_of(consumer, f"{unique}_2"))

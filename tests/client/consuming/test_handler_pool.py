@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from records import message_at
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming import handler_pool as handler_pool_module
 from gantrymq.client.consuming.handler_pool import MessageHandler, Running, TaskPool, ThreadPool, handler_pool
@@ -15,7 +15,7 @@ from gantrymq.protocol.message import MessageExt, MessageQueue
 
 
 class Outcomes:
-    """What a pool reported."""
+    """Results that a pool reported."""
 
     def __init__(self) -> None:
         self.by_offset: dict[int, Exception | None] = {}
@@ -198,7 +198,7 @@ async def test_the_close_does_not_wait_for_a_handler_that_goes_on(
 
 
 class Odd(BaseException):
-    """Of a user who doesn't derive from Exception."""
+    """An exception that is not derived from Exception."""
 
 
 @pytest.mark.parametrize("error", [Odd, GeneratorExit, asyncio.CancelledError])
@@ -221,14 +221,14 @@ async def test_whatever_an_async_handler_raises_is_a_failure(
 async def test_messages_that_come_in_the_moment_in_which_all_tasks_end(
     outcomes: Outcomes, process_queue: ProcessQueue
 ) -> None:
-    """The last task has seen an empty line, and its end isn't known yet: they waited for the next pull's messages."""
+    """The last task has found an empty queue but is not removed yet. New messages must not wait for the next pull."""
 
     async def handle(message: MessageExt) -> None:
         pass
 
     pool = TaskPool(handle, 1, outcomes.done)
     pool.submit(process_queue, [message_at(0)])
-    # Called behind the task's only step, and before what is told of its end.
+    # Runs after the task's only step, and before its done callback.
     asyncio.get_running_loop().call_soon(pool.submit, process_queue, [message_at(1)])
     await until(lambda: len(outcomes.by_offset) == 2)
     await pool.close(5)
@@ -247,7 +247,7 @@ async def test_a_task_that_is_cancelled_from_outside_is_replaced(
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     await until(lambda: len(outcomes.by_offset) == 2)
-    # One that hasn't begun yet, too.
+    # Also cancels a task that has not started yet.
     pool.submit(process_queue, [message_at(2)])
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
@@ -296,11 +296,11 @@ async def test_a_thread_that_dies_is_replaced_and_its_message_has_failed(
 
 
 async def test_no_handler_gets_a_message_of_a_queue_that_was_dropped_before() -> None:
-    """Whoever has dropped a queue looks at what runs, and gives the queue to another when nothing does."""
+    """After a queue is dropped, it moves to another consumer as soon as no handler runs."""
     asked, go_on, begun, end = (threading.Event() for _ in range(4))
 
     class Slow(ProcessQueue):
-        """Answers slowly whether it was dropped."""
+        """A queue whose `dropped` property is slow."""
 
         @property
         def dropped(self) -> bool:

@@ -1,4 +1,4 @@
-"""Handlers: which are refused at once, and what they find when they are called."""
+"""Handlers: signatures that are rejected at once, and the context of their calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from records import message_at
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming.handler_pool import handler_pool
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
@@ -88,7 +88,7 @@ variable: ContextVar[str] = ContextVar("variable", default="nothing")
 
 @pytest.mark.parametrize("kind", ["task", "thread"])
 async def test_the_context_of_the_start_is_there(kind: str) -> None:
-    """In threads, too; and what a handler sets is its own."""
+    """Also in threads. A context variable that a handler sets is not visible elsewhere."""
     found: list[str] = []
 
     def take(message: MessageExt) -> None:
@@ -115,7 +115,7 @@ async def test_the_context_of_the_start_is_there(kind: str) -> None:
 async def test_a_reply_that_nobody_takes_is_done(
     kind: str, reason: RefusalReason | None, is_done: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The question was consumed again, and replied to again, 16 times."""
+    """Otherwise the request would be consumed again, and get another reply, 16 times."""
     outcomes: list[BaseException | None] = []
     error = BrokerError(1, "refused", "127.0.0.1:1", reason)
 

@@ -1,4 +1,4 @@
-"""Consumers that can't work say so: at the start, to callbacks, and to who asks how they are."""
+"""Consumers that cannot work report it: at the start, to callbacks, and in `health`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from broken_records import LogBroker, good, serving_topic
 from inbox import Inbox
 from leftovers import nothing_left
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming import introduction
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -25,11 +25,12 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.remoting.connection import Connection, RequestHandler
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 
 
 async def handle(message: MessageExt) -> None:
-    """A handler."""
+    """Does nothing."""
 
 
 KINDS: dict[str, Callable[..., Any]] = {
@@ -61,7 +62,9 @@ async def test_no_name_server_is_an_error_of_the_start(kind: str) -> None:
 
 @pytest.mark.usefixtures("_short_start")
 async def test_a_name_server_that_is_silent() -> None:
-    silent = RemotingServer({RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda connection, request: None}, host="127.0.0.1")
+    silent = RemotingServer(
+        {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda connection, request: None}, ListenOptions("127.0.0.1")
+    )
     await silent.start()
     try:
         async with nothing_left():
@@ -103,7 +106,7 @@ async def test_who_may_not_join_is_told_at_the_start(kind: str) -> None:
         name_server.routes["topic"] = route_over({"broker": broker.address})
         with pytest.raises(BrokerError, match="code 16: as scripted"):
             await subscribed(kind, name_server.address).start()
-    # What was opened at the servers is closed a moment later.
+    # The servers notice the closed connections a moment later.
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,7 +142,7 @@ async def test_a_topic_that_comes_later_is_waited_for(name_server: str, producer
 
 @pytest.mark.parametrize("kind", ["push", "lite"])
 async def test_the_close_ends_the_wait_for_queues(kind: str, name_server: str, unique: str) -> None:
-    """It went on for its 30 s, and then blamed others."""
+    """The wait must not continue for its 30 s."""
     consumer = subscribed(kind, name_server, topic=unique)
     with pytest.raises(ClientClosed):
         await consumer.wait_assigned()
@@ -153,7 +156,7 @@ async def test_the_close_ends_the_wait_for_queues(kind: str, name_server: str, u
 
 @pytest.mark.parametrize("kind", ["push", "lite"])
 def test_waits_for_queues_in_each_life(kind: str, name_server: str, unique: str) -> None:
-    """The second one is on another event loop."""
+    """The second start uses another event loop."""
 
     async def live() -> None:
         async with consumer:

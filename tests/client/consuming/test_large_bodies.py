@@ -1,4 +1,4 @@
-"""Bodies that are large when they are decompressed: never many of them at once in memory, never on the event loop."""
+"""Bodies that are large when decompressed: few are in memory at once, and none is decompressed on the event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from broken_records import ZLIB, LogBroker, good, serving_topic
 from step_timer import StepTimer
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming import large_bodies
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -27,7 +27,7 @@ from gantrymq.protocol.record import decode_record
 BOMBS = 60
 SIZE = 4 * 1024 * 1024
 BUDGET = 2 * SIZE
-#: The budget, one too many, one that is being made from its pieces; and the rest of the program. All would be 240 MiB.
+#: Memory limit: the budget, one excess body, one in the making, and the rest of the program. All bodies are 240 MiB.
 MOST_BYTES = BUDGET + 4 * SIZE
 LONGEST_S = 0.1
 
@@ -39,9 +39,9 @@ def _small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[None]:
-    """In the block no turn of the loop takes long, and little memory is taken at a time.
+    """Asserts that each event-loop iteration in the block is short, and that memory use is small.
 
-    A turn's time is what its thread worked: what the machine keeps from it doesn't count.
+    Only the CPU time of the thread counts, so other programs have no effect.
     """
     timer = StepTimer()
 
@@ -50,7 +50,7 @@ async def watched() -> AsyncIterator[None]:
             with timer.step():
                 await asyncio.sleep(0.001)
 
-    # A turn in which the collector looks at all that this process of tests has loaded is no fault of the consumer.
+    # A garbage collection over all loaded modules of the test process must not count.
     gc.collect()
     gc.freeze()
     watching = asyncio.ensure_future(measure())
@@ -116,7 +116,7 @@ async def test_threads(orderly: bool) -> None:
 
 
 async def test_handlers_that_keep_their_messages() -> None:
-    """The messages, not their bodies: those are there again for whoever reads them."""
+    """Handlers may keep many messages, but not their bodies, which are decompressed again when they are read."""
     kept: list[MessageExt] = []
 
     async def handle(message: MessageExt) -> None:
@@ -161,7 +161,7 @@ async def test_a_poll_that_is_cancelled_meanwhile_hands_out_nothing() -> None:
                     with pytest.raises(asyncio.CancelledError):
                         await polling
                 else:
-                    # The thread that inflates was quicker.
+                    # The decompressing thread was faster.
                     assert turns > 1
                     offsets += [message.queue_offset for message in polling.result()]
             while len(offsets) < 6:
@@ -182,7 +182,7 @@ async def test_a_simple_consumer_makes_ready_what_has_room() -> None:
 
 
 async def test_thousands_of_small_ones() -> None:
-    """None is large; all together would be."""
+    """Each body is small, but their total is large."""
     async with serving_topic(bombs(200_000, 1000)) as address:
         consumer = LitePullConsumer(address, "group", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
         consumer.subscribe("topic")
@@ -193,7 +193,7 @@ async def test_thousands_of_small_ones() -> None:
 
 
 async def test_threads_that_wait_for_room_end_with_their_pool() -> None:
-    """And their messages aren't handled any more."""
+    """The messages of these threads are not handled."""
     begun, release, handled = threading.Semaphore(0), threading.Event(), []
 
     def handle(message: MessageExt) -> None:

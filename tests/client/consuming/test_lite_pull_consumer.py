@@ -1,4 +1,4 @@
-"""Lite pull consumers, against a cluster."""
+"""Lite pull consumers against a cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.producing.producer import Producer
@@ -18,7 +18,7 @@ from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 
 @pytest.fixture
 async def queue(producer: Producer, topic: str) -> MessageQueue:
-    """A queue of ten messages, b"0" to b"9"."""
+    """Returns a queue with ten messages, b"0" to b"9"."""
     queue = (await producer.queues(topic))[1]
     await producer.send_batch([Message(topic, b"%d" % n) for n in range(10)], queue=queue)
     return queue
@@ -91,7 +91,7 @@ async def test_handed_out_messages_count_at_the_next_poll(name_server: str, queu
 
 
 async def _known(consumer: LitePullConsumer, queue: MessageQueue) -> MessageQueue:
-    """The same queue, once the consumer knows where it is."""
+    """Returns the same queue after the consumer has its route."""
     return next(known for known in await consumer.queues(queue.topic) if known == queue)
 
 
@@ -100,7 +100,7 @@ async def test_commit(name_server: str, queue: MessageQueue, unique: str) -> Non
     async with consumer:
         await consumer.assign([queue])
         await consumer.poll(max_messages=4)
-        # A broker that has no offset says 0 as long as the queue's first message is still in memory.
+        # Without a committed offset, a broker returns 0 as long as the queue's first message is in memory.
         assert not await consumer.committed(queue)
         await consumer.commit()
         assert await consumer.committed(queue) == 4
@@ -112,7 +112,7 @@ async def test_commit(name_server: str, queue: MessageQueue, unique: str) -> Non
 
 async def test_iteration(name_server: str, producer: Producer, queue: MessageQueue, unique: str) -> None:
     bodies: list[bytes] = []
-    # With automatic commits a pull under way may commit after `commit` does.
+    # With automatic commits, a pending pull may commit after `commit` does.
     consumer = LitePullConsumer(name_server, unique, auto_commit=False, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
     async with consumer:
         await consumer.assign([queue])
@@ -201,7 +201,7 @@ async def test_commit_of_given_offsets(name_server: str, queue: MessageQueue, un
     consumer = LitePullConsumer(name_server, unique, auto_commit=False, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
     async with consumer:
         await consumer.assign([queue])
-        # Java's broker takes offsets of groups that it knows: those that have pulled (ConsumerManageProcessor).
+        # Java's broker accepts offsets only from groups that have pulled (ConsumerManageProcessor).
         assert await consumer.poll(max_messages=1)
         await consumer.commit({queue: 6})
         assert await consumer.committed(queue) == 6
@@ -237,7 +237,7 @@ async def test_topics_may_change_while_it_runs(
 async def test_offsets_on_this_machine(
     name_server: str, producer: Producer, queue: MessageQueue, unique: str, tmp_path: Path
 ) -> None:
-    """Two consumers read everything; each goes on where it was."""
+    """Both consumers receive all messages, and each continues at its own offset."""
     for name in ("one", "two", "one"):
         consumer = LitePullConsumer(
             name_server,
@@ -268,7 +268,7 @@ def test_impossible_batch_sizes_are_refused(size: int) -> None:
 
 
 async def test_two_polls_at_once_are_refused(name_server: str, producer: Producer, topic: str, unique: str) -> None:
-    """The first one's future was lost: it slept on. What it had handed out counted as consumed."""
+    """With two polls, the future of the first one would be lost, and its messages would count as consumed."""
     consumer = LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
     consumer.subscribe(topic)
     async with consumer:
@@ -278,7 +278,7 @@ async def test_two_polls_at_once_are_refused(name_server: str, producer: Produce
             await consumer.poll(1)
         await producer.send(Message(topic, b"x"))
         assert [message.body for message in await first] == [b"x"]
-        # One that is cancelled is over.
+        # A cancelled poll is over.
         second = asyncio.ensure_future(consumer.poll(60_000))
         await asyncio.sleep(0)
         second.cancel()

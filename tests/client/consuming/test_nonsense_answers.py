@@ -1,4 +1,4 @@
-"""Answers to pulls that make no sense: neither committed, nor asked for a thousand times a second."""
+"""Meaningless responses to pulls: the consumer neither commits their offsets nor repeats the pull too often."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming import queue_puller, rebalancer
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -45,7 +45,7 @@ def record(offset: int) -> bytes:
 
 
 async def ignore(message: MessageExt) -> None:
-    """A handler."""
+    """Does nothing."""
 
 
 @asynccontextmanager
@@ -94,7 +94,7 @@ async def test_an_impossible_offset_is_not_believed(
 
 
 class ShortPolling(ScriptedGroupBroker):
-    """Answers each pull at once: there is nothing new."""
+    """Responds to each pull at once, without messages."""
 
     def _pull(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         if not self.pull_answers:
@@ -107,12 +107,12 @@ async def test_a_broker_that_holds_no_pulls_is_asked_less_and_less_often() -> No
     async with consuming(broker):
         await until(lambda: broker.pulls)
         await asyncio.sleep(2)
-    # After 20, 40, 80 ... ms; once a second in the end.
+    # The delays grow: 20, 40, 80 ms and so on, up to a second.
     assert len(broker.pulls) < 15
 
 
 class Ping(ScriptedGroupBroker):
-    """Nothing is ever where it is asked for: it is at another offset."""
+    """Responds to each pull with another offset."""
 
     def _pull(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         offset = request.read_header(PullMessageRequestHeader).queue_offset
@@ -130,7 +130,7 @@ async def test_offsets_that_move_to_and_fro_are_not_followed_a_thousand_times_a_
 
 
 class OddOffsets(ScriptedGroupBroker):
-    """What it says of offsets is none, until it is asked the third time."""
+    """Returns invalid offsets for the first two requests."""
 
     def __init__(self, code: RequestCode) -> None:
         self.code = code
@@ -186,7 +186,7 @@ async def test_an_operators_negative_offset_is_refused(caplog: pytest.LogCapture
 
 
 class PopsNothing(ScriptedGroupBroker):
-    """Answers each pop at once: there is nothing."""
+    """Responds to each pop at once, without messages."""
 
     def __init__(self) -> None:
         self.pops = 0
@@ -243,5 +243,5 @@ async def test_what_others_of_the_group_do_is_not_looked_at_a_thousand_times_a_s
                 connection.send_oneway(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
             await asyncio.sleep(0.002)
         await until(lambda: broker.asked_for_members > asked)
-        # Ten times a second.
+        # Ten requests per second.
         assert broker.asked_for_members - asked < 20 * (time.monotonic() - began) + 5

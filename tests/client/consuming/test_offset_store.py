@@ -1,4 +1,4 @@
-"""What a group's brokers are told of its offsets, and how often."""
+"""Offset commits of a group to its brokers, and their frequency."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming import offset_store
 from gantrymq.client.consuming.offset_store import BrokerOffsetStore
+from gantrymq.errors import ConnectFailed
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.offset import UpdateConsumerOffsetRequestHeader
 from gantrymq.protocol.message import MessageQueue
@@ -21,7 +22,7 @@ QUEUE = MessageQueue("topic", "broker", 0)
 
 
 class Committing(ScriptedGroupBroker):
-    """Keeps what is committed in `commits`; answers unless it is `silent`."""
+    """Records commits in `commits`. Responds unless it is `silent`."""
 
     def __init__(self) -> None:
         self.commits: list[int] = []
@@ -41,19 +42,28 @@ async def broker() -> AsyncIterator[Committing]:
 
 
 @pytest.fixture
-async def store(broker: Committing) -> AsyncIterator[BrokerOffsetStore]:
-    name_server = ScriptedNameServer({"topic": route_over({"broker": broker.address})})
-    async with serving([name_server]):
+async def client(broker: Committing) -> AsyncIterator[ClientInstance]:
+    async with serving([name_server := ScriptedNameServer({"topic": route_over({"broker": broker.address})})]):
         client = ClientInstance(name_server.address)
         await client.routes.get("topic")
-        yield BrokerOffsetStore(client, "group")
+        # The next route query returns another broker.
+        name_server.routes["topic"] = route_over({"other": "127.0.0.1:1"})
+        yield client
         await client.close()
+
+
+@pytest.fixture
+async def store(client: ClientInstance) -> BrokerOffsetStore:
+    return BrokerOffsetStore(client, "group")
 
 
 async def test_an_offset_that_stays_is_told_once_in_a_while(
     broker: Committing, store: BrokerOffsetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker that was killed has forgotten the last seconds: the group seemed to be behind until the next message."""
+    """A killed broker may have lost the last commits.
+
+    Without repeated commits, the group would show lag until its next message.
+    """
     for offset in (10, 10, 11, 11):
         await store.commit({QUEUE: offset})
     assert broker.commits == [10, 11]
@@ -65,7 +75,7 @@ async def test_an_offset_that_stays_is_told_once_in_a_while(
 async def test_after_a_commit_without_an_answer_the_one_before_is_sent_again(
     broker: Committing, store: BrokerOffsetStore
 ) -> None:
-    """It was taken for what the broker knew still: who had gone back lost the messages between."""
+    """After a failed commit, the broker's offset is unknown, so an earlier offset must be committed again."""
     await store.commit({QUEUE: 10})
     broker.silent = True
     given_up = asyncio.ensure_future(store.commit({QUEUE: 20}))
@@ -76,3 +86,26 @@ async def test_after_a_commit_without_an_answer_the_one_before_is_sent_again(
     broker.silent = False
     await store.commit({QUEUE: 10})
     assert broker.commits == [10, 20, 10]
+
+
+async def test_offsets_of_a_broker_that_has_left_the_route_are_committed(
+    broker: Committing, client: ClientInstance, store: BrokerOffsetStore
+) -> None:
+    """A NameServer may have lost its connection to the broker.
+
+    The consumer must commit before it releases the queue.
+    """
+    await store.commit({QUEUE: 10})
+    await client.routes.refresh("topic")
+    await store.commit({QUEUE: 20})
+    assert broker.commits == [10, 20]
+
+
+async def test_no_connection_is_made_with_a_broker_that_has_left_the_route(
+    broker: Committing, client: ClientInstance, store: BrokerOffsetStore
+) -> None:
+    """The connect would block until its timeout if the machine is down, and delay a rebalance."""
+    await client.routes.refresh("topic")
+    with pytest.raises(ConnectFailed, match="no route names broker broker"):
+        await store.commit({QUEUE: 20})
+    assert broker.commits == []

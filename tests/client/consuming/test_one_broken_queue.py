@@ -1,4 +1,4 @@
-"""One queue with every kind of record that can't be read, each between good ones: each consumer gets all good ones."""
+"""A queue with every kind of unreadable record between readable ones: each consumer receives all readable ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from broken_records import BAD_BODIES, BAD_RECORDS, MAX_BODY_SIZE, LogBroker, good, serving_topic
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming import queue_puller
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -40,7 +40,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class BrokenQueue(LogBroker):
-    """Good records at even offsets, at the others each kind of broken one. It can be popped, too."""
+    """Readable records at even offsets, and each kind of unreadable record at odd ones. Supports pops, too."""
 
     def __init__(self) -> None:
         records = [good(0)]
@@ -67,7 +67,7 @@ class BrokenQueue(LogBroker):
 
 
 def take(message: MessageExt, bodies: list[bytes]) -> None:
-    """Keeps its body; raises for one that can't be read."""
+    """Stores the body. Raises an error for an unreadable one."""
     assert message.topic == "topic"
     assert message.queue_id == 0
     bodies.append(message.body)
@@ -112,7 +112,7 @@ async def simple(address: str, bodies: list[bytes]) -> None:
     async with consumer:
         for message in await consumer.receive():
             try:
-                # It has no queues: whatever of the topic is given to it is its own.
+                # A simple consumer has no assigned queues, so it accepts all messages of the topic.
                 message.queue_id = 0
                 take(message, bodies)
             except ProtocolError:
@@ -137,6 +137,6 @@ async def test_all_good_ones_are_delivered(kind: str, tmp_path: Path) -> None:
     bodies: list[bytes] = []
     async with serving_topic(BrokenQueue()) as address:
         await CONSUMERS[kind](address, bodies, tmp_path)
-    # Those of another topic or queue are readable, and not of this queue.
+    # Records of another topic or queue are readable, but not part of this queue.
     odd = {b"good %d" % (2 * number + 1) for number, name in enumerate(BROKEN) if name == "record of another queue"}
     assert set(bodies) - GOOD <= (odd if kind == "simple" else set())

@@ -1,4 +1,4 @@
-"""Push consumers that handle each queue in order, against a cluster."""
+"""Orderly push consumers against a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import pytest
 from inbox import Inbox, queues_of
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -20,13 +20,13 @@ from gantrymq.protocol.message import Message, MessageExt
 
 
 async def send_numbers(producer: Producer, topic: str, count: int, first: int = 0) -> None:
-    """`count` numbered messages to each queue."""
+    """Sends `count` numbered messages to each queue."""
     for queue in await producer.queues(topic):
         await producer.send_batch([Message(topic, b"%d" % n) for n in range(first, first + count)], queue=queue)
 
 
 class Order:
-    """What came, by queue id, and how many were handled at once in the queue that had most."""
+    """Received numbers by queue id, and the largest number of parallel handlers per queue."""
 
     def __init__(self) -> None:
         self.came: defaultdict[int, list[int]] = defaultdict(list)
@@ -90,7 +90,7 @@ async def test_a_failure_stops_its_queue_only(name_server: str, producer: Produc
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: sum(queue_id != 1 for queue_id, _, _ in came) == 15)
-        # More often than a concurrent consumer would try.
+        # An orderly consumer retries more often than a concurrent one.
         await until(lambda: sum(body == 2 for queue_id, body, _ in came if queue_id == 1) > 20)
         assert max(body for queue_id, body, _ in came if queue_id == 1) == 2
         go_on = True
@@ -99,7 +99,9 @@ async def test_a_failure_stops_its_queue_only(name_server: str, producer: Produc
     assert tries == list(range(len(tries)))
 
 
-async def test_a_hopeless_message_makes_way(name_server: str, producer: Producer, topic: str, unique: str) -> None:
+async def test_a_hopeless_message_makes_way(
+    name_server: str, producer: Producer, topic: str, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
     came: list[tuple[bytes, int]] = []
 
     async def handle(message: MessageExt) -> None:
@@ -127,6 +129,12 @@ async def test_a_hopeless_message_makes_way(name_server: str, producer: Producer
                 await reader.seek_to_begin(dead)
             (message,) = await reader.poll(10_000)
     assert came == [(b"hopeless", 0), (b"hopeless", 1), (b"hopeless", 2), (b"next", 0)]
+    failures = [line for line in caplog.messages if line.startswith(f"handler failed: topic {topic!r}, message ")]
+    assert [line.partition(" attempt ")[2] for line in failures] == [
+        "1; next attempt in 0.01 s, its queue waits",
+        "2; next attempt in 0.01 s, its queue waits",
+        "3; goes to the dead-letter queue",
+    ]
     assert (message.body, message.properties["RETRY_TOPIC"]) == (b"hopeless", topic)
 
 
@@ -140,7 +148,7 @@ async def _queues_when_there(reader: LitePullConsumer, topic: str) -> list[objec
 
 
 async def test_order_stays_when_queues_move(name_server: str, producer: Producer, topic: str, unique: str) -> None:
-    """A second consumer comes and goes while messages are handled: none is lost, none comes out of turn."""
+    """A second consumer joins and leaves during the consumption. No message is lost or out of order."""
     orders = Order(), Order()
     consumers = [
         PushConsumer(name_server, unique, order, orderly=True, consume_from_where=CONSUME_FROM_FIRST_OFFSET)

@@ -1,7 +1,7 @@
-"""Orderly consumption, whatever happens: one message of a queue in handlers at a time, none before its turn.
+"""Orderly consumption in random interleavings: at most one message of a queue is in a handler, always in order.
 
-Handlers succeed, fail and take their time; sending to the dead letters fails and hangs; the queue is given up and read
-anew from its committed offset; its lock is lost, and the broker doesn't answer.
+Handlers succeed, fail or take long. Sends to the dead-letter queue fail or hang. The queue is released and read
+again from its committed offset. Its lock gets lost, and the broker does not respond.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from records import message_at
 from virtual_time import run_in_virtual_time
 
-from gantrymq.client.consuming.held_locks import HeldLocks
+from gantrymq.client.consuming.consumer_locks import ConsumerLocks
 from gantrymq.client.consuming.orderly import ConsumeOrderly
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.consuming.send_back import SendBack
@@ -26,26 +26,26 @@ from gantrymq.errors import RequestTimeout
 from gantrymq.protocol.message import MessageExt, MessageQueue
 
 QUEUE = MessageQueue("t", "a", 0)
-#: Longer than any pause, less than a queue's release waits.
+#: Longer than any pause, but shorter than the timeout of a queue's release. In seconds.
 A_WHILE_S = 5.0
 
 
 @dataclass
 class Outcome:
-    """How something ends, and after how many seconds."""
+    """Result of an operation, and its duration in seconds."""
 
     succeeds: bool
     after_s: float
 
 
 outcomes = st.builds(Outcome, st.booleans(), st.sampled_from([0.0, 0.0, 0.5, A_WHILE_S]))
-#: What happens from outside: a message comes, the queue moves, the lock is lost, time passes. Each takes a turn of the
-#: loop; what comes in the turn in which something else ends is of interest, so most come quickly.
+#: External events: a message arrives, the queue moves, the lock gets lost, time passes. Each takes one loop iteration.
+#: Most are short, because events in the same iteration as another one's end are the interesting cases.
 happenings = st.sampled_from(["pull"] * 4 + ["nothing"] * 2 + ["rebalance", "lose lock", "half a second", "a while"])
 
 
 class World:
-    """A queue of `length` messages, its consumer, and what both have come to."""
+    """A queue of `length` messages, its consumer, and their state."""
 
     def __init__(
         self,
@@ -60,16 +60,17 @@ class World:
         self._locked = True
         self._in_handlers = 0
         self.wrong: list[str] = []
-        #: Offsets that were consumed or buried.
+        #: Offsets that were consumed or moved to the dead-letter queue.
         self.done: set[int] = set()
         self.consumption = ConsumeOrderly(
             self._handle,
             3,
-            cast(HeldLocks, self),
+            cast(ConsumerLocks, self),
             cast(SendBack, self),
             max_reconsume_times,
             1.0,
             lambda message: message.topic,
+            lambda process_queue: None,
         )
         self.process_queue = ProcessQueue(QUEUE, 0, FlowLimits())
 
@@ -92,25 +93,25 @@ class World:
             self._in_handlers -= 1
 
     async def send_anew(self, message: MessageExt, topic: str) -> None:
-        """SendBack's."""
+        """Replaces `SendBack.send_anew`."""
         if not await self._end(self._burying):
             raise RequestTimeout("as scripted", "127.0.0.1:1")
         self.done.add(message.queue_offset)
 
     def holds(self, queue: MessageQueue) -> bool:
-        """HeldLocks'."""
+        """Replaces `ConsumerLocks.holds`."""
         return self._locked
 
     def was_lost(self, queue: MessageQueue) -> bool:
-        """HeldLocks': nobody else is there."""
+        """Replaces `ConsumerLocks.was_lost`. No other consumer exists."""
         return False
 
     async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """HeldLocks'."""
+        """Replaces `ConsumerLocks.lock`."""
         self._locked = await self._end(self._locking)
         return set(queues) if self._locked else set()
 
-    # -- what happens ---------------------------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------------------------
 
     def pull(self) -> None:
         offset = self.process_queue.next_offset
@@ -120,7 +121,7 @@ class World:
             self.consumption.submit(self.process_queue, [message])
 
     async def rebalance(self) -> None:
-        """The queue is given up and taken again, as by another consumer of the group."""
+        """Releases the queue and assigns it again, as if another member of the group had it meanwhile."""
         self.process_queue.dropped = True
         await self.consumption.release(self.process_queue)
         self.process_queue = ProcessQueue(QUEUE, self.process_queue.commit_offset, FlowLimits())
@@ -138,7 +139,7 @@ class World:
 
 @pytest.fixture(scope="module", autouse=True)
 def quiet() -> Iterator[None]:
-    """Handlers fail by the thousand here."""
+    """Turns off error logs, because handlers fail thousands of times here."""
     logging.disable(logging.ERROR)
     yield
     logging.disable(logging.NOTSET)
@@ -156,7 +157,7 @@ def play(
         world = World(length, max_reconsume_times, handling, burying, locking)
         for what in script:
             await world.happens(what)
-        # Nothing has come to a stand: what is left is consumed in the end.
+        # The consumption is not stuck: the remaining messages are consumed.
         for _ in range(length):
             world.pull()
         async with asyncio.timeout(3600):
@@ -179,7 +180,7 @@ any_world = given(
 SLOW, FAILS = Outcome(True, 0.5), Outcome(False, 0.0)
 
 
-# A message comes in the turn in which the first one is given up.
+# A message arrives in the iteration in which the first one is given up.
 @example(2, 0, ["pull", "nothing", "pull"], [SLOW, SLOW, FAILS], [], [])
 @example(2, 0, ["pull", "pull"], [SLOW, SLOW, FAILS], [], [])
 @any_world

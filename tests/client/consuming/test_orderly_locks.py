@@ -1,4 +1,4 @@
-"""Locks that a consumer gives back while it renews them."""
+"""Locks that a consumer releases while it renews them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from scripted import ScriptedNameServer, route_over, serving
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.consuming.held_locks import HeldLocks
+from gantrymq.client.consuming.consumer_locks import ConsumerLocks
 from gantrymq.protocol.bodies.offset import QueueLockAnswer, QueueLockRequest
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 
 QUEUE = MessageQueue("topic", "broker", 0)
 
 
 class LockBroker:
-    """Grants every lock unless `refuses`, later where `held` says so."""
+    """Grants every lock unless `refuses`. Responds only after `held` is set, if there is such an event."""
 
     def __init__(self) -> None:
         self.refuses = False
@@ -35,7 +37,7 @@ class LockBroker:
                 RequestCode.LOCK_BATCH_MQ: self._lock,
                 RequestCode.UNLOCK_BATCH_MQ: self._unlock,
             },
-            host="127.0.0.1",
+            ListenOptions("127.0.0.1"),
         )
 
     def _lock(self, connection: Connection, request: RemotingCommand) -> None:
@@ -53,20 +55,28 @@ class LockBroker:
 
 
 @asynccontextmanager
-async def locks_over(broker: LockBroker) -> AsyncIterator[HeldLocks]:
+async def locks_over(broker: LockBroker) -> AsyncIterator[ConsumerLocks]:
+    async with client_of(broker) as client:
+        locks = ConsumerLocks(client, "group")
+        yield locks
+        await locks.close(5)
+
+
+@asynccontextmanager
+async def client_of(broker: LockBroker) -> AsyncIterator[ClientInstance]:
+    """Yields a client whose next route query returns another broker."""
     name_server = ScriptedNameServer({})
     async with serving([name_server, broker]):
         name_server.routes["topic"] = route_over({"broker": f"127.0.0.1:{broker.server.port}"})
         client = ClientInstance(name_server.address)
         await client.routes.get("topic")
-        locks = HeldLocks(client, "group")
-        yield locks
-        await locks.close(5)
+        name_server.routes["topic"] = route_over({"other": "127.0.0.1:1"})
+        yield client
         await client.close()
 
 
 async def test_a_lock_given_back_while_it_is_renewed_is_not_renewed_again() -> None:
-    """It would be taken from the queue's next reader, or kept from it for ever."""
+    """Otherwise the lock would be taken from the queue's next consumer, or never be released."""
     broker = LockBroker()
     async with locks_over(broker) as locks:
         assert await locks.lock([QUEUE]) == {QUEUE}
@@ -82,6 +92,17 @@ async def test_a_lock_given_back_while_it_is_renewed_is_not_renewed_again() -> N
         assert len(broker.asked) == 2
 
 
+async def test_a_lock_of_a_broker_that_has_left_the_route_is_given_back() -> None:
+    """Otherwise the queue's next consumer would have to wait for a minute."""
+    broker = LockBroker()
+    async with client_of(broker) as client:
+        locks = ConsumerLocks(client, "group")
+        assert await locks.lock([QUEUE]) == {QUEUE}
+        await client.routes.refresh("topic")
+        await locks.close(5)
+        assert broker.unlocked == [QUEUE]
+
+
 async def test_a_lock_that_was_not_granted_is_not_renewed() -> None:
     broker = LockBroker()
     async with locks_over(broker) as locks:
@@ -92,7 +113,7 @@ async def test_a_lock_that_was_not_granted_is_not_renewed() -> None:
         broker.refuses = False
         assert await locks.lock([QUEUE]) == {QUEUE}
         assert locks.holds(QUEUE)
-        # One that was lost while its queue is read is asked for again.
+        # A lock that got lost while its queue is consumed is requested again.
         broker.refuses = True
         await locks._renew_all()
         assert not locks.holds(QUEUE)
@@ -101,8 +122,24 @@ async def test_a_lock_that_was_not_granted_is_not_renewed() -> None:
         assert locks.holds(QUEUE)
 
 
+async def test_failed_requests_list_their_queues_briefly(caplog: pytest.LogCaptureFixture) -> None:
+    queues = [MessageQueue("topic", "broker", id) for id in range(4)]
+    broker = LockBroker()
+    async with locks_over(broker) as locks:
+        assert await locks.lock(queues) == set(queues)
+        broker.refuses = True
+        await locks._renew_all()
+        await broker.server.stop()
+        await locks.lock(queues)
+        await locks.unlock(queues)
+    listed = "topic (broker 0-3)"
+    assert f"group group can't renew the locks of {listed}" in caplog.messages
+    for action in ("lock", "unlock"):
+        assert any(line.startswith(f"can't {action} {listed} for group group: ") for line in caplog.messages)
+
+
 async def test_a_queue_that_another_consumer_had_meanwhile_is_known_as_such() -> None:
-    """What is left of it here must neither be handled nor committed: the other one is further."""
+    """The remaining messages must be neither handled nor committed, because the other consumer is ahead."""
     broker = LockBroker()
     async with locks_over(broker) as locks:
         await locks.lock([QUEUE])
@@ -119,7 +156,7 @@ async def test_a_queue_that_another_consumer_had_meanwhile_is_known_as_such() ->
 
 
 async def test_a_lock_that_is_granted_to_nobody_is_given_back() -> None:
-    """The queue was given up while its lock was asked for: the broker would keep it from others for a minute."""
+    """The queue was released during the lock request. Otherwise the broker would lock out others for a minute."""
     broker = LockBroker()
     broker.held = asyncio.Event()
     async with locks_over(broker) as locks:
@@ -143,5 +180,5 @@ async def test_a_lock_that_nobody_waits_for_any_more_is_not_renewed() -> None:
         broker.held.set()
         await locks._renew_all()
         assert len(broker.asked) == 1
-    # The broker granted it nevertheless.
+    # The broker granted the lock although no caller waited, so it is released.
     assert broker.unlocked == [QUEUE]

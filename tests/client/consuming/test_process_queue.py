@@ -61,7 +61,7 @@ def test_is_full_by_span() -> None:
 def test_tells_once_of_room() -> None:
     process_queue = queue_with(range(12), FlowLimits(max_messages=10))
     calls: list[int] = []
-    process_queue.on_room = lambda: calls.append(len(process_queue))
+    process_queue.when_not_full(lambda: calls.append(len(process_queue)))
     for offset in range(12):
         process_queue.remove(message_at(offset))
     assert calls == [9]

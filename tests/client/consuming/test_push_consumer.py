@@ -1,4 +1,4 @@
-"""Push consumers, against a cluster."""
+"""Push consumers against a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 from inbox import Inbox, queues_of, send_all
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming.consume_hooks import ConsumeContext, ConsumeReturnType
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -193,7 +193,7 @@ async def test_a_slow_handler_stops_the_pulling(name_server: str, producer: Prod
     async with consumer:
         await until(lambda: len(begun) >= 50)
         await asyncio.sleep(0.2)
-        # The pull that reached the limit of 50 may have brought up to 19 more.
+        # The pull that reached the limit of 50 may have returned up to 19 more messages.
         assert len(begun) <= 69
         go_on.set()
         await until(lambda: len(begun) == 300)
@@ -229,7 +229,7 @@ async def test_topics_may_change_while_it_runs(name_server: str, producer: Produ
         before = [held for held in consumer._parts.queues.process_queues if held.queue.topic == topic]
         consumer.subscribe(topic, "other")
         consumer.unsubscribe(second)
-        # Either topic may come first; those that are read anew are others.
+        # Either topic may come first. The queues of the changed subscription have new objects.
         await until(lambda: not queues_of(consumer, second) and all(held.dropped for held in before))
         await until(lambda: queues_of(consumer, topic) == 4)
         await send_all(producer, second, [b"not asked for"])

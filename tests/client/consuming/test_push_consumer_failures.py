@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from scripted import ScriptedBroker, ScriptedGroupBroker, ScriptedNameServer, route_over, serving
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming import concurrently, queue_puller
 from gantrymq.client.consuming.handler_pool import MessageHandler
@@ -38,7 +38,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Handler:
-    """Fails on every message the first `failures` times."""
+    """A handler that fails the first `failures` times for every message."""
 
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
@@ -57,7 +57,7 @@ async def consuming(
     consume_from_where: str = CONSUME_FROM_FIRST_OFFSET,
     flow_limits: FlowLimits | None = None,
 ) -> AsyncIterator[PushConsumer]:
-    """A consumer of one queue; the route of the retry topic is not known."""
+    """Starts a consumer of one queue. The retry topic has no route."""
     name_server = ScriptedNameServer({})
     async with serving([name_server, broker]):
         name_server.routes["topic"] = route_over({"broker": broker.address}, queue_nums=1)
@@ -125,7 +125,7 @@ async def test_an_illegal_offset_is_corrected() -> None:
 
 
 async def test_what_a_queue_still_has_is_pulled_again_when_it_has_lost_its_end() -> None:
-    """What is not handled yet is dropped with the rest, and would be skipped."""
+    """Unhandled messages are dropped with the rest, so they must be pulled again."""
 
     class Losing(ScriptedGroupBroker):
         def _pull(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
@@ -146,7 +146,7 @@ async def test_what_a_queue_still_has_is_pulled_again_when_it_has_lost_its_end()
 
 
 async def test_what_was_pulled_before_the_correction_counts_no_more() -> None:
-    """Offsets that go back: what is handled late of the old ones must not be committed."""
+    """If offsets go back, late results of earlier messages must not be committed."""
     broker = ScriptedGroupBroker(
         [
             (ResponseCode.SUCCESS, 8, record(7)),
@@ -256,7 +256,7 @@ async def test_what_can_not_be_sent_back_is_sent_anew() -> None:
 async def test_what_a_master_alone_has_stored_again_is_kept(
     sent_back: ResponseCode, sent_anew: ResponseCode, times_anew: int
 ) -> None:
-    """It is cut off when another broker becomes master; sent anew it could be there twice."""
+    """A change of master can cut off the copy on the old master. A new send could duplicate it."""
     broker = ScriptedGroupBroker([(ResponseCode.SUCCESS, 1, record(0))])
     broker.send_back_code = sent_back
     retries = ScriptedBroker("retries", sent_anew)

@@ -19,7 +19,7 @@ from gantrymq.client.consuming.rebalance import (
 )
 from gantrymq.protocol.message import MessageQueue
 
-#: What Java's strategies give (java/Allocations.java).
+#: Results of Java's strategies (java/Allocations.java).
 ALLOCATIONS = json.loads((Path(__file__).parents[1] / "java" / "allocations.json").read_text())
 
 

@@ -1,4 +1,4 @@
-"""Consumers that stay online while their topic is deleted and created again read the new one from its beginning."""
+"""Consumers that stay connected while their topic is deleted and recreated read the new topic from its beginning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from inbox import Inbox
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
@@ -26,7 +26,7 @@ CLUSTER = "DefaultCluster"
 async def consuming(
     kind: str, name_server: str, group: str, topic: str, directory: Path
 ) -> AsyncIterator[Callable[[], list[bytes]]]:
-    """Yields what tells the bodies that came by now, sorted."""
+    """Yields a function that returns the sorted bodies received so far."""
     options: dict[str, Any] = {"consume_from_where": CONSUME_FROM_FIRST_OFFSET}
     if "broadcasting" in kind:
         options |= {"broadcasting": True, "offset_directory": directory}
@@ -60,7 +60,7 @@ async def consuming(
 async def test_all_of_the_new_topic_is_read(
     name_server: str, producer: Producer, unique: str, tmp_path: Path, kind: str, count: int
 ) -> None:
-    """Whether the new queue ends before, at or behind the offset that the consumer has in the old one."""
+    """The new queue ends before, at or behind the consumer's offset in the old one."""
     sent: list[bytes] = []
 
     async def send(name: str, count: int) -> None:

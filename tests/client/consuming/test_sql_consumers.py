@@ -1,4 +1,4 @@
-"""Every kind of consumer with a SQL92 filter: it gets what the expression says, and nothing else."""
+"""Every kind of consumer with a SQL92 filter receives exactly the matching messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from inbox import Inbox
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer

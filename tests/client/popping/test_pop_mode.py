@@ -1,4 +1,4 @@
-"""Push consumers whose broker shares out the queues, to be pulled or popped."""
+"""Push consumers whose broker assigns the queues, in pull or in pop mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from inbox import Inbox, queues_of, send_all
 from records import message_at
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -56,7 +56,12 @@ async def test_pops_what_is_in_pop_mode(name_server: str, producer: Producer, to
 
 
 async def test_what_fails_in_pop_mode_comes_again(
-    name_server: str, producer: Producer, topic: str, unique: str, monkeypatch: pytest.MonkeyPatch
+    name_server: str,
+    producer: Producer,
+    topic: str,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("gantrymq.client.popping.popped_queues.RETRY_AFTER_S", (1,))
     await send_all(producer, topic, [b"bad"])
@@ -75,6 +80,9 @@ async def test_what_fails_in_pop_mode_comes_again(
     async with consumer:
         await until(lambda: len(tries) == 2)
     assert tries == [(topic, 0), (topic, 1)]
+    (failure,) = [line for line in caplog.messages if line.startswith("handler failed")]
+    assert f"topic {topic!r}" in failure
+    assert failure.endswith("attempt 1; next attempt in 1 s")
 
 
 def test_when_a_failed_message_comes_again() -> None:
@@ -86,7 +94,7 @@ def test_when_a_failed_message_comes_again() -> None:
         delays.append(retry_after(message, 16, now))
     assert delays == [10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200]
     message.reconsume_times = 16
-    # It failed often, but in a short time: it is given up only when it is four hours old.
+    # It failed often, but in a short time. It is given up only at an age of four hours.
     assert retry_after(message, 16, now + 65) == 120
     assert retry_after(message, 16, now + 7201) == 7200
     assert retry_after(message, 16, now + 14_401) is None
@@ -102,7 +110,7 @@ def test_impossible_options_are_refused() -> None:
 
 
 class Acks:
-    """The answers to this client's ACK_MESSAGEs."""
+    """Result codes of this client's ACK_MESSAGE requests."""
 
     def __init__(self) -> None:
         self.codes: list[int] = []
@@ -118,7 +126,7 @@ class Acks:
 async def test_what_was_handled_is_acknowledged_though_the_queue_was_given_up(
     name_server: str, producer: Producer, topic: str, unique: str
 ) -> None:
-    """A rebalance while the handler runs: otherwise the message would come again."""
+    """A rebalance happens while the handler runs. Without the acknowledgement, the message would be redelivered."""
     await send_all(producer, topic, [b"1"])
     await set_mode(name_server, topic, unique, "POP")
     began, go_on = asyncio.Event(), asyncio.Event()
@@ -180,7 +188,7 @@ async def test_a_handler_that_changes_the_properties_stops_nothing(
 
 
 class FailingHook:
-    """A user's hook that fails on the first `times` requests of a code."""
+    """A user's hook that fails for the first `times` requests of a code."""
 
     def __init__(self, code: RequestCode, times: int) -> None:
         self.code = code

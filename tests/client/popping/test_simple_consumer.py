@@ -7,7 +7,7 @@ import contextlib
 import time
 
 import pytest
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
@@ -57,7 +57,7 @@ async def test_what_is_not_acknowledged_comes_again(
         asked = time.monotonic()
         (first,) = await receive_all(consumer, 1, invisible_ms=1000)
         (second,) = await receive_all(consumer, 1, invisible_ms=60_000)
-        # The broker gave it out, and its second began, at some time after this asked.
+        # The invisible duration of one second began at some time after the request.
         assert time.monotonic() - asked >= 0.99
         assert (first.body, second.body) == (b"again", b"again")
         assert second.topic == topic
@@ -143,7 +143,7 @@ async def test_in_a_namespace(name_server: str, unique: str) -> None:
                 return bool(await producer.client.routes.refresh(f"ns%{unique}"))
             return False
 
-        # The broker makes the topic for the first message, and tells the NameServer a moment later.
+        # The broker creates the topic for the first message, and registers it a moment later.
         await until(known)
     consumer = SimpleConsumer(name_server, unique, namespace="ns")
     consumer.subscribe(unique)
@@ -210,7 +210,7 @@ async def test_a_broker_that_is_gone_does_not_stop_the_others(
         for number in range(4):
             await producer.send(Message(topic, b"%d" % number))
             assert len(await receive_all(consumer, 1)) == 1
-        # With nobody left it is an error.
+        # If no broker is left, it is an error.
         consumer._client.routes.all_brokers()["broker-a"] = {0: "127.0.0.1:1"}
         with pytest.raises(ConnectFailed):
             await consumer.receive(await_ms=1000)
@@ -220,7 +220,7 @@ async def test_a_broker_that_is_gone_does_not_stop_the_others(
 async def test_a_receipt_handle_that_a_producer_sent_is_not_taken_for_the_messages_own(
     name_server: str, producer: Producer, topic: str, unique: str, handle: str
 ) -> None:
-    """A message that is sent on with all the properties of one that was popped."""
+    """A message can be sent again with all properties of a popped message."""
     await producer.send(Message(topic, b"x", properties={POP_CK: handle}))
     consumer = SimpleConsumer(name_server, unique)
     consumer.subscribe(topic)

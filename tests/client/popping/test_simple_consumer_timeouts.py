@@ -1,4 +1,4 @@
-"""`receive` ends in its own time, and a second, whatever servers do."""
+"""`receive` ends within its timeout plus a second, regardless of the servers' behaviour."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gantrymq.remoting.answers import encode_reply
 
 Answer = Callable[[RemotingCommand], bytes]
 
-#: What a busy machine may add to a call's own time, s; one took 11 s.
+#: Additional time on a busy machine, in seconds. Without the timeout, one call took 11 s.
 MOST_S = 5.0
 
 
@@ -29,7 +29,7 @@ def silent(request: RemotingCommand) -> bytes:
 
 
 def cut(request: RemotingCommand) -> bytes:
-    """Half of an answer; the rest never comes."""
+    """Returns half of a response. The rest is never sent."""
     frame = encode_reply(request, RemotingCommand.response(body=good(0)))
     return frame[: len(frame) // 2]
 
@@ -44,7 +44,7 @@ def without_header(request: RemotingCommand) -> bytes:
 
 @asynccontextmanager
 async def server(answer: Answer, to: set[int]) -> AsyncIterator[str]:
-    """Answers requests of the codes in `to` so, all others with success."""
+    """Starts a server that uses `answer` for the codes in `to`, and responds with success to all others."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         frames = FrameReader()
@@ -87,7 +87,7 @@ async def test_a_name_server_that_is_silent() -> None:
     async with server(silent, {RequestCode.GET_ROUTEINFO_BY_TOPIC}) as address:
         consumer = SimpleConsumer(address, "group")
         async with consumer:
-            # The start would wait for the topic's route.
+            # A subscription before the start would make the start wait for the topic's route.
             consumer.subscribe("topic")
             began = time.monotonic()
             with pytest.raises(RemotingError, match="answered in 200 ms"):

@@ -15,7 +15,7 @@ def main(name_server: str, topic: str) -> None:
     with SyncProducer(Producer(name_server, "repliers")) as producer:
 
         def answer(message: MessageExt) -> None:
-            # The reply to a cancelled request has no receiver.
+            # The requester of a cancelled request does not wait for the reply.
             if message.body == b"question":
                 producer.send(reply_message(message, b"reply"))
 

@@ -1,4 +1,4 @@
-"""Producers' calls, cancelled in every turn: the producer goes on, and nothing is left."""
+"""Producer calls that are cancelled in every iteration: the producer continues and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cancelling import cancel_at_every_turn
 from scripted import ScriptedNameServer, route_over, serving
-from waiting import wait_until
+from wait_until import wait_until
 
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
@@ -30,7 +30,7 @@ LARGE = bytes(300_000)
 
 
 class Listener:
-    """Its coroutine takes a few turns."""
+    """A listener whose coroutine takes several iterations."""
 
     async def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
         for _ in range(3):
@@ -47,7 +47,7 @@ class ThreadListener(Listener):
 
 
 async def enqueue(producer: Producer) -> None:
-    """Those who wait for room, too."""
+    """Includes callers that wait for free buffer space."""
     await asyncio.gather(*[await producer.enqueue(Message(TOPIC, bytes(1000))) for _ in range(4)])
 
 
@@ -103,7 +103,7 @@ CALLS: dict[str, tuple[Kind, Call]] = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    """A cluster and a replying consumer in other processes, so that this one has only the sockets of the test."""
+    """Starts a cluster and a replying consumer in other processes, so that this one has only the test's sockets."""
     directory = tmp_path_factory.mktemp("cluster")
     with ProcessCluster(directory, broker_properties={"recallMessageEnable": "true"}) as cluster:
         with SyncProducer(Producer(cluster.namesrv_addr, "repliers")) as producer:

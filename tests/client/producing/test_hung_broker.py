@@ -1,4 +1,4 @@
-"""A broker that hangs, as by SIGSTOP, beside a healthy one: everything arrives, and soon."""
+"""A hanging broker (SIGSTOP) beside a healthy one: all messages are sent within a short time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Listener:
 
 
 async def send_all(producer: Producer, count: int) -> list[float]:
-    """How long each took, ms, the slowest first; what fails raises."""
+    """Sends the messages. Returns the times in milliseconds, longest first. Raises an error if a send fails."""
     slots = asyncio.Semaphore(AT_A_TIME)
 
     async def send(number: int) -> float:
@@ -61,21 +61,21 @@ async def send_all(producer: Producer, count: int) -> list[float]:
 
 @pytest.mark.alone
 async def test_all_sends_arrive_and_soon(cluster: ProcessCluster) -> None:
-    """49 of 600 failed, each after its whole 3 s."""
+    """Sends must not fail after their whole timeout of 3 s."""
     async with Producer(cluster.namesrv_addr, "hung") as producer:
         await send_all(producer, AT_A_TIME)
         with hanging(cluster.brokers[0]):
             took_ms = await send_all(producer, COUNT)
             assert took_ms[COUNT // 100] < 1000
-            # None has waited for it twice.
+            # No send has waited for the hanging broker twice.
             assert took_ms[0] < 2000
-            # It is known by now.
+            # The producer now avoids the hanging broker.
             assert (await send_all(producer, AT_A_TIME))[0] < 500
 
 
 @pytest.mark.alone
 async def test_those_that_meet_it_first(cluster: ProcessCluster) -> None:
-    """All at once, half of them to the broker that hangs; the connection is still to be made."""
+    """All sends start at once, half of them to the hanging broker, before the connection exists."""
     with hanging(cluster.brokers[0]):
         async with Producer(cluster.namesrv_addr, "hung") as producer:
             began = time.monotonic()
@@ -92,7 +92,7 @@ async def test_transactions_go_to_the_other(cluster: ProcessCluster) -> None:
 
 
 async def test_javas_way_by_options(cluster: ProcessCluster) -> None:
-    """The first try takes all of the time."""
+    """As in Java, the first attempt may use the whole timeout."""
     async with Producer(cluster.namesrv_addr, "hung", try_timeout_ms=500, send_latency_fault_enable=False) as producer:
         await send_all(producer, AT_A_TIME)
         with hanging(cluster.brokers[0]):

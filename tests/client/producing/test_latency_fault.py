@@ -18,7 +18,7 @@ def test_durations_are_those_of_java(latency_ms: int, duration_ms: int) -> None:
 
 
 def test_the_table_is_that_of_java() -> None:
-    """The same sends in the same order, all in one moment: the same brokers are available, reachable and picked."""
+    """The same sends in the same order give the same available, reachable and selected brokers as in Java."""
     faults, info = LatencyFaults(), TopicPublishInfo(QUEUES)
     for step in FACTS["faults"]:
         broker, latency_ms, isolate, reachable = step["update"]
@@ -40,7 +40,7 @@ def test_a_broker_is_available_again_when_its_time_is_over() -> None:
     faults.update("a", 600, 1000)
     assert not faults.is_available("a", 2999)
     assert faults.is_available("a", 3000)
-    # A quick send afterwards doesn't end a longer penalty.
+    # A fast send does not shorten an earlier penalty.
     faults.update("a", 5000, 4000)
     faults.update("a", 1, 4001)
     assert not faults.is_available("a", 13_999)

@@ -1,15 +1,19 @@
-"""A broker's master hangs and another takes over: a producer asks where it is, and waits for the former one no more."""
+"""A master hangs and another broker takes over.
+
+The producer queries the route, and stops waiting for the former master.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from scripted import ScriptedNameServer, serving
 from scripted_producer import ProducerBroker
-from waiting import until
+from wait_until import until
 
 from gantrymq.client import client_instance
 from gantrymq.client.producing.producer import Producer
@@ -17,12 +21,13 @@ from gantrymq.errors import BrokerError, BrokerUnavailable, RefusalReason, SendO
 from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message, MessageQueue
+from gantrymq.system.clock import monotonic
 
 QUEUE = MessageQueue("topic", "broker", 0)
 
 
 class Brokers:
-    """Two of one name; the first is master and answers no sends."""
+    """Two brokers of one name. The first one is master and does not respond to sends."""
 
     def __init__(self) -> None:
         self.hung = ProducerBroker(answer=None)
@@ -35,13 +40,18 @@ class Brokers:
             [QueueData("broker", 1, 1, 6)], [BrokerData("cluster", "broker", addresses)]
         )
 
+    def without_master(self) -> None:
+        self.name_server.routes["topic"] = TopicRouteData(
+            [QueueData("broker", 1, 1, 6)], [BrokerData("cluster", "broker", {1: self.other.address})]
+        )
+
 
 @asynccontextmanager
-async def moving() -> AsyncIterator[tuple[Brokers, Producer]]:
+async def moving(**options: Any) -> AsyncIterator[tuple[Brokers, Producer]]:
     brokers = Brokers()
     async with serving([brokers.name_server, brokers.hung, brokers.other]):
         brokers.master(brokers.hung, brokers.other)
-        async with Producer(brokers.name_server.address, "producers") as producer:
+        async with Producer(brokers.name_server.address, "producers", **options) as producer:
             yield brokers, producer
 
 
@@ -51,7 +61,7 @@ async def test_the_route_is_asked_for_while_the_broker_hangs(monkeypatch: pytest
         await producer.client.routes.get("topic")
         await producer.client.greet_new_brokers()
         brokers.hung.hangs = True
-        # Its connection is left after this.
+        # After this timeout, the connection counts as lost.
         with pytest.raises(SendOutcomeUnknown):
             await producer.send(Message("topic", b"1"), 1000, queue=QUEUE)
         brokers.master(brokers.other, brokers.hung)
@@ -72,6 +82,20 @@ async def test_nobody_waits_for_a_former_master_that_hangs() -> None:
             await asyncio.wait_for(waiting, 5.0)
 
 
+async def test_the_route_is_requested_while_a_send_waits_for_a_hung_master(caplog: pytest.LogCaptureFixture) -> None:
+    async with moving() as (brokers, producer):
+        await producer.client.routes.get("topic")
+        await producer.client.greet_new_brokers()
+        brokers.hung.hangs = True
+        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), 30_000))
+        await until(lambda: brokers.hung.sent)
+        brokers.master(brokers.other, brokers.hung)
+        await waiting
+        assert [sent.body for sent in brokers.other.sent] == [b"1"]
+        # The change of the route ended the wait, not the longer silence that closes the connection.
+        assert "has sent nothing for" not in caplog.text
+
+
 async def test_a_former_master_that_lives_answers_itself() -> None:
     async with moving() as (brokers, producer):
         waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), 30_000, queue=QUEUE))
@@ -79,7 +103,7 @@ async def test_a_former_master_that_lives_answers_itself() -> None:
         brokers.master(brokers.other, brokers.hung)
         client = producer.client
         await client.routes.refresh("topic")
-        # Whatever it says, it isn't hung.
+        # Any response shows that the broker does not hang.
         await client.greet_again(brokers.hung.address)
         await until(lambda: not client._former)
         assert not waiting.done()
@@ -87,7 +111,7 @@ async def test_a_former_master_that_lives_answers_itself() -> None:
 
 
 async def test_a_send_to_one_queue_follows_the_master() -> None:
-    """Nothing tells a producer of a hand-over but that its sends are refused: it went on for half a minute."""
+    """After a handover, the rejected sends are the only sign of it. The producer must not retry for half a minute."""
     async with moving() as (brokers, producer):
         brokers.hung.refuse(ResponseCode.SYSTEM_BUSY, RefusalReason.NOT_MASTER)
         waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), queue=QUEUE))
@@ -112,3 +136,49 @@ async def test_a_send_to_one_queue_that_is_refused_is_not_sent_again() -> None:
         with pytest.raises(BrokerError, match="as scripted"):
             await producer.send(Message("topic", b"1"), queue=QUEUE)
         assert len(brokers.hung.sent) == 1
+
+
+async def test_a_send_goes_to_a_broker_that_has_returned_to_the_route() -> None:
+    """The only known broker loses its master during a send. Then another broker of the topic registers."""
+    returned = ProducerBroker("returned")
+    async with moving(try_timeout_ms=200) as (brokers, producer), serving([returned]):
+        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), 10_000))
+        await until(lambda: brokers.hung.sent)
+        brokers.without_master()
+        asked = len(brokers.name_server.asked)
+        # One request after the timeout of the first attempt, and others because the broker has no master.
+        await until(lambda: len(brokers.name_server.asked) >= asked + 3)
+        assert not waiting.done()
+        brokers.name_server.routes["topic"] = TopicRouteData(
+            [QueueData("returned", 1, 1, 6)], [BrokerData("cluster", "returned", {0: returned.address})]
+        )
+        assert (await waiting).queue.broker_name == "returned"
+
+
+async def test_one_of_two_brokers_that_have_returned_hangs() -> None:
+    """The timeout of an attempt follows the route: the other broker gets a part of it."""
+    hanging, other = ProducerBroker("hanging", answer=None), ProducerBroker("other")
+    async with moving() as (brokers, producer), serving([hanging, other]):
+        brokers.hung.refuse(ResponseCode.SYSTEM_BUSY, RefusalReason.NOT_MASTER)
+        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), 10_000))
+        await until(lambda: brokers.hung.sent)
+        brokers.name_server.routes["topic"] = TopicRouteData(
+            [QueueData("hanging", 1, 1, 6), QueueData("other", 1, 1, 6)],
+            [
+                BrokerData("cluster", "hanging", {0: hanging.address}),
+                BrokerData("cluster", "other", {0: other.address}),
+            ],
+        )
+        assert (await waiting).queue.broker_name == "other"
+
+
+async def test_a_send_waits_for_a_master_for_all_of_its_timeout() -> None:
+    """`try_timeout_ms` limits a request, and not the wait for a master."""
+    async with moving(try_timeout_ms=200) as (brokers, producer):
+        began = monotonic()
+        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), 2000))
+        await until(lambda: brokers.hung.sent)
+        brokers.without_master()
+        with pytest.raises(SendOutcomeUnknown, match="may be stored"):
+            await waiting
+        assert monotonic() - began > 1.8

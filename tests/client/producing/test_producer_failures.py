@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from scripted import SILENT, ScriptedBroker, ScriptedNameServer, route_over, serving
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.broker_api import SendStatus
 from gantrymq.client.producing.producer import Producer
@@ -24,6 +24,7 @@ from gantrymq.errors import (
 )
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.message import Message, MessageQueue
+from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
 
 MESSAGE = Message("topic", b"body")
@@ -136,7 +137,7 @@ async def test_a_topic_without_a_writable_queue_is_an_error() -> None:
 
 
 async def test_a_topic_whose_broker_has_no_master_is_unavailable_for_a_while() -> None:
-    """ClientError says "correct the call", and there was nothing to correct."""
+    """It must not be a ClientError, because the caller has nothing to correct."""
     broker = ScriptedBroker("broker")
     route = route_over({"broker": broker.address})
     name_server = ScriptedNameServer({"topic": route_over({"broker": broker.address})})
@@ -185,7 +186,9 @@ async def test_a_silent_name_server_takes_no_longer_than_the_timeout() -> None:
 
 @asynccontextmanager
 async def silent_server() -> AsyncIterator[str]:
-    server = RemotingServer({RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda connection, request: None}, host="127.0.0.1")
+    server = RemotingServer(
+        {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda connection, request: None}, ListenOptions("127.0.0.1")
+    )
     await server.start()
     yield f"127.0.0.1:{server.port}"
     await server.stop()

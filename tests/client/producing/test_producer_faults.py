@@ -1,6 +1,7 @@
-"""100,000 numbered messages while servers fail: what was acknowledged is there, whatever happened.
+"""100,000 numbered messages while servers fail: all acknowledged messages are stored.
 
-Each test reads both brokers back afterwards. A message may be there twice: a send whose answer was lost is tried again.
+Each test reads both brokers afterwards. A message may be stored twice, because a send without a response is
+repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ async def broker_killed(cluster: ProcessCluster, sends: Sends) -> None:
 
 
 async def broker_made_slow(cluster: ProcessCluster, sends: Sends) -> None:
-    """Stopped for a second, and again: requests wait, and some end in a timeout."""
+    """Stops the broker twice for a second. Requests wait, and some time out."""
     for after in (10_000, 30_000):
         await sends.reach(after)
         os.kill(cluster.brokers[0].pid, signal.SIGSTOP)
@@ -46,7 +47,7 @@ async def name_server_gone(cluster: ProcessCluster, sends: Sends) -> None:
 
 
 async def both_brokers_restarted(cluster: ProcessCluster, sends: Sends) -> None:
-    """In order, one after the other."""
+    """Restarts both brokers in order, one after the other."""
     for number, after in enumerate((10_000, 30_000)):
         await sends.reach(after)
         cluster.brokers[number] = await asyncio.to_thread(restarted, cluster, number)
@@ -58,7 +59,7 @@ async def test_no_acknowledged_message_is_lost(tmp_path: Path, fault: Fault) -> 
     count = 100_000
     async with two_brokers(tmp_path) as cluster, asyncio.timeout(90):
         sends = Sends()
-        # Without the fault table, which would leave the broker out for longer than this lasts.
+        # The fault table would exclude the broker for longer than the test takes.
         async with Producer(
             cluster.namesrv_addr, "numbers", try_timeout_ms=500, send_latency_fault_enable=False
         ) as producer:
@@ -68,13 +69,13 @@ async def test_no_acknowledged_message_is_lost(tmp_path: Path, fault: Fault) -> 
         found = await stored(cluster.namesrv_addr, cluster.brokers)
     assert sends.acknowledged.keys() == set(range(count))
     assert not sends.acknowledged.keys() - found.keys()
-    # A further try took each of them to the other broker.
+    # A further attempt sent each of them to the other broker.
     assert not sends.failed
     assert min(Counter(sends.acknowledged.values()).values()) > count // 10
 
 
 class Proxy:
-    """Between a producer and a broker: takes what it is sent, and hands it on unless `halted`."""
+    """A proxy between a producer and a broker. It reads everything, and forwards it unless it is `halted`."""
 
     def __init__(self, target: str) -> None:
         self.target = parse_address(target)
@@ -112,7 +113,7 @@ class Proxy:
 
 @pytest.mark.timeout(120)
 async def test_a_connection_that_swallows_everything(tmp_path: Path) -> None:
-    """Half open: the kernel takes what is written, and nothing ever comes back."""
+    """A half-open connection: the kernel accepts the bytes, and no response arrives."""
     count = 20_000
     async with two_brokers(tmp_path) as cluster, Proxy(cluster.brokers[0].address) as proxy, asyncio.timeout(90):
         sends = Sends()

@@ -112,10 +112,10 @@ async def test_one_way_sends_have_hooks_and_traces() -> None:
 
 
 def as_java_reads(body: bytes) -> dict[str, list[str]]:
-    """The fields of each send by its message id, as `TraceDataEncoder` takes them apart and `TraceView` finds them."""
+    """Returns the fields of each send by message id, as Java's `TraceDataEncoder` and `TraceView` read them."""
     found = {}
     for line in body.decode().rstrip("\x02").split("\x02"):
-        # Java's split drops what is empty at the end.
+        # Java's split removes empty fields at the end.
         fields = line.rstrip("\x01").split("\x01")
         assert fields[0] == "Pub"
         assert len(fields) == 14
@@ -135,7 +135,7 @@ async def test_traces_are_what_javas_reader_expects() -> None:
     found = as_java_reads(traced.body)
     assert list(found) == [oneway.properties["UNIQ_KEY"], *batch.msg_id.split(",")]
     assert found.keys() == set(traced.properties["KEYS"].split()) - {"k1", "k2"}
-    # Java's reader shows a line only to who asks for its whole message id.
+    # Java's reader finds a line only by the whole message id.
     for size, msg_id, offset_id in zip(
         range(1, 4), batch.msg_id.split(","), batch.offset_msg_id.split(","), strict=True
     ):
@@ -145,7 +145,7 @@ async def test_traces_are_what_javas_reader_expects() -> None:
 
 
 async def test_the_traces_of_a_large_batch_have_room_for_their_keys() -> None:
-    """A thousand ids were more than properties may be long: the trace was not sent."""
+    """The trace of a batch has one key per message. A thousand keys exceed the size limit of properties."""
     broker = ProducerBroker()
     async with producer_over(broker, topics=TOPICS, enable_trace=True, compress_over=1 << 22) as producer:
         batch = await producer.send_batch([Message("topic", b"x")] * 1500)

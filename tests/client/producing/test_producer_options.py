@@ -1,4 +1,4 @@
-"""What a producer's options do, with brokers that answer as the test says."""
+"""Producer options, with scripted brokers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import socket
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from scripted import ScriptedNameServer, route_over, serving
 from scripted_producer import ProducerBroker, producer_over
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.broker_api import SendStatus
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
@@ -32,7 +33,7 @@ from gantrymq.protocol.message import Message, MessageQueue
 MESSAGE = Message("topic", b"body")
 
 
-# -- tries ----------------------------------------------------------------------------------------------------------
+# -- attempts -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_message_that_is_not_safe_goes_to_another_broker_if_wanted() -> None:
@@ -63,7 +64,7 @@ async def test_connecting_takes_of_the_timeout() -> None:
         full = stack.enter_context(socket.socket())
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        # The kernel answers no more connects when as many wait as may.
+        # The kernel accepts no more connections when the backlog is full.
         for _ in range(3):
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
@@ -99,7 +100,7 @@ async def test_a_failed_broker_is_better_than_none() -> None:
 async def test_the_detector_brings_a_broker_back(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("latency_fault", "sender"):
         monkeypatch.setattr(f"gantrymq.client.producing.{module}.DETECT_INTERVAL_MS", 10)
-    # Only to be unreachable keeps it away here, not its penalty.
+    # Only reachability excludes the broker here, not its penalty.
     monkeypatch.setattr(latency_fault, "NOT_AVAILABLE_DURATION_MS", (0,) * 7)
     good, bad = ProducerBroker("good"), ProducerBroker("bad", ResponseCode.SYSTEM_BUSY)
     async with producer_over(good, bad, send_latency_fault_enable=True, start_detector_enable=True) as producer:
@@ -139,7 +140,7 @@ async def test_an_order_topic_has_the_queues_of_its_configuration() -> None:
         queues = await producer.queues("topic")
         assert [(queue.broker_name, queue.queue_id) for queue in queues] == [("broker", 0), ("broker", 1), ("gone", 0)]
         await producer.send(MESSAGE, queue=queues[1])
-        # Its messages wait for their broker to come back; they don't move.
+        # Messages to this queue wait for its broker. They are not sent to another one.
         with pytest.raises(BrokerUnavailable, match="broker gone"):
             await producer.send(MESSAGE, 200, queue=queues[2])
 
@@ -166,8 +167,18 @@ async def test_queues_by_machine_room() -> None:
 async def test_a_selector_must_pick_a_queue() -> None:
     broker = ProducerBroker()
     async with producer_over(broker) as producer:
-        with pytest.raises(ClientError, match="picked no queue"):
-            await producer.send_with(MESSAGE, lambda queues, message, arg: None)  # type: ignore[arg-type, return-value]
+        queue, *_ = await producer.queues(MESSAGE.topic)
+        wrong: list[Any] = [
+            *(None, 0, "broker-a", tuple(queue), [queue]),
+            queue._replace(queue_id=-1),
+            queue._replace(queue_id=99),
+            queue._replace(broker_name="lost"),
+            queue._replace(topic="Other"),
+        ]
+        for value in wrong:
+            with pytest.raises(ClientError, match="no writable queue of topic") as failed:
+                await producer.send_with(MESSAGE, lambda queues, message, arg: arg, value)
+            assert repr(value) in str(failed.value)
         with pytest.raises(ClientError, match="IndexError") as failed:
             await producer.send_with(MESSAGE, lambda queues, message, arg: queues[99])
         assert isinstance(failed.value.__cause__, IndexError)
@@ -186,7 +197,7 @@ async def test_the_group_that_java_gives_to_those_who_name_none_is_refused(names
         await consumer.start()
 
 
-# -- what goes out --------------------------------------------------------------------------------------------------
+# -- outgoing messages ----------------------------------------------------------------------------------------------
 
 
 async def test_the_topic_that_new_ones_are_made_of() -> None:

@@ -1,4 +1,7 @@
-"""100,000 numbered messages while one of two brokers is slow or busy: none is lost, and it is left alone a while."""
+"""100,000 numbered messages while one of two brokers is slow or busy.
+
+No message is lost, and the producer avoids this broker for a while.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 from numbered import Sends, restarted, send_numbered, stored, two_brokers
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.producing.latency_fault import LatencyFaults, not_available_duration
 from gantrymq.client.producing.producer import Producer
@@ -21,14 +24,14 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.testing.processes import ProcessCluster
 
 COUNT = 100_000
-#: Few may wait for the disk: most of what is sent meanwhile is answered SYSTEM_BUSY.
+#: A small send queue with SYNC_FLUSH: most sends get SYSTEM_BUSY.
 BUSY = {"flushDiskType": "SYNC_FLUSH", "sendThreadPoolQueueCapacity": "4"}
-#: Longer than a disk takes: no message is sent twice because its answer was late.
+#: Longer than the disk needs, so that no message is sent twice because of a late response. In milliseconds.
 TIMEOUT_MS = 30_000
 
 
 class Answer(NamedTuple):
-    """How a try ended; the times are those of `time.monotonic` in ms."""
+    """Result of an attempt. Times are those of `time.monotonic` in milliseconds."""
 
     began_ms: int
     ended_ms: int
@@ -36,16 +39,16 @@ class Answer(NamedTuple):
 
 
 class Tries:
-    """Sees a producer's tries. `brokers` are names by address; `faults` is the producer's table, if it has one."""
+    """Records a producer's attempts. `brokers` are names by address. `faults` is the producer's fault table, if any."""
 
     def __init__(self, cluster: ProcessCluster) -> None:
         self.brokers = {broker.address: name for broker, name in zip(cluster.brokers, "ab", strict=True)}
         self.faults: LatencyFaults | None = None
-        #: The brokers that a number was sent to, one after the other.
+        #: Names of the brokers to which a number was sent, in order.
         self.tried: dict[int, str] = {}
-        #: What broker a answered.
+        #: Results of attempts with broker a.
         self.answers: list[Answer] = []
-        #: Tries with a broker that was out of use while the other could be used.
+        #: Numbers of attempts with an excluded broker while the other one was usable.
         self.wrong: list[int] = []
         self._began: dict[int, int] = {}
 
@@ -55,7 +58,7 @@ class Tries:
         broker, number = self.brokers[address], int(request.body)
         self.tried[number] = self.tried.get(number, "") + broker
         self._began[number] = _now_ms()
-        # Since the producer chose, time has passed, tens of ms on a busy machine: the other's penalty may have ended.
+        # The producer chose up to 50 ms ago, before the other broker's penalty may have ended.
         chosen_ms = _now_ms() - 50
         if not self.is_available(broker) and self.is_usable("b" if broker == "a" else "a", chosen_ms):
             self.wrong.append(number)
@@ -68,7 +71,7 @@ class Tries:
         return self.faults is None or self.faults.is_available(f"broker-{broker}", at_ms or _now_ms())
 
     def is_usable(self, broker: str, at_ms: int) -> bool:
-        """It was available, and doesn't stand still just now, which any of them may do on a busy machine."""
+        """Returns true if the broker was available and does not stall at present."""
         is_stalled = self.faults is not None and self.faults.is_stalled(f"broker-{broker}", _now_ms())
         return self.is_available(broker, at_ms) and not is_stalled
 
@@ -94,7 +97,7 @@ async def test_a_busy_brokers_messages_go_to_the_other(tmp_path: Path, latency_f
         found = await stored(cluster.namesrv_addr, cluster.brokers)
     assert sends.acknowledged.keys() == found.keys() == set(range(COUNT))
     assert not sends.failed
-    # What was refused was not stored, and the next try took it to the other broker.
+    # Rejected messages were not stored, and the next attempt sent them to the other broker.
     assert set(found.values()) == {1}
     assert set(tries.tried.values()) == {"a", "b", "ab"}
     refused = [answer for answer in tries.answers if answer.code == ResponseCode.SYSTEM_BUSY]
@@ -102,7 +105,7 @@ async def test_a_busy_brokers_messages_go_to_the_other(tmp_path: Path, latency_f
     if tries.faults is None:
         assert len(refused) > COUNT // 100
         return
-    # Isolated for 10 s from the last refusal on, as after a send that took as long (MQFaultStrategy).
+    # Excluded for 10 s after the last rejection, as after a send of this duration (MQFaultStrategy).
     item = tries.faults.items["broker-a"]
     assert 0 <= item.start_ms - (refused[-1].ended_ms + 10_000) < 5000
     assert not tries.wrong
@@ -111,7 +114,7 @@ async def test_a_busy_brokers_messages_go_to_the_other(tmp_path: Path, latency_f
 
 @pytest.mark.timeout(120)
 async def test_a_slow_broker_is_left_alone_for_a_while(tmp_path: Path) -> None:
-    """Its process stands still for 0.7 s, twice: so long a send keeps a broker out of use for 2 s."""
+    """The broker stops twice for 0.7 s. A send of this duration excludes a broker for 2 s."""
     async with two_brokers(tmp_path) as cluster, asyncio.timeout(90):
         sends, tries = Sends(), Tries(cluster)
 
@@ -130,7 +133,7 @@ async def test_a_slow_broker_is_left_alone_for_a_while(tmp_path: Path) -> None:
         async with Producer(cluster.namesrv_addr, "numbers", send_latency_fault_enable=True, hooks=[tries]) as producer:
             tries.faults = producer.sender._faults
             stopping = asyncio.create_task(stop_now_and_then())
-            # As many as there is time for, but not fewer than COUNT.
+            # Sends until the stops are over, and at least COUNT messages.
             numbers = itertools.takewhile(lambda number: number < COUNT or not stopping.done(), itertools.count())
             await send_numbered(producer, numbers, sends, TIMEOUT_MS)
             await stopping

@@ -1,11 +1,11 @@
-"""Sending, against a cluster."""
+"""Sends against a cluster."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.broker_api import PullStatus, SendStatus
 from gantrymq.client.producing.producer import Producer
@@ -16,7 +16,7 @@ from gantrymq.protocol.message import Message, MessageExt, MessageQueue, decode_
 
 
 async def stored(producer: Producer, queue: MessageQueue, offset: int, count: int = 32) -> list[MessageExt]:
-    """The messages of a queue from `offset` on, as soon as there are `count`, at most 32."""
+    """Returns the messages of a queue from `offset` on, as soon as there are `count`; at most 32."""
     address = producer.client.routes.master_address(queue.broker_name)
     assert address is not None
 
@@ -95,7 +95,7 @@ async def test_oneway_messages_arrive(producer: Producer, topic: str) -> None:
     queue = (await producer.queues(topic))[3]
     for n in range(5):
         await producer.send_oneway(Message(topic, b"m%d" % n), queue)
-    # Java's broker hands them to several threads.
+    # Java's broker processes oneway sends in several threads.
     assert sorted(message.body for message in await stored(producer, queue, 0, 5)) == [b"m%d" % n for n in range(5)]
 
 

@@ -1,4 +1,4 @@
-"""Requests between clients."""
+"""Requests and replies between clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import pytest
 from scripted_producer import ProducerBroker, producer_over
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.producing.producer import Producer
@@ -26,7 +26,7 @@ MESSAGE = Message("topic", b"question", tags="tag")
 
 
 def pushed(properties: dict[str, str], body: bytes = b"answer", *, sys_flag: int = 0, host: str) -> RemotingCommand:
-    """A reply as a broker pushes it."""
+    """Returns a reply as a broker pushes it."""
     header = ReplyMessageRequestHeader(
         producer_group="repliers",
         topic="cluster_REPLY_TOPIC",
@@ -77,7 +77,7 @@ async def test_without_a_reply_the_request_fails_in_time() -> None:
     async with producer_over(broker) as producer:
         with pytest.raises(RequestTimeout, match="no reply"):
             await producer.request(MESSAGE, 100)
-        # The late reply harms nobody.
+        # The late reply has no effect.
         late = {"CORRELATION_ID": broker.sent[0].properties["CORRELATION_ID"]}
         assert broker.connection
         assert (await broker.connection.invoke(pushed(late, host="127.0.0.1:5"))).code == 0
@@ -135,7 +135,7 @@ async def test_request_and_reply_through_a_cluster(name_server: str, topic: str,
 
 
 async def test_replies_and_messages_to_retry_topics_never_go_in_a_batch() -> None:
-    """A batch has no room for what makes them special: a reply would be stored instead of pushed."""
+    """A batch lacks the special fields of these messages. A reply would be stored instead of pushed."""
     broker = ProducerBroker()
     request = Message("topic", b"q", properties={"CLUSTER": "c", "CORRELATION_ID": "1", "REPLY_TO_CLIENT": "me"})
     topics = ("c_REPLY_TOPIC", "%RETRY%group")
@@ -153,7 +153,7 @@ async def test_replies_and_messages_to_retry_topics_never_go_in_a_batch() -> Non
 
 
 async def test_a_request_does_not_wait_for_brokers_that_are_gone() -> None:
-    """Some broker of the topic swallows everything: it is told of the client in the background."""
+    """One broker of the topic does not respond. It gets the client's heartbeat in the background."""
     good = ProducerBroker()
     async with producer_over(good) as producer:
         with socket.create_server(("127.0.0.1", 0)) as hole:

@@ -40,6 +40,11 @@ def test_header_says_what_a_typed_header_would() -> None:
     )
 
 
+def test_unit_mode() -> None:
+    request = received(send_command("group", QUEUE, b"body", b"", 1, unit_mode=True))
+    assert request.read_header(SendMessageRequestHeaderV2).unit_mode
+
+
 def test_batches_have_their_own_code() -> None:
     request = received(send_command("group", QUEUE, b"batch", b"", 1, batch=True))
     assert request.code == RequestCode.SEND_BATCH_MESSAGE
@@ -51,7 +56,7 @@ def test_batches_have_their_own_code() -> None:
 def test_has_the_shape_that_brokers_read_fastest() -> None:
     command = send_command("shape", QUEUE, b"body", PROPERTIES, 1_700_000_000_123)
     first = send_request.decode_send_request(received(command))
-    # The second time the broker finds the bytes before the born time in its memory.
+    # The second time, the broker takes the fields before the born time from its cache.
     assert any(target.producer_group == "shape" for target in send_request._targets.values())
     assert send_request.decode_send_request(received(command)) == first
 
@@ -79,7 +84,7 @@ def test_the_timeout_is_named_only_if_it_is_not_the_default() -> None:
         return command.ext_fields.get(TIMEOUT_FIELD)
 
     assert field(3000) is None
-    # What is left of the default after a moment.
+    # A moment after the call, slightly less than the default timeout is left.
     assert field(2993) is None
     assert field(10_000) == "10000"
     assert field(9_400) == "10000"
@@ -89,5 +94,5 @@ def test_the_timeout_is_named_only_if_it_is_not_the_default() -> None:
 def test_timeouts_make_few_distinct_headers() -> None:
     headers = {rounded_timeout(timeout_ms) for timeout_ms in range(1, 100_000)}
     assert len(headers) < 20
-    # A broker answers at two thirds of the timeout that it is told.
+    # A broker responds after two thirds of the timeout in the request.
     assert all(rounded_timeout(timeout_ms) * 2 / 3 < timeout_ms for timeout_ms in range(70, 100_000))

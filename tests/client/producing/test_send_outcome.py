@@ -1,4 +1,4 @@
-"""What a failed send says of the message: stored perhaps, or not."""
+"""Errors of a failed send distinguish between a message that may be stored and one that is not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from scripted_producer import ProducerBroker, producer_over, scripted_cluster
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.broker_api import SendStatus
 from gantrymq.client.producing.queue_selector import select_by_hash
@@ -32,7 +32,7 @@ MESSAGE = Message("topic", b"body")
 
 
 class Unreliable(ProducerBroker):
-    """Stores what it is sent, and answers as the `answers` say, one after the other; rightly then."""
+    """Stores messages, and responds in turn with the `answers`, then correctly."""
 
     def __init__(self, *answers: Callable[[Connection], RemotingCommand | None]) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class Unreliable(ProducerBroker):
 
 
 def drop(connection: Connection) -> None:
-    """Cuts the connection."""
+    """Closes the connection."""
     connection.abort()
 
 
 def keep_silent(connection: Connection) -> None:
-    """Gives no answer."""
+    """Sends no response."""
 
 
 def damaged(connection: Connection) -> RemotingCommand:
@@ -71,11 +71,11 @@ def refuse(connection: Connection) -> RemotingCommand:
 async def test_no_answer_that_can_be_read_means_perhaps(
     answer: Callable[[Connection], RemotingCommand | None], cause: type[GantryError]
 ) -> None:
-    """A damaged answer was a HeaderError, and the guide's example said of what is stored that it isn't."""
+    """A damaged response also means that the outcome is unknown."""
     broker = Unreliable(*[answer] * 3)
     async with producer_over(broker) as producer:
         with pytest.raises(SendOutcomeUnknown, match="may be stored on broker") as failed:
-            # Only silence takes that long.
+            # Only silence takes the whole timeout.
             await producer.send(MESSAGE, 500 if answer is keep_silent else 20_000)
         assert isinstance(failed.value.__cause__, cause)
         assert failed.value.address == broker.address
@@ -113,7 +113,7 @@ async def test_what_was_refused_is_not_stored() -> None:
 
 
 async def test_no_try_is_begun_when_no_time_is_left() -> None:
-    """The error was that of the last: "did not answer in 1 ms"."""
+    """A last attempt without time would hide the cause: its error is "did not answer in 1 ms"."""
     broker = Unreliable(*[keep_silent] * 3)
     async with producer_over(broker, try_timeout_ms=995) as producer:
         with pytest.raises(SendOutcomeUnknown, match=r"did not answer in \d{3} ms"):
@@ -125,14 +125,14 @@ UNCONFIRMED = {"gantryUnconfirmed": "true"}
 
 
 def unconfirmed_broker() -> ProducerBroker:
-    """A master with a controller whose in-sync set doesn't confirm messages."""
+    """Returns a controller's master whose in-sync set does not confirm messages."""
     broker = ProducerBroker(answer=ResponseCode.FLUSH_SLAVE_TIMEOUT)
     broker.more = UNCONFIRMED
     return broker
 
 
 async def test_a_send_that_the_in_sync_set_has_not_confirmed_raises() -> None:
-    """It returned, and 161 of 161 such messages were lost with the next master."""
+    """Such messages are lost if another broker becomes master."""
     broker = unconfirmed_broker()
     async with producer_over(broker) as producer:
         for send in (
@@ -147,7 +147,7 @@ async def test_a_send_that_the_in_sync_set_has_not_confirmed_raises() -> None:
             assert raised.value.address == broker.address
         with pytest.raises(SendOutcomeUnknown):
             await producer.request(MESSAGE)
-    # The master has them: each was sent once.
+    # The master has stored them, so each was sent once.
     assert len(broker.sent) == 5
 
 
@@ -210,10 +210,33 @@ async def test_an_unconfirmed_half_message_is_rolled_back() -> None:
 
 
 async def test_a_message_that_a_former_master_has_stored_may_be_stored() -> None:
-    """It was a BrokerError, which means that the message is not stored."""
+    """It must not be a BrokerError, which means that the message is not stored."""
     broker = ProducerBroker()
     broker.refuse(ResponseCode.SERVICE_NOT_AVAILABLE, RefusalReason.MAY_BE_STORED)
     async with producer_over(broker) as producer:
         with pytest.raises(SendOutcomeUnknown) as raised:
             await producer.send(MESSAGE, 300)
     assert raised.value.status is None
+
+
+@pytest.mark.parametrize("to_one_queue", [False, True])
+@pytest.mark.parametrize("retry_times", [0, 2])
+async def test_a_message_that_may_be_stored_is_sent_again_retry_times(retry_times: int, to_one_queue: bool) -> None:
+    broker = ProducerBroker()
+    broker.refuse(ResponseCode.SERVICE_NOT_AVAILABLE, RefusalReason.MAY_BE_STORED)
+    async with producer_over(broker, retry_times=retry_times) as producer:
+        queue = (await producer.queues("topic"))[0] if to_one_queue else None
+        with pytest.raises(SendOutcomeUnknown):
+            await producer.send(MESSAGE, 20_000, queue=queue)
+    assert len(broker.sent) == 1 + retry_times
+
+
+async def test_a_message_that_was_refused_is_sent_again_without_retries() -> None:
+    """The rejection means that another broker is master, so the message is not stored."""
+    broker = ProducerBroker()
+    broker.refuse(ResponseCode.SERVICE_NOT_AVAILABLE, RefusalReason.NOT_MASTER)
+    async with producer_over(broker, retry_times=0) as producer:
+        sending = asyncio.ensure_future(producer.send(MESSAGE, 20_000))
+        await until(lambda: len(broker.sent) > 1)
+        broker.accept()
+        await sending

@@ -1,4 +1,4 @@
-"""The synchronous face of transactions and requests, through a cluster."""
+"""The blocking API for transactions and requests, against a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions, with a broker that asks as the test says; `interop/` has them with Apache's and this project's."""
+"""Transactions with scripted checks of the broker. `interop/` tests them with Apache's and this project's broker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from scripted_producer import HOST, ProducerBroker, scripted_cluster
-from waiting import until
+from wait_until import until
 
 from gantrymq.client.producing import transaction_producer
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
@@ -30,7 +30,7 @@ MESSAGE = Message("topic", b"body", keys="key", delay_level=3)
 
 
 class Listener:
-    """Says `state`; keeps what it is asked."""
+    """A listener that returns `state` and records its calls."""
 
     def __init__(self, state: Any) -> None:
         self.state = state
@@ -73,7 +73,7 @@ async def test_the_broker_learns_what_became_of_it(kind: Any, state: LocalTransa
     async with scripted_cluster(broker) as address, TransactionProducer(address, "group", listener) as producer:
         result, said = await producer.send_in_transaction(MESSAGE, "arg")
         await until(lambda: broker.ends)
-        # Only a producer that a broker knows can be asked.
+        # A broker can only check producers that sent a heartbeat.
         assert broker.heartbeats == 1
     assert said is state
     (half,) = broker.sent
@@ -124,7 +124,7 @@ async def test_without_a_half_message_there_is_no_transaction() -> None:
 
 
 def check(number: int, topic: str = "topic") -> RemotingCommand:
-    """A broker's question about half message `number`."""
+    """Returns a broker's check request for half message `number`."""
     properties = encode_properties({"UNIQ_KEY": f"KEY{number}", "PGROUP": "group", "REAL_TOPIC": topic})
     record = encode_record(0, 0, number, 100, 0, 1, HOST, 2, HOST, 0, 0, b"half", topic.encode(), properties)
     header = CheckTransactionStateRequestHeader(
@@ -160,7 +160,7 @@ async def test_too_many_checks_are_dropped(monkeypatch: pytest.MonkeyPatch, capl
     async with scripted_cluster(broker) as address, TransactionProducer(address, "group", listener) as producer:
         await producer.greet_brokers_of("topic")
         assert broker.connection
-        # All in one write, and so in one read.
+        # All checks are in one write, and so in one read.
         for number in range(10):
             broker.connection.send_oneway(check(number))
         await until(lambda: "dropped" in caplog.text)
@@ -171,7 +171,7 @@ async def test_too_many_checks_are_dropped(monkeypatch: pytest.MonkeyPatch, capl
 async def test_large_checks_that_wait_are_bounded(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two thousand of 16 MB could wait."""
+    """Otherwise two thousand checks of 16 MB each could be pending."""
     go_on = asyncio.Event()
 
     class Slow(AsyncListener):
@@ -189,7 +189,7 @@ async def test_large_checks_that_wait_are_bounded(
         await until(lambda: caplog.text.count("dropped: 3 others wait") == 7)
         go_on.set()
         await until(lambda: len(broker.ends) == 3)
-        # There is room again.
+        # There is free capacity again.
         broker.connection.send_oneway(check(10))
         await until(lambda: len(broker.ends) == 4)
 

@@ -1,4 +1,4 @@
-"""A transaction that is open while its broker goes away and comes back."""
+"""An open transaction whose broker goes down and restarts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from numbered import restarted
-from waiting import until
+from wait_until import until
 
 from gantrymq.client import client_instance
 from gantrymq.client.consuming import queue_puller
@@ -25,7 +25,7 @@ QUICK_CHECKS = {"transactionTimeOut": "500", "transactionCheckInterval": "300"}
 
 
 class Database:
-    """Knows what became of a transaction only when it has been told."""
+    """A listener that returns UNKNOW until the transaction is in `committed`."""
 
     def __init__(self) -> None:
         self.committed: set[bytes] = set()
@@ -43,7 +43,7 @@ class Database:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
 async def test_is_asked_about_and_committed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
-    # What a restarted broker knows of its clients is what they tell it.
+    # A restarted broker gets its clients from their heartbeats.
     monkeypatch.setattr(client_instance, "HEARTBEAT_INTERVAL_S", 0.2)
     monkeypatch.setattr(queue_puller, "RETRY_DELAY_S", 0.05)
     database, received = Database(), asyncio.Queue[bytes]()
@@ -72,7 +72,7 @@ async def test_is_asked_about_and_committed_once(tmp_path: Path, monkeypatch: py
                 assert received.empty()
                 database.committed.add(b"across the restart")
                 assert await received.get() == b"across the restart"
-                # Another one, whose way leaves the first time to come again.
+                # A second transaction, after which a duplicate of the first one would have arrived.
                 database.committed.add(b"afterwards")
                 await payer.send_in_transaction(Message("payments", b"afterwards"))
                 assert await received.get() == b"afterwards"

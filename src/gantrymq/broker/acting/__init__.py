@@ -1,7 +1,16 @@
-"""A slave that stands in for a master that is gone (`enableSlaveActingMaster`), and a master that comes back to one.
+"""Acting masters (`enableSlaveActingMaster`): a slave does the work of its master while the master is down.
 
-The slave with the lowest id delivers what was delayed or popped, and has other brokers ask about open transactions. Its
-log stays a copy, so all of that goes to brokers of other names. `members` asks NameServers who is there, `outgoing`
-says what a waiting message becomes elsewhere, `escaping` sends it there, `returning` has a master take over how far its
-slave has got. Open `acting.py` first.
+The slave with the lowest id delivers delayed and popped messages, and has other brokers check open transactions. Its
+log stays a copy, so these messages go to brokers of other names. Start with `acting_master.py`. `members` queries the
+NameServers, `escaped_message` converts a message, `escape_bridge` sends it to another broker. When the master is back,
+`pre_online` takes over the progress of the slave.
 """
+
+from __future__ import annotations
+
+from gantrymq.broker.acting.acting_master import ActingMaster
+from gantrymq.broker.acting.escape_bridge import EscapeBridge
+from gantrymq.broker.acting.ha_info import HaInfo
+from gantrymq.broker.acting.pre_online import PreOnline
+
+__all__ = ["ActingMaster", "EscapeBridge", "HaInfo", "PreOnline"]

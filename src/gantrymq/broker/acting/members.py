@@ -1,4 +1,4 @@
-"""Who of the brokers of one name is there, as a NameServer says (GET_BROKER_MEMBER_GROUP)."""
+"""Queries a NameServer for the live brokers of one broker name (GET_BROKER_MEMBER_GROUP)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ _TIMEOUT_MS = 1000
 
 
 async def members_of(config: BrokerConfig, remoting: RemotingClient) -> dict[int, str]:
-    """host:port by id, from the first NameServer that answers; empty where none knows the name.
+    """Returns host:port by broker id, from the first NameServer that responds.
 
-    Raises GantryError when none answers.
+    The result is empty if no NameServer is configured or the NameServer does not have the name. Raises GantryError if
+    none responds.
     """
     header = GetBrokerMemberGroupRequestHeader(cluster_name=config.broker_cluster_name, broker_name=config.broker_name)
     problem: GantryError | None = None
-    for name_server in config.namesrv_addr:
+    for name_server in config.name_servers:
         request = RemotingCommand.request(RequestCode.GET_BROKER_MEMBER_GROUP, header)
         try:
             answer = await remoting.call(name_server, request, _TIMEOUT_MS)
-            # The body has the same field as a controller's answer.
+            # This body has the field `brokerMemberGroup`, as a controller's response has.
             body = decode_json(answer.body, ElectMasterResponseBody) if answer.body else ElectMasterResponseBody()
         except GantryError as e:
             problem = problem or e

@@ -1,11 +1,11 @@
-"""Users and what they may do, made, changed and listed from outside (`AdminBrokerProcessor`, codes 3001 to 3010)."""
+"""Requests to create, change, delete and list users and permissions (`AdminBrokerProcessor`, codes 3001 to 3010)."""
 
 from __future__ import annotations
 
 from gantrymq.auth.users import User, UserType
-from gantrymq.broker.access_control import AccessControl
-from gantrymq.broker.part import Part
-from gantrymq.broker.saving import answer_after
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
+from gantrymq.broker.tables import answer_after
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
@@ -24,12 +24,12 @@ from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 log = peer_log(__name__)
 
 
-class AuthAdmin(Part):
-    """Requests about `access.users`. Whether the caller may make them was checked before."""
+class AuthAdmin(Feature):
+    """Handles requests about users and permissions. The caller's permissions have been checked already."""
 
-    def __init__(self, access: AccessControl) -> None:
-        self._access = access
-        self._users = access.users
+    def __init__(self, context: BrokerContext) -> None:
+        self._access = context.access
+        self._users = context.access.users
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -46,7 +46,7 @@ class AuthAdmin(Part):
         }
 
     def create_user(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """A new user; only a super user makes super users."""
+        """Creates a user. Only a super user can create a super user."""
         info = _user_info(request)
         self._check_super(connection, info.user_type, "create")
         self._users.create_user(info)
@@ -54,7 +54,7 @@ class AuthAdmin(Part):
         return self._when_written(connection, request)
 
     def update_user(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Another password, type or status."""
+        """Changes a user's password, type or status."""
         info = _user_info(request)
         self._check_super(connection, info.user_type, "update")
         self._check_super(connection, self._type_of(info.username), "update")
@@ -63,7 +63,7 @@ class AuthAdmin(Part):
         return self._when_written(connection, request)
 
     def delete_user(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """A user that isn't there is deleted already."""
+        """Deletes a user. Succeeds if the user doesn't exist."""
         username = _username(request)
         self._check_super(connection, self._type_of(username), "delete")
         self._users.delete_user(username)
@@ -71,35 +71,40 @@ class AuthAdmin(Part):
         return self._when_written(connection, request)
 
     def get_user(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """One user; no body for one that isn't there. A super user is shown the password, for copies of users."""
+        """Returns a user; the body is empty if the user doesn't exist.
+
+        A super user also gets the password, so that a slave can copy users.
+        """
         user = self._users.users.get(_username(request))
         return RemotingCommand.response(body=b"" if user is None else encode_json(self._shown(connection, user)))
 
     def list_users(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Returns the users whose names contain the filter text."""
         wanted = request.read_header(ListUsersRequestHeader).filter or ""
         users = [self._shown(connection, user) for name, user in sorted(self._users.users.items()) if wanted in name]
         return RemotingCommand.response(body=encode_json(users) if users else b"")
 
     def put_acl(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Adds and replaces entries, whether the subject had some before or not."""
+        """Adds or replaces permissions of a subject. The subject need not have any yet."""
         subject = request.read_header(AclRequestHeader).subject
         self._users.put_acl(subject, decode_request_json(request.body, AclInfo))
         log.info("%s changed what %s may do", connection.address, subject)
         return self._when_written(connection, request)
 
     def delete_acl(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """One entry, or all that a subject has."""
+        """Deletes one permission of a subject, or all of them."""
         header = request.read_header(DeleteAclRequestHeader)
         self._users.delete_acl(header.subject, header.policy_type, header.resource)
         log.info("%s changed what %s may do", connection.address, header.subject)
         return self._when_written(connection, request)
 
     def get_acl(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """What a subject may do; no body where that is nothing."""
+        """Returns the permissions of a subject; the body is empty if there are none."""
         info = self._users.acl_info(request.read_header(AclRequestHeader).subject)
         return RemotingCommand.response(body=b"" if info is None else encode_json(info))
 
     def list_acls(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Returns the permissions that match the filters for subject and resource."""
         header = request.read_header(ListAclsRequestHeader)
         acls = self._users.list_acls(header.subject_filter or "", header.resource_filter or "")
         return RemotingCommand.response(body=encode_json(acls) if acls else b"")
@@ -119,7 +124,10 @@ class AuthAdmin(Part):
         return info
 
     def _check_super(self, connection: Connection, user_type: str | None, what: str) -> None:
-        """Refuses another than a super user to touch one; without access control everybody may do everything."""
+        """Raises RequestRefused if a normal user tries to create, change or delete a super user.
+
+        Without access control, every client may do everything.
+        """
         if (user_type or "").lower() == UserType.SUPER.value.lower() and not self._access.is_super(connection):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"The super user can only be {what}d by super user")
 

@@ -1,20 +1,22 @@
-"""The configuration, read and changed while the broker runs: GET_BROKER_CONFIG, UPDATE_BROKER_CONFIG."""
+"""Requests to read and change the configuration at run time: GET_BROKER_CONFIG, UPDATE_BROKER_CONFIG."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.part import Part
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
 from gantrymq.config import (
     changed_properties,
     format_properties,
     from_properties,
     parse_properties,
+    property_key,
     read_properties,
     replace_file,
     to_properties,
@@ -29,23 +31,24 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.stats import GetBrokerConfigResponseHeader
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.tls import SECRET_KEYS
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
 
 log = peer_log(__name__)
 
-#: All keys have 6 KiB; it takes 20 ms to read as many bytes as these.
+#: Maximum size of a change, in bytes. All keys together have 6 KiB. Parsing 64 KiB takes 20 ms.
 MAX_CHANGE_BYTES = 64 * 1024
-#: Java's black list (`AdminBrokerProcessor.initConfigBlackList`).
+#: Java's list of keys that can't be changed (`AdminBrokerProcessor.initConfigBlackList`).
 _BLACK_LIST = {"brokerConfigPath", "configBlackList", "rocketmqHome"}
 
 
-class BrokerConfigAdmin(Part):
-    """Changes `config`, which all parts of the broker hold, and the file that it came from; `on_change` is told."""
+class BrokerConfigAdmin(Feature):
+    """Changes the configuration that all features share, and the file that it was read from."""
 
-    def __init__(self, config: BrokerConfig, on_change: Callable[[], None]) -> None:
-        self._config = config
-        self._on_change = on_change
+    def __init__(self, context: BrokerContext) -> None:
+        self._config = context.config
+        self._config_changed = context.events.config_changed
         self._version = DataVersion()
         self._lock = asyncio.Lock()
 
@@ -53,14 +56,14 @@ class BrokerConfigAdmin(Part):
         return {RequestCode.GET_BROKER_CONFIG: self.get, RequestCode.UPDATE_BROKER_CONFIG: self.update}
 
     def get(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """All keys, as properties text."""
+        """Returns all keys in properties format."""
         return RemotingCommand.response(
             header=GetBrokerConfigResponseHeader(version=encode_json(self._version).decode()),
             body=format_properties(properties_of(self._config)).encode(),
         )
 
     def update(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Changes the keys of a properties text, all or none."""
+        """Changes the keys given in properties format, either all of them or none."""
         if len(request.body) > MAX_CHANGE_BYTES:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
@@ -72,15 +75,15 @@ class BrokerConfigAdmin(Part):
     async def _update(self, source: str, body: bytes) -> RemotingCommand:
         try:
             changes = parse_properties(body.decode("utf-8", "replace"), source=source)
-            # Whoever asks may leave meanwhile: the file and what holds must not differ.
+            # If the client disconnects, the change must still complete, so that file and memory agree.
             remark = await asyncio.shield(self._apply(changes, source))
         except ConfigError as e:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(e)) from e
         return RemotingCommand.response(remark=remark)
 
     async def _apply(self, changes: dict[str, str], source: str) -> str | None:
-        """What there is to say of it. Raises ConfigError or RequestRefused."""
-        # One after the other: each change is to what the one before made.
+        """Applies a change. Returns a remark, or None. Raises ConfigError or RequestRefused."""
+        # Changes run one at a time, because each one starts from the result of the one before.
         async with self._lock:
             return await self._apply_one(changes, source)
 
@@ -106,7 +109,7 @@ class BrokerConfigAdmin(Part):
         _copy(updated, self._config)
         self._version.advance()
         log.info("%s set %s", source, ", ".join(f"{key}={value}" for key, value in changes.items()))
-        self._on_change()
+        self._config_changed.publish()
         return remark
 
     def _check(self, changes: dict[str, str]) -> None:
@@ -134,17 +137,18 @@ class BrokerConfigAdmin(Part):
 
 
 def properties_of(config: BrokerConfig) -> dict[str, str]:
-    """Keys and values of the configuration of a broker, its store and its replication, which Java has in one file.
+    """Returns the configuration of a broker, its store and its replication. Java has them in one file.
 
-    Those of access control are left out: some are secrets.
+    Passwords and the access control settings are left out.
     """
     properties = to_properties(config) | to_properties(config.store) | to_properties(config.replication)
-    del properties["store"], properties["replication"], properties["auth"]
+    for key in ("store", "replication", "auth", *SECRET_KEYS):
+        properties.pop(key, None)
     return properties
 
 
 def _check_taken(changes: Mapping[str, str], taken: Mapping[str, str]) -> None:
-    """Refuses a number that would silently become another one, as at the start. Raises ConfigError."""
+    """Raises ConfigError if a number is out of range. At start, it would silently be set to the limit."""
     for key, value in changes.items():
         with suppress(ValueError):
             if (wanted := float(value)) != (bound := float(taken[key])):
@@ -153,5 +157,10 @@ def _check_taken(changes: Mapping[str, str], taken: Mapping[str, str]) -> None:
 
 
 def _copy(source: Any, target: Any) -> None:
+    """Copies every value except those that are read only at start.
+
+    A controller may have changed the role in the meantime.
+    """
     for field in fields(source):
-        setattr(target, field.name, getattr(source, field.name))
+        if property_key(field) not in READ_AT_START:
+            setattr(target, field.name, getattr(source, field.name))

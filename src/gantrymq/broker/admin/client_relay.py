@@ -1,4 +1,4 @@
-"""Questions and orders that the broker passes on to the clients of a group (`Broker2Client`)."""
+"""Requests that the broker forwards to the clients of a group (`Broker2Client`)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from functools import partial
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.broker.admin.messages import record_at
-from gantrymq.broker.budget import Budget
-from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.consumer_groups import Client, GroupMembers
-from gantrymq.broker.part import Part
-from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
+from gantrymq.broker.tables import Client
 from gantrymq.errors import GantryError, ProtocolError, RemotingError, RequestRefused, RequestTimeout
+from gantrymq.limits import CLIENT_REQUESTS
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.offset import ConsumerStatusBody, ResetOffsetBody
 from gantrymq.protocol.codes import LanguageCode, RequestCode, ResponseCode
@@ -26,40 +24,30 @@ from gantrymq.protocol.headers.group import (
 from gantrymq.protocol.headers.offset import GetConsumerStatusRequestHeader, ResetOffsetRequestHeader
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.store.message_store import MessageStore
+from gantrymq.remoting.quota import Quota
 
 log = peer_log(__name__)
 
-#: `Broker2Client.callClient` and `getConsumeStatus`: how long a client may take to answer.
+#: Timeouts for a client's response (`Broker2Client.callClient` and `getConsumeStatus`).
 CLIENT_TIMEOUT_MS = 10_000
 STATUS_TIMEOUT_MS = 5_000
-#: More questions to clients than these aren't under way at once; bytes of what they carry.
-MAX_QUESTIONS = 64
-MAX_QUESTION_BYTES = 32 * 1024 * 1024
-#: So many clients of a group are asked or told at a time.
+#: Number of clients of a group that get a request at the same time.
 _AT_ONCE = 64
-#: Of the clients of a group no more are asked when it has taken so long, s, or they have told so many bytes.
+#: When this many seconds have passed or this many bytes have arrived, no further clients of the group are queried.
 STATUS_LIMIT_S = 15.0
 STATUS_LIMIT_BYTES = 4 * 1024 * 1024
 
 
-class ClientRelay(Part):
-    """Asks clients on behalf of an administrator."""
+class ClientRelay(Feature):
+    """Forwards an administrator's requests to clients."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        store: MessageStore,
-        topics: BrokerTopics,
-        groups: SubscriptionGroupTable,
-        members: GroupMembers[Connection],
-    ) -> None:
-        self._broker_name = config.broker_name
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._members = members
-        self._budget = Budget("questions to clients", MAX_QUESTIONS, MAX_QUESTION_BYTES)
+    def __init__(self, context: BrokerContext) -> None:
+        self._broker_name = context.config.broker_name
+        self._store = context.store
+        self._topics = context.topics
+        self._groups = context.groups
+        self._members = context.members
+        self._quota = Quota(CLIENT_REQUESTS)
         self._tasks = Tasks("telling clients of their new offsets")
 
     def handlers(self) -> dict[int, RequestHandler]:
@@ -73,7 +61,7 @@ class ClientRelay(Part):
         await self._tasks.stop()
 
     def push_reset(self, group: str, topic: str, timestamp: int, body: ResetOffsetBody) -> None:
-        """Has every client of a group go on from these offsets."""
+        """Notifies all clients of a group of their new offsets after a reset."""
         members = self._members.consumers.get(group)
         if members is not None:
             header = ResetOffsetRequestHeader(topic=topic, group=group, timestamp=timestamp)
@@ -94,7 +82,7 @@ class ClientRelay(Part):
                 await asyncio.sleep(0)
 
     def running_info(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """What a client tells of itself: queues, rates, threads."""
+        """Returns the running info of a client: its queues, rates and threads."""
         header = request.read_header(GetConsumerRunningInfoRequestHeader)
         client = self._client(header.consumer_group, header.client_id)
         ask = partial(self._ask, client, header.consumer_group, request, request.ext_fields)
@@ -102,7 +90,7 @@ class ClientRelay(Part):
         return None
 
     def consume_directly(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Has a client consume a stored message now, and answers what became of it."""
+        """Has a client consume a stored message at once, and returns the result."""
         header = request.read_header(ConsumeMessageDirectlyResultRequestHeader)
         client = self._client(header.consumer_group, header.client_id or "")
         try:
@@ -122,7 +110,7 @@ class ClientRelay(Part):
         return None
 
     def consumer_status(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """The offsets in a topic as each client of a group, or one, has them in memory."""
+        """Returns the offsets in a topic that each client of a group, or a single one, has in memory."""
         header = request.read_header(GetConsumerStatusRequestHeader)
         group = self._members.consumers.get(header.group)
         clients = [] if group is None else list(group.clients.values())
@@ -137,7 +125,10 @@ class ClientRelay(Part):
     async def _statuses(
         self, clients: list[Client[Connection]], header: GetConsumerStatusRequestHeader
     ) -> RemotingCommand:
-        """Those that don't answer in time are left out, as in Java, which asks one after the other."""
+        """Collects the offsets of the clients. Leaves out clients that don't respond in time, as Java does.
+
+        Java queries one client after the other.
+        """
         body = ConsumerStatusBody()
         size = 0
         deadline = asyncio.get_running_loop().time() + STATUS_LIMIT_S
@@ -153,7 +144,7 @@ class ClientRelay(Part):
     async def _status(
         self, client: Client[Connection], header: GetConsumerStatusRequestHeader, body: ConsumerStatusBody
     ) -> int:
-        """Puts what a client answers into the body; the bytes of that."""
+        """Adds a client's offsets to `body`. Returns the size of its response in bytes."""
         question = RemotingCommand.request(
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
             GetConsumerStatusRequestHeader(topic=header.topic, group=header.group),
@@ -170,7 +161,7 @@ class ClientRelay(Part):
     async def _ask(
         self, client: Client[Connection], group: str, request: RemotingCommand, fields: dict[str, str]
     ) -> RemotingCommand:
-        """The client's answer, as it is."""
+        """Returns the client's response unchanged."""
         question = RemotingCommand.request(request.code, body=request.body, fields=fields)
         try:
             return await client.member.invoke(question, CLIENT_TIMEOUT_MS)
@@ -192,6 +183,6 @@ class ClientRelay(Part):
     async def _limited(
         self, connection: Connection, size: int, ask: Callable[[], Awaitable[RemotingCommand]]
     ) -> RemotingCommand:
-        """`connection` asks; the question carries `size` bytes."""
-        with self._budget.held(connection, size):
+        """Runs `ask` within the quota of `connection`. The forwarded body has `size` bytes."""
+        with self._quota.reserved(connection, size):
             return await ask()

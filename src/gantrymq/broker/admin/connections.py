@@ -1,11 +1,12 @@
-"""Who is connected: GET_CONSUMER_CONNECTION_LIST, GET_PRODUCER_CONNECTION_LIST, GET_ALL_PRODUCER_INFO."""
+"""Lists connected clients: GET_CONSUMER_CONNECTION_LIST, GET_PRODUCER_CONNECTION_LIST, GET_ALL_PRODUCER_INFO."""
 
 from __future__ import annotations
 
 import asyncio
 
-from gantrymq.broker.consumer_groups import Client, GroupMembers
-from gantrymq.broker.part import Part
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
+from gantrymq.broker.tables import Client
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.connection import (
     ClientConnection,
@@ -24,11 +25,11 @@ from gantrymq.system.clock import now_ms
 _LANGUAGES = {language.value: language.name for language in LanguageCode}
 
 
-class Connections(Part):
-    """Lists the members of groups."""
+class Connections(Feature):
+    """Lists the members of producer groups and consumer groups."""
 
-    def __init__(self, members: GroupMembers[Connection]) -> None:
-        self._members = members
+    def __init__(self, context: BrokerContext) -> None:
+        self._members = context.members
         self._clock = asyncio.get_running_loop().time
 
     def handlers(self) -> dict[int, RequestHandler]:
@@ -39,7 +40,7 @@ class Connections(Part):
         }
 
     def consumers(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """A consumer group's members and subscriptions."""
+        """Returns the members and subscriptions of a consumer group."""
         name = request.read_header(GroupRequestHeader).consumer_group
         group = self._members.consumers.get(name)
         if group is None:
@@ -54,7 +55,7 @@ class Connections(Part):
         return RemotingCommand.response(body=encode_json(body))
 
     def producers(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """A producer group's members."""
+        """Returns the members of a producer group."""
         name = request.read_header(GetProducerConnectionListRequestHeader).producer_group
         clients = self._members.producers.get(name)
         if clients is None:
@@ -63,8 +64,8 @@ class Connections(Part):
         return RemotingCommand.response(body=encode_json(body))
 
     def all_producers(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """The members of every producer group."""
-        # Heartbeats are noted in the loop's time.
+        """Returns the members of all producer groups."""
+        # Heartbeats have timestamps of the event loop's clock.
         loop_time_ms = now_ms() - int(self._clock() * 1000)
         body = ProducerTableInfo(
             {

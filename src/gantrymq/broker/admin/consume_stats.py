@@ -1,16 +1,12 @@
-"""How far groups are behind: GET_CONSUME_STATS and GET_BROKER_CONSUME_STATS (`AdminBrokerProcessor`)."""
+"""Consumer lag of groups: GET_CONSUME_STATS and GET_BROKER_CONSUME_STATS (`AdminBrokerProcessor`)."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 
 from gantrymq.broker.admin.runtime_info import RuntimeInfo
-from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.consumer_groups import GroupMembers
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.part import Part
-from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
 from gantrymq.protocol.bodies.stats import ConsumeStats, ConsumeStatsListEncoder, OffsetWrapper
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
@@ -18,38 +14,25 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.stats import GetConsumeStatsInBrokerHeader, GetConsumeStatsRequestHeader
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.remoting.long_requests import LongRequests, Steps
-from gantrymq.store.message_store import MessageStore
+from gantrymq.remoting.long_requests import Steps
 
-#: Queues, and groups, that are looked at in one step of a request: 1 ms.
+#: Number of queues and of groups that are read in one step of a request. A step takes about 1 ms.
 _LOOKED_AT = 50
 _GROUPS_AT_ONCE = 100
 
 
-class ConsumeProgress(Part):
-    """Answers from the offsets that groups have committed."""
+class ConsumeProgress(Feature):
+    """Computes lag from the offsets that groups have committed."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        address: str,
-        store: MessageStore,
-        topics: BrokerTopics,
-        groups: SubscriptionGroupTable,
-        members: GroupMembers[Connection],
-        offsets: ConsumerOffsets,
-        runtime: RuntimeInfo,
-        *,
-        long_requests: LongRequests,
-    ) -> None:
-        self._long_requests = long_requests
-        self._broker_name = config.broker_name
-        self._address = address
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._members = members
-        self._offsets = offsets
+    def __init__(self, context: BrokerContext, *, runtime: RuntimeInfo) -> None:
+        self._long_requests = context.long_requests
+        self._broker_name = context.config.broker_name
+        self._address = context.address
+        self._store = context.store
+        self._topics = context.topics
+        self._groups = context.groups
+        self._members = context.members
+        self._offsets = context.offsets
         self._runtime = runtime
         self._looked_at = 0
 
@@ -60,7 +43,7 @@ class ConsumeProgress(Part):
         }
 
     def consume_stats(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """A group's offsets beside the queues' ends; a group or topic that isn't known has none."""
+        """Returns a group's offsets and the ends of its queues; an unknown group or topic has none."""
         return self._long_requests.run(connection, request, self._stats_in_steps(request))
 
     def _stats_in_steps(self, request: RemotingCommand) -> Steps:
@@ -81,7 +64,7 @@ class ConsumeProgress(Part):
         return RemotingCommand.response(body=(yield from stats.encode_in_steps()))
 
     def all_consume_stats(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """The same of every group, a table for each topic."""
+        """Returns the offsets of every group, in one table per topic."""
         return self._long_requests.run(connection, request, self._all_stats_in_steps(request))
 
     def _all_stats_in_steps(self, request: RemotingCommand) -> Steps:

@@ -1,15 +1,11 @@
-"""Consumer groups made, changed, deleted and listed from outside (`AdminBrokerProcessor`)."""
+"""Requests to create, change, delete and list consumer groups (`AdminBrokerProcessor`)."""
 
 from __future__ import annotations
 
-from gantrymq.broker.attributes import GROUP_ATTRIBUTES, altered
 from gantrymq.broker.config import MAX_QUEUE_NUMS
-from gantrymq.broker.consumer_groups import GroupMembers
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.part import Part
-from gantrymq.broker.saving import answer_after
-from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.table_response import TableResponse
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
+from gantrymq.broker.tables import GROUP_ATTRIBUTES, TableResponse, altered, answer_after
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.offset import GroupList
@@ -32,32 +28,25 @@ from gantrymq.protocol.headers.group import (
 from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.protocol.topic_name import group_problem, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.remoting.long_requests import LongRequests, Steps
+from gantrymq.remoting.long_requests import Steps
 
 log = peer_log(__name__)
 
-#: Groups that are looked at in one step of a request: 1 ms.
+#: Number of groups that are checked in one step of a request. A step takes about 1 ms.
 _CHECKED_AT_ONCE = 200
 
 
-class GroupAdmin(Part):
-    """Requests about the table of groups, and about which group consumes which topic. `address` is the broker's."""
+class GroupAdmin(Feature):
+    """Handles requests about consumer groups. The event `group_deleted` has the name of a deleted group."""
 
-    def __init__(
-        self,
-        address: str,
-        groups: SubscriptionGroupTable,
-        members: GroupMembers[Connection],
-        offsets: ConsumerOffsets,
-        *,
-        long_requests: LongRequests,
-    ) -> None:
-        self._address = address
-        self._long_requests = long_requests
-        self._groups = groups
+    def __init__(self, context: BrokerContext) -> None:
+        self._address = context.address
+        self._long_requests = context.long_requests
+        self._groups = context.groups
         self._all = TableResponse()
-        self._members = members
-        self._offsets = offsets
+        self._members = context.members
+        self._offsets = context.offsets
+        self._group_deleted = context.events.group_deleted
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -79,7 +68,7 @@ class GroupAdmin(Part):
         return None
 
     def create_list(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Creates or changes many groups, all or none."""
+        """Creates or changes several groups, either all of them or none."""
         return self._long_requests.run(connection, request, self._create_in_steps(connection, request))
 
     def _create_in_steps(self, connection: Connection, request: RemotingCommand) -> Steps:
@@ -94,22 +83,24 @@ class GroupAdmin(Part):
         return None
 
     def delete(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Deletes a group, and with `cleanOffset` how far it has got; one that doesn't exist is deleted already."""
+        """Deletes a group, and its offsets if `cleanOffset` is set. Succeeds if the group doesn't exist."""
         header = request.read_header(DeleteSubscriptionGroupRequestHeader)
         if self._groups.remove(header.group_name):
             log.info("%s deleted the group %s", connection.address, header.group_name)
         if header.clean_offset:
             self._offsets.remove_group(header.group_name)
+        self._group_deleted.publish(header.group_name)
         connection.respond_with(request, answer_after(self._groups.written()))
         return None
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Returns the configurations of all groups."""
         table = self._groups.table
         fields = {"totalGroupNum": str(len(table.subscription_group_table))}
         return self._long_requests.run(connection, request, self._all.steps(table, fields))
 
     def get(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """One group; asking makes none, unlike in Java."""
+        """Returns the configuration of a group. Unlike Java, it doesn't create a missing group."""
         name = request.read_header(GetSubscriptionGroupConfigRequestHeader).group
         config = self._groups.find(name)
         if config is None:
@@ -117,7 +108,7 @@ class GroupAdmin(Part):
         return RemotingCommand.response(body=encode_json(config))
 
     def forbidden(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Forbids a group to read a topic, or allows it, if asked to; answers what holds."""
+        """Returns whether a group may read a topic. If `readable` is given, changes it first."""
         header = request.read_header(UpdateGroupForbiddenRequestHeader)
         problem = group_problem(header.group) or topic_problem(header.topic)
         if problem is not None:
@@ -132,20 +123,20 @@ class GroupAdmin(Part):
         return None
 
     def groups_of_topic(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """The groups that subscribe to a topic or have consumed from it."""
+        """Returns the groups that subscribe to a topic or have offsets in it."""
         topic = request.read_header(TopicRequestHeader).topic
         groups = self._members.subscribers(topic) | self._offsets.groups_of(topic)
         return RemotingCommand.response(body=encode_json(GroupList(sorted(groups))))
 
     def topics_of_group(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """The topics from which a group has consumed."""
+        """Returns the topics in which a group has offsets."""
         group = request.read_header(GetSubscriptionGroupConfigRequestHeader).group
         return RemotingCommand.response(
             body=encode_json(TopicList(sorted(self._offsets.topics_of(group)), self._address))
         )
 
     def subscription(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """What a group that is online subscribes to in a topic."""
+        """Returns the subscription of an online group to a topic."""
         header = request.read_header(QuerySubscriptionByConsumerRequestHeader)
         subscription = self._members.subscription(header.group, header.topic)
         return RemotingCommand.response(
@@ -153,7 +144,7 @@ class GroupAdmin(Part):
         )
 
     def _checked(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
-        """The group with its attributes' changes applied to those that it has. Raises RequestRefused."""
+        """Returns the group with its attribute changes merged into the existing attributes. Raises RequestRefused."""
         problem = group_problem(config.group_name)
         if problem is None and not 0 <= config.retry_queue_nums <= MAX_QUEUE_NUMS:
             problem = f"retryQueueNums {config.retry_queue_nums}: 0 to {MAX_QUEUE_NUMS}"

@@ -1,10 +1,11 @@
-"""Messages by their place in the log or their keys: VIEW_MESSAGE_BY_ID, QUERY_MESSAGE (`QueryMessageProcessor`)."""
+"""Finds messages by physical offset or key: VIEW_MESSAGE_BY_ID, QUERY_MESSAGE (`QueryMessageProcessor`)."""
 
 from __future__ import annotations
 
 import asyncio
 
-from gantrymq.broker.part import Part
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import MAX_FRAME_LENGTH, RemotingCommand
@@ -18,19 +19,19 @@ from gantrymq.store.key_lookup import Search
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.queued_record import queued_record
 
-#: MixAll.UNIQUE_MSG_QUERY_FLAG: the key is a message id that a producer made.
+#: Name of the field that marks the key as a producer's message id (`MixAll.UNIQUE_MSG_QUERY_FLAG`).
 _UNIQUE_KEY_FIELD = "_UNIQUE_KEY_QUERY"
-#: Leaves room for the header in a frame of 16 MiB.
+#: Maximum size of the records in a response, in bytes. The rest of the 16 MiB frame is for the header.
 _MAX_ANSWER_BYTES = MAX_FRAME_LENGTH - 64 * 1024
-#: No more at once: each takes up to half a second of work, in steps.
+#: Maximum number of searches in progress. Each takes up to 0.5 s of processor time, in steps.
 _MAX_SEARCHES = 100
 
 
-class MessageAdmin(Part):
-    """Looks messages up in the store."""
+class MessageAdmin(Feature):
+    """Looks up messages in the store."""
 
-    def __init__(self, store: MessageStore) -> None:
-        self._store = store
+    def __init__(self, context: BrokerContext) -> None:
+        self._store = context.store
         self._searches = 0
         self._turn = asyncio.Lock()
 
@@ -38,19 +39,31 @@ class MessageAdmin(Part):
         return {RequestCode.VIEW_MESSAGE_BY_ID: self.view, RequestCode.QUERY_MESSAGE: self.query}
 
     def view(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """The record at a physical offset."""
+        """Returns the record at a physical offset."""
         offset = request.read_header(ViewMessageRequestHeader).offset
         return RemotingCommand.response(body=record_at(self._store, offset))
 
     def query(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """The newest records with a key that were stored in a span of time; no answer has more than a frame's worth."""
+        """Returns the newest records with a key or tags that were stored in a time range.
+
+        If they don't fit into one frame, the oldest are left out. Raises RequestRefused for an unknown index type.
+        """
         header = request.read_header(QueryMessageRequestHeader)
+        index_type = header.index_type or "K"
         if request.ext_fields.get(_UNIQUE_KEY_FIELD) == "true":
-            search = self._store.keys.find_by_unique_key(header.topic, header.key)
-        else:
-            search = self._store.keys.find_by_key(
-                header.topic, header.key, header.begin_timestamp, header.end_timestamp, header.max_num
-            )
+            index_type = "U"
+        span = header.begin_timestamp, header.end_timestamp, header.max_num
+        match index_type:
+            case "K":
+                search = self._store.keys.find_by_key(header.topic, header.key, *span)
+            case "T":
+                search = self._store.keys.find_by_tags(header.topic, header.key, *span)
+            case "U":
+                search = self._store.keys.find_by_unique_key(header.topic, header.key)
+            case _:
+                raise RequestRefused(
+                    ResponseCode.INVALID_PARAMETER, f"indexType {index_type[:100]!r}: must be K, T or U"
+                )
         connection.respond_with(request, self._answer(search))
         return None
 
@@ -66,9 +79,9 @@ class MessageAdmin(Part):
         size = 0
         for offset in reversed(offsets):
             if offset < self._store.min_physical_offset:
-                # Deleted since it was found, with those before it.
+                # This record and all older ones have been deleted since the search.
                 break
-            # The index knows where records begin, those of deleted topics among them.
+            # The index has offsets of valid records, so no queue lookup is needed. It includes deleted topics.
             record = self._store.record_bytes(offset)
             size += len(record)
             if records and size > _MAX_ANSWER_BYTES:
@@ -85,8 +98,8 @@ class MessageAdmin(Part):
         )
 
     async def _finish(self, search: Search) -> list[int]:
-        # All searches share one step of each turn of the loop, in order: who looks for little is soon done, however
-        # many look for much.
+        # All searches share one step per event-loop iteration, in order. A short search therefore ends soon, even if
+        # many long ones are running.
         while True:
             async with self._turn:
                 try:
@@ -95,12 +108,12 @@ class MessageAdmin(Part):
                     offsets: list[int] = e.value
                     return offsets
                 finally:
-                    # With the lock: who tries meanwhile waits, and has its step in another turn of the loop.
+                    # Keep the lock during the sleep, so that the next search runs in another event-loop iteration.
                     await asyncio.sleep(0)
 
 
 def record_at(store: MessageStore, physical_offset: int) -> bytes:
-    """The bytes of the record that begins there and stands in its queue. Raises RequestRefused when none does."""
+    """Returns the bytes of the record at this offset. Raises RequestRefused if no queue contains such a record."""
     try:
         queued_record(store, physical_offset)
         return store.record_bytes(physical_offset)

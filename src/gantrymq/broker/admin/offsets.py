@@ -1,18 +1,14 @@
-"""Groups' offsets listed, copied and set from outside (`AdminBrokerProcessor`, `Broker2Client.resetOffset`)."""
+"""Requests to list, clone and reset consumer offsets (`AdminBrokerProcessor`, `Broker2Client.resetOffset`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from gantrymq.broker.admin.client_relay import ClientRelay
-from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.consumer_groups import GroupMembers
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.part import Part
-from gantrymq.broker.saving import answer_after, answer_in_pieces
-from gantrymq.broker.schedule import Schedule
-from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.delay import DelayLevels
+from gantrymq.broker.feature import Feature
+from gantrymq.broker.tables import answer_after, answer_in_pieces
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.offset import CorrectionOffsetBody, ResetOffsetBody
@@ -27,49 +23,35 @@ from gantrymq.protocol.headers.offset import (
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import group_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.remoting.long_requests import LongRequests, Steps
-from gantrymq.store.message_store import MessageStore
+from gantrymq.remoting.long_requests import Steps
 
 log = peer_log(__name__)
 
-#: Queues that are looked at in one step of a request: 0.5 ms.
+#: Number of queues that are read in one step of a request. A step takes about 0.5 ms.
 _LOOKED_AT = 500
 #: Number of queues that are reset in one step.
 _RESET_AT_ONCE = 1000
 
 _MAX_LONG = 2**63 - 1
-#: What ResetOffsetRequestHeader.offset is when the time decides.
+#: Values of `ResetOffsetRequestHeader.offset` that select a reset by time.
 _NO_OFFSET = (None, -1)
 
 
-class OffsetAdmin(Part):
-    """Requests about how far groups have got.
+class OffsetAdmin(Feature):
+    """Handles requests about consumer offsets.
 
-    After a reset, `offsets_reset` is called with the topic, the group and the new offsets by queue id.
+    After a reset, the event `offsets_reset` has the topic, the group and the new offsets by queue id.
     """
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        store: MessageStore,
-        topics: BrokerTopics,
-        groups: SubscriptionGroupTable,
-        members: GroupMembers[Connection],
-        offsets: ConsumerOffsets,
-        schedule: Schedule,
-        relay: ClientRelay,
-        *,
-        long_requests: LongRequests,
-        offsets_reset: Callable[[str, str, Mapping[int, int]], None],
-    ) -> None:
-        self._long_requests = long_requests
-        self._offsets_reset = offsets_reset
-        self._broker_name = config.broker_name
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._members = members
-        self._offsets = offsets
+    def __init__(self, context: BrokerContext, *, schedule: DelayLevels, relay: ClientRelay) -> None:
+        self._long_requests = context.long_requests
+        self._offsets_reset = context.events.offsets_reset
+        self._broker_name = context.config.broker_name
+        self._store = context.store
+        self._topics = context.topics
+        self._groups = context.groups
+        self._members = context.members
+        self._offsets = context.offsets
         self._schedule = schedule
         self._relay = relay
 
@@ -83,15 +65,17 @@ class OffsetAdmin(Part):
         }
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Returns all consumer offsets."""
         return self._long_requests.run(connection, request, answer_in_pieces(self._offsets.in_pieces()))
 
     def all_delay(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Returns the delivered offsets of all delay levels."""
         return RemotingCommand.response(body=self._schedule.encoded_offsets())
 
     def reset(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Sets a group's offsets in a topic to those at a time, or one queue's to a given one; tells its clients.
+        """Resets a group's offsets in a topic to a time, or one queue's offset to a given value. Notifies the clients.
 
-        Without `isForce` a time moves offsets back only. The group needn't be online.
+        Without `isForce`, a reset by time moves offsets back only. The group need not be online.
         """
         header = request.read_header(ResetOffsetRequestHeader)
         topic = self._topics.get(header.topic)
@@ -117,7 +101,7 @@ class OffsetAdmin(Part):
         header: ResetOffsetRequestHeader,
         queue_ids: Sequence[int],
     ) -> Steps:
-        """Resets the queues in steps of _RESET_AT_ONCE, because a topic may have 65,536 queues."""
+        """Resets the queues in steps of `_RESET_AT_ONCE`, because a topic may have 65,536 queues."""
         body = ResetOffsetBody()
         for start in range(0, len(queue_ids), _RESET_AT_ONCE):
             if start:
@@ -136,7 +120,7 @@ class OffsetAdmin(Part):
         log_end = self._store.max_physical_offset
         for queue_id, offset in offsets.items():
             self._offsets.reset(group, topic, queue_id, offset, log_end)
-        self._offsets_reset(topic, group, offsets)
+        self._offsets_reset.publish(topic, group, offsets)
 
     def _target(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
         queue = self._store.find_queue(header.topic, queue_id)
@@ -155,7 +139,7 @@ class OffsetAdmin(Part):
         return offset if header.is_force or current is None else min(offset, current)
 
     def clone(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Gives one group the offsets of another, in one topic or all."""
+        """Copies the offsets of one group to another, in one topic or in all topics."""
         header = request.read_header(CloneGroupOffsetRequestHeader)
         problem = group_problem(header.dest_group)
         if problem is not None:
@@ -181,7 +165,10 @@ class OffsetAdmin(Part):
         return None
 
     def correction(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """The lowest offset of all groups by queue; where it is beyond that of `compareGroup`, Long.MAX_VALUE."""
+        """Returns the lowest offset of all groups, by queue id.
+
+        If that is higher than the offset of `compareGroup`, the value is Long.MAX_VALUE.
+        """
         return self._long_requests.run(connection, request, self._correction_in_steps(request))
 
     def _correction_in_steps(self, request: RemotingCommand) -> Steps:

@@ -1,26 +1,27 @@
-"""The broker's figures: GET_BROKER_RUNTIME_INFO and VIEW_BROKER_STATS_DATA (`AdminBrokerProcessor.prepareRuntimeInfo`).
+"""Statistics of the broker: GET_BROKER_RUNTIME_INFO and VIEW_BROKER_STATS_DATA.
 
-Keys are Java's. What Java has of its thread pools' queues is 0; what it measures for each message isn't there.
+The keys are those of `AdminBrokerProcessor.prepareRuntimeInfo`. This broker has none of Java's thread pools, so the
+sizes of their queues are 0.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 
 from gantrymq.background.failures import failure_fields
-from gantrymq.background.jobs import Jobs
-from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.deliveries import Deliveries
-from gantrymq.broker.part import Part
-from gantrymq.broker.schedule import Schedule
-from gantrymq.broker.timer.timer import Timer
-from gantrymq.broker.traffic import DAY, HOUR, MINUTE, SAMPLE_S, Recent, Totals, Traffic
+from gantrymq.broker.admin.stats_table import StatsTable
+from gantrymq.broker.admin.stored_sizes import StoredSizes
+from gantrymq.broker.admin.traffic import MINUTE, SAMPLE_S, Totals, Traffic
+from gantrymq.broker.append import Appender
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.delay import DelayLevels, Timer
+from gantrymq.broker.feature import Feature
+from gantrymq.config import MAX_INT
 from gantrymq.errors import GantryError, RequestRefused
 from gantrymq.protocol.bodies.route import KVTable
-from gantrymq.protocol.bodies.stats import BrokerStatsData, BrokerStatsItem
 from gantrymq.protocol.codes import PROTOCOL_VERSION, RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
@@ -28,44 +29,48 @@ from gantrymq.protocol.headers.stats import ViewBrokerStatsDataRequestHeader
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
 from gantrymq.protocol.version_name import version_name
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.store.message_store import MessageStore
 from gantrymq.system import files
-from gantrymq.system.clock import now_ms, time
+from gantrymq.system.clock import monotonic, now_ms, time
 
-#: Questions within so many seconds get the figures of one sample.
+#: Requests within this time use the same sample, in seconds.
 _FRESH_S = 1.0
-#: Java's thread pools: each has a queue, of which tools show the size and how long its first request waits.
-_POOLS = ("send", "pull", "litePull", "query", "ack")
+#: Longest time slice of a sample, in seconds.
+_SLICE_S = 0.0005
+#: Java's thread pools, and the default capacities of their queues. Tools show the size of each queue and the waiting
+#: time of its first request.
+_POOLS = {"send": 10_000, "pull": 100_000, "litePull": 100_000, "query": 20_000, "ack": 100_000}
+_END_TRANSACTION_CAPACITY = 100_000
 
 
-class RuntimeInfo(Part):
-    """Figures of a broker that begins now."""
+class RuntimeInfo(Feature):
+    """Collects statistics from the start of the broker."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        store: MessageStore,
-        deliveries: Deliveries,
-        schedule: Schedule,
-        timer: Timer,
-        jobs: Jobs,
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._deliveries = deliveries
+    def __init__(self, context: BrokerContext, *, appender: Appender, schedule: DelayLevels, timer: Timer) -> None:
+        self._config = context.config
+        self._store = context.store
+        self._counts = context.stats
+        self._put_times = appender.put_times
         self._delays = schedule
         self._timer = timer
         self._clock = asyncio.get_running_loop().time
         self._started = self._sampled = self._clock()
         self._boot_timestamp = now_ms()
         self._boot_position = 0
-        self._put = Traffic((), self._started)
-        self._got = Traffic(deliveries.totals(), self._started)
-        self._timed = Traffic(timer.totals(), self._started)
+        self._stats = self._new_stats()
+        #: The sample that is not complete yet.
+        self._steps: Iterator[None] | None = None
+        self._reads = Traffic(self._started)
+        self._misses = Traffic(self._started)
+        self._timed = Traffic(self._started, timer.totals())
         today = date.fromtimestamp(time()).toordinal()
         self._put_days, self._got_days = Totals(today), Totals(today)
-        self._jobs = jobs
-        self._sampling = jobs.repeating("take samples of the traffic", self.sample, SAMPLE_S)
+        self._jobs = context.jobs
+        self._sampling = context.jobs.repeating("take samples of the traffic", self.sample, SAMPLE_S)
+        self._adding_sizes = context.jobs.repeating("add up the sizes of new messages", self._add_sizes)
+        events = context.events
+        events.topics_deleted.subscribe(lambda names, queues: self._topics_deleted(names))
+        events.group_deleted.subscribe(lambda name: self._stats.forget_group(name))
+        events.queues_expired.subscribe(lambda: self._sizes.queues_deleted())
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -74,115 +79,173 @@ class RuntimeInfo(Part):
         }
 
     def load(self) -> None:
-        """What the store has by now came before."""
+        """Excludes the messages that the store had before the broker started."""
         self._boot_position = self._store.max_physical_offset
-        self._put = Traffic(self.put_totals(), self._started)
+        self._stats = self._new_stats()
+        self._stats.begin(self.put_totals())
 
     async def start(self) -> None:
         self._sampling.start()
+        self._adding_sizes.start()
 
     async def stop(self) -> None:
         self._sampling.cancel()
+        self._adding_sizes.cancel()
 
-    def sample(self) -> None:
-        """Takes in what has come and gone so far."""
-        now = self._sampled = self._clock()
+    def _topics_deleted(self, topics: Collection[str]) -> None:
+        self._sizes.queues_deleted()
+        self._stats.forget_topics(topics)
+
+    def sample(self) -> float | None:
+        """Takes a sample of the totals, for one time slice. Returns 0 if the sample is not complete."""
+        if self._steps is None:
+            self._sampled = self._clock()
+            self._steps = self._sample_in_steps(self._sampled)
+        ends = monotonic() + _SLICE_S
+        for _ in self._steps:
+            if monotonic() >= ends:
+                return 0.0
+        self._steps = None
+        return None
+
+    def _sample_in_steps(self, now: float) -> Iterator[None]:
         today = date.fromtimestamp(time()).toordinal()
-        self._put_days.update(today, self._put.total)
-        self._got_days.update(today, self._got.total)
-        self._put.sample(self.put_totals(), now)
-        self._got.sample(self._deliveries.totals(), now)
+        self._put_days.update(today, self._put_total)
+        self._got_days.update(today, self._got_total)
+        self._reads.sample([("", self._counts.reads)], now)
+        self._misses.sample([("", self._counts.misses)], now)
         self._timed.sample(self._timer.totals(), now)
+        self._put_times.sample(now)
+        yield from self._stats.sample(self.put_totals(), now)
+        if self._sizes.is_behind:
+            self._adding_sizes.wake()
+
+    def _add_sizes(self) -> float | None:
+        """Adds a part of the sizes. Returns 0 while there are more."""
+        return 0.0 if self._stats.add_sizes() else None
+
+    def _new_stats(self) -> StatsTable:
+        self._sizes = StoredSizes(self._store, self._boot_position)
+        return StatsTable(self._counts, self._sizes, self._config.broker_cluster_name, self._started)
+
+    @property
+    def _put_total(self) -> int:
+        """The number of messages stored since the start, without those of system topics, as in Java's `BrokerStats`."""
+        return self._stats.of("BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC").total
+
+    @property
+    def _got_total(self) -> int:
+        return self._stats.of("BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC").total
 
     def put_tps(self, topic: str) -> float:
-        """Messages a second that came to a topic in the last minute."""
-        return self._put.recent(topic, MINUTE, self._now()).tps
+        """Returns the rate of messages stored in a topic in the last minute, in messages per second."""
+        now = self._now()
+        return self._stats.of("TOPIC_PUT_NUMS").recent(topic, MINUTE, now).tps
 
     def get_tps(self, group: str, topic: str) -> float:
-        """Messages a second that a group got of a topic in the last minute."""
-        return self._got.recent(f"{topic}@{group}", MINUTE, self._now()).tps
+        """Returns the rate at which a group received messages of a topic in the last minute, in messages per second."""
+        now = self._now()
+        return self._stats.of("GROUP_GET_NUMS").recent(f"{topic}@{group}", MINUTE, now).tps
 
     def runtime_info(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """All figures as text."""
+        """Returns all statistics as text."""
         return RemotingCommand.response(body=encode_json(KVTable(self.table())))
 
     def table(self) -> dict[str, str]:
+        """Returns all statistics by Java's keys."""
         now = self._now()
-        put, got, store = self._put, self._got, self._store
+        put, got, store = self._stats.of("TOPIC_PUT_NUMS"), self._stats.of("GROUP_GET_NUMS"), self._store
+        reads, misses, times = self._reads, self._misses, self._put_times
         size = store.max_physical_offset - self._boot_position
-        got_tps = _rates(got, now)
         table: dict[str, object] = {
             "brokerVersionDesc": version_name(PROTOCOL_VERSION),
             "brokerActive": "true",
             "bootTimestamp": self._boot_timestamp,
             "startAcceptSendRequestTimeStamp": 0,
             "runtime": _duration(now - self._started),
-            "putTps": _rates(put, now),
-            "getTransferredTps": got_tps,
-            "getFoundTps": got_tps,
-            "getTotalTps": got_tps,
+            "putTps": _rates([put], now),
+            "putMessageEntireTimeMax": times.longest_ms,
+            "putMessageFailedTimes": times.failed,
+            "putMessageDistributeTime": times.distribution(),
+            "putLatency99": f"{times.percentile(0.99):.2f}",
+            "putLatency999": f"{times.percentile(0.999):.2f}",
+            "getTransferredTps": _rates([got], now),
+            "getFoundTps": _rates([reads], now),
+            "getMissTps": _rates([misses], now),
+            "getTotalTps": _rates([reads, misses], now),
+            "getMessageEntireTimeMax": self._counts.longest_read_ms,
             "putMessageTimesTotal": put.total,
             "putMessageSizeTotal": size,
             "putMessageAverageSize": size / max(put.total, 1),
             "msgPutTotalYesterdayMorning": self._put_days.yesterday_morning,
             "msgPutTotalTodayMorning": self._put_days.today_morning,
-            "msgPutTotalTodayNow": put.total,
+            "msgPutTotalTodayNow": self._put_total,
             "msgGetTotalYesterdayMorning": self._got_days.yesterday_morning,
             "msgGetTotalTodayMorning": self._got_days.today_morning,
-            "msgGetTotalTodayNow": got.total,
+            "msgGetTotalTodayNow": self._got_total,
             "commitLogMinOffset": store.min_physical_offset,
             "commitLogMaxOffset": store.max_physical_offset,
             "earliestMessageTimeStamp": self.earliest_timestamp(),
             "remainHowManyDataToFlush": _bytes(store.max_physical_offset - store.flushed_offset),
-            # `append` writes the units with the record, so there is nothing to dispatch.
+            # `append` writes the queue units together with the record, so there is nothing to dispatch.
             "dispatchBehindBytes": 0,
+            "dispatchMaxBuffer": 0,
+            # There is no TransientStorePool, as in Java by default.
+            "remainTransientStoreBufferNumbs": MAX_INT,
             "pageCacheLockTimeMills": 0,
             "timerEnqueueTps": self._timed.recent("enqueue", MINUTE, now).tps,
             "timerDequeueTps": self._timed.recent("dequeue", MINUTE, now).tps,
         }
-        for pool in _POOLS:
+        for pool, capacity in _POOLS.items():
             table[f"{pool}ThreadPoolQueueSize"] = table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = 0
+            table[f"{pool}ThreadPoolQueueCapacity"] = capacity
+        table["sendThreadPoolQueueCapacity"] = self._config.send_thread_pool_queue_capacity
+        table["EndTransactionQueueSize"] = 0
+        table["EndTransactionThreadPoolQueueCapacity"] = _END_TRANSACTION_CAPACITY
         table |= self._timers() | self._disk() | self._schedule() | failure_fields(self._jobs)
         return {key: str(value) for key, value in sorted(table.items())}
 
     def stats_data(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """A topic's messages (TOPIC_PUT_NUMS) or a topic@group's (GROUP_GET_NUMS) in the last minute, hour and day."""
+        """Returns the statistics of one kind and key for the last minute, hour and day."""
         header = request.read_header(ViewBrokerStatsDataRequestHeader)
-        traffic = {"TOPIC_PUT_NUMS": self._put, "GROUP_GET_NUMS": self._got}.get(header.stats_name)
-        now = self._now()
-        if traffic is None or header.stats_key not in traffic:
+        data = self._stats.data(header.stats_name, header.stats_key, self._now())
+        if data is None:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, f"The stats <{header.stats_name}> <{header.stats_key}> not exist"
             )
-        minute, hour, day = (_item(traffic.recent(header.stats_key, span, now)) for span in (MINUTE, HOUR, DAY))
-        return RemotingCommand.response(body=encode_json(BrokerStatsData(minute, hour, day)))
+        return RemotingCommand.response(body=encode_json(data))
 
     def _now(self) -> float:
-        """The time, after a new sample where the last one is old."""
-        if self._clock() - self._sampled >= _FRESH_S:
-            self.sample()
+        """Returns the current time. Starts a new sample first if the last one is too old.
+
+        If the sample needs more than one time slice, it is completed in the background.
+        """
+        if self._clock() - self._sampled >= _FRESH_S and self.sample() is not None:
+            self._sampling.wake()
         return self._clock()
 
     def put_totals(self) -> Iterator[tuple[str, int]]:
-        """(topic, messages ever stored)."""
-        find = self._store.find_queue
-        for topic, queue_ids in self._store.topics().items():
-            yield topic, sum(queue.max_offset for id_ in queue_ids if (queue := find(topic, id_)) is not None)
+        """Yields each topic with the number of messages ever stored in it."""
+        return self._store.message_totals()
 
     def earliest_timestamp(self) -> int:
-        """When the oldest message was stored, ms; -1 when there is none."""
+        """Returns the store time of the oldest message, in milliseconds; -1 if there is none."""
         try:
             return self._store.read_record(self._store.min_physical_offset).store_timestamp
         except GantryError:
             return -1
 
     def disk_used_ratios(self) -> dict[str, float]:
-        """How much of the partition is used, 0 to 1, that has the log, and of the one that has the other files."""
+        """Returns the used share of the partitions that contain the commit log and the other files, from 0 to 1."""
         store = self._config.store
         return {
             "commitLog": _used_ratio(store.commit_log_directory),
             "consumeQueue": _used_ratio(store.store_path_root_dir),
         }
+
+    def disk_used_bytes(self) -> int:
+        """Returns the used space of the partition with the store's root directory (`DefaultStoreMetricsManager`)."""
+        return files.disk_use(self._config.store.store_path_root_dir).used
 
     def _disk(self) -> dict[str, object]:
         log = self._config.store.commit_log_directory
@@ -204,7 +267,7 @@ class RuntimeInfo(Part):
         }
 
     def _schedule(self) -> dict[str, object]:
-        """For each delay level how far its queue is delivered, and its end."""
+        """Returns the delivered offset and the end of the queue of each delay level."""
         queues = {level: self._store.find_queue(SCHEDULE_TOPIC, level - 1) for level in self._delays.offsets()}
         return {
             f"scheduleMessageOffset_{level}": f"{offset},{queue.max_offset if (queue := queues[level]) else 0}"
@@ -212,17 +275,16 @@ class RuntimeInfo(Part):
         }
 
 
-def _rates(traffic: Traffic, now: float) -> str:
-    """Over 10 s, 1 and 10 minutes, as Java writes it."""
-    return " ".join(str(traffic.tps(seconds, now)) for seconds in (10, 60, 600))
-
-
-def _item(recent: Recent) -> BrokerStatsItem:
-    return BrokerStatsItem(recent.sum, recent.tps, 1.0 if recent.sum else 0.0)
+def _rates(traffics: Sequence[Traffic], now: float) -> str:
+    """Returns the total rates over 10 s, 1 min and 10 min in Java's format."""
+    return " ".join(str(sum(traffic.tps(seconds, now) for traffic in traffics)) for seconds in (10, 60, 600))
 
 
 def _used_ratio(path: Path) -> float:
-    """What only root may use counts as used (`UtilAll.getDiskPartitionSpaceUsedPercent`)."""
+    """Returns the used share of a partition. Blocks that are reserved for root count as used.
+
+    Source: `UtilAll.getDiskPartitionSpaceUsedPercent`.
+    """
     disk = files.disk_use(path)
     return disk.used / max(disk.used + disk.free, 1)
 
@@ -235,7 +297,7 @@ def _duration(seconds: float) -> str:
 
 
 def _bytes(count: int) -> str:
-    """`MixAll.humanReadableByteCount`."""
+    """Formats a number of bytes (`MixAll.humanReadableByteCount`)."""
     if count < 1024:
         return f"{count} B"
     size, unit = float(count), 0

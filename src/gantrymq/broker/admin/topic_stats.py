@@ -1,13 +1,10 @@
-"""What a topic's queues hold: GET_TOPIC_STATS_INFO, QUERY_CONSUME_TIME_SPAN, QUERY_CONSUME_QUEUE."""
+"""Reads the contents of a topic's queues: GET_TOPIC_STATS_INFO, QUERY_CONSUME_TIME_SPAN, QUERY_CONSUME_QUEUE."""
 
 from __future__ import annotations
 
 from gantrymq.broker.admin.runtime_info import RuntimeInfo
-from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.consumer_groups import GroupMembers
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.part import Part
-from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.queue_map import QueueObject
 from gantrymq.protocol.bodies.stats import (
@@ -27,37 +24,26 @@ from gantrymq.protocol.headers.stats import QueryConsumeTimeSpanRequestHeader
 from gantrymq.protocol.headers.topic import TopicRequestHeader
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.remoting.long_requests import LongRequests, Steps
+from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.consume_queue import UNIT
-from gantrymq.store.message_store import MessageStore
 from gantrymq.system import clock
 
-#: No answer has more units.
+#: Maximum number of queue units in a response.
 MAX_UNITS = 10_000
-#: Queues that are looked at in one step of a request: 1 ms.
+#: Number of queues that are read in one step of a request. A step takes about 1 ms.
 _LOOKED_AT = 50
 
 
-class TopicStats(Part):
-    """Answers from the store; a queue that was never written is empty."""
+class TopicStats(Feature):
+    """Handles these requests. A queue without any message counts as empty."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        store: MessageStore,
-        topics: BrokerTopics,
-        members: GroupMembers[Connection],
-        offsets: ConsumerOffsets,
-        runtime: RuntimeInfo,
-        *,
-        long_requests: LongRequests,
-    ) -> None:
-        self._long_requests = long_requests
-        self._broker_name = config.broker_name
-        self._store = store
-        self._topics = topics
-        self._members = members
-        self._offsets = offsets
+    def __init__(self, context: BrokerContext, *, runtime: RuntimeInfo) -> None:
+        self._long_requests = context.long_requests
+        self._broker_name = context.config.broker_name
+        self._store = context.store
+        self._topics = context.topics
+        self._members = context.members
+        self._offsets = context.offsets
         self._runtime = runtime
 
     def handlers(self) -> dict[int, RequestHandler]:
@@ -68,7 +54,7 @@ class TopicStats(Part):
         }
 
     def topic_stats(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Each queue's first and last offset, and when its last message was stored."""
+        """Returns the first and last offset of each queue, and the store time of its last message."""
         return self._long_requests.run(connection, request, self._stats_in_steps(request))
 
     def _stats_in_steps(self, request: RemotingCommand) -> Steps:
@@ -87,7 +73,7 @@ class TopicStats(Part):
         return RemotingCommand.response(body=(yield from stats.encode_in_steps()))
 
     def time_span(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """When each queue's first, last and last consumed message were stored."""
+        """Returns the store times of each queue's first, last and last consumed message."""
         return self._long_requests.run(connection, request, self._span_in_steps(request))
 
     def _span_in_steps(self, request: RemotingCommand) -> Steps:
@@ -114,7 +100,7 @@ class TopicStats(Part):
         return RemotingCommand.response(body=encode_json(QueryConsumeTimeSpanBody(spans)))
 
     def consume_queue(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """A queue's units as they stand in its files."""
+        """Returns the units of a queue as they are in its files."""
         header = request.read_header(QueryConsumeQueueRequestHeader)
         queue = self._store.find_queue(header.topic, header.queue_id)
         if queue is None:

@@ -1,19 +1,15 @@
-"""Topics made, changed, deleted and listed from outside (`AdminBrokerProcessor`)."""
+"""Requests to create, change, delete and list topics (`AdminBrokerProcessor`)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
 
 import msgspec
 
-from gantrymq.broker.attributes import TOPIC_ATTRIBUTES, altered, parse_changes
 from gantrymq.broker.config import MAX_QUEUE_NUMS
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.part import Part
-from gantrymq.broker.saving import answer_after
-from gantrymq.broker.table_response import TableResponse
-from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
+from gantrymq.broker.tables import TOPIC_ATTRIBUTES, TableResponse, altered, answer_after, parse_changes
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.route import TopicList
@@ -25,42 +21,35 @@ from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicReque
 from gantrymq.protocol.receipt_handle import pop_retry_topic
 from gantrymq.protocol.topic_name import SYSTEM_TOPICS, is_system_topic, topic_problem
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.remoting.long_requests import LongRequests, Steps
+from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.consume_queue import ConsumeQueue
-from gantrymq.store.message_store import MessageStore
 
 log = peer_log(__name__)
 
-#: `PermName`: priority, read, write and inherit.
+#: The bits of `PermName`: priority, read, write and inherit.
 _ALL_PERMISSIONS = 15
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
-#: Topics that are looked at in one step of a request: 1 ms, but for what deleting takes.
+#: Number of topics that are checked or cleaned in one step. A step takes about 1 ms, plus the time for deletions.
 _CHECKED_AT_ONCE = 200
 _CLEANED_AT_ONCE = 10
+#: Number of topics of one request that are logged individually.
+_MOST_LOGGED = 20
 
 
 class _CreateTopicList(msgspec.Struct, rename="camel"):
     topic_config_list: list[TopicConfig] = []
 
 
-class TopicAdmin(Part):
-    """Requests about the topic table; `deleted` is called with the names and the queues of deleted topics."""
+class TopicAdmin(Feature):
+    """Handles requests about topics. The event `topics_deleted` has the deleted topics and their queues."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        topics: BrokerTopics,
-        offsets: ConsumerOffsets,
-        *,
-        long_requests: LongRequests,
-        deleted: Callable[[Collection[str], Collection[ConsumeQueue]], None],
-    ) -> None:
-        self._deleted = deleted
-        self._store = store
-        self._topics = topics
+    def __init__(self, context: BrokerContext) -> None:
+        self._topics_deleted = context.events.topics_deleted
+        self._store = context.store
+        self._topics = context.topics
         self._all = TableResponse()
-        self._offsets = offsets
-        self._long_requests = long_requests
+        self._offsets = context.offsets
+        self._long_requests = context.long_requests
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -74,42 +63,56 @@ class TopicAdmin(Part):
         }
 
     def create(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Creates or changes a topic; all NameServers hear of it at once."""
+        """Creates or changes a topic. The broker registers it with all NameServers at once."""
         header = request.read_header(CreateTopicRequestHeader)
-        self._topics.put(
-            self._checked(
-                TopicConfig(
-                    header.topic,
-                    header.read_queue_nums,
-                    header.write_queue_nums,
-                    header.perm,
-                    header.topic_filter_type,
-                    header.topic_sys_flag,
-                    header.order,
-                    parse_changes(header.attributes),
-                )
+        topic = self._checked(
+            TopicConfig(
+                header.topic,
+                header.read_queue_nums,
+                header.write_queue_nums,
+                header.perm,
+                header.topic_filter_type,
+                header.topic_sys_flag,
+                header.order,
+                parse_changes(header.attributes),
             )
         )
+        self._log_change(connection, topic)
+        self._topics.put(topic)
         connection.respond_with(request, answer_after(self._topics.written()))
         return None
 
     def create_list(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Creates or changes many topics, all or none."""
+        """Creates or changes several topics, either all of them or none."""
         return self._long_requests.run(connection, request, self._create_in_steps(connection, request))
 
     def _create_in_steps(self, connection: Connection, request: RemotingCommand) -> Steps:
-        topics = []
+        topics: list[TopicConfig] = []
+        changed: list[TopicConfig] = []
         for topic in decode_request_json(request.body, _CreateTopicList).topic_config_list:
             topics.append(self._checked(topic))
+            if topic != self._topics.get(topic.topic_name):
+                changed.append(topic)
             if not len(topics) % _CHECKED_AT_ONCE:
                 yield
         if topics:
+            for topic in changed[:_MOST_LOGGED]:
+                self._log_change(connection, topic)
+            if len(changed) > _MOST_LOGGED:
+                log.info("%s creates or changes %d more topics", connection.address, len(changed) - _MOST_LOGGED)
             self._topics.put(*topics)
         connection.respond_with(request, answer_after(self._topics.written()))
         return None
 
+    def _log_change(self, connection: Connection, new: TopicConfig) -> None:
+        old = self._topics.get(new.topic_name)
+        if old is None:
+            log.info("%s creates topic %s: %s", connection.address, new.topic_name, _text(new))
+        elif old != new:
+            log.info("%s changes topic %s from %s to %s", connection.address, new.topic_name, _text(old), _text(new))
+
     def delete(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Deletes a topic with its queues, the groups' offsets in it, and their pop retry topics."""
+        """Deletes a topic with its queues, its consumer offsets and its pop retry topics."""
         topic = request.read_header(TopicRequestHeader).topic
         self._check_name(topic)
         retry_topics = {
@@ -120,16 +123,17 @@ class TopicAdmin(Part):
         self._offsets.remove_topic(topic)
         self._offsets.topics_deleted(known.keys(), self._store.min_physical_offset, self._store.max_physical_offset)
         for name in {topic, *known}:
-            self._topics.remove(name)
+            if self._topics.remove(name):
+                log.info("%s deletes topic %s", connection.address, name)
             self._store.delete_topic(name)
-        self._deleted(known, queues)
+        self._topics_deleted.publish(known, queues)
         connection.respond_with(request, self._answer_deletion())
         return None
 
     async def _answer_deletion(self) -> RemotingCommand:
         """Returns the response when both tables are on disk.
 
-        If only the topic table was on disk, a killed broker would deliver delayed messages of deleted topics.
+        If only the topic table were on disk, a killed broker would deliver delayed messages of deleted topics.
         """
         await asyncio.gather(self._offsets.written(), self._topics.written())
         return RemotingCommand.response()
@@ -142,13 +146,14 @@ class TopicAdmin(Part):
         return [queue for queue in found if queue is not None]
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Returns the configurations of all topics."""
         table = self._topics.table
-        # A Java slave asks again until it has so many.
+        # A Java slave repeats the request until it has this number of topics.
         fields = {"totalTopicNum": str(len(table.topic_config_table))}
         return self._long_requests.run(connection, request, self._all.steps(table, fields))
 
     def get(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """One topic's configuration."""
+        """Returns the configuration of a topic."""
         name = request.read_header(TopicRequestHeader).topic
         topic = self._topics.get(name)
         if topic is None:
@@ -156,7 +161,7 @@ class TopicAdmin(Part):
         return RemotingCommand.response(body=encode_json(topic))
 
     def system(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """The names of the system's own topics, those that aren't there now among them, as in Java."""
+        """Returns the names of all system topics, including missing ones, as in Java."""
         return RemotingCommand.response(body=encode_json(TopicList(sorted(SYSTEM_TOPICS | self._topics.system_topics))))
 
     def clean_unused(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -174,7 +179,7 @@ class TopicAdmin(Part):
         return RemotingCommand.response()
 
     def _checked(self, topic: TopicConfig) -> TopicConfig:
-        """The topic with its attributes' changes applied to those that it has. Raises RequestRefused."""
+        """Returns the topic with its attribute changes merged into the existing attributes. Raises RequestRefused."""
         self._check_name(topic.topic_name)
         if not 0 < topic.read_queue_nums <= MAX_QUEUE_NUMS or not 0 <= topic.write_queue_nums <= MAX_QUEUE_NUMS:
             raise RequestRefused(
@@ -201,3 +206,11 @@ class TopicAdmin(Part):
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, problem)
         if topic in self._topics.system_topics:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"The topic[{topic}] is conflict with system topic.")
+
+
+def _text(topic: TopicConfig) -> str:
+    attributes = "".join(f" {name}={value}" for name, value in sorted(topic.attributes.items()))
+    return (
+        f"readQueueNums={topic.read_queue_nums} writeQueueNums={topic.write_queue_nums} perm={topic.perm} "
+        f"topicFilterType={topic.topic_filter_type} topicSysFlag={topic.topic_sys_flag} order={topic.order}{attributes}"
+    )

@@ -1,1 +1,11 @@
-"""POP: messages handed out one by one for a time, acknowledged, or brought back. `service.py` first."""
+"""POP consumption: the broker selects messages for any member of a group and redelivers unacknowledged ones.
+
+`service.py` is the entry point. It creates the parts and describes their roles.
+"""
+
+from __future__ import annotations
+
+from gantrymq.broker.pop.queues import PopQueues
+from gantrymq.broker.pop.service import PopService
+
+__all__ = ["PopQueues", "PopService"]

@@ -1,15 +1,14 @@
-"""What becomes of popped messages: ACK_MESSAGE, BATCH_ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME.
+"""Handles ACK_MESSAGE, BATCH_ACK_MESSAGE and CHANGE_MESSAGE_INVISIBLETIME for popped messages.
 
-(`AckMessageProcessor`, `ChangeInvisibleTimeProcessor`.) While their checkpoint is in the `PopBuffer` an acknowledgement
-is a bit there; later it is a record of the revive log.
+While the checkpoint of a message is in the `PopBuffer`, an acknowledgement sets a bit there. Later, it is written to
+the revive log. Sources: `AckMessageProcessor`, `ChangeInvisibleTimeProcessor`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.pop.buffer import PopBuffer
 from gantrymq.broker.pop.orderly import OrderlyPops, Outcome
 from gantrymq.broker.pop.queues import PopQueues
@@ -26,36 +25,41 @@ from gantrymq.protocol.headers.pop import (
 )
 from gantrymq.protocol.receipt_handle import ORDERLY_REVIVE_QUEUE, ReceiptHandle, real_topic
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.remoting.long_requests import LongRequests, Steps
+from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.system import clock
 
-#: A handle's pop may be so much later than now, ms: each change takes one more, as long as the millisecond is the same.
+#: Largest time by which the pop time of a receipt handle may be in the future, in ms. Changes within one millisecond
+#: add 1 ms each.
 _AHEAD_MS = 1000
 
 
 class PopAcks:
-    """The acknowledgements of one broker. `wake(topic, group, queue id)`: the time of an orderly queue has changed."""
+    """Handles the acknowledgements of one broker.
+
+    `wake(topic, group, queue id)` is called when an orderly queue is unblocked or its unblock time changes.
+    """
 
     def __init__(
         self,
-        config: BrokerConfig,
-        offsets: ConsumerOffsets,
+        context: BrokerContext,
+        *,
         queues: PopQueues,
         buffer: PopBuffer,
         revive_log: ReviveLog,
         orderly: OrderlyPops,
         wake: Callable[[str, str, int], None],
-        long_requests: LongRequests,
     ) -> None:
-        self._config = config
-        self._offsets = offsets
+        self._config = context.config
+        self._offsets = context.offsets
+        self._stats = context.stats
+        self._groups = context.groups
         self._queues = queues
         self._buffer = buffer
         self._log = revive_log
         self._orderly = orderly
         self._wake = wake
-        self._long_requests = long_requests
+        self._long_requests = context.long_requests
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -65,7 +69,7 @@ class PopAcks:
         }
 
     def ack(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """One message is done with."""
+        """Handles ACK_MESSAGE: acknowledges one message."""
         header = request.read_header(AckMessageRequestHeader)
         queue = self._queues.handed_out(header.topic, header.queue_id)
         if not queue.min_offset <= header.offset <= queue.max_offset:
@@ -79,17 +83,18 @@ class PopAcks:
             self._ack_orderly(queue, header.consumer_group, header.offset, handle.pop_time)
         else:
             self._ack(_ack_of(header, handle), handle.revive_queue_id, handle.pop_time + handle.invisible_time)
+        self._count(header.topic, header.consumer_group, 1)
         return RemotingCommand.response()
 
     def ack_batch(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Messages of several pops are done with; one that can't be is no reason not to take the others."""
+        """Handles BATCH_ACK_MESSAGE: acknowledges messages of several pops, as many as possible."""
         body = decode_request_json(request.body, BatchAckBody) if request.body else BatchAckBody()
         if not body.acks:
             raise RequestRefused(ResponseCode.NO_MESSAGE, "the batch has no acknowledgement")
         return self._long_requests.run(connection, request, self._ack_all(body))
 
     def _ack_all(self, body: BatchAckBody) -> Steps:
-        """Takes all that can be taken. Raises the first error of the others; to send them once more does no harm."""
+        """Acknowledges all valid messages, then raises the first error of the others. The client may repeat all."""
         problem: GantryError | None = None
         for batch in body.acks:
             try:
@@ -106,7 +111,7 @@ class PopAcks:
         try:
             queue = self._queues.handed_out(topic, batch.queue_id)
         except RequestRefused:
-            # As Java: the messages are gone with their queue.
+            # As in Java: the messages were deleted with their queue.
             return
         offsets = [offset for offset in batch.offsets() if queue.min_offset <= offset <= queue.max_offset]
         if batch.revive_queue_id == ORDERLY_REVIVE_QUEUE:
@@ -123,6 +128,12 @@ class PopAcks:
                 offsets=offsets,
             )
             self._ack(ack, batch.revive_queue_id, batch.pop_time + batch.invisible_time)
+        self._count(topic, batch.group, len(offsets))
+
+    def _count(self, topic: str, group: str, acknowledged: int) -> None:
+        # A client can name any group. Only existing ones get statistics.
+        if self._groups.find(group) is not None:
+            self._stats.acknowledged(topic, group, acknowledged)
 
     def _ack(self, ack: Ack, revive_queue_id: int, revive_time: int) -> None:
         if not self._buffer.ack(ack.key, ack.offsets or [ack.offset]):
@@ -145,7 +156,7 @@ class PopAcks:
             self._wake(queue.topic, group, queue.queue_id)
 
     def change_invisible_time(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """A message is to come back at another time, counted from now; its receipt handle is a new one."""
+        """Handles CHANGE_MESSAGE_INVISIBLETIME: sets a new invisible duration from now and a new receipt handle."""
         header = request.read_header(ChangeInvisibleTimeRequestHeader)
         queue = self._queues.handed_out(header.topic, header.queue_id)
         if not queue.min_offset <= header.offset < queue.max_offset:
@@ -157,7 +168,7 @@ class PopAcks:
         now_ms = clock.now_ms()
         if handle.is_orderly:
             return self._change_orderly(header, handle, now_ms)
-        # Checkpoints are told apart by their pop's time, and this one's must not be taken for that of the handle.
+        # The pop time is part of a checkpoint's key. It must differ from the pop time of the old handle.
         pop_time = handle.pop_time + 1 if 0 <= handle.pop_time - now_ms < _AHEAD_MS else now_ms
         checkpoint = Checkpoint(
             start_offset=header.offset,
@@ -177,11 +188,14 @@ class PopAcks:
             self._log.put_checkpoint(checkpoint, handle.revive_queue_id)
             self._ack(ack, handle.revive_queue_id, handle.pop_time + handle.invisible_time)
         elif not self._buffer.prolong(ack.key, checkpoint, handle.revive_queue_id):
-            # In memory alone a new time could be forgotten, and the message with it.
+            # The pop belongs to the master. A new time would be in memory only: after a crash the message is lost.
             raise RequestRefused(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
                 "service not available now: the master handed the message out, and is gone; it comes back at its time",
             )
+        self._count(header.topic, header.consumer_group, 1)
+        if self._groups.find(header.consumer_group) is not None:
+            self._stats.checkpointed(header.topic, header.consumer_group)
         return _changed(pop_time, header.invisible_time, handle.revive_queue_id)
 
     def _change_orderly(self, header: ChangeInvisibleTimeRequestHeader, handle: ReceiptHandle, now_ms: int) -> Reply:

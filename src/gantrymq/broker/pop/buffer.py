@@ -1,17 +1,20 @@
-"""Checkpoints of the last pops, in memory, and the offsets that they hold back (`PopBufferMergeService`).
+"""Checkpoints of recent pops in memory, and the group offsets that depend on them (`PopBufferMergeService`).
 
-A checkpoint says which messages one pop took from one queue. Most are acknowledged within seconds, so a checkpoint
-stays here first and costs no record in the log. It goes to the revive log, with what is acknowledged by then in its bit
-map, when it has been here for `stay_ms`, when it is about to come back, or when the broker stops.
+A checkpoint lists the messages that one pop took from one queue. Most messages are acknowledged within seconds, so a
+checkpoint stays in memory first and needs no record in the log. It moves to the revive log in these cases, with the
+acknowledgements so far in its bit map:
+- it has been in the buffer for `stay_ms`,
+- its invisible duration ends soon,
+- the broker stops.
 
-A group's offset moves only over checkpoints that are acknowledged whole or are in the log. So after a crash what was
-here is popped again from the queue: at least once, as everywhere. If another commit moves the group's offset, these
-checkpoints do not move it any more. A reset, or the deletion of their topic, discards them.
+A group's offset moves only past checkpoints that are completely acknowledged or in the log. After a crash, messages
+with a checkpoint in memory are therefore popped again (at-least-once delivery). If another commit moves the group's
+offset, these checkpoints no longer move it. They are discarded by a reset or when their topic is deleted.
 
-While a slave stands in for its master, whose log it can't write, checkpoints stay here until their messages come back,
-and hold the offset back for so long.
+An acting master cannot write the master's log. There, checkpoints stay in memory until their messages are redelivered,
+and the group's offset does not pass them.
 
-Plain tables, told the time in ms.
+The caller passes the current time, in ms.
 """
 
 from __future__ import annotations
@@ -23,20 +26,20 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.tables import ConsumerOffsets
 from gantrymq.errors import StoreBusy
 from gantrymq.protocol.bodies.pop import Checkpoint, PopKey
 
 #: Topic, group, queue id.
 QueueKey = tuple[str, str, int]
 
-#: A checkpoint that comes back sooner than this after it would have to leave isn't kept here at all, ms.
+#: A checkpoint that would leave the buffer within this time goes to the revive log at once, in ms.
 _SOON_MS = 1500
 
 
 @dataclass(slots=True, eq=False)
 class _Pop:
-    """One pop; `next_offset` is where the next one of its queue begins. `is_settled`: it holds back no offset."""
+    """One pop. The next pop of its queue begins at `next_offset`. If `is_settled`, the group's offset may pass it."""
 
     next_offset: int
     checkpoint: Checkpoint | None = None
@@ -47,16 +50,17 @@ class _Pop:
 
 @dataclass(slots=True)
 class _Queue:
-    """The pops of a group in a queue, the oldest first; `committed` is the group's offset as we left it."""
+    """The pops of a group in a queue, oldest first. `committed` is the group's offset at the buffer's last commit."""
 
     committed: int | None
     pops: deque[_Pop]
 
 
 class PopBuffer:
-    """`store(checkpoint, revive queue id)` writes to the revive log, or raises and will be called again.
+    """Stores the checkpoints of recent pops in memory.
 
-    With `keeps_all` it is called when the checkpoint's messages are to come back, and not before.
+    `store(checkpoint, revive queue id)` writes a checkpoint to the revive log. If it raises, it is called again later.
+    With `keeps_all`, it is called only when the messages of the checkpoint must be redelivered.
     """
 
     def __init__(
@@ -75,13 +79,22 @@ class PopBuffer:
         self._max_size = max_size
         self._by_key: dict[PopKey, _Pop] = {}
         self._queues: dict[QueueKey, _Queue] = {}
-        #: (when it has to leave, number that makes it comparable, key)
+        #: Heap of (time at which the checkpoint leaves the buffer, tie-breaker, key).
         self._leaving: list[tuple[int, int, PopKey]] = []
         self._count = 0
-        self.keeps_all = False
+        self._keeps_all = False
+
+    @property
+    def keeps_all(self) -> bool:
+        """True if checkpoints stay in memory until their messages are redelivered, as on an acting master."""
+        return self._keeps_all
+
+    def keep_all(self, keeps_all: bool) -> None:
+        """Sets `keeps_all`."""
+        self._keeps_all = keeps_all
 
     def set_limits(self, *, stay_ms: int, leave_before_ms: int, max_size: int) -> None:
-        """For the checkpoints that come from now on."""
+        """Sets the limits for new checkpoints."""
         self._stay_ms = stay_ms
         self._leave_before_ms = leave_before_ms
         self._max_size = max_size
@@ -91,21 +104,25 @@ class PopBuffer:
 
     @property
     def held_offsets(self) -> int:
-        """How many pops hold back their group's offset, or wait behind one that does."""
+        """The number of pops that the offset of their group has not passed."""
         return sum(len(queue.pops) for queue in self._queues.values())
 
     def add(self, checkpoint: Checkpoint, revive_queue_id: int, next_offset: int, now_ms: int) -> None:
-        """Takes in what a pop is about to hand out. Raises what `store` raises; then nothing may be handed out."""
+        """Adds the checkpoint of a pop, before its messages are sent.
+
+        Raises the errors of `store`, or StoreBusy if the buffer is full on an acting master. The messages must not be
+        sent then.
+        """
         pop = _Pop(next_offset, checkpoint, revive_queue_id)
         is_here = not self._is_full(checkpoint)
-        if is_here and not self.keeps_all:
+        if is_here and not self._keeps_all:
             leaves_at = min(checkpoint.pop_time + self._stay_ms, checkpoint.revive_time - self._leave_before_ms)
             is_here = leaves_at - now_ms >= _SOON_MS
         else:
             leaves_at = checkpoint.revive_time
         if is_here:
             self._keep(pop, checkpoint, leaves_at)
-        elif self.keeps_all:
+        elif self._keeps_all:
             raise StoreBusy(f"{len(self._by_key)} pops are in memory, and there is no log for more")
         else:
             self._store(checkpoint, revive_queue_id)
@@ -113,9 +130,9 @@ class PopBuffer:
         self._append((checkpoint.topic, checkpoint.group, checkpoint.queue_id), pop)
 
     def prolong(self, key: PopKey, checkpoint: Checkpoint, revive_queue_id: int) -> bool:
-        """Has one message of a pop come back at another time, as `checkpoint` says, which is of that message alone.
+        """Gives one message of a pop the invisible duration of `checkpoint`, which contains only that message.
 
-        To be used with `keeps_all`. False when its pop isn't here; raises StoreBusy when there is no room.
+        Only for `keeps_all`. Returns False if the pop is not in the buffer. Raises StoreBusy if the buffer is full.
         """
         pop = self._by_key.get(key)
         if pop is None or pop.checkpoint is None:
@@ -125,19 +142,19 @@ class PopBuffer:
         new = _Pop(pop.checkpoint.start_offset, checkpoint, revive_queue_id)
         entry = self._queues.get((checkpoint.topic, checkpoint.group, checkpoint.queue_id))
         if entry is not None and pop in entry.pops:
-            # The offset passes over neither of them alone.
+            # Both stand side by side, so that the group's offset passes them only if both are settled.
             entry.pops.insert(entry.pops.index(pop), new)
         self._keep(new, checkpoint, checkpoint.revive_time)
         return self.ack(key, [checkpoint.start_offset])
 
     def forget(self) -> None:
-        """The broker is a slave now: what is here is popped again at the master."""
+        """Drops all pops when the broker becomes slave. The master pops their messages again."""
         self._by_key.clear()
         self._queues.clear()
         self._leaving.clear()
 
     def discard(self, queues: Collection[QueueKey]) -> None:
-        """Removes the pops in these queues: they are not redelivered and hold no offset back."""
+        """Removes the pops in these queues. Their messages are not redelivered, and no offset waits for them."""
         for queue in queues:
             self._queues.pop(queue, None)
         self._forget(lambda key: key[:3] in queues)
@@ -162,13 +179,13 @@ class PopBuffer:
         heapq.heappush(self._leaving, (leaves_at, self._count, checkpoint.key))
 
     def skip(self, queue: QueueKey, next_offset: int) -> None:
-        """A pop looked at messages up to `next_offset` and wanted none."""
+        """Records that a pop has skipped the messages before `next_offset`: none of them matches, or they are gone."""
         self._append(queue, _Pop(next_offset, is_settled=True))
 
     def ack(self, key: PopKey, offsets: Iterable[int]) -> bool:
-        """Marks messages as acknowledged; False when their checkpoint isn't here (any more).
+        """Marks messages as acknowledged. Returns False if their checkpoint is not in the buffer.
 
-        Offsets that aren't the checkpoint's are ignored.
+        Offsets that are not in the checkpoint are ignored.
         """
         pop = self._by_key.get(key)
         if pop is None or pop.checkpoint is None:
@@ -183,7 +200,7 @@ class PopBuffer:
         return True
 
     def next_offset(self, queue: QueueKey) -> int | None:
-        """Where the group's next pop in a queue begins, None when that is its committed offset."""
+        """Returns the offset at which the group's next pop in a queue begins; None if it is the committed offset."""
         entry = self._queues.get(queue)
         if entry is None:
             return None
@@ -194,15 +211,15 @@ class PopBuffer:
 
     @property
     def next_due(self) -> int | None:
-        """When `expire` has something to do, ms; None while nothing is here."""
+        """The time at which the next checkpoint leaves the buffer, in ms; None if the buffer is empty."""
         while self._leaving and self._leaving[0][2] not in self._by_key:
             heapq.heappop(self._leaving)
         return self._leaving[0][0] if self._leaving else None
 
     def expire(self, now_ms: int, limit: int | None = None) -> bool:
-        """Moves the checkpoints whose time has come to the log, at most `limit`; whether there are more.
+        """Moves at most `limit` due checkpoints to the log. Returns True if more are due.
 
-        Raises what `store` raises; the rest is still here.
+        Raises the errors of `store`. The remaining checkpoints stay in the buffer.
         """
         moved = 0
         while (due := self.next_due) is not None and due <= now_ms:
@@ -223,7 +240,7 @@ class PopBuffer:
             topic, group, queue_id = queue
             entry = self._queues[queue] = _Queue(self._offsets.query(group, topic, queue_id), deque())
         if pop.is_settled and entry.pops and entry.pops[-1].is_settled:
-            # While the first ones wait, a subscription may pass over any number of messages.
+            # Merge successive skips: a filter can skip any number of messages while the first pops are in flight.
             entry.pops[-1].next_offset = pop.next_offset
         else:
             entry.pops.append(pop)
@@ -259,5 +276,5 @@ class PopBuffer:
 
 
 def _java_int(bits: int) -> int:
-    """32 bits as Java's int."""
+    """Returns the value of 32 bits as Java's signed int."""
     return bits - (1 << 32) if bits >= 1 << 31 else bits

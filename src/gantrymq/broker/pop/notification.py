@@ -1,15 +1,16 @@
-"""NOTIFICATION, whether there is something to pop, and POLLING_INFO, how many wait for it.
+"""Handles NOTIFICATION and POLLING_INFO, which proxies send for their clients.
 
-(`NotificationProcessor`, `PollingInfoProcessor`.) A proxy asks so on behalf of its clients.
+NOTIFICATION waits until a message can be popped. POLLING_INFO returns the number of waiting pops. Sources:
+`NotificationProcessor`, `PollingInfoProcessor`.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from gantrymq.broker.pop.long_polling import PopLongPolling, Waiter, wake_when_free
 from gantrymq.broker.pop.orderly import OrderlyPops
 from gantrymq.broker.pop.queues import PopQueues
-from gantrymq.broker.pop.waiting import PopWaiting, Waiter, wake_when_free
 from gantrymq.broker.pull import MAX_SUSPEND_MS
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode
@@ -25,9 +26,9 @@ from gantrymq.system import clock
 
 
 class PopNotifications:
-    """`waiting` holds notifications, `pops` the pops of which POLLING_INFO tells."""
+    """Handles both requests. `waiting` holds the pending notifications, `pops` the pops that POLLING_INFO counts."""
 
-    def __init__(self, queues: PopQueues, orderly: OrderlyPops, waiting: PopWaiting, pops: PopWaiting) -> None:
+    def __init__(self, queues: PopQueues, orderly: OrderlyPops, waiting: PopLongPolling, pops: PopLongPolling) -> None:
         self._queues = queues
         self._orderly = orderly
         self._waiting = waiting
@@ -38,10 +39,10 @@ class PopNotifications:
         return {RequestCode.NOTIFICATION: self.notification, RequestCode.POLLING_INFO: self.polling_info}
 
     def notification(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Answers as soon as there is something to pop. Any message counts, whatever the subscription."""
+        """Handles NOTIFICATION: responds when a message can be popped. The filter of the request is ignored."""
         header = request.read_header(NotificationRequestHeader)
         self._queues.check_attempt_id(header.attempt_id)
-        # What a request that waits keeps has a bound.
+        # Limits the memory of a waiting request.
         header.exp = header.exp_type = None
         request = request.without_content()
         key = (header.topic, header.consumer_group, header.queue_id)
@@ -94,6 +95,7 @@ class PopNotifications:
         return False
 
     def polling_info(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Handles POLLING_INFO: returns the number of pops that wait for the same topic, group and queue."""
         header = request.read_header(PollingInfoRequestHeader)
         self._queues.readable(header.topic, header.consumer_group, header.queue_id)
         count = self._pops.count((header.topic, header.consumer_group, header.queue_id))

@@ -1,8 +1,9 @@
-"""Pops in order: of each queue one batch at a time is out (`ConsumerOrderInfoManager`, consumerOrderInfo.json).
+"""Pops in order: each queue has one batch in flight (`ConsumerOrderInfoManager`, consumerOrderInfo.json).
 
-A group's queue is blocked while a message of its last batch is neither acknowledged nor visible again. The group's
-offset moves to the first message that isn't acknowledged, and the next pop begins there. Plain tables, told the time in
-ms.
+A queue is blocked for a group while a message of the last batch is neither acknowledged nor visible again. The group's
+offset moves to the first unacknowledged message, and the next pop begins there.
+
+The caller passes the current time, in ms.
 """
 
 from __future__ import annotations
@@ -13,20 +14,22 @@ from pathlib import Path
 
 import msgspec
 
-from gantrymq.broker.saving import Saving, in_pieces
+from gantrymq.broker.tables import TablePersistence, in_pieces
 from gantrymq.protocol.java import Int64
 from gantrymq.system import clock
 
-#: What was popped last so long ago is forgotten, ms.
+#: Time after which an unused entry is removed, in ms.
 _FORGET_MS = 24 * 3600 * 1000
 
 
 class OrderInfo(msgspec.Struct):
-    """The last batch of a queue, with the names of the file; times in ms.
+    """The last batch of a queue, as stored in the file. Times are in ms.
 
-    `offsets` are the first queue offset and the others' distances from it, `acked` has a bit for each of them;
-    `visible_at` are times other than the batch's own, `consumed_counts` how often a message was handed out before.
-    `log_end` is the end of the commit log at the pop, -1 if unknown; Java's brokers ignore it.
+    - `offsets`: the queue offset of the first message, then the distances of the others from it.
+    - `acked`: a bit for each message.
+    - `visible_at`: queue offset -> time, for messages with another time than the batch.
+    - `consumed_counts`: queue offset -> number of earlier deliveries.
+    - `log_end`: the end of the commit log at the pop, -1 if unknown. Java's brokers ignore it.
     """
 
     pop_time: Int64 = msgspec.field(name="popTime")
@@ -40,16 +43,17 @@ class OrderInfo(msgspec.Struct):
     log_end: Int64 = msgspec.field(name="gantryLogEnd", default=-1)
 
     def queue_offsets(self) -> list[int]:
+        """Returns the queue offsets of all messages of the batch."""
         return [offset if place == 0 else self.offsets[0] + offset for place, offset in enumerate(self.offsets)]
 
     def unacked(self) -> list[int]:
-        """The queue offsets that aren't acknowledged."""
+        """Returns the queue offsets of the unacknowledged messages."""
         return [offset for place, offset in enumerate(self.queue_offsets()) if not self.acked >> place & 1]
 
     def blocked_until(self, invisible_time: int) -> int:
-        """When all that isn't acknowledged is visible again; 0 when all is acknowledged.
+        """Returns the time at which all unacknowledged messages are visible again, in ms; 0 if there are none.
 
-        `invisible_time` is for entries of old brokers, which have none.
+        `invisible_time` is the default for entries of old brokers, which do not contain it.
         """
         visible = self.pop_time + (self.invisible_time or invisible_time)
         return max((self.visible_at.get(offset, visible) for offset in self.unacked()), default=0)
@@ -61,25 +65,25 @@ class _OrderFile(msgspec.Struct):
 
 
 class Outcome(Enum):
-    """What an acknowledgement in order came to, where it moves no offset."""
+    """The reason why an acknowledgement in order does not move the group's offset."""
 
     ILLEGAL = "the message isn't one of the last batch"
     TOO_LATE = "it is of an earlier pop"
 
 
 class OrderlyPops:
-    """The last batches of all groups and queues."""
+    """Stores the last batch of each group and queue."""
 
-    def __init__(self, path: Path, exists: Callable[[str, str, int], bool], *, saving: Saving) -> None:
-        """Of queues that no longer `exists(topic, group, queue id)` nothing is kept."""
-        self._file = saving.file(path, self._encode, follows_log=True)
+    def __init__(self, path: Path, exists: Callable[[str, str, int], bool], *, persistence: TablePersistence) -> None:
+        """Entries for which `exists(topic, group, queue id)` is False are removed when the file is written."""
+        self._file = persistence.file(path, self._encode, follows_log=True)
         self._exists = exists
         self._table: dict[str, dict[int, OrderInfo]] = {}
-        #: The group's offsets as pops and acknowledgements have left them.
+        #: The group's offset after the last pop or acknowledgement.
         self._left_at: dict[tuple[str, str, int], int] = {}
 
     def load(self) -> None:
-        """Without the file a batch may be handed out while another consumer has it, as after its invisible time."""
+        """Loads the file. Without it, a batch that is in flight can be popped a second time."""
         self._table = (self._file.load(_OrderFile, can_be_rebuilt=True) or _OrderFile()).table
 
     def _encode(self) -> Iterator[bytes]:
@@ -95,19 +99,20 @@ class OrderlyPops:
         return in_pieces(_OrderFile(self._table))
 
     def find(self, topic: str, group: str, queue_id: int) -> OrderInfo | None:
+        """Returns the last batch of a queue, or None."""
         return self._table.get(f"{topic}@{group}", {}).get(queue_id)
 
     def is_blocked(
         self, topic: str, group: str, queue_id: int, attempt_id: str | None, invisible_time: int, now_ms: int
     ) -> bool:
-        """Whether nothing may be popped now. A client that asks again with its attempt id isn't held up by itself."""
+        """Returns True if the queue is blocked. A client that repeats a pop with the same attempt id is not blocked."""
         info = self.find(topic, group, queue_id)
         if info is None or (attempt_id is not None and attempt_id == info.attempt_id):
             return False
         return now_ms < info.blocked_until(invisible_time)
 
     def free_at(self, topic: str, group: str, queue_ids: Iterable[int], now_ms: int) -> int | None:
-        """When the first of those queues is free that are blocked now, ms; None when none is."""
+        """Returns the time at which the first blocked queue is unblocked, in ms; None if no queue is blocked."""
         times = []
         for queue_id in queue_ids:
             info = self.find(topic, group, queue_id)
@@ -127,7 +132,7 @@ class OrderlyPops:
         now_ms: int,
         log_end: int,
     ) -> OrderInfo:
-        """A batch from `start` on is handed out; returns its entry."""
+        """Records a popped batch and returns its entry. `start` becomes the group's offset."""
         queues = self._table.setdefault(f"{topic}@{group}", {})
         before = queues.get(queue_id)
         counts: dict[int, int] = {}
@@ -153,7 +158,7 @@ class OrderlyPops:
         return info
 
     def ack(self, topic: str, group: str, queue_id: int, offset: int, pop_time: int) -> int | Outcome:
-        """A message is acknowledged: the group's next offset, or why it doesn't move."""
+        """Acknowledges a message. Returns the group's new offset, or the reason why it does not move."""
         info = self.find(topic, group, queue_id)
         if info is None:
             return offset + 1
@@ -172,18 +177,18 @@ class OrderlyPops:
     def change_visible_at(
         self, topic: str, group: str, queue_id: int, offset: int, pop_time: int, visible_at: int
     ) -> None:
-        """Another time for one message of the last batch to be visible again; for any other message nothing."""
+        """Sets the time at which a message of the last batch is visible again. Ignores any other message."""
         info = self.find(topic, group, queue_id)
         if info is not None and info.pop_time == pop_time and offset in info.queue_offsets():
             info.visible_at = {**info.visible_at, offset: visible_at}
             self._file.changed()
 
     def was_moved(self, topic: str, group: str, queue_id: int, offset: int) -> bool:
-        """Whether somebody else has set the group's offset to this one; after a restart nobody knows."""
+        """Returns True if the group's offset was set by another request, such as a reset. False after a restart."""
         return self._left_at.get((topic, group, queue_id), offset) != offset
 
     def discard(self, topic: str, group: str, queue_ids: Iterable[int]) -> None:
-        """Discards in-flight batches: they don't block the queues, and their acknowledgements move no offset."""
+        """Discards in-flight batches. They no longer block the queues, and their acknowledgements move no offset."""
         # A batch without messages, which the queues share. Its pop time matches no acknowledgement.
         nothing = OrderInfo(pop_time=0, last_consume_timestamp=clock.now_ms())
         queues = self._table.get(f"{topic}@{group}", {})

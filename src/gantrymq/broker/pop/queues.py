@@ -1,48 +1,36 @@
-"""What all requests about popping have in common: is it allowed, which queues are meant, where does the group stand."""
+"""Checks and lookups that all pop requests share: permissions, queues and the position of a group."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.pop.buffer import PopBuffer
-from gantrymq.broker.read_checks import check_broker, check_queue_id, existing_group, existing_topic, readable_topic
-from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.pull import check_broker, check_queue_id, existing_group, existing_topic, readable_topic
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.receipt_handle import pop_retry_topic
 from gantrymq.protocol.topic_name import MAX_RETRY_TOPIC_LENGTH
 from gantrymq.store.consume_queue import ConsumeQueue
-from gantrymq.store.message_store import MessageStore
 
-#: Java's clients make one of 36 characters.
+#: Longest attempt id, in characters. Those of Java's clients have 36.
 _LONGEST_ATTEMPT_ID = 255
 
 
 class PopQueues:
-    """The queues of one broker, as consumers that pop see them."""
+    """Checks pop requests and finds their queues on one broker."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        store: MessageStore,
-        topics: BrokerTopics,
-        groups: SubscriptionGroupTable,
-        offsets: ConsumerOffsets,
-        buffer: PopBuffer,
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
+    def __init__(self, context: BrokerContext, buffer: PopBuffer) -> None:
+        self._config = context.config
+        self._store = context.store
+        self._topics = context.topics
+        self._groups = context.groups
+        self._offsets = context.offsets
         self._buffer = buffer
 
     def readable(self, topic: str, group: str, queue_id: int) -> TopicConfig:
-        """The topic, if the group may pop from it. Raises RequestRefused as each of Java's processors does."""
+        """Returns the topic if the group may pop from it. Raises RequestRefused in the same cases as Java."""
         check_broker(self._config, "pop")
         config = readable_topic(self._topics, topic, "peeking")
         if queue_id >= 0:
@@ -59,11 +47,11 @@ class PopQueues:
         return config
 
     def is_current(self, topic: TopicConfig) -> bool:
-        """Whether a topic from `readable` is unchanged: not deleted, created again or updated."""
+        """Returns True if a topic from `readable` is unchanged: not deleted, created again or updated."""
         return self._topics.get(topic.topic_name) is topic
 
     def check_invisible_time(self, invisible_time: int) -> None:
-        """Raises RequestRefused for more than a timer message may wait, and where there are no timers."""
+        """Raises RequestRefused if timers are off or `invisible_time` (ms) exceeds the longest delay of a timer."""
         store = self._config.store
         if not store.timer_wheel_enable:
             raise RequestRefused(
@@ -77,7 +65,7 @@ class PopQueues:
             )
 
     def check_attempt_id(self, attempt_id: str | None) -> None:
-        """It is kept until the queue's next pop. Raises RequestRefused."""
+        """Raises RequestRefused if an attempt id is too long. It stays in memory until the next pop of the queue."""
         if attempt_id is not None and len(attempt_id) > _LONGEST_ATTEMPT_ID:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
@@ -85,43 +73,44 @@ class PopQueues:
             )
 
     def exists(self, topic: str, group: str, queue_id: int) -> bool:
+        """Returns True if the topic has the queue and the group exists."""
         config = self._topics.get(topic)
         return config is not None and queue_id < config.read_queue_nums and self._groups.find(group) is not None
 
     def handed_out(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue of a message that was popped. Raises RequestRefused when there is none."""
+        """Returns the queue of a popped message. Raises RequestRefused if it does not exist."""
         check_queue_id(existing_topic(self._topics, topic), queue_id, ResponseCode.MESSAGE_ILLEGAL)
         return self._store.queue(topic, queue_id)
 
     def of_topic(self, config: TopicConfig, queue_id: int, first: int = 0) -> list[ConsumeQueue]:
-        """The queue, or for -1 all of the topic's, beginning with one of them."""
+        """Returns the queue, or for -1 all queues of the topic, starting with number `first` modulo their count."""
         if queue_id >= 0:
             return [self._store.queue(config.topic_name, queue_id)]
         count = config.read_queue_nums
         return [self._store.queue(config.topic_name, (first + i) % count) for i in range(count)]
 
     def ids(self, config: TopicConfig, queue_id: int) -> Iterable[int]:
-        """The queue, or for -1 all of the topic's."""
+        """Returns the queue id, or for -1 all queue ids of the topic."""
         return (queue_id,) if queue_id >= 0 else range(config.read_queue_nums)
 
     def retry_topics(self, topic: str, group: str) -> list[str]:
-        """Where messages may come back: where they do today first."""
+        """Returns the pop retry topics of a group. The first one is used for new messages."""
         first = [pop_retry_topic(topic, group, v2=True)] if self._config.enable_retry_topic_v2 else []
         if not first or self._config.retrieve_message_from_pop_retry_topic_v1:
             first.append(pop_retry_topic(topic, group))
         return first
 
     def of_retry_topic(self, topic: str, first: int = 0) -> list[ConsumeQueue]:
-        """The queues of a retry topic, none as long as nothing came back."""
+        """Returns the queues of a retry topic; none before the first redelivery."""
         config = self._topics.get(topic)
         return [] if config is None else self.of_topic(config, -1, first)
 
     def watched(self, config: TopicConfig, group: str, queue_id: int) -> tuple[ConsumeQueue, ...]:
-        """Those in which a message may appear for who waits for `queue_id` (-1: all)."""
+        """Returns the queues in which a message can arrive for a request for `queue_id` (-1: all queues)."""
         retry = [self._store.queue(topic, 0) for topic in self.retry_topics(config.topic_name, group)]
         return (*self.of_topic(config, queue_id), *retry)
 
     def position(self, queue: ConsumeQueue, group: str) -> int | None:
-        """Where the group's next pop begins, None for a group that has never been there."""
+        """Returns the offset at which the group's next pop begins; None if the group has no offset yet."""
         offset = self._buffer.next_offset((queue.topic, group, queue.queue_id))
         return self._offsets.query(group, queue.topic, queue.queue_id) if offset is None else offset

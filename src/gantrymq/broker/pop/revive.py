@@ -1,26 +1,23 @@
-"""Brings back popped messages that nobody acknowledged in time (`PopReviveService`).
+"""Redelivers popped messages that were not acknowledged in time (`PopReviveService`).
 
-Each queue of the revive log is read in order, see `revive_queue`. When a checkpoint's time has come, the messages that
-are left of it are stored again in the group's pop retry topic, with one more attempt to their name. After as many of
-them as the group has (`retryMaxTimes`) they go to its dead-letter topic: Java leaves that to its clients, some of which
-drop them.
+Each queue of the revive log is read in order (`revive_queue`). When the time of a checkpoint has come, its
+unacknowledged messages are stored again in the pop retry topic of the group, with the next retry count. After
+`retryMaxTimes` attempts, a message goes to the dead-letter topic of the group. Java leaves that to its clients, and
+some of them drop the message.
 
-The offset of CID_RMQ_SYS_REVIVE_GROUP is, as in Java, that of the last record that is done with.
+As in Java, the offset of CID_RMQ_SYS_REVIVE_GROUP is that of the last completed record.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-from gantrymq.broker.appender import Appender, is_passing
-from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
+from gantrymq.broker.append import Appender, is_passing
+from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.pop.revive_log import CHECKPOINT_LEAD_MS, ReviveLog
 from gantrymq.broker.pop.revive_queue import ReviveQueue, WaitingPop
 from gantrymq.broker.queue_reader import QueueReader
-from gantrymq.broker.retry import RetryTopics
-from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.send import RetryTopics
 from gantrymq.errors import BodyError, IllegalMessage, StoreBusy, StoreError
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
@@ -39,84 +36,85 @@ from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_fitting, find_property
 from gantrymq.protocol.receipt_handle import normal_topic, pop_retry_topic
 from gantrymq.protocol.record import Record
-from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, retry_topic
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, REVIVE_GROUP, retry_topic
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.system import clock
 from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
-#: The queues of a pop retry topic (`PopAckConstants.retryQueueNum`).
+#: Number of queues of a pop retry topic (`PopAckConstants.retryQueueNum`).
 RETRY_QUEUE_NUMS = 1
 
-#: So long the loop is held at most before others get their turn, s, and records that are read between two looks at it.
+#: Longest time slice in one event-loop iteration, in seconds.
 _TURN_S = 0.005
+#: Number of records that are read between two checks of the time.
 _BATCH = 32
 
 _CHECKPOINT, _ACKS = CHECKPOINT_TAG.encode(), (ACK_TAG.encode(), BATCH_ACK_TAG.encode())
-#: So many acknowledgements of its master's pops a slave that stands in keeps in memory; 30 MB at most.
+#: Largest number of acknowledged pops of its master that an acting master keeps in memory. They use at most 30 MB.
 _MOST_ACKS = 100_000
-#: What a message can do without where its properties have no room for more.
+#: Properties that are omitted if all properties together become too long.
 _ABOUT_POPS = (names.FIRST_POP_TIME, names.ORIGIN_GROUP, names.ORIGIN_MESSAGE_ID, names.RETRY_TOPIC)
 
 
 class PopRevive:
-    """The reading side of one broker's revive log."""
+    """Reads the revive log of one broker and redelivers the unacknowledged messages."""
 
     def __init__(
         self,
+        context: BrokerContext,
+        *,
         revive_log: ReviveLog,
         appender: Appender,
-        topics: BrokerTopics,
-        groups: SubscriptionGroupTable,
-        offsets: ConsumerOffsets,
         retry: RetryTopics,
-        config: BrokerConfig,
     ) -> None:
         self._log = revive_log
         self._appender = appender
         self._store = appender.store
         self._reader = QueueReader(appender.store, "popped messages")
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
+        self._topics = context.topics
+        self._groups = context.groups
+        self._offsets = context.offsets
         self._retry = retry
-        self._config = config
+        self._config = context.config
         self._queues: list[ReviveQueue] = []
-        #: What `bring_back_now` and `bring_back` are at.
+        #: Pops that `bring_back_now` and `bring_back` have started to redeliver.
         self._at_once: dict[PopKey, WaitingPop] = {}
-        #: What was acknowledged at a slave that stands in, of pops whose checkpoints it may read later.
+        #: Acknowledgements on an acting master, for pops whose checkpoints it may read later.
         self._acked: OrderedDict[PopKey, set[int]] = OrderedDict()
-        #: The queue whose turn it is.
+        #: Index of the next queue to process.
         self._next = 0
-        #: Of which topic and group was said that it is gone.
+        #: (topic, group) of the last warning about a deleted topic or group, to avoid repeated warnings.
         self._gone = ("", "")
 
     @property
     def skipped(self) -> int:
-        """Records and messages that were lost since the start, since they can't be read or stored again."""
+        """The number of records and messages since the start that could not be read or stored again."""
         return self._reader.skipped
 
     def start(self) -> None:
-        """Goes on where the group's offsets say."""
+        """Starts to read each queue after the committed offset of REVIVE_GROUP."""
         now_ms = clock.now_ms()
-        # A broker may be master more than once.
+        self.stop()
+        for queue_id in range(self._log.queue_nums):
+            done = self._offsets.query(REVIVE_GROUP, self._log.topic, queue_id)
+            # A power failure can remove the end of the log. Its offsets are then assigned to new records.
+            end = self._store.queue(self._log.topic, queue_id).max_offset
+            self._queues.append(ReviveQueue(0 if done is None else min(done + 1, end), now_ms))
+
+    def stop(self) -> None:
+        """Drops the progress. A broker may be master more than once."""
         self._queues.clear()
         self._at_once.clear()
         self._acked.clear()
         self._next = 0
-        for queue_id in range(self._log.queue_nums):
-            done = self._offsets.query(REVIVE_GROUP, self._log.topic, queue_id)
-            # A power failure may have taken the log's end, whose offsets come again.
-            end = self._store.queue(self._log.topic, queue_id).max_offset
-            self._queues.append(ReviveQueue(0 if done is None else min(done + 1, end), now_ms))
 
     def turn(self) -> bool:
-        """Works for some milliseconds: brings back what is due, reads what is new; whether there is more.
+        """Works for one time slice: redelivers due messages and reads new records. Returns True if more is left.
 
-        To be called once a second, or soon. Raises GantryError or OSError when the store fails or takes nothing: then
-        the next turn goes on where this one failed, but with another queue first.
+        The caller repeats it after a second, or at once if more is left. Raises GantryError or OSError if the store
+        fails or rejects messages. The next call continues with another queue.
         """
         end = monotonic() + _TURN_S
         idle = 0
@@ -128,15 +126,29 @@ class PopRevive:
         return False
 
     def lags(self) -> list[int]:
-        """By queue, how many records aren't read yet."""
+        """Returns the lag of each queue: the number of records that are not read yet. [] if this broker reads none."""
         sources = [self._store.find_queue(self._log.topic, queue_id) for queue_id in range(len(self._queues))]
         return [
             0 if source is None else source.max_offset - queue.next_offset
             for source, queue in zip(sources, self._queues, strict=True)
         ]
 
+    def latencies_ms(self) -> list[int]:
+        """Returns the age of the oldest record of each queue that is not read yet, in ms. 0 if all are read.
+
+        [] if this broker reads none.
+        """
+        now_ms = clock.now_ms()
+        latencies = []
+        for queue_id, queue in enumerate(self._queues):
+            source = self._store.find_queue(self._log.topic, queue_id)
+            is_behind = source is not None and queue.next_offset < source.max_offset
+            stored_ms = self._store.store_time(source, queue.next_offset) if source is not None and is_behind else 0
+            latencies.append(max(now_ms - stored_ms, 0) if stored_ms > 0 else 0)
+        return latencies
+
     def _step(self, queue_id: int) -> bool:
-        """Brings back one message or reads a few records; False when there is neither."""
+        """Redelivers one message or reads some records of a queue. Returns False if neither is possible."""
         queue = self._queues[queue_id]
         waiting = queue.due(clock.now_ms())
         if waiting is not None:
@@ -161,34 +173,37 @@ class PopRevive:
             deliver_ms = 0
             if record is not None:
                 try:
-                    self._take(queue, record)
+                    self._take(queue, record, source.queue_id)
                 except BodyError as e:
                     self._reader.skip(source, record.queue_offset, record.physical_offset, e)
                 deliver_ms = _deliver_time(record)
             queue.read_to(next_offset, deliver_ms, now_ms)
             if queue.wants_checkpoints != wants_checkpoints:
-                # It is read from another place now.
+                # The queue is read from another offset from here on.
                 return
 
-    def _take(self, queue: ReviveQueue, record: Record) -> None:
-        """Takes one record in. Raises BodyError."""
+    def _take(self, queue: ReviveQueue, record: Record, queue_id: int) -> None:
+        """Adds the checkpoint or acknowledgement of one record. Raises BodyError."""
         tag = find_property(record.properties, b"TAGS")
         if tag in _ACKS:
             ack = decode_json(record.body, Ack)
             if len(ack.offsets) > MAX_MESSAGES:
                 raise BodyError(f"it acknowledges {len(ack.offsets)} messages: at most {MAX_MESSAGES} are popped")
-            # Batches that Java's buffer writes have no broker name.
+            # Batch acknowledgements from Java's buffer contain no broker name.
             ack.broker_name = ack.broker_name or self._config.broker_name
             queue.take_ack(ack)
+            self._log.counts.add_read(ack, queue_id)
         elif tag == _CHECKPOINT and queue.wants_checkpoints:
-            queue.take_checkpoint(_checkpoint(record), record.queue_offset, record.store_timestamp)
+            checkpoint = _checkpoint(record)
+            queue.take_checkpoint(checkpoint, record.queue_offset, record.store_timestamp)
+            self._log.counts.add_read(checkpoint, queue_id)
 
-    # -- bringing back ------------------------------------------------------------------------------------------
+    # -- redelivery ---------------------------------------------------------------------------------------------
 
     def _revive(self, queue: ReviveQueue, waiting: WaitingPop) -> bool:
-        """Stores one of a checkpoint's unacknowledged messages again, or is done with it.
+        """Stores one unacknowledged message of a checkpoint again. If there is none, completes the checkpoint.
 
-        False when a later turn has to do it: the topic where it is to come back isn't on the disk yet.
+        Returns False if the target topic is not on disk yet. A later call tries again.
         """
         left = waiting.next_unacked()
         if left is None:
@@ -197,18 +212,18 @@ class PopRevive:
         return self._deal_with(waiting, left)
 
     def bring_back_now(self, note: Record) -> None:
-        """Brings back what a checkpoint has that is due for the revive log, where a slave can't write it.
+        """Redelivers the messages of a checkpoint record that is due, because an acting master has no revive log.
 
-        What its master wrote down as acknowledged later than in it comes back, too; such notes are due after it, and
-        done with. Raises as `bring_back`; BodyError for a damaged one.
+        Acknowledgements that the master wrote as separate records are ignored, because they are due later. Their
+        messages are redelivered as well. Raises the errors of `bring_back`, or BodyError for a damaged record.
         """
         if find_property(note.properties, b"TAGS") == _CHECKPOINT:
             self.bring_back(_checkpoint(note))
 
     def bring_back(self, checkpoint: Checkpoint) -> None:
-        """Brings back what isn't acknowledged of it, at a slave that stands in for its master.
+        """Redelivers the unacknowledged messages of a checkpoint, on an acting master.
 
-        Raises as an append does until all is stored elsewhere, to be called again then.
+        Raises the errors of an append until other brokers have stored all messages. The caller then repeats it.
         """
         key = checkpoint.key
         waiting = self._at_once.setdefault(key, WaitingPop(checkpoint, 0, 0, 0))
@@ -224,17 +239,21 @@ class PopRevive:
         self._acked.pop(key, None)
 
     def acknowledged(self, ack: Ack) -> None:
-        """A slave that stands in for its master was told so of a pop of the master. It can't be written down."""
+        """Records an acknowledgement of a pop of the master, on an acting master, in memory only."""
         for queue in self._queues:
             queue.take_ack(ack)
         self._acked.setdefault(ack.key, set()).update(ack.offsets or [ack.offset])
         self._acked.move_to_end(ack.key)
         if len(self._acked) > _MOST_ACKS:
-            # Its message comes once more.
+            # The messages of this pop are redelivered.
             self._acked.popitem(last=False)
 
     def _deal_with(self, waiting: WaitingPop, left: tuple[int, int]) -> bool:
-        """As `_revive`, for one message that is left."""
+        """Stores one message of a checkpoint again. `left` is its (index in the checkpoint, queue offset).
+
+        Skips messages that are unreadable, and all messages if the group was reset or the topic or group was deleted.
+        Returns False if the target topic is not on disk yet.
+        """
         checkpoint = waiting.checkpoint
         topic = normal_topic(checkpoint.topic, checkpoint.group)
         place, offset = left
@@ -245,7 +264,7 @@ class PopRevive:
             if self._gone != (topic, checkpoint.group):
                 self._gone = topic, checkpoint.group
                 log.warning("topic %r or group %r is gone: its messages don't come back", topic, checkpoint.group)
-            # All of it.
+            # Drop all messages.
             waiting.acked = -1
         else:
             source = self._store.find_queue(checkpoint.topic, checkpoint.queue_id)
@@ -262,7 +281,10 @@ class PopRevive:
         return True
 
     def _store_again(self, checkpoint: Checkpoint, record: Record, topic: str) -> bool:
-        """False when it isn't possible yet. Raises GantryError or OSError; see `is_passing`."""
+        """Stores a message in the retry topic or the dead-letter topic of the group.
+
+        Returns False if that topic is not on disk yet. Raises GantryError or OSError; see `is_passing`.
+        """
         group = checkpoint.group
         fields = decode_properties(record.properties)
         if record.reconsume_times == 0 or names.FIRST_POP_TIME not in fields:
@@ -281,10 +303,11 @@ class PopRevive:
         properties = encode_fitting(fields, self._appender.max_properties_length, _ABOUT_POPS, record.properties)
         code = tags_code(fields.get(names.TAGS, "").encode())
         self._appender.append_again(record, queue, properties, code, attempts)
+        self._log.counts.add_redelivered(checkpoint)
         return True
 
     def _retry_queue(self, checkpoint: Checkpoint, topic: str) -> ConsumeQueue:
-        """Where messages of a checkpoint come back; a new topic if need be."""
+        """Returns the retry queue for messages of a checkpoint. Creates the topic if necessary."""
         group, target = checkpoint.group, checkpoint.topic
         if not target.startswith(RETRY_TOPIC_PREFIX):
             target = pop_retry_topic(topic, group, v2=self._config.enable_retry_topic_v2)
@@ -300,7 +323,7 @@ class PopRevive:
 
 
 def _checkpoint(record: Record) -> Checkpoint:
-    """Raises BodyError."""
+    """Decodes a checkpoint. Raises BodyError if it is damaged or has too many messages."""
     checkpoint = decode_json(record.body, Checkpoint)
     if max(checkpoint.count, len(checkpoint.diffs)) > MAX_MESSAGES:
         raise BodyError(f"a checkpoint of {checkpoint.count} messages: at most {MAX_MESSAGES} are popped")
@@ -308,9 +331,9 @@ def _checkpoint(record: Record) -> Checkpoint:
 
 
 def _deliver_time(record: Record) -> int:
-    """When a record of the log was to be delivered, ms."""
+    """Returns the time at which the timer should deliver a record of the log, in ms."""
     deliver_ms = find_property(record.properties, b"TIMER_DELIVER_MS") or b""
-    # None gets here much before its time, whatever it says.
+    # A limit for a wrong property: the timer delivers no record much before its time.
     latest_ms = record.store_timestamp + CHECKPOINT_LEAD_MS
     is_number = deliver_ms.isdigit() and len(deliver_ms) < 20
     return min(int(deliver_ms), latest_ms) if is_number else record.store_timestamp

@@ -1,15 +1,18 @@
-"""Writes checkpoints and acknowledgements to the revive log, rmq_sys_REVIVE_LOG_<cluster>, in Java's form.
+"""Writes checkpoints and acknowledgements to the revive log, rmq_sys_REVIVE_LOG_<cluster>, in Java's format.
 
-They are timer messages: a checkpoint reaches its queue of the log a second before its messages are to come back, an
-acknowledgement at that time. So the log is in order of time, and who reads it (`revive`) needs to wait but a moment
-for the acknowledgements of a checkpoint. Sources: `PopMessageProcessor.buildCkMsg`, `AckMessageProcessor.appendAck`.
+They are timer messages. The timer delivers a checkpoint to the log one second before its invisible duration ends, and
+the acknowledgements when it ends. The log is therefore in order of time. Its reader (`revive`) needs to wait only a
+moment for the acknowledgements of a checkpoint.
+
+Sources: `PopMessageProcessor.buildCkMsg`, `AckMessageProcessor.appendAck`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.append import Appender
+from gantrymq.broker.pop.revive_counts import ReviveCounts
 from gantrymq.errors import StoreBusy, StoreError
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
@@ -23,65 +26,75 @@ from gantrymq.system import clock
 
 log = peer_log(__name__)
 
-#: So long before its messages come back a checkpoint is delivered, ms (`PopAckConstants.ackTimeInterval`).
+#: Time between the delivery of a checkpoint and the end of its invisible duration, in ms
+#: (`PopAckConstants.ackTimeInterval`).
 CHECKPOINT_LEAD_MS = 1000
 
-#: Where a message for a queue waits until its TIMER_DELIVER_MS: (queue, properties, tags code). Raises RequestRefused.
+#: Maps the (queue, properties, tags code) of a message to those under which it is stored until its TIMER_DELIVER_MS.
+#: Raises RequestRefused.
 Delay = Callable[[ConsumeQueue, bytes, int], tuple[ConsumeQueue, bytes, int]]
 
 
 def revive_topic(cluster: str) -> str:
+    """Returns the name of the revive topic of a cluster."""
     return f"{SYSTEM_TOPIC_PREFIX}REVIVE_LOG_{cluster}"
 
 
 class ReviveLog:
-    """The writing side of one broker's revive log."""
+    """Writes the revive log of one broker."""
 
     def __init__(self, appender: Appender, cluster: str, queue_nums: int, delay: Delay) -> None:
         self._appender = appender
         self._delay = delay
         self.topic = revive_topic(cluster)
         self.queue_nums = queue_nums
-        self._has_room = False
-        #: Who keeps acknowledgements while a slave stands in for its master, and can't write the log.
-        self.keeper: Callable[[Ack], None] | None = None
+        self.counts = ReviveCounts()
+        self._is_preallocated = False
+        #: Receives the acknowledgements on an acting master, which cannot write the log.
+        self._keeper: Callable[[Ack], None] | None = None
+
+    def keep_acks_by(self, keeper: Callable[[Ack], None] | None) -> None:
+        """Sends acknowledgements to `keeper` instead of the log. None restores the log."""
+        self._keeper = keeper
 
     @property
     def end(self) -> int:
-        """The end of the commit log, for checkpoints."""
+        """The physical offset of the end of the commit log, for checkpoints."""
         return self._appender.store.max_physical_offset
 
-    def check_room(self) -> None:
-        """To be called before a pop: what is noted of it is to be stored without a wait for a file.
+    def check_capacity(self) -> None:
+        """Ensures that the records of a pop can be stored without waiting for a file. Called before each pop.
 
-        Raises StoreBusy while the first one of the timer's queue is being made; the others are there ahead of it.
+        Raises StoreBusy while the first file of the timer's queue is created. Later files are preallocated.
         """
-        if not self._has_room and self.keeper is None:
+        if not self._is_preallocated and self._keeper is None:
             try:
-                self._appender.store.queue(TIMER_TOPIC, 0).make_room()
+                self._appender.store.queue(TIMER_TOPIC, 0).preallocate()
             except StoreBusy:
                 raise
             except StoreError as e:
-                # On a full disk notes stay in memory as long as they can.
+                # On a full disk, checkpoints stay in memory as long as possible.
                 log.info("there is no room for notes about pops yet: %s", e)
                 return
-            self._has_room = True
+            self._is_preallocated = True
 
     def put_checkpoint(self, checkpoint: Checkpoint, revive_queue_id: int) -> None:
-        """Raises RequestRefused or StoreError when it can't be stored."""
+        """Writes a checkpoint. Raises RequestRefused or StoreError if it cannot be stored."""
         words = (checkpoint.topic, checkpoint.queue_id, checkpoint.start_offset, checkpoint.group)
         unique_key = "@".join(map(str, (*words, checkpoint.pop_time, checkpoint.broker_name, CHECKPOINT_TAG)))
         deliver_ms = checkpoint.revive_time - CHECKPOINT_LEAD_MS
         self._put(revive_queue_id, CHECKPOINT_TAG, encode_json(checkpoint), unique_key, deliver_ms)
+        self.counts.add_written(checkpoint)
 
     def put_ack(self, ack: Ack, revive_queue_id: int, revive_time: int) -> None:
-        """As `put_checkpoint`; `revive_time` (ms) is that of the checkpoint."""
-        if self.keeper is not None:
-            self.keeper(ack)
+        """Writes an acknowledgement. `revive_time` is that of its checkpoint, in ms. Raises as `put_checkpoint`."""
+        if self._keeper is not None:
+            self._keeper(ack)
             return
         tag = BATCH_ACK_TAG if ack.offsets else ACK_TAG
         words = (ack.topic, ack.queue_id, ack.offset, ack.group, ack.pop_time, ack.broker_name, ACK_TAG)
         self._put(revive_queue_id, tag, encode_json(ack), "@".join(map(str, words)), revive_time)
+        self.counts.add_written(ack)
 
     def _put(self, revive_queue_id: int, tag: str, body: bytes, unique_key: str, deliver_ms: int) -> None:
         appender = self._appender
@@ -92,6 +105,6 @@ class ReviveLog:
         queue, properties, code = self._delay(
             appender.store.queue(self.topic, revive_queue_id % self.queue_nums), properties, tags_code(tag.encode())
         )
-        # A pop has been counted by now, for which `check_room` was asked.
+        # It may block: the pop cannot be undone, and `check_capacity` has made sure that the file exists.
         with appender.store.waiting():
             appender.append(queue, 0, 0, now_ms, appender.store_host, 0, body, properties, code)

@@ -1,13 +1,12 @@
-"""What one queue of the revive log says, as far as it is read: which pops are to come back, and when.
+"""The state of one queue of the revive log: the checkpoints that have been read and are not revived yet.
 
-Checkpoints wait here until the log is past their time, so that their acknowledgements have been read. Not more of them
-than `limit` are in memory, however many the log has for the same moment. When there are so many, only acknowledgements
-are read from there on, until all that wait have come back; then reading goes on where it was left, with the next ones.
+A checkpoint waits until the log has been read past its time. All its acknowledgements are then known.
 
-The alternative that lost: to keep all checkpoints until their acknowledgements are read, as Java does for what it reads
-in ten seconds. After a standstill that is the whole log.
+At most `limit` checkpoints are in memory. At the limit, only acknowledgements are read until all these checkpoints are
+revived. Then reading returns to the offset at which the limit was reached. Java keeps all checkpoints that it reads in
+ten seconds. After a downtime, this can be the whole log.
 
-Plain, told the time in ms.
+The caller passes the current time, in ms.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from dataclasses import dataclass
 from gantrymq.broker.pop.revive_log import CHECKPOINT_LEAD_MS
 from gantrymq.protocol.bodies.pop import Ack, Checkpoint, PopKey
 
-#: Checkpoints of one queue in memory; about 6 MB.
+#: Largest number of checkpoints of one queue in memory. They use about 6 MB.
 LIMIT = 8192
-#: The log must be past a checkpoint's time by so much: its acknowledgements are delivered at that time, to the second.
+#: The log must be read this far past a checkpoint's time, in ms. The timer delivers acknowledgements to the second.
 _ACK_GRACE_MS = 2000
-#: A log that brought nothing for so long is past every time before.
+#: If the log has no new record for this time, in ms, it counts as read up to the current time.
 _IDLE_MS = 3000
 
 
 @dataclass(slots=True)
 class WaitingPop:
-    """A checkpoint of the log; `offset` is that of its record there, `acked` has a bit for each of its messages."""
+    """A checkpoint that waits for its time. `offset` is that of its record; `acked` has a bit for each message."""
 
     checkpoint: Checkpoint
     offset: int
@@ -37,7 +36,7 @@ class WaitingPop:
     acked: int
 
     def next_unacked(self) -> tuple[int, int] | None:
-        """(place in the checkpoint, queue offset) of the first message that isn't acknowledged."""
+        """Returns (index in the checkpoint, queue offset) of the first unacknowledged message, or None."""
         for place, offset in enumerate(self.checkpoint.offsets):
             if not self.acked >> place & 1:
                 return place, offset
@@ -45,17 +44,17 @@ class WaitingPop:
 
 
 class ReviveQueue:
-    """One queue of the revive log; all before `next_offset` is read."""
+    """The state of one queue of the revive log. All records before `next_offset` have been read."""
 
     def __init__(self, next_offset: int, now_ms: int, limit: int = LIMIT) -> None:
         self.next_offset = next_offset
         self._limit = limit
-        #: When something was read last.
+        #: Time of the last read.
         self._read_ms = now_ms
-        #: All records are read that were to be delivered by then.
+        #: All records with a delivery time up to this one have been read.
         self._log_ms = 0
         self._waiting: OrderedDict[PopKey, WaitingPop] = OrderedDict()
-        #: While only acknowledgements are read: where, and what `_log_ms` is where the other reading was left.
+        #: While only acknowledgements are read: (next offset to read, `_log_ms` when the limit was reached). Else None.
         self._ahead: tuple[int, int] | None = None
 
     def __len__(self) -> int:
@@ -63,16 +62,19 @@ class ReviveQueue:
 
     @property
     def read_offset(self) -> int:
-        """Where to read."""
+        """The offset of the next record to read."""
         return self.next_offset if self._ahead is None else self._ahead[0]
 
     @property
     def wants_checkpoints(self) -> bool:
-        """Whether checkpoints are to be taken, else only acknowledgements."""
+        """True if checkpoints should be added; False if only acknowledgements."""
         return self._ahead is None
 
     def take_checkpoint(self, checkpoint: Checkpoint, offset: int, stored_ms: int) -> None:
-        """`stored_ms`: when its record was stored, not long before its messages are to come back, whatever it says."""
+        """Adds a checkpoint. `offset` is that of its record.
+
+        A record is stored (`stored_ms`) shortly before the checkpoint's time. This limits a wrong time in the record.
+        """
         checkpoint.topic = sys.intern(checkpoint.topic)
         checkpoint.group = sys.intern(checkpoint.group)
         checkpoint.broker_name = sys.intern(checkpoint.broker_name)
@@ -81,7 +83,7 @@ class ReviveQueue:
         self._waiting.setdefault(checkpoint.key, waiting)
 
     def take_ack(self, ack: Ack) -> None:
-        """An acknowledgement of a checkpoint that isn't here came too late, or comes once more."""
+        """Records an acknowledgement. Ignores it if its checkpoint is not here: it is late or repeated."""
         waiting = self._waiting.get(ack.key)
         if waiting is None:
             return
@@ -91,7 +93,7 @@ class ReviveQueue:
                 waiting.acked |= 1 << places.index(offset)
 
     def read_to(self, offset: int, deliver_ms: int, now_ms: int) -> None:
-        """All before `offset` is read; the last record was to be delivered at `deliver_ms`."""
+        """Records that all records before `offset` have been read. `deliver_ms` is the last one's delivery time."""
         self._read_ms = now_ms
         self._log_ms = max(self._log_ms, deliver_ms)
         if self._ahead is not None:
@@ -102,7 +104,7 @@ class ReviveQueue:
             self._ahead = offset, self._log_ms
 
     def due(self, now_ms: int) -> WaitingPop | None:
-        """The checkpoint to bring back next, the oldest in the log, if its time has come."""
+        """Returns the oldest checkpoint if it is due, or None."""
         if not self._waiting:
             return None
         if now_ms - self._read_ms >= _IDLE_MS:
@@ -111,6 +113,7 @@ class ReviveQueue:
         return None if self._log_ms - first.revive_ms <= _ACK_GRACE_MS else first
 
     def done(self, waiting: WaitingPop) -> None:
+        """Removes a checkpoint whose messages are all acknowledged or revived."""
         del self._waiting[waiting.checkpoint.key]
         if self._ahead is not None and not self._waiting:
             self._log_ms = self._ahead[1]
@@ -118,6 +121,6 @@ class ReviveQueue:
 
     @property
     def committed(self) -> int:
-        """The offset of the last record that is done with."""
+        """The offset of the last completed record; -1 if there is none."""
         first = next(iter(self._waiting.values()), None)
         return (self.next_offset if first is None else first.offset) - 1

@@ -1,8 +1,10 @@
-"""POP as one part of the broker: puts its pieces together and gives them their time.
+"""The POP feature of the broker: creates its parts and runs their background jobs.
 
-A consumer's message goes through `pop` and waits in `buffer` (or `orderly`) for its acknowledgement, `ack`.
-What takes longer goes by `revive_log` and the timer to the revive topic, and comes back by `revive`. Who finds
-nothing waits in `waiting`.
+- `processor` handles pop requests and `dispatcher` selects the messages. Without messages, `long_polling` holds the
+  request.
+- `buffer`, or `orderly` for pops in order, stores the in-flight messages. `ack` handles acknowledgements.
+- `revive_log` stores longer pops. The timer delivers them to the revive topic.
+- `revive` reads the revive topic and redelivers unacknowledged messages.
 """
 
 from __future__ import annotations
@@ -10,132 +12,115 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
-from pathlib import Path
 
-from gantrymq.background.jobs import Jobs
-from gantrymq.broker.appender import ROOM_S, Appender
-from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.deliveries import Deliveries
-from gantrymq.broker.long_polling import LongPolling
-from gantrymq.broker.message_filter import MessageFilters
-from gantrymq.broker.part import Part
+from gantrymq.broker.append import PREALLOCATION_RETRY_S, Appender, PreallocationWaits
+from gantrymq.broker.config import BrokerRole
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
 from gantrymq.broker.pop.ack import PopAcks
 from gantrymq.broker.pop.buffer import PopBuffer
-from gantrymq.broker.pop.handing_out import HandingOut
+from gantrymq.broker.pop.dispatcher import PopDispatcher
+from gantrymq.broker.pop.long_polling import PopLongPolling
 from gantrymq.broker.pop.notification import PopNotifications
 from gantrymq.broker.pop.orderly import OrderlyPops
-from gantrymq.broker.pop.pop import Popping
+from gantrymq.broker.pop.processor import PopProcessor
 from gantrymq.broker.pop.queues import PopQueues
 from gantrymq.broker.pop.revive import PopRevive
+from gantrymq.broker.pop.revive_counts import ReviveCounts
 from gantrymq.broker.pop.revive_log import Delay, ReviveLog
-from gantrymq.broker.pop.waiting import PopWaiting
-from gantrymq.broker.retry import RetryTopics
-from gantrymq.broker.room_waits import RoomWaits
-from gantrymq.broker.saving import Saving
-from gantrymq.broker.subscription_groups import SubscriptionGroupTable
-from gantrymq.broker.topics import REVIVE_QUEUE_NUMS, BrokerTopics
+from gantrymq.broker.pull import LongPolling
+from gantrymq.broker.send import RetryTopics
+from gantrymq.broker.tables import REVIVE_QUEUE_NUMS
 from gantrymq.errors import GantryError, StoreBusy
 from gantrymq.protocol.bodies.pop import Checkpoint
 from gantrymq.protocol.record import Record
-from gantrymq.remoting.connection import Connection, RequestHandler
-from gantrymq.remoting.long_requests import LongRequests
+from gantrymq.remoting.connection import RequestHandler
 from gantrymq.system.clock import now_ms
 
 log = logging.getLogger(__name__)
 
-#: How often the buffer and the revive log are looked at, s (`reviveInterval`).
+#: Interval of the background jobs for the buffer and the revive log, in seconds (`reviveInterval`).
 _TICK_S = 1.0
-#: Checkpoints that leave the buffer before the loop gets its turn.
+#: Largest number of checkpoints that leave the buffer in one event-loop iteration.
 _EXPIRE_BATCH = 256
-#: Later than every checkpoint has to leave the buffer, ms.
+#: A time after the expiry of every checkpoint in the buffer, in ms.
 _EVER = 1 << 62
 
 
-class PopService(Part):
-    """The pops of one broker; `delay` is the timer's `redirect`."""
+class PopService(Feature):
+    """Runs POP on one broker. `delay` is the timer's `redirect`."""
 
     def __init__(
         self,
-        config: BrokerConfig,
-        path: Path,
+        context: BrokerContext,
+        *,
         appender: Appender,
         polling: LongPolling,
-        topics: BrokerTopics,
-        groups: SubscriptionGroupTable,
-        offsets: ConsumerOffsets,
-        filters: MessageFilters,
         retry: RetryTopics,
         delay: Delay,
-        deliveries: Deliveries,
-        jobs: Jobs,
-        *,
-        saving: Saving,
-        long_requests: LongRequests,
-        room_waits: RoomWaits,
+        preallocation_waits: PreallocationWaits,
     ) -> None:
+        config, jobs = context.config, context.jobs
         self._config = config
         self._log = revive_log = ReviveLog(appender, config.broker_cluster_name, REVIVE_QUEUE_NUMS, delay)
         self._revive_topic = revive_log.topic
         self.buffer = PopBuffer(
-            offsets,
+            context.offsets,
             self._write_down,
             stay_ms=config.pop_ck_stay_buffer_time,
             leave_before_ms=config.pop_ck_stay_buffer_time_out,
             max_size=config.pop_ck_max_buffer_size,
         )
         limits = {"line_limit": config.pop_polling_size, "limit": config.max_pop_polling_size}
-        self.waiting = PopWaiting("pops", polling, jobs, **limits)
-        self.waiting_notifications = PopWaiting("notifications", polling, jobs, **limits)
+        self.waiting = PopLongPolling("pops", polling, jobs, **limits)
+        self.waiting_notifications = PopLongPolling("notifications", polling, jobs, **limits)
         self._store = appender.store
-        self.queues = PopQueues(config, appender.store, topics, groups, offsets, self.buffer)
-        self._orderly = OrderlyPops(path, self.queues.exists, saving=saving)
-        handing_out = HandingOut(
-            config,
-            appender.store,
-            offsets,
-            self.queues,
-            self.buffer,
-            self._orderly,
-            deliveries,
-            REVIVE_QUEUE_NUMS,
+        self.queues = PopQueues(context, self.buffer)
+        self._orderly = OrderlyPops(
+            config.store.config_directory / "consumerOrderInfo.json",
+            self.queues.exists,
+            persistence=context.persistence,
         )
-        popping = Popping(
-            config,
-            self.queues,
-            filters,
-            handing_out,
-            self._orderly,
-            self.waiting,
-            revive_log,
-            long_requests=long_requests,
-            room_waits=room_waits,
+        dispatcher = PopDispatcher(
+            context,
+            queues=self.queues,
+            buffer=self.buffer,
+            orderly=self._orderly,
+            revive_queue_nums=REVIVE_QUEUE_NUMS,
+        )
+        popping = PopProcessor(
+            context,
+            queues=self.queues,
+            dispatcher=dispatcher,
+            orderly=self._orderly,
+            waiting=self.waiting,
+            revive_log=revive_log,
+            preallocation_waits=preallocation_waits,
         )
         acks = PopAcks(
-            config,
-            offsets,
-            self.queues,
-            self.buffer,
-            revive_log,
-            self._orderly,
-            self._order_changed,
-            long_requests,
+            context,
+            queues=self.queues,
+            buffer=self.buffer,
+            revive_log=revive_log,
+            orderly=self._orderly,
+            wake=self._order_changed,
         )
         notifications = PopNotifications(self.queues, self._orderly, self.waiting_notifications, self.waiting)
         self._handlers = {**popping.handlers(), **acks.handlers(), **notifications.handlers()}
-        self._revive = PopRevive(
-            revive_log,
-            appender,
-            topics,
-            groups,
-            offsets,
-            retry,
-            config,
-        )
+        self._revive = PopRevive(context, revive_log=revive_log, appender=appender, retry=retry)
+        #: Another broker may be master.
+        self._is_doubted = False
         self._expiring = jobs.repeating("write down what is popped", self._expire, _TICK_S)
         self._reviving = jobs.repeating("bring back what wasn't acknowledged", self._bring_back, _TICK_S)
+        events = context.events
+        events.config_changed.subscribe(self._config_changed)
+        events.mastership_doubted.subscribe(self._mastership_doubted)
+        events.topics_deleted.subscribe(lambda names, queues: self._topics_deleted(names))
+        events.offsets_reset.subscribe(lambda topic, group, offsets: self._offsets_reset(topic, group, offsets.keys()))
+        for waiting in (self.waiting, self.waiting_notifications):
+            events.connection_closed.subscribe(waiting.connection_closed)
 
-    def config_changed(self) -> None:
+    def _config_changed(self) -> None:
         config = self._config
         self.buffer.set_limits(
             stay_ms=config.pop_ck_stay_buffer_time,
@@ -159,29 +144,44 @@ class PopService(Part):
         self._begin()
 
     async def stand_in(self) -> None:
-        """What the master has handed out comes back; what is handed out here is noted in memory alone."""
-        self.buffer.keeps_all = True
-        self._log.keeper = self._revive.acknowledged
+        """Starts as acting master: revives the master's pops. Checkpoints of new pops stay in memory."""
+        self.buffer.keep_all(True)
+        self._log.keep_acks_by(self._revive.acknowledged)
         self._begin()
 
     def _begin(self) -> None:
         self._revive.start()
         self._expiring.start()
         self._reviving.start()
-        for waiting in (self.waiting, self.waiting_notifications):
-            waiting.admit()
+        # A doubt can begin while the broker becomes master.
+        if not self._is_doubted:
+            for waiting in (self.waiting, self.waiting_notifications):
+                waiting.admit()
 
     async def become_slave(self) -> None:
-        """Nothing is popped here, and nothing comes back: the master hands out again what is in memory."""
+        """Stops pops and redelivery. The pops in the buffer are dropped: the master pops their messages again."""
         self._expiring.cancel()
         self._reviving.cancel()
         for waiting in (self.waiting, self.waiting_notifications):
             await waiting.dismiss()
+        self._revive.stop()
         self.buffer.forget()
-        self.buffer.keeps_all = False
-        self._log.keeper = None
+        self.buffer.keep_all(False)
+        self._log.keep_acks_by(None)
 
-    def offsets_reset(self, topic: str, group: str, queue_ids: Collection[int]) -> None:
+    def _mastership_doubted(self, is_doubted: bool) -> None:
+        """Ends the pending long polls while it is doubtful whether this broker is master.
+
+        Their clients poll again and get an error until the doubt has ended.
+        """
+        self._is_doubted = is_doubted
+        for waiting in (self.waiting, self.waiting_notifications):
+            if is_doubted:
+                waiting.dismiss_soon()
+            elif self._config.broker_role is not BrokerRole.SLAVE:
+                waiting.admit()
+
+    def _offsets_reset(self, topic: str, group: str, queue_ids: Collection[int]) -> None:
         """Discards the in-flight messages of a group in queues whose offsets were reset.
 
         Checkpoints in the revive log are discarded later, when they are read: see `ConsumerOffsets.is_old_pop`.
@@ -193,35 +193,41 @@ class PopService(Part):
                 if waiting.count((topic, group, line)):
                     waiting.wake((topic, group, line))
 
-    def topics_deleted(self, topics: Collection[str]) -> None:
-        """Discards the in-flight messages of deleted topics."""
+    def _topics_deleted(self, topics: Collection[str]) -> None:
+        """Discards the in-flight messages and the counters of deleted topics."""
         self.buffer.discard_topics(topics)
         self._orderly.discard_topics(topics)
-
-    def connection_closed(self, connection: Connection) -> None:
-        self.waiting.connection_closed(connection)
-        self.waiting_notifications.connection_closed(connection)
+        self._log.counts.topics_deleted(topics)
 
     def bring_back_now(self, note: Record) -> None:
-        """Brings back what a note that is due for the revive log says; see `PopRevive`."""
+        """Redelivers the messages of a checkpoint record that is due for the revive log; see `PopRevive`."""
         self._revive.bring_back_now(note)
 
     @property
     def revive_topic(self) -> str:
-        """Where notes about pops go when they are due."""
+        """The topic to which the timer delivers checkpoints and acknowledgements when they are due."""
         return self._revive_topic
 
     @property
     def skipped(self) -> int:
-        """Records and messages that were lost since the start, since they can't be read or brought back."""
+        """The number of records and messages since the start that could not be read or redelivered."""
         return self._revive.skipped
 
     def revive_lags(self) -> list[int]:
-        """By revive queue, how many of its records aren't read yet."""
+        """Returns the lag of each revive queue: the number of records that are not read yet. [] on a slave."""
         return self._revive.lags()
 
+    def revive_latencies_ms(self) -> list[int]:
+        """Returns the age of the oldest record of each revive queue that is not read yet, in ms. [] on a slave."""
+        return self._revive.latencies_ms()
+
+    @property
+    def revive_counts(self) -> ReviveCounts:
+        """Counters of the revive log since the start."""
+        return self._log.counts
+
     async def stop(self) -> None:
-        """Answers who waits and writes all that is handed out to the log: the timer must still be there."""
+        """Ends the pending long polls and writes all checkpoints to the revive log. The timer must still run."""
         await self.waiting.stop()
         await self.waiting_notifications.stop()
         self._expiring.cancel()
@@ -237,13 +243,16 @@ class PopService(Part):
             log.error("%d pops are forgotten, their messages come again: %s", len(self.buffer), e)
 
     def _order_changed(self, topic: str, group: str, queue_id: int) -> None:
-        """An orderly queue is free, or will be at another time than those know who wait for it."""
+        """Wakes the long polls of an orderly queue, which is unblocked or has another unblock time."""
         for waiting in (self.waiting, self.waiting_notifications):
             for line in (-1, queue_id):
                 waiting.wake((topic, group, line))
 
     def _write_down(self, checkpoint: Checkpoint, revive_queue_id: int) -> None:
-        """A checkpoint leaves the buffer. Raises GantryError or OSError; it is tried again."""
+        """Writes a checkpoint that leaves the buffer to the revive log. An acting master redelivers its messages.
+
+        Raises GantryError or OSError. The buffer then calls it again.
+        """
         if self.buffer.keeps_all:
             self._revive.bring_back(checkpoint)
         else:
@@ -254,11 +263,11 @@ class PopService(Part):
             with self._store.ahead_of_line():
                 return 0.0 if self.buffer.expire(now_ms(), _EXPIRE_BATCH) else _TICK_S
         except StoreBusy:
-            return ROOM_S
+            return PREALLOCATION_RETRY_S
 
     def _bring_back(self) -> float:
         try:
             with self._store.ahead_of_line():
                 return 0.0 if self._revive.turn() else _TICK_S
         except StoreBusy:
-            return ROOM_S
+            return PREALLOCATION_RETRY_S

@@ -1,7 +1,8 @@
-"""Pulls at a slave: who has read on here goes back to the master when that is there (`PullMessageProcessor`).
+"""Responses of a slave to pull requests (`PullMessageProcessor`).
 
-A slave may be behind, or begin later than its master: what it lacks is no reason to move a consumer's offset
-(`DefaultMessageStore.nextOffsetCorrection`, offsetCheckInSlave=false).
+A slave sends a consumer that has caught up back to the master if that is available. A slave can lag behind its master,
+or its log can start later. A missing message is therefore no reason to move the consumer's offset
+(`DefaultMessageStore.nextOffsetCorrection`, `offsetCheckInSlave=false`).
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from gantrymq.store.get_result import GetResult
 
 
 class SlaveReads:
-    """What the slave with `broker_id` says to those who pull; `has_master` tells whether its master is there."""
+    """Adjusts pull responses of the slave with `broker_id`. `has_master` returns whether its master is available."""
 
     def __init__(self, broker_id: int, has_master: Callable[[], bool]) -> None:
         self._broker_id = broker_id
         self._has_master = has_master
 
     def code(self, code: int, result: GetResult, offset: int) -> int:
-        """The code for a pull from `offset` for which a master would answer `code`; corrects `result`.
+        """Returns the response code for a pull from `offset`, and corrects `result`.
 
-        Where nothing is found the master is asked at once. While there is none, such pulls are held, which Java's slave
-        answers at once, again and again.
+        `code` is the code that a master would send. If the slave has no message, the response makes the client pull
+        from the master at once. If there is no master, the pull waits for new messages. Java's slave responds at once
+        instead, so that its clients repeat the pull without a pause.
         """
         if code == ResponseCode.SUCCESS:
             return code
@@ -36,5 +38,5 @@ class SlaveReads:
         return ResponseCode.PULL_NOT_FOUND if is_moved else code
 
     def suggested_broker(self) -> int:
-        """Where to pull next, for one who isn't far behind."""
+        """Returns the id of the broker that a caught-up consumer pulls from next."""
         return MASTER_ID if self._has_master() else self._broker_id

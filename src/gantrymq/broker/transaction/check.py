@@ -1,14 +1,14 @@
-"""Goes through the half messages whose transactions haven't ended (`TransactionalMessageServiceImpl.check`).
+"""Checks the half messages of open transactions in rounds (`TransactionalMessageServiceImpl.check`).
 
-A round reads the op messages, steps over the half messages that they name, and has the producer asked about each other
-one that is old enough. Before that the half message is stored once more, at the end of its queue, so that the queue is
-always worked off from its head: two offsets, of the half and the op queue, are all that has to be kept.
+A round reads the op messages and skips the half messages that they list. For each other half message that is old
+enough, it stores a copy at the end of the half queue and sends a check to the producer. The progress of all rounds is
+therefore two offsets, one in the half queue and one in the op queue.
 
-What only waits (its producer is away, or said not to be asked yet) is stored once more, too, so that those behind it
-get their turn; but a round that finds nothing else to do leaves all where they are. In Java's broker messages that wait
-are stored again in each round.
+Some half messages cannot be checked yet: no producer is connected, or CHECK_IMMUNITY_TIME_IN_SECONDS is not over. They
+are also copied to the end, so that they do not block later ones. If a round has nothing else to do, it leaves them in
+place. Java's broker copies them in each round.
 
-A round is an iterator that gives control back after each few messages, so that it never holds the loop for long.
+A round is an iterator. It yields after a few messages, so that it does not block the event loop.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from collections.abc import Generator, Iterator
 from struct import error as StructError
 from typing import NamedTuple
 
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.append import Appender
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.tables import BrokerTopics, ConsumerOffsets
 from gantrymq.broker.transaction.half_messages import (
     destination,
     first_half_offset,
@@ -52,15 +51,16 @@ from gantrymq.store.message_store import PutResult
 
 log = peer_log(__name__)
 
-#: Half messages that are read in one slice of a round, and their bytes.
+#: Largest number of half messages in one step of a round.
 _BATCH = 32
+#: A step ends after half messages of this total size, in bytes.
 _BATCH_BYTES = 1024 * 1024
-#: Behind so many they may not be left where they are: what is known of those that have ended takes memory.
+#: Largest number of half messages for which waiting ones stay in place. Ended ones behind a waiting one use memory.
 _MOST_WAITING = 10_000
 
 
 class Question(NamedTuple):
-    """CHECK_TRANSACTION_STATE about a message for `topic`, for any producer of the group."""
+    """A CHECK_TRANSACTION_STATE request for a message to `topic`. It goes to one producer of the group."""
 
     group: str
     topic: str
@@ -68,11 +68,11 @@ class Question(NamedTuple):
 
 
 class _NotYet(Exception):
-    """A half message can be dealt with in a later round only: the topic where it is to go isn't on the disk."""
+    """Postpones a half message to a later round, because its target topic is not on disk yet."""
 
 
 class TransactionCheck(TransactionStates):
-    """Rounds over the half messages of one broker, after `load`."""
+    """Runs the rounds over the half messages of one broker. Call `load` before the first round."""
 
     def __init__(
         self,
@@ -85,21 +85,22 @@ class TransactionCheck(TransactionStates):
         super().__init__(config, appender, offsets, ops)
         self._config = config
         self._topics = topics
-        #: The last step of a round met a file that is being made: the next one is for ROOM_S later.
-        self.waits_for_room = False
-        #: Half messages of batches that were dropped since the start.
+        #: True if the last step needed a file that is not preallocated yet. The next step then runs after
+        #: PREALLOCATION_RETRY_S.
+        self.waits_for_file = False
+        #: Number of half messages of batches that were rolled back after their time limit, since the start.
         self.dropped = 0
 
     def round(self, now_ms: int, can_ask: CanAsk) -> Iterator[list[Question]]:
-        """One round; each step gives the questions to send then. Raises GantryError when the store fails."""
-        # What is stored again meanwhile is for the next round.
+        """Runs one round. Each step yields the checks to send. Raises GantryError if the store fails."""
+        # Copies that are stored during the round are left to the next one.
         end = half_queue(self._store).max_offset
         dropped = self.dropped
         while self.catch_up() or self._ends.step_over():
             yield []
-        has_work = self._appender.elsewhere is not None or (yield from self._has_work(now_ms, end, can_ask))
+        has_work = self._appender.escapes or (yield from self._has_work(now_ms, end, can_ask))
         while has_work:
-            # Ops before halves, every time: what ended meanwhile isn't asked about.
+            # Op messages come first, so that transactions that have ended during the round are not checked.
             while self.read_ops():
                 yield []
             if self._ends.step_over():
@@ -116,13 +117,16 @@ class TransactionCheck(TransactionStates):
     # -- half messages ------------------------------------------------------------------------------------------
 
     def _has_work(self, now_ms: int, end: int, can_ask: CanAsk) -> Generator[list[Question], None, bool]:
-        """Whether there is more to do before a half offset than to store again what waits; in steps."""
+        """Returns True if a round up to the half offset `end` has other work than copies of waiting half messages.
+
+        Runs in steps.
+        """
         queue = half_queue(self._store)
         offset = self._ends.half_offset
         if end - offset > _MOST_WAITING:
             return True
         while offset < end:
-            # Damaged ones are counted when they are passed.
+            # Damaged records are counted later, when a round passes them.
             units = queue.units(offset, min(_BATCH, end - offset))
             if not units:
                 return True
@@ -146,11 +150,11 @@ class TransactionCheck(TransactionStates):
         return False
 
     def _check_batch(self, now_ms: int, end: int, can_ask: CanAsk) -> tuple[list[Question], bool]:
-        """(questions, whether there may be more half messages to look at in this round)."""
+        """Processes some half messages. Returns (checks to send, True if the round may have more half messages)."""
         questions: list[Question] = []
         queue = half_queue(self._store)
         start, size = self._ends.half_offset, 0
-        self.waits_for_room = False
+        self.waits_for_file = False
         for next_offset, record in self._reader.records(queue, start, _BATCH):
             if record is not None:
                 if self._ends.half_offset >= end:
@@ -161,13 +165,13 @@ class TransactionCheck(TransactionStates):
                             record, now_ms, can_ask, questions
                         )
                 except StoreBusy:
-                    # The rest of a round of thousands needn't wait for the next one.
-                    self.waits_for_room = True
+                    # The round continues after a short wait. It may have thousands of half messages left.
+                    self.waits_for_file = True
                     return questions, True
                 except _NotYet:
                     return questions, False
                 except (ProtocolError, ClientError, ValueError, StructError) as e:
-                    # Once more it would come to the same, with another copy stored each time.
+                    # A retry would fail again, with another copy stored each time.
                     self._reader.skip(queue, record.queue_offset, record.physical_offset, e)
                     is_old = True
                 if not is_old:
@@ -179,9 +183,9 @@ class TransactionCheck(TransactionStates):
         return questions, self._ends.half_offset != start
 
     def _check(self, record: Record, now_ms: int, can_ask: CanAsk, questions: list[Question]) -> bool:
-        """Deals with a half message that hasn't ended; False when it is too young, as are those behind it."""
+        """Processes the half message of an open transaction. Returns False if it and all later ones are too young."""
         fields = decode_properties(record.properties)
-        if self._appender.elsewhere is not None:
+        if self._appender.escapes:
             return self._give_away(record, fields)
         what = self._next(record, fields, now_ms, can_ask)
         if what is NextStep.YOUNG:
@@ -189,7 +193,7 @@ class TransactionCheck(TransactionStates):
         if what is NextStep.GIVE_UP:
             self._discard(record, fields)
         elif what is NextStep.ENDED:
-            # The end stays recorded, because other copies may be ahead.
+            # The end stays recorded, because the queue may have further copies.
             pass
         elif what is NextStep.DROP:
             self.dropped += 1
@@ -205,20 +209,20 @@ class TransactionCheck(TransactionStates):
         return True
 
     def _give_away(self, record: Record, fields: dict[str, str]) -> bool:
-        """A broker that stands in for a master has another one take it, and ask; False where it can't.
+        """Sends a half message from an acting master to another broker, which then checks it.
 
-        While a decision isn't carried out that is left to the master.
+        Returns False while a decision is open, because only the master carries out decisions.
         """
         if self.decisions.open:
             return False
         if not self._ends.has(first_half_offset(fields)):
-            # Another broker's half queue has other offsets.
+            # The offset is of no use to another broker, because its half queue has other offsets.
             fields.pop(names.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
             self._append(record, half_queue(self._store), encode_properties(fields))
         return True
 
     def _next(self, record: Record, fields: dict[str, str], now_ms: int, can_ask: CanAsk) -> NextStep:
-        """Changes nothing."""
+        """Returns the next step for a half message. Changes nothing."""
         first_offset = first_half_offset(fields)
         if self.decisions.open and self.decisions.has(record.queue_offset if first_offset < 0 else first_offset):
             return NextStep.YOUNG
@@ -229,7 +233,7 @@ class TransactionCheck(TransactionStates):
         return next_step(record, fields, now_ms, can_ask, self._config)
 
     def _put_back(self, record: Record, fields: dict[str, str]) -> PutResult | None:
-        """Stores it at the end of its queue; None when that can't be, and it is put aside."""
+        """Stores a copy at the end of the half queue. If that is impossible, discards the message and returns None."""
         first = _note_first(record, fields)
         result = self._append(record, half_queue(self._store), encode_properties(fields))
         if result is None:
@@ -239,10 +243,14 @@ class TransactionCheck(TransactionStates):
         return result
 
     def _discard(self, record: Record, fields: dict[str, str]) -> None:
-        """Nobody is asked any more (`DefaultTransactionalMessageCheckListener.resolveDiscardMsg`)."""
+        """Gives up a half message: moves it to TRANS_CHECK_MAX_TIME_TOPIC. No more checks follow.
+
+        Raises _NotYet while the topic is not on disk.
+        Source: `DefaultTransactionalMessageCheckListener.resolveDiscardMsg`.
+        """
         first = _note_first(record, fields)
         if first in self.given_up:
-            # Another copy was given up, or the broker was killed before it stored its progress.
+            # Another copy is given up already, or the broker was killed before it stored its progress.
             return
         topic = self._topics.create_if_absent(TRANSACTION_CHECK_MAX_TIME_TOPIC, 1)
         if not self._topics.is_written(topic.topic_name):
@@ -265,15 +273,15 @@ class TransactionCheck(TransactionStates):
         self, record: Record, queue: ConsumeQueue, properties: bytes, prepared_transaction_offset: int = 0
     ) -> PutResult | None:
         code = tags_code(names.find_property(properties, b"TAGS") or b"")
-        # The copy is as old as the first one, whatever its producer's clock says.
+        # The copy keeps the age of the first half message, even if the producer's clock is ahead.
         again = record._replace(born_timestamp=born_ms(record), prepared_transaction_offset=prepared_transaction_offset)
         try:
             return self._appender.append_again(again, queue, properties, code, record.reconsume_times)
         except RequestRefused as e:
             if e.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise
-            # Another broker took it, whose half messages leave no room for what is noted in them. It must not stop all
-            # behind it.
+            # Another broker accepted this message without free space for further properties. It must not block the
+            # messages behind it.
             log.error(
                 "half message %s can't be stored again: %s",
                 encode_offset_message_id(record.store_host, record.physical_offset),
@@ -282,7 +290,10 @@ class TransactionCheck(TransactionStates):
             return None
 
     def _question(self, record: Record, fields: dict[str, str], copy: PutResult) -> Question | None:
-        """What the producer is asked; the record looks as if it stood where it is to go."""
+        """Returns the check for a half message. Its record shows the target topic and queue.
+
+        Returns None if the half message has no valid target.
+        """
         target = destination(fields)
         if target is None:
             log.error("half message at %d doesn't say where it is to go: nobody is asked", record.physical_offset)

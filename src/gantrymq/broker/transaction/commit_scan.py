@@ -23,8 +23,8 @@ log = peer_log(__name__)
 _MARK = b"PGROUP\x01"
 #: Number of op messages that are read in one step.
 _OP_STEP = 64
-#: Largest part of the log that is read, in bytes: it takes some seconds. Op messages are written much sooner, unless
-#: `transactionOpBatchInterval` is long.
+#: Largest part of the log that is read, in bytes. Reading it takes some seconds. The last op message is usually much
+#: closer to the end, unless `transactionOpBatchInterval` is long.
 _MOST_BYTES = 2 * 1024**3
 
 
@@ -39,7 +39,7 @@ def committed_halves(store: MessageStore, begin: int) -> Iterator[Record | None]
         else:
             begin = max(begin, last)
     end, file_size = store.max_physical_offset, store.config.mapped_file_size_commit_log
-    # The begin of a file is the begin of a record.
+    # A scan must start at a record, and each file starts with one.
     begin = max(begin, store.min_physical_offset, (end - _MOST_BYTES) // file_size * file_size)
     try:
         for record in store.look_for_records(_MARK, begin):

@@ -1,9 +1,10 @@
-"""Decisions: that all half messages of some ranges are to be committed, or rolled back.
+"""Decisions: a decision commits or rolls back all half messages of some ranges.
 
-A decision is one record, written before anything else is done about it. So what is decided is completed, wherever the
-broker is killed: a broker that starts finds the record, and goes on. It stands among the op messages, under a tag of
-its own, where it stays in sight until it is carried out: op messages are read from the first one on that isn't dealt
-with. Java's broker passes it with a line in its log, and has the half messages that are left as any others.
+A decision is one record in the op queue, with its own tag. It is written before any of its half messages changes. If
+the broker is killed, it finds the record at the next start and continues. The op queue is read from the first entry
+that is still needed, so an open decision is always found.
+
+Java's broker logs the record and skips it. It then checks the remaining half messages one by one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from hashlib import sha256
 
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.append import Appender
 from gantrymq.broker.transaction.op_messages import REMOVE_CODE, half_offsets, op_queue
 from gantrymq.errors import BodyError, GantryError, IllegalMessage
 from gantrymq.logs import peer_log
@@ -35,7 +36,7 @@ _ID = "GANTRY_DECISION"
 
 
 class Decision:
-    """What is decided, and how far it is carried out."""
+    """A decision about ranges of half messages, and its progress."""
 
     def __init__(self, group: str, topics: str, verdict: int, ranges: HalfRanges) -> None:
         self.group = group
@@ -43,19 +44,19 @@ class Decision:
         #: TRANSACTION_COMMIT or TRANSACTION_ROLLBACK.
         self.verdict = verdict
         self.ranges = ranges
-        #: The same ranges have the same id, whatever is decided about them.
+        #: Depends on the ranges only: a commit and a rollback of the same ranges have the same id.
         self.id = sha256(ranges.body).hexdigest()[:32]
-        #: Where it stands in the op queue, and in the log.
+        #: Offset in the op queue, and physical offset in the commit log. -1 before `write`.
         self.op_offset = -1
         self.physical_offset = -1
-        #: What is done: the ranges before this one, and so many of its half messages.
+        #: Progress: index of the current range, and number of its half messages that have ended.
         self.index = 0
         self.done = 0
-        #: How many half messages are left.
+        #: Number of half messages that have not ended yet.
         self.left = 0
 
     def write(self, appender: Appender) -> None:
-        """Raises as `Appender.append` does."""
+        """Appends the decision to the op queue. Raises the same errors as `Appender.append`."""
         fields = {names.TAGS: _TAG, names.PRODUCER_GROUP: self.group, _ID: self.id}
         fields |= {_VERDICT: str(self.verdict), _TOPICS: self.topics}
         result = appender.append(
@@ -73,7 +74,7 @@ class Decision:
 
     @classmethod
     def read(cls, record: Record) -> Decision | None:
-        """The decision of a record that `is_decision`; None for one that can't be read, which is logged."""
+        """Returns the decision of a record for which `is_decision` is true. Logs an invalid one and returns None."""
         fields = decode_properties(record.properties)
         try:
             found = cls(fields[names.PRODUCER_GROUP], fields[_TOPICS], int(fields[_VERDICT]), HalfRanges(record.body))
@@ -85,41 +86,41 @@ class Decision:
 
 
 def name_of_verdict(verdict: int) -> str:
-    """What becomes of the half messages."""
+    """Returns "committed" or "rolled back", for messages."""
     return "committed" if verdict == TRANSACTION_COMMIT else "rolled back"
 
 
 def is_decision(record: Record) -> bool:
-    """Whether a record of the op queue is one."""
+    """Returns True if a record of the op queue is a decision."""
     return names.find_property(record.properties, b"TAGS") == _TAG.encode()
 
 
 def check_fits(decision: Decision) -> None:
-    """Raises IllegalMessage for a group and topics that don't fit a record's properties."""
+    """Raises IllegalMessage if the group and the topics are too long for the properties of a record."""
     if len(decision.group) + len(decision.topics) > names.MAX_PROPERTIES_LENGTH // 4:
         raise IllegalMessage("the names of the producer group and the topics are too long")
 
 
 class Decisions:
-    """The decisions that aren't carried out yet."""
+    """The open decisions: those that are not completely carried out."""
 
     def __init__(self) -> None:
-        #: By the offset in the op queue.
+        #: Offset in the op queue -> decision.
         self.open: dict[int, Decision] = {}
 
     def has(self, half_offset: int) -> bool:
-        """Whether it is decided what becomes of a half message, and will be done."""
+        """Returns True if an open decision contains the half message."""
         return self.about(half_offset) is not None
 
     def about(self, half_offset: int) -> Decision | None:
-        """What is decided about a half message, and will be done."""
+        """Returns the open decision that contains the half message, or None."""
         return next((decision for decision in self.open.values() if decision.ranges.has(half_offset)), None)
 
 
 def written_decisions(store: MessageStore, decision: Decision) -> Iterator[Record | None]:
-    """The records of decisions about the same ranges; None after each part of the search.
+    """Yields the records of all decisions with the same id, and None after each step of the search.
 
-    It ends at the queue's end as it is then: without a None after the last part.
+    The search includes records that are appended while it runs. No None follows the last step.
     """
     queue = op_queue(store)
     offset = queue.count_before(decision.ranges[0].physical_offset)
@@ -134,9 +135,9 @@ def written_decisions(store: MessageStore, decision: Decision) -> Iterator[Recor
 
 
 def ended_before(store: MessageStore, decision: Decision) -> Iterator[tuple[int, list[int]]]:
-    """(queue offset, half offsets) of each op message before a decision that lists half messages of its ranges.
+    """Searches the op messages before a decision for half messages of its ranges.
 
-    With no half offsets after each part of the search.
+    Yields (op queue offset, half offsets). The list is empty after each step, and where an op message lists none.
     """
     queue, ranges = op_queue(store), decision.ranges
     offset = queue.count_before(ranges[0].physical_offset)
@@ -145,7 +146,7 @@ def ended_before(store: MessageStore, decision: Decision) -> Iterator[tuple[int,
             record = _read(store, physical_offset) if code == REMOVE_CODE else None
             listed = half_offsets(record) if record is not None else []
             if listed:
-                # Most are of transactions beside it, whose half messages are together as its own are.
+                # A cheap test first: most op messages list half messages of other transactions, outside the ranges.
                 is_near = ranges.overlap(min(listed), max(listed) + 1)
                 yield offset, [each for each in listed if ranges.has(each)] if is_near else []
             offset += 1

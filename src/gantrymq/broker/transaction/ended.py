@@ -1,7 +1,7 @@
-"""Which half messages have ended, and which op message says so: single ones, and runs of successive ones.
+"""A map from ended half messages to the op messages that list them, with compact runs of successive offsets.
 
-Of a transaction with millions of half messages an op message lists some hundred successive ones: as a run they take as
-much memory as one.
+An op message of a large transaction lists some hundred successive half messages. Stored as a run, they use as much
+memory as a single one.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
-#: Fewer are kept one by one.
+#: Smallest length of a run. Shorter ones are stored as single offsets.
 LEAST_OF_RUN = 16
 
 
 class EndedHalves:
-    """By the queue offset of the half message: the queue offset of the op message."""
+    """Maps the queue offset of each ended half message to the queue offset of its op message."""
 
     def __init__(self) -> None:
         self._single: dict[int, int] = {}
-        #: First one -> (the one behind the last, op message); and the first ones, sorted.
+        #: First offset of a run -> (offset after its last one, op message).
         self._runs: dict[int, tuple[int, int]] = {}
+        #: The first offsets of all runs, sorted.
         self._starts: list[int] = []
+        #: Number of half messages in all runs.
         self._in_runs = 0
 
     def __len__(self) -> int:
@@ -30,21 +32,21 @@ class EndedHalves:
         return offset in self._single or self._start_of(offset) is not None
 
     def add(self, offset: int, op_offset: int) -> bool:
-        """Whether it wasn't known."""
+        """Adds a half message. Returns False if it is present already."""
         if offset in self:
             return False
         self._single[offset] = op_offset
         return True
 
     def add_all(self, offsets: list[int], op_offset: int) -> int:
-        """How many of them weren't known."""
+        """Adds half messages. Returns the number of those that were not present."""
         is_run = len(offsets) >= LEAST_OF_RUN and offsets == list(range(offsets[0], offsets[0] + len(offsets)))
         if is_run and self.add_run(offsets[0], offsets[-1] + 1, op_offset):
             return len(offsets)
         return sum(self.add(offset, op_offset) for offset in offsets)
 
     def add_run(self, start: int, end: int, op_offset: int) -> bool:
-        """Adds those from `start` up to `end`, if none of them is known."""
+        """Adds the offsets from `start` to `end` - 1 as a run. Returns False, without change, if one is present."""
         at = bisect_left(self._starts, end)
         if at and self._runs[self._starts[at - 1]][0] > start:
             return False
@@ -54,7 +56,7 @@ class EndedHalves:
         return True
 
     def pop(self, offset: int) -> int | None:
-        """The op message of one, which isn't kept any more."""
+        """Removes a half message. Returns its op message, or None if it is not present."""
         op_offset = self._single.pop(offset, None)
         if op_offset is None and (start := self._start_of(offset)) is not None:
             end, op_offset = self._remove(start)
@@ -65,11 +67,11 @@ class EndedHalves:
         return op_offset
 
     def pop_run(self, start: int) -> tuple[int, int] | None:
-        """(the offset behind it, the op message) of a run that begins there, which isn't kept any more."""
+        """Removes the run that begins at `start`. Returns (offset after the run, op message), or None."""
         return self._remove(start) if start in self._runs else None
 
     def pop_between(self, start: int, end: int) -> list[tuple[int, int]]:
-        """(offset, op message) of all between two offsets, which aren't kept any more."""
+        """Removes the half messages from `start` to `end` - 1. Returns (offset, op message) of each."""
         offsets: Iterable[int] = range(start, end)
         if end - start > len(self):
             in_runs = [n for first, (behind, _) in self._runs.items() for n in range(first, min(behind, end))]
@@ -77,7 +79,7 @@ class EndedHalves:
         return [(offset, op_offset) for offset in offsets if (op_offset := self.pop(offset)) is not None]
 
     def _start_of(self, offset: int) -> int | None:
-        """Where the run begins that has it."""
+        """Returns the first offset of the run that contains `offset`, or None."""
         at = bisect_right(self._starts, offset)
         if at and offset < self._runs[self._starts[at - 1]][0]:
             return self._starts[at - 1]

@@ -1,9 +1,10 @@
-"""Carries out decisions about half messages (`decisions`), some of them in each turn of the loop.
+"""Carries out the decisions about half messages (`decisions`) in the background, in short time slices.
 
-In the order of the half queue the messages are stored where they are to go, and op messages say that their half
-messages are done with, as if each had been ended by itself. Killed on the way a broker goes on where it was: each
-message says which half message it comes from, so the last one in the log tells. Each is stored once; those that had
-ended by themselves stay as they were.
+For a commit, the messages are stored in their target queues, in the order of the half queue. Op messages then list the
+half messages, as if each had been ended by its own request.
+
+If the broker is killed, it continues after the last message that it has committed: each committed message contains the
+physical offset of its half message. Each message is stored once. A half message that had ended before is skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.appender import ROOM_S, Appender, is_passing
+from gantrymq.broker.append import PREALLOCATION_RETRY_S, Appender, is_passing
 from gantrymq.broker.transaction.check import TransactionCheck
 from gantrymq.broker.transaction.decisions import Decision, ended_before
 from gantrymq.broker.transaction.ended import EndedHalves
@@ -37,19 +38,23 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: So long a turn of the loop is kept busy, s.
+#: Longest time slice in one event-loop iteration, in seconds.
 TURN_S = 0.005
-#: Half messages that are ended in one step, some 0.6 ms, and their bytes.
+#: Largest number of half messages in one step, which takes about 0.6 ms.
 _STEP = 256
+#: Largest size of the half messages in one step, in bytes.
 _STEP_BYTES = 512 * 1024
-#: Records of the log that are looked at in one step, after a start.
+#: Number of log records that are scanned in one step after a start.
 _SCAN_STEP = 100
 
 _HALF_TOPIC = TRANSACTION_HALF_TOPIC.encode()
 
 
 class _Tail(NamedTuple):
-    """Where the half messages of a batch go, as the ends of their properties say; makes the messages of them."""
+    """The target queue of a batch of half messages, and the encoder of their committed records.
+
+    All half messages of a batch have properties with the same end: their *tail*. It contains the target queue.
+    """
 
     topic: str
     queue_id: int
@@ -63,19 +68,20 @@ class Ending:
         self.decision = decision
         self.topics = frozenset(decision.topics.split(","))
         self.done = asyncio.Event()
-        #: What op messages before the decision say, while it is looked up; which of its half messages have ended so.
+        #: Search for half messages that had ended before the decision. None after its end.
         self.earlier: Iterator[tuple[int, list[int]]] | None = None
+        #: The half messages that the search has found.
         self.ended = EndedHalves()
-        #: Records of the log since the decision, to find what was done before the broker was started.
+        #: Log records after the decision, to find the progress before the broker was restarted. None after the scan.
         self.scan: Iterator[Record] | None = None
         self.scan_end = 0
-        #: Half messages up to this physical offset were committed before.
+        #: Physical offset of the last half message that was committed before the restart; -1 for none.
         self.committed_up_to = -1
         self.tail: _Tail | None = None
 
 
 class Endings:
-    """What is being carried out. `commit_one` stores the message of one half message where it is to go."""
+    """Carries out the open decisions. `commit_one` stores one half message in its target queue."""
 
     def __init__(
         self,
@@ -87,7 +93,11 @@ class Endings:
         counters: dict[int, Counter[str]],
         jobs: Jobs,
     ) -> None:
-        """`ops_added` is told whether there are enough to be written now; `counters` are those of each verdict."""
+        """Creates the background job. `start` starts it.
+
+        `ops_added` is called with True if an op message should be written at once. `counters` has one counter for each
+        verdict.
+        """
         self._appender = appender
         self._store = appender.store
         self._check = check
@@ -95,7 +105,7 @@ class Endings:
         self._commit_one = commit_one
         self._ops_added = ops_added
         self._counters = counters
-        #: By the decision's offset in the op queue; whose turn it is comes first.
+        #: Offset of the decision in the op queue -> ending. The next one to continue comes first.
         self.open: dict[int, Ending] = {}
         self._job = jobs.repeating("end the half messages that are decided about", self._go_on)
 
@@ -103,21 +113,22 @@ class Endings:
         self._job.start()
 
     def cancel(self) -> None:
-        """What is left goes on at the next start."""
+        """Stops the background job. The next `start` continues it."""
         self._job.cancel()
 
     def clear(self) -> None:
-        """Another broker goes on with it."""
+        """Drops all decisions, because another broker carries them out."""
         self.open.clear()
 
     def begin(self, decision: Decision) -> Ending:
+        """Starts to carry out a decision that has just been written."""
         ending = self.open[decision.op_offset] = Ending(decision)
         ending.earlier = ended_before(self._store, decision)
         self._job.wake()
         return ending
 
     def go_on(self, decision: Decision) -> None:
-        """Begins with one that was written before the start, and may be carried out in part."""
+        """Continues a decision that was written before the start and may be partly carried out."""
         decision.left = sum(each.number for each in decision.ranges)
         ending = self.begin(decision)
         if decision.verdict == TRANSACTION_COMMIT:
@@ -128,13 +139,13 @@ class Endings:
         end = monotonic() + TURN_S
         while self.open:
             op_offset, ending = next(iter(self.open.items()))
-            # What can't go on now keeps no other one waiting.
+            # Round robin: a decision that cannot continue does not block the others.
             self.open[op_offset] = self.open.pop(op_offset)
             try:
                 with self._store.ahead_of_line():
                     self._step(ending)
             except StoreBusy:
-                return ROOM_S
+                return PREALLOCATION_RETRY_S
             except RequestRefused as e:
                 if is_passing(e):
                     raise
@@ -146,7 +157,7 @@ class Endings:
         return 0.0 if self.open else None
 
     def _step(self, ending: Ending) -> None:
-        """Ends some half messages. Raises StoreBusy, StoreError or RequestRefused: none of them has ended then."""
+        """Ends some half messages. If it raises StoreBusy, StoreError or RequestRefused, it has ended none of them."""
         decision = ending.decision
         if ending.earlier is not None:
             self._look_up(ending, ending.earlier)
@@ -174,12 +185,12 @@ class Endings:
                 self._pass(decision, end - offset)
 
     def _end_some(self, ending: Ending, offset: int, units: bytes) -> None:
-        """Ends the first of these half messages, and those behind it that are like it."""
+        """Ends the first of these half messages, and all directly following ones with the same tail."""
         decision = ending.decision
         places, sizes, tags_codes = zip(*UNIT.iter_unpack(units), strict=True)
         copies = self._copies(ending.tail, offset, places, sizes)
         if not copies:
-            # It isn't like those before it.
+            # The first half message has another tail than the ones before it.
             record = self._read(offset, places[0])
             if record is None or not self._is_allowed(ending, record):
                 self._pass(decision, 1)
@@ -200,7 +211,7 @@ class Endings:
         self._ended(ending, offset, len(copies), tail.topic)
 
     def _end_alone(self, ending: Ending, record: Record) -> None:
-        """One that came by itself, or that can't be copied."""
+        """Ends a half message that was sent without a batch, or whose record cannot be copied."""
         if ending.decision.verdict == TRANSACTION_COMMIT and record.physical_offset > ending.committed_up_to:
             self._commit_one(record)
         self._ended(ending, record.queue_offset, 1, _topic_of(record))
@@ -216,11 +227,11 @@ class Endings:
         self._pass(ending.decision, count)
 
     def _copies(self, tail: _Tail | None, offset: int, places: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
-        """The messages of half messages from the first one on, as far as they are of one kind and side by side."""
+        """Returns the committed records of the first half messages, up to one with another tail or a gap in the log."""
         if tail is None:
             return []
         behind = list(accumulate(sizes, initial=places[0]))
-        # Nearly always all of them are: a batch is stored at once.
+        # Usually there is no gap, because a batch is stored in one piece.
         count = min(bisect_right(behind, places[0] + _STEP_BYTES), len(places))
         if places[:count] != tuple(behind[:count]):
             count = next(i for i, place in enumerate(places) if place != behind[i])
@@ -239,18 +250,24 @@ class Endings:
         return None
 
     def _is_allowed(self, ending: Ending, record: Record) -> bool:
-        """Whether it may be ended with the others: of a range only the first and the last one were looked at."""
+        """Returns True if the decision may end this half message.
+
+        The request checked only the first and the last half message of each range.
+        """
         fields = decode_properties(record.properties)
         target = destination(fields)
         is_of_group = fields.get(names.PRODUCER_GROUP) == ending.decision.group
         if is_of_group and target is not None and target[0] in ending.topics:
-            # A copy of one that waited long is no other message.
+            # A copy is not a message of its own: its first half message is in the ranges as well.
             return not ending.decision.ranges.has(first_half_offset(fields))
         log.error("half message %d isn't of the transaction that a range with it ends", record.queue_offset)
         return False
 
     def _tail(self, record: Record) -> _Tail | None:
-        """What the half messages of a batch have in common; None for a half message that came by itself."""
+        """Returns the tail of a batch's half message. Returns None for a half message that was sent without a batch.
+
+        Also returns None if `enabledAppendPropCRC` is on or the message has no valid target.
+        """
         fields = decode_properties(record.properties)
         target = destination(fields)
         if GANTRY_HALF not in fields or target is None or self._store.config.enabled_append_prop_crc:
@@ -278,7 +295,7 @@ class Endings:
             ending.ended.add_all(half_offsets, op_offset)
 
     def _scan(self, ending: Ending) -> None:
-        """Looks through a part of the log for what was committed by the decision before the broker was started."""
+        """Scans a part of the log for messages that the decision committed before the broker was restarted."""
         assert ending.scan is not None
         try:
             for _ in range(_SCAN_STEP):
@@ -294,7 +311,7 @@ class Endings:
             ending.scan = None
 
     def _is_committed_by(self, decision: Decision, record: Record) -> bool:
-        """Whether it is the message of a half message that is decided about."""
+        """Returns True if a record is the committed message of a half message of the decision."""
         half = half_of(self._store, record)
         return half is not None and decision.ranges.has(half.queue_offset)
 

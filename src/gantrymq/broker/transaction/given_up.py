@@ -1,16 +1,18 @@
 """Open transactions that the broker has given up: their half messages are in TRANS_CHECK_MAX_TIME_TOPIC.
 
-A producer may still end such a transaction, and so may an operator (`gantry admin givenUpTransactions`): the first end
-counts. In each record, the property TRAN_PREPARED_QUEUE_OFFSET is the queue offset of the half message, and the field
-for prepared transactions is the physical offset of a copy of it. Queue 1 of the op messages lists the transactions that
-have ended. Records of Java brokers have neither, and are not counted here.
+A producer or an operator (`gantry admin givenUpTransactions`) can still end such a transaction. The first commit or
+rollback counts. Queue 1 of the op messages lists the transactions that have ended.
+
+In each record, the property TRAN_PREPARED_QUEUE_OFFSET is the queue offset of the half message, and the field
+`prepared_transaction_offset` is the physical offset of a copy of it. Records of Java brokers have neither, and are not
+counted here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.append import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.transaction.half_messages import first_half_offset_of
 from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets
@@ -23,12 +25,15 @@ from gantrymq.store.consume_queue import UNIT
 _OP_QUEUE_ID = 1
 #: Number of records that are read in one step.
 _STEP = 32
-#: Largest number of half messages in memory. It limits the memory for producers that end none of their transactions.
+#: Largest number of half messages in memory. It matters if producers end none of their transactions.
 MAX_OPEN = 500_000
 
 
 class GivenUp:
-    """The given-up half messages of one broker with records in the log, at most MAX_OPEN. Each takes 100 bytes."""
+    """Stores the given-up half messages of one broker that have records in the log.
+
+    It has at most MAX_OPEN half messages. Each one uses 100 bytes.
+    """
 
     def __init__(self, config: BrokerConfig, appender: Appender) -> None:
         self._store = appender.store
@@ -39,7 +44,7 @@ class GivenUp:
         self._forgotten = -1
 
     def clear(self) -> None:
-        """Forgets everything; `read` follows."""
+        """Removes all entries. `read` follows."""
         self._open.clear()
         self._forgotten = -1
         self._ops.clear()
@@ -104,7 +109,7 @@ class GivenUp:
             self._forgotten = max(self._forgotten, oldest)
 
     def is_forgotten(self, first: int) -> bool:
-        """Whether the half message that was first stored at `first` may have been dropped because of MAX_OPEN."""
+        """Returns True if the half message that was first stored at `first` may have been dropped (MAX_OPEN)."""
         return first <= self._forgotten and first not in self._open
 
     def end(self, first: int) -> None:

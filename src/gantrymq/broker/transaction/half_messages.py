@@ -1,7 +1,7 @@
-"""Half messages: what a transactional send is stored as until its producer says how the transaction ended.
+"""Half messages: the stored form of a transactional message until its producer commits it or rolls it back.
 
-They stand in queue 0 of RMQ_SYS_TRANS_HALF_TOPIC; their properties say where they are to go
-(`TransactionalMessageBridge`, `TransactionalMessageUtil`).
+All half messages are in queue 0 of RMQ_SYS_TRANS_HALF_TOPIC. Their properties contain the target topic and queue.
+Sources: `TransactionalMessageBridge`, `TransactionalMessageUtil`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,21 @@ from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC, may_be_sent_to
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 
-#: The consumer group under which it is kept how far half messages and op messages are dealt with
-#: (`MixAll.CID_SYS_RMQ_TRANS`).
-TRANSACTION_GROUP = "CID_RMQ_SYS_TRANS"
-#: Left free in a half message's properties for those that questions about it add.
-HALF_ROOM = 128
+#: The most bytes of a half message's properties. A check adds up to 128 bytes of properties.
+MAX_HALF_PROPERTIES_LENGTH = MAX_PROPERTIES_LENGTH - 128
 
 _HALF_TOPIC = TRANSACTION_HALF_TOPIC.encode()
 
 
 def half_queue(store: MessageStore) -> ConsumeQueue:
-    """Where half messages wait."""
+    """Returns the queue of all half messages."""
     return store.queue(TRANSACTION_HALF_TOPIC, 0)
 
 
 def half_properties(properties: bytes, queue: ConsumeQueue) -> bytes:
-    """The properties of a half message for `queue`. Raises RequestRefused when they become too long."""
+    """Returns the properties of a half message for `queue`. Raises RequestRefused if they become too long."""
     fields = decode_properties(properties)
-    # A message of another transaction that is sent again with its properties has these.
+    # A message has these if a client copies a half message with all its properties.
     fields.pop(names.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
     fields.pop(names.TRANSACTION_CHECK_TIMES, None)
     if names.UNIQUE_KEY in fields:
@@ -46,43 +43,43 @@ def half_properties(properties: bytes, queue: ConsumeQueue) -> bytes:
     fields[names.REAL_TOPIC] = queue.topic
     fields[names.REAL_QUEUE_ID] = str(queue.queue_id)
     encoded = encode_properties(fields)
-    if len(encoded) > MAX_PROPERTIES_LENGTH - HALF_ROOM:
+    if len(encoded) > MAX_HALF_PROPERTIES_LENGTH:
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,
             "the message is illegal: a transactional message's properties may have "
-            f"{MAX_PROPERTIES_LENGTH - HALF_ROOM} bytes together with the broker's own, they have {len(encoded)}",
+            f"{MAX_HALF_PROPERTIES_LENGTH} bytes together with the broker's own, they have {len(encoded)}",
         )
     return encoded
 
 
 def destination(fields: dict[str, str]) -> tuple[str, int] | None:
-    """(topic, queue id) that a half message is meant for; None: its properties don't say, or it mustn't go there."""
+    """Returns the target (topic, queue id) of a half message. Returns None if it is missing, invalid or not allowed."""
     topic, queue_id = fields.get(names.REAL_TOPIC), fields.get(names.REAL_QUEUE_ID, "")
     is_queue_id = queue_id.isdecimal() and len(queue_id) < 10
     return (topic, int(queue_id)) if topic and is_queue_id and may_be_sent_to(topic) else None
 
 
 def first_half_offset(fields: dict[str, str]) -> int:
-    """The first queue offset of a half message that was stored again; -1 if it is no copy."""
+    """Returns the queue offset of the first half message of which this one is a copy; -1 if it is no copy."""
     return number_of(fields.get(names.TRANSACTION_PREPARED_QUEUE_OFFSET), -1)
 
 
 def first_half_offset_of(properties: bytes) -> int:
-    """As `first_half_offset`, without decoding all properties."""
+    """Like `first_half_offset`, without decoding all properties."""
     return number_of((find_property(properties, b"TRAN_PREPARED_QUEUE_OFFSET") or b"").decode(errors="replace"), -1)
 
 
 def number_of(text: str | None, default: int) -> int:
-    """The number in a property; `default` if it is missing or no number."""
+    """Returns the number in a property; `default` if it is missing or no number."""
     return int(text) if text and text.isdecimal() and len(text) < 20 else default
 
 
 def half_of(store: MessageStore, record: Record) -> Record | None:
-    """The half message of a committed message; None for any other record.
+    """Returns the half message of a committed message; None for any other record.
 
-    The field for the prepared transaction is not enough: it is 0 in most records, and the log's first half message may
-    be there. The commit flag is not enough either: a committed message that a consumer returns keeps it, with 0 in the
-    field.
+    The field `prepared_transaction_offset` alone is not enough: it is 0 in most records, and a half message can be at
+    offset 0. The commit flag alone is not enough either: it stays set, with 0 in the field, in a committed message that
+    a consumer sends back for a retry.
     """
     if record.sys_flag & TRANSACTION_MASK != TRANSACTION_COMMIT:
         return None

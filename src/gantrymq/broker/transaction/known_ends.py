@@ -1,33 +1,41 @@
-"""What is known of half messages that have ended: from op messages, as far as these are still needed."""
+"""The ended half messages, as listed by the op messages that are still needed."""
 
 from __future__ import annotations
 
 from gantrymq.broker.transaction.ended import EndedHalves
 from gantrymq.broker.transaction.op_messages import OpMessages
 
-#: Half messages known to be done with that are stepped over in one slice.
+#: Largest number of ended half messages that `step_over` skips in one call.
 _STEPS = 4096
 
 
 class KnownEnds:
-    """Of the half messages from `half_offset` on: all before are dealt with. What ended just now is asked of `ops`."""
+    """Stores the ended half messages from `half_offset` on. All half messages before it are processed.
+
+    Half messages whose op message is not written yet are in `ops`.
+    """
 
     def __init__(self, ops: OpMessages) -> None:
         self._ops = ops
         self.half_offset = 0
-        #: All op messages before this one are known.
+        #: Op queue offset before which all op messages have been read.
         self.op_read = 0
-        #: Half offset -> the op message that names it: of those still ahead, and of those that were passed before.
+        #: Half offset -> op message that lists it. `_ended` has the half messages from `half_offset` on.
         self._ended = EndedHalves()
+        #: The same for half messages that a round had passed before they ended.
         self._ended_late: dict[int, int] = {}
-        #: Op message -> how many of its half offsets are in one of the two, the oldest first.
+        #: Op message -> number of its half offsets in `_ended` and `_ended_late`. Oldest op message first.
         self._waiting_for: dict[int, int] = {}
-        #: First queue offset of a half message that was stored again -> queue offset of its newest copy. The producer
-        #: may name either. The rounds have passed copies before `half_offset`.
+        #: First queue offset of a copied half message -> queue offset of its newest copy. A producer may use either
+        #: offset. The rounds have passed copies before `half_offset`.
         self._copies: dict[int, int] = {}
 
+    def read_to(self, op_offset: int) -> None:
+        """Sets the offset before which all op messages have been read."""
+        self.op_read = op_offset
+
     def begin(self, half_offset: int, op_offset: int) -> None:
-        """Nothing is known; op messages are to be read from this one on."""
+        """Removes all entries. The caller reads the op messages from `op_offset` on."""
         self._ended = EndedHalves()
         for known in (self._ended_late, self._waiting_for, self._copies):
             known.clear()
@@ -35,18 +43,18 @@ class KnownEnds:
 
     @property
     def first_op_offset(self) -> int:
-        """All op messages before it are done with."""
+        """The op queue offset before which no op message is needed."""
         return next(iter(self._waiting_for), self.op_read)
 
     def count_ahead(self) -> int:
-        """How many of the half messages ahead have ended."""
+        """Returns the number of ended half messages from `half_offset` on."""
         half_offset, ended = self.half_offset, self._ended
         return len(ended) + sum(1 for offset in self._ops if offset >= half_offset and offset not in ended)
 
     # -- op messages --------------------------------------------------------------------------------------------
 
     def note(self, op_offset: int, offsets: list[int]) -> None:
-        """An op message names these half messages."""
+        """Records that an op message lists these half messages."""
         ahead = [offset for offset in offsets if offset >= self.half_offset]
         count = 0
         if len(ahead) < len(offsets):
@@ -58,14 +66,15 @@ class KnownEnds:
             self._waiting_for[op_offset] = count
 
     def keep(self, op_offset: int) -> None:
-        """This op message is needed until `let_go`."""
+        """Marks an op message as needed until `let_go`."""
         self._waiting_for[op_offset] = 1
 
     def let_go(self, op_offset: int) -> None:
+        """Ends `keep`."""
         del self._waiting_for[op_offset]
 
     def _release(self, op_offset: int, count: int) -> None:
-        """So many that an op message names needn't be known any more."""
+        """Reduces the number of needed half offsets of an op message by `count`. At 0, the op message is removed."""
         self._waiting_for[op_offset] -= count
         if not self._waiting_for[op_offset]:
             del self._waiting_for[op_offset]
@@ -73,16 +82,16 @@ class KnownEnds:
     # -- half messages ------------------------------------------------------------------------------------------
 
     def has(self, half_offset: int) -> bool:
-        """As `take`, but it stays known."""
+        """Returns True if a half message has ended. Unlike `take`, it removes no entry."""
         ended = self._ended if half_offset >= self.half_offset else self._ended_late
         return half_offset in ended or half_offset in self._ops
 
     def take(self, half_offset: int) -> bool:
-        """Whether a half message is done with; if so, nothing more needs to be known of it."""
+        """Returns True if a half message has ended, and removes its entry, which is no longer needed."""
         return self._take_written(half_offset) or half_offset in self._ops
 
     def _take_written(self, half_offset: int) -> bool:
-        """As `take`, if an op message says so."""
+        """Like `take`, for half messages that a written op message lists."""
         is_ahead = half_offset >= self.half_offset
         op_offset = self._ended.pop(half_offset) if is_ahead else self._ended_late.pop(half_offset, None)
         if op_offset is not None:
@@ -93,16 +102,16 @@ class KnownEnds:
         return op_offset is not None
 
     def _copied(self, start: int, end: int) -> list[int]:
-        """The half messages between two offsets that were stored again. Their ends apply to the copies, too."""
+        """Returns the half messages from `start` to `end` - 1 that have copies. Their end applies to the copies too."""
         if len(self._copies) < end - start:
             return [first for first in self._copies if start <= first < end]
         return [first for first in range(start, end) if first in self._copies]
 
     def step_over(self) -> bool:
-        """Up to the first one that no op message names, or some of the way; whether there were any.
+        """Moves `half_offset` over ended half messages, up to the first open one or the limit of a call.
 
-        One that is passed before it is named would be noted as late, by itself, until the round's end: 65 bytes for
-        each half message of a transaction with millions.
+        Returns True if it has moved. Half messages should be skipped only after their op message has been read:
+        otherwise each one uses 65 bytes in `_ended_late` until the end of the round.
         """
         start = self.half_offset
         while self.half_offset < start + _STEPS:
@@ -121,7 +130,7 @@ class KnownEnds:
         return self.half_offset > start
 
     def pass_to(self, half_offset: int) -> None:
-        """Goes on at a half message; those before it are dealt with, deleted, or can't be read."""
+        """Sets `half_offset`. All half messages before it are processed, deleted or unreadable."""
         start = self.half_offset
         self.half_offset = half_offset
         self._ended_late.update(self._ended.pop_between(start, half_offset))
@@ -131,11 +140,11 @@ class KnownEnds:
         self._copies[first] = max(self._copies.get(first, -1), queue_offset)
 
     def is_passed(self, half_offset: int, first: int) -> bool:
-        """Whether the rounds have passed a half message, first stored at `first`, and all its copies."""
+        """Returns True if the rounds have passed a half message, first stored at `first`, and all its copies."""
         return max(half_offset, self._copies.get(first, -1)) < self.half_offset
 
     def forget_passed(self) -> None:
-        """Drops the ends of half messages that were passed before they ended, unless a copy is still ahead."""
+        """Removes half messages that ended after a round had passed them, unless a copy is still to come."""
         for first in [first for first, copy in self._copies.items() if copy < self.half_offset]:
             del self._copies[first]
         for offset in [offset for offset in self._ended_late if offset not in self._copies]:

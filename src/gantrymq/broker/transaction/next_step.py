@@ -1,4 +1,4 @@
-"""What is to be done about a half message that hasn't ended: a matter of its age, and of who can be asked."""
+"""Decides the next step for an open half message, by its age and the connected producers."""
 
 from __future__ import annotations
 
@@ -13,38 +13,39 @@ from gantrymq.protocol.half_ranges import GANTRY_HALF
 from gantrymq.protocol.record import Record
 
 _HOUR_MS = 3_600_000
-#: Half messages of batches keep those behind them waiting for so long, where others that wait are stored again.
+#: Time for which a half message of a batch may block later ones before it is copied to the end of the queue, in ms.
 PATIENCE_MS = 60_000
 
-#: Whether somebody can be asked: (producer group, topic).
+#: Called with (producer group, topic). Returns True if a producer of the group can receive a check.
 CanAsk = Callable[[str, str], bool]
 
 
 class NextStep(Enum):
-    """What is to be done about a half message that hasn't ended, as far as its own place in the queue says."""
+    """The next step for the half message at the head of the queue."""
 
-    #: Nothing, nor about those behind it.
+    #: Leave it in place. The ones behind it are too young as well.
     YOUNG = auto()
-    #: Nothing now; it must not keep those behind it waiting.
+    #: It cannot be checked yet, but must not block the ones behind it.
     WAITS = auto()
+    #: Send a check to a producer.
     ASK = auto()
-    #: It has waited too long, or its producers were asked too often.
+    #: It is too old, or was checked too often.
     GIVE_UP = auto()
-    #: The message that it is a copy of has ended.
+    #: It is a copy of a half message that has ended.
     ENDED = auto()
-    #: It came in a batch, and wasn't ended in time: it is rolled back.
+    #: It belongs to a batch that was not ended in time: roll it back.
     DROP = auto()
 
 
 def is_given_up(record: Record, fields: dict[str, str], now_ms: int, config: BrokerConfig) -> bool:
-    """Whether it has waited too long, or its producers were asked too often."""
+    """Returns True if a half message is too old, or was checked `transactionCheckMax` times."""
     longest_ms = min(config.transaction_timeout_max, config.store.file_reserved_time * _HOUR_MS)
     times = number_of(fields.get(names.TRANSACTION_CHECK_TIMES), 0)
     return times >= config.transaction_check_max or now_ms - born_ms(record) > longest_ms
 
 
 def next_step(record: Record, fields: dict[str, str], now_ms: int, can_ask: CanAsk, config: BrokerConfig) -> NextStep:
-    """For one that isn't given up, and isn't a copy of one that has ended."""
+    """Returns YOUNG, WAITS, ASK or DROP. The caller has excluded GIVE_UP and ENDED."""
     age_ms = now_ms - born_ms(record)
     if GANTRY_HALF in fields:
         return _next_of_batch(record, fields, now_ms, config)
@@ -54,13 +55,16 @@ def next_step(record: Record, fields: dict[str, str], now_ms: int, can_ask: CanA
     elif age_ms <= config.transaction_time_out:
         return NextStep.YOUNG
     target = destination(fields)
-    # Of one that goes nowhere nobody is asked; that counts, so that it is given up some day.
+    # Without a valid target, no check can be sent. The attempt counts all the same, so that the message is given up.
     is_asked = target is None or can_ask(fields.get(names.PRODUCER_GROUP, ""), target[0])
     return NextStep.ASK if is_asked else NextStep.WAITS
 
 
 def _next_of_batch(record: Record, fields: dict[str, str], now_ms: int, config: BrokerConfig) -> NextStep:
-    """There may be millions of them: they are stored again now and then only, each time after twice as long."""
+    """Returns the next step for a half message of a batch.
+
+    A batch may have millions of half messages. The time until the next copy therefore doubles with each copy.
+    """
     born = born_ms(record)
     if now_ms - born > _time_ms(fields, config) + DROPPED_AFTER_MS:
         return NextStep.DROP
@@ -69,11 +73,14 @@ def _next_of_batch(record: Record, fields: dict[str, str], now_ms: int, config: 
 
 
 def _time_ms(fields: dict[str, str], config: BrokerConfig) -> int:
-    """So long a producer has time to end it."""
+    """Returns the time that the producer has to end a half message, in ms."""
     seconds = number_of(fields.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS), -1)
     return seconds * 1000 if seconds >= 0 else config.transaction_time_out
 
 
 def born_ms(record: Record) -> int:
-    """When a half message was made, ms: by its producer's clock, if that isn't ahead of ours."""
+    """Returns the creation time of a half message, in ms.
+
+    It is the producer's time, or the store time if the producer's clock is ahead.
+    """
     return min(record.born_timestamp, record.store_timestamp)

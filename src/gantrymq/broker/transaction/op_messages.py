@@ -1,13 +1,13 @@
-"""Op messages: which half messages are done with, by commit or rollback (`TransactionalMessageServiceImpl`).
+"""Op messages list the half messages that are committed or rolled back (`TransactionalMessageServiceImpl`).
 
-An op message's body lists queue offsets of the half queue, each with a comma behind it; its tag is "d". Many offsets
-share one message: they wait here until they are written to queue 0 of RMQ_SYS_TRANS_OP_HALF_TOPIC.
+The body of an op message lists queue offsets of the half queue, each followed by a comma. Its tag is "d". Offsets are
+collected in memory and written together to queue 0 of RMQ_SYS_TRANS_OP_HALF_TOPIC.
 
-After a crash, or a change of master, the messages that were committed since the last op message are found in the log
-(`commit_scan`). The property GANTRY_MORE marks an op message that does not list everything that had ended by then.
+After a crash or a change of master, the broker finds later commits in the log (`commit_scan`). The property GANTRY_MORE
+marks an op message that does not list all half messages that have ended by then.
 
-Queue 1 of the topic, which Java does not use, lists queue offsets of TRANS_CHECK_MAX_TIME_TOPIC: the half messages that
-the broker had given up and that have ended later (`given_up`).
+Queue 1 of the topic, which Java does not use, lists queue offsets of TRANS_CHECK_MAX_TIME_TOPIC. They belong to half
+messages that the broker had given up and that have ended later (`given_up`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.append import Appender
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.transaction.half_messages import half_queue
 from gantrymq.logs import peer_log
@@ -37,12 +37,12 @@ _PROPERTIES_WITH_MORE = b"%b%b\x01true\x02" % (_PROPERTIES, _MORE)
 _LONGEST_OFFSET = len(str((1 << 63) - 1))
 
 
-#: Told of an op message: its queue offset, and the half offsets that it lists.
+#: Called after an op message is written, with its queue offset and the half offsets that it lists.
 Written = Callable[[int, list[int]], None]
 
 
 class OpMessages:
-    """The half messages that have ended but are in no op message yet. `queue_id` as above."""
+    """Collects the ended half messages that no op message lists yet, and writes op messages to queue `queue_id`."""
 
     def __init__(self, config: BrokerConfig, appender: Appender, queue_id: int = 0) -> None:
         self._config = config
@@ -52,7 +52,7 @@ class OpMessages:
         self._size = 0
 
     def clear(self) -> None:
-        """Forgets what isn't written."""
+        """Drops the half messages that are not written yet."""
         self._offsets.clear()
         self._size = 0
 
@@ -66,14 +66,14 @@ class OpMessages:
         return iter(self._offsets)
 
     def add(self, half_offset: int) -> bool:
-        """A half message is done with; whether there are enough to be written now."""
+        """Adds an ended half message. Returns True if an op message should be written at once."""
         if half_offset not in self._offsets:
             self._offsets[half_offset] = None
             self._size += len(f"{half_offset},")
         return self._size > self._config.transaction_op_msg_max_size
 
     def add_run(self, start: int, end: int) -> bool:
-        """As `add` for successive ones: of a transaction's millions each costs 0.05 us, not 0.3."""
+        """Like `add`, for the half messages from `start` to `end` - 1. Takes 0.05 us instead of 0.3 us for each."""
         run, length = range(start, end), len(f"{start},")
         if length != len(f"{end - 1},") or not self._offsets.keys().isdisjoint(run):
             return max(map(self.add, run))
@@ -82,7 +82,7 @@ class OpMessages:
         return self._size > self._config.transaction_op_msg_max_size
 
     def write(self, written: Written) -> None:
-        """Writes all. Raises GantryError: what can't be written stays for the next time."""
+        """Writes all collected half messages. On GantryError, the rest remains for the next call."""
         while self._offsets:
             written(*self._write_one())
 
@@ -90,9 +90,9 @@ class OpMessages:
         longest = len(f"{half_queue(self._appender.store).max_offset},")
         left = iter(self._offsets)
         taken, body, size = list[int](), "", max(self._config.transaction_op_msg_max_size, 1)
-        while (room := size - len(body)) > 0:
-            # So many are needed at least.
-            some = list(islice(left, -(-room // longest)))
+        while (free_bytes := size - len(body)) > 0:
+            # Offsets differ in length: first add as many as fit if all are as long as the longest one.
+            some = list(islice(left, -(-free_bytes // longest)))
             if not some:
                 break
             taken += some
@@ -115,17 +115,17 @@ class OpMessages:
 
 
 def op_queue(store: MessageStore, queue_id: int = 0) -> ConsumeQueue:
-    """Where op messages stand."""
+    """Returns a queue of op messages."""
     return store.queue(TRANSACTION_OP_TOPIC, queue_id)
 
 
 def lists_all(op_message: Record) -> bool:
-    """Whether this op message and earlier ones list every message that was committed before it."""
+    """Returns True if this op message and earlier ones list every message that was committed before it."""
     return find_property(op_message.properties, _MORE) is None
 
 
 def half_offsets(record: Record) -> list[int]:
-    """The queue offsets that an op message lists."""
+    """Returns the queue offsets that an op message lists. Returns [] and logs an error if its tag is not "d"."""
     if find_property(record.properties, b"TAGS") != _REMOVE_TAG:
         log.error("op message at %d has another tag than d: ignored", record.physical_offset)
         return []

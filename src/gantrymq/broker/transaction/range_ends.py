@@ -1,11 +1,10 @@
-"""END_HALF_MESSAGES: a transaction's half messages, thousands of them, are ended by one request.
+"""END_HALF_MESSAGES: one request commits or rolls back ranges with thousands of half messages.
 
-The ranges are looked at, their first and last half message each; then the decision is written, one record
-(`decisions`), and from there on it is carried out (`endings`), whatever becomes of the connection or the broker. No
-consumer sees a message before the decision.
+The broker checks the first and the last half message of each range. Then it writes the decision as one record
+(`decisions`) and carries it out in the background (`endings`), even if the connection closes or the broker restarts.
+No consumer sees a message before the decision.
 
-The alternative that lost: one batch of records for all, which takes as much memory as the transaction has messages, and
-keeps the loop for as long.
+A single batch of records would need memory for the whole transaction and would block the event loop.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import asyncio
 from collections.abc import Generator
 from contextlib import suppress
 
-from gantrymq.broker.appender import Appender
-from gantrymq.broker.flush_waits import FlushWaits
-from gantrymq.broker.replication.refusals import slave_refusal
-from gantrymq.broker.room_waits import RoomWaits
+from gantrymq.broker.append import Appender, RequestWaits
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.replication import slave_refusal
 from gantrymq.broker.transaction.check import TransactionCheck
 from gantrymq.broker.transaction.decisions import Decision, check_fits, name_of_verdict, written_decisions
 from gantrymq.broker.transaction.endings import Ending, Endings
@@ -35,44 +33,46 @@ from gantrymq.protocol.record import Record
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from gantrymq.protocol.topic_name import TRANSACTION_HALF_TOPIC
 from gantrymq.remoting.connection import Connection, Reply
-from gantrymq.remoting.long_requests import LongRequests, Steps
+from gantrymq.remoting.long_requests import Steps
 from gantrymq.system.clock import now_ms
 
-#: Ranges that are looked at in one step.
+#: Number of ranges that are checked in one step.
 _STEP = 20
-#: What may be decided and not carried out yet.
+#: Largest number of open decisions. Further requests get SYSTEM_BUSY.
 MOST_OPEN = 1000
+#: Largest number of ranges of all open decisions.
 MOST_OPEN_RANGES = 4 * MAX_RANGES
-#: Decisions that are remembered so as to be found without a search.
+#: Number of decisions in the cache. For any other one, the op queue is searched.
 _MOST_REMEMBERED = 1000
-#: So long a request waits for its half messages to be ended; then it is told how many are left, s.
+#: Longest time for which a request waits until its half messages have ended, in seconds. The response then has the
+#: number of those that are left.
 WAIT_S = 3.0
 
 _HALF_TOPIC = TRANSACTION_HALF_TOPIC.encode()
 
 
 class RangeEnds:
-    """Answers END_HALF_MESSAGES."""
+    """Handles END_HALF_MESSAGES requests."""
 
     def __init__(
         self,
+        context: BrokerContext,
+        *,
         appender: Appender,
         check: TransactionCheck,
         ops: OpMessages,
         endings: Endings,
-        long_requests: LongRequests,
-        room_waits: RoomWaits,
-        flush_waits: FlushWaits,
+        waits: RequestWaits,
     ) -> None:
         self._appender = appender
         self._store = appender.store
         self._check = check
         self._ops = ops
         self._endings = endings
-        self._long_requests = long_requests
-        self._room_waits = room_waits
-        self._flush_waits = flush_waits
-        #: By id: (offset in the op queue, verdict).
+        self._long_requests = context.long_requests
+        self._preallocation_waits = waits.files
+        self._pending_responses = waits.flush
+        #: Decision id -> (offset in the op queue, verdict).
         self._remembered: dict[str, tuple[int, int]] = {}
         self._is_master = False
         self._is_ready = False
@@ -87,7 +87,7 @@ class RangeEnds:
         self._remembered.clear()
 
     def found(self) -> None:
-        """All op messages are read: what was decided and not carried out before the start goes on."""
+        """Continues the open decisions from before the start. Called after all op messages have been read."""
         self._is_ready = True
         for decision in self._check.decisions.open.values():
             if decision.op_offset not in self._endings.open:
@@ -95,7 +95,7 @@ class RangeEnds:
                 self._remember(decision)
 
     def end(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Decides, and answers when all is done, or after a while."""
+        """Handles a request. The response follows when all half messages have ended, or after WAIT_S."""
         header = request.read_header(EndHalfMessagesRequestHeader)
         if header.commit_or_rollback not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
@@ -107,7 +107,7 @@ class RangeEnds:
         return self._long_requests.run(connection, request, self._decide(connection, request, decision))
 
     def check_ready(self) -> None:
-        """Raises RequestRefused while it isn't known yet what is decided."""
+        """Raises RequestRefused while the decisions from before the start have not been read."""
         if not self._is_ready:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "the broker has just started, and reads what has ended")
 
@@ -127,7 +127,10 @@ class RangeEnds:
         return self._write(decision, connection, request)
 
     def _search(self, decision: Decision) -> Generator[None, None, None]:
-        """Whether it was decided before, and the answer got lost, or the broker was started anew since."""
+        """Searches the op queue for an earlier decision about the same ranges and puts it into the cache.
+
+        A client repeats a request if the response was lost or the broker was restarted.
+        """
         decision.ranges.check(0)
         for record in written_decisions(self._store, decision):
             if record is None:
@@ -151,9 +154,9 @@ class RangeEnds:
                 yield
 
     def _verify_alone(self, decision: Decision) -> Generator[None, None, None]:
-        """Raises RequestRefused while something else is decided about one of the half messages, and not done."""
+        """Raises RequestRefused if another open decision contains one of the half messages."""
         decisions, seen = self._check.decisions.open, -1
-        # Those that are made meanwhile, too.
+        # The loop includes decisions that are written while it runs.
         while others := [other for op_offset, other in decisions.items() if op_offset > seen]:
             seen = others[-1].op_offset
             for other in others:
@@ -202,18 +205,18 @@ class RangeEnds:
     def _write(self, decision: Decision, connection: Connection, request: RemotingCommand) -> Reply:
         if decision.id not in self._remembered:
             if decision.verdict == TRANSACTION_COMMIT:
-                self._flush_waits.check()
+                self._pending_responses.check()
             ranges = len(decision.ranges) + sum(len(ending.decision.ranges) for ending in self._endings.open.values())
             if len(self._endings.open) >= MOST_OPEN or ranges > MOST_OPEN_RANGES:
                 raise RequestRefused(
                     ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while: transactions end"
                 )
             try:
-                # What has ended by itself is said to have done so before the decision.
+                # Op messages about single half messages must precede the decision, because `endings` reads only these.
                 self._check.write_ops()
                 decision.write(self._appender)
             except StoreBusy:
-                self._room_waits.hold(connection, request, self.end)
+                self._preallocation_waits.hold(connection, request, self.end)
                 return None
             self._check.decision_written(decision)
             self._endings.begin(decision)
@@ -233,8 +236,8 @@ class RangeEnds:
                 async with asyncio.timeout(WAIT_S):
                     await ending.done.wait()
             left = ending.decision.left if not ending.done.is_set() else 0
-        if not left and self._flush_waits.is_used:
-            await self._flush_waits.until_safe(self._store.max_physical_offset)
+        if not left and self._pending_responses.is_used:
+            await self._pending_responses.until_safe(self._store.max_physical_offset)
         return RemotingCommand.response(header=EndHalfMessagesResponseHeader(left=left))
 
     def _remember(self, decision: Decision) -> None:

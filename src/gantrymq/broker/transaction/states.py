@@ -1,8 +1,8 @@
-"""The open and the ended transactions, read from the log after a start and after a change of role.
+"""The open and the ended transactions, read from the log after a start and after each change of role.
 
 Op messages list the transactions that have ended. Commits since the last op message are found in the log itself
 (`commit_scan`), so they are neither checked nor stored again. A half message and its copies count as one: the producer
-may name any of them, and the first end counts.
+may commit or roll back any of them, and the first request counts.
 """
 
 from __future__ import annotations
@@ -10,29 +10,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from gantrymq.broker.appender import Appender
+from gantrymq.broker.append import Appender
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
 from gantrymq.broker.queue_reader import QueueReader
+from gantrymq.broker.tables import ConsumerOffsets
 from gantrymq.broker.transaction.commit_scan import committed_halves
 from gantrymq.broker.transaction.decisions import Decision, Decisions, is_decision
 from gantrymq.broker.transaction.given_up import GivenUp
-from gantrymq.broker.transaction.half_messages import TRANSACTION_GROUP, first_half_offset_of, half_queue
+from gantrymq.broker.transaction.half_messages import first_half_offset_of, half_queue
 from gantrymq.broker.transaction.known_ends import KnownEnds
 from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
 from gantrymq.errors import GantryError
+from gantrymq.protocol.topic_name import TRANSACTION_GROUP
 from gantrymq.store.consume_queue import UNIT, ConsumeQueue
 
-#: Number of half messages, and of op messages, that are read in one step. An op message may list some hundred half
-#: messages.
+#: Number of half messages that are read in one step.
 _BATCH = 32
+#: Number of op messages that are read in one step. Each one may list some hundred half messages.
 _OP_BATCH = 8
 
 
 class TransactionStates:
-    """The transactions of one broker, after `load`. Ends that are not stored yet are in `ops`.
+    """Stores the ended transactions of one broker. Those that are in no op message yet are in `ops`.
 
-    The ended transactions are complete when `is_ready`, after calls of `catch_up`.
+    After `load`, the caller repeats `catch_up` until `is_ready`. Only then are the ended transactions complete.
     """
 
     def __init__(self, config: BrokerConfig, appender: Appender, offsets: ConsumerOffsets, ops: OpMessages) -> None:
@@ -50,7 +51,7 @@ class TransactionStates:
         self._reading: Iterator[None] | None = None
 
     def load(self) -> None:
-        """Goes on where it stopped, or where its master did; the store is open, and consumer offsets are loaded."""
+        """Starts to read at the stored progress. The store must be open and the consumer offsets loaded."""
         self.decisions = Decisions()
         self._ends.begin(
             self._start_of(half_queue(self._store), self._offsets), self._start_of(op_queue(self._store), self._offsets)
@@ -60,32 +61,32 @@ class TransactionStates:
     @staticmethod
     def _start_of(queue: ConsumeQueue, offsets: ConsumerOffsets) -> int:
         offset = offsets.query(TRANSACTION_GROUP, queue.topic, queue.queue_id)
-        # A power failure may have taken the queue's end, whose offsets come again.
+        # A power failure can remove the end of the queue. Its offsets are then assigned to new messages.
         return queue.min_offset if offset is None else min(offset, queue.max_offset)
 
     @property
     def progress(self) -> tuple[int, int]:
-        """(half offset, op offset): all before them is done with."""
+        """The progress as (half offset, op offset). Nothing before these offsets is needed."""
         return self._ends.half_offset, self._ends.first_op_offset
 
     @property
     def open_count(self) -> int:
-        """How many half messages wait for their transaction's end, by what is known of the op messages."""
+        """The number of half messages whose transaction is open, according to the op messages that have been read."""
         end = half_queue(self._store).max_offset
         return end - self._ends.half_offset - self._ends.count_ahead()
 
     @property
     def skipped(self) -> int:
-        """How many half messages and op messages couldn't be read since the start."""
+        """The number of half messages and op messages that could not be read since the start."""
         return self._reader.skipped
 
     @property
     def is_ready(self) -> bool:
-        """Whether everything has been read."""
+        """True if everything has been read."""
         return self._reading is None
 
     def catch_up(self) -> bool:
-        """Reads a part of the log about transactions; returns whether there is more. Raises StoreError."""
+        """Reads the next part of the log about transactions. Returns True if there is more. Raises StoreError."""
         if self._reading is None:
             return self.read_ops()
         try:
@@ -138,7 +139,7 @@ class TransactionStates:
             yield
 
     def read_ops(self) -> bool:
-        """Reads some op messages that it doesn't know yet; whether there were any. Raises StoreError."""
+        """Reads some new op messages. Returns False if there were none. Raises StoreError."""
         ends = self._ends
         start = ends.op_read
         for next_offset, record in self._reader.records(op_queue(self._store), start, _OP_BATCH):
@@ -152,44 +153,47 @@ class TransactionStates:
 
     def write_ops(self) -> None:
         """Stores which transactions have ended. Raises GantryError; the others remain for the next call."""
-        # First: an op message without GANTRY_MORE means that all earlier commits are listed.
+        # Before `ops`: an op message there without GANTRY_MORE means that all earlier commits are listed.
         self.given_up.write()
         self._ops.write(self._op_written)
 
     def _op_written(self, op_offset: int, offsets: list[int]) -> None:
-        """An op message was written: it needn't be read, if all before it are known."""
+        """Records a written op message without reading it back, if all earlier ones have been read."""
         if op_offset == self._ends.op_read:
             self._ends.note(op_offset, offsets)
-            self._ends.op_read += 1
+            self._ends.read_to(op_offset + 1)
 
     def decision_written(self, decision: Decision) -> None:
-        """All op messages before it are known."""
-        self._ends.op_read = decision.op_offset + 1
+        """Records a written decision. All op messages before it have been read."""
+        self._ends.read_to(decision.op_offset + 1)
         self._decided(decision)
 
     def decision_done(self, decision: Decision) -> None:
-        """Its half messages have ended."""
+        """Removes a decision after all of its half messages have ended."""
         del self.decisions.open[decision.op_offset]
         self._ends.let_go(decision.op_offset)
 
     def _decided(self, decision: Decision) -> None:
         self.decisions.open[decision.op_offset] = decision
-        # Until it is carried out it isn't left behind.
+        # The progress in the op queue must not pass an open decision: the next start reads it from there.
         self._ends.keep(decision.op_offset)
 
     def is_ended(self, half_offset: int) -> bool:
-        """Whether a half message is known to be done with."""
+        """Returns True if a half message is recorded as ended."""
         return self._ends.has(half_offset)
 
     def is_over(self, half_offset: int, first: int) -> bool:
-        """Whether a half message's transaction has ended. `first` is its first queue offset, -1 if it is no copy."""
+        """Returns True if the transaction of a half message has ended.
+
+        `first` is the queue offset of the first half message, -1 if this one is no copy.
+        """
         first = half_offset if first < 0 else first
         if self._ends.has(first) or self._ends.has(half_offset):
             return True
         return self._ends.is_passed(half_offset, first) and first not in self.given_up
 
     def ended(self, half_offset: int, first: int) -> bool:
-        """Records the end of a transaction; returns whether an op message should be written at once."""
+        """Records the end of a transaction. Returns True if an op message should be written at once."""
         first = half_offset if first < 0 else first
         self.given_up.end(first)
         is_enough = False if self._ends.has(first) else self._ops.add(first)
@@ -202,5 +206,5 @@ class TransactionStates:
         self._ends.copied(half_offset, first)
 
     def step_over(self) -> None:
-        """Steps over some half messages that have ended: what is known of them needn't be kept until the next round."""
+        """Skips some ended half messages at the head of the queue, so that their entries do not use memory."""
         self._ends.step_over()

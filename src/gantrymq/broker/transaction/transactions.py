@@ -1,4 +1,6 @@
-"""Transactions: their ends, and the questions to producers that don't end theirs.
+"""Commit, rollback and periodic checks of transactions.
+
+If a transaction is open for longer than `transactionTimeOut` (6 s), the broker checks its state with the producers.
 
 Sources: broker/processor/EndTransactionProcessor, broker/transaction/TransactionalMessageCheckService.
 """
@@ -7,25 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 
-from gantrymq.background.jobs import Jobs
-from gantrymq.broker.appender import ROOM_S, Appender
-from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.consumer_groups import GroupMembers
-from gantrymq.broker.consumer_offsets import ConsumerOffsets
-from gantrymq.broker.flush_waits import FlushWaits
+from gantrymq.broker.append import PREALLOCATION_RETRY_S, Appender, RequestWaits
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.delay import Delays
+from gantrymq.broker.feature import Feature
 from gantrymq.broker.log_flushed import log_flushed
-from gantrymq.broker.part import Part
-from gantrymq.broker.replication.refusals import slave_refusal
-from gantrymq.broker.room_waits import RoomWaits
-from gantrymq.broker.topics import BrokerTopics
+from gantrymq.broker.replication import slave_refusal
 from gantrymq.broker.transaction.check import Question, TransactionCheck
 from gantrymq.broker.transaction.decisions import name_of_verdict
 from gantrymq.broker.transaction.endings import Endings
 from gantrymq.broker.transaction.half_messages import (
-    TRANSACTION_GROUP,
     destination,
     first_half_offset,
     first_half_offset_of,
@@ -45,90 +41,91 @@ from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_properties
 from gantrymq.protocol.record import Record
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_ROLLBACK
-from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC
+from gantrymq.protocol.topic_name import (
+    TRANSACTION_CHECK_MAX_TIME_TOPIC,
+    TRANSACTION_GROUP,
+    TRANSACTION_HALF_TOPIC,
+    TRANSACTION_OP_TOPIC,
+)
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.remoting.long_requests import LongRequests, Steps
+from gantrymq.remoting.long_requests import Steps
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.queued_record import queued_record
 from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 
-#: Where a message goes that isn't to be consumed at once: (queue, properties, tags code), of both kinds.
+#: Maps the (queue, properties, tags code) of a delayed message to those under which it is stored until its time.
 Redirect = Callable[[ConsumeQueue, bytes, int], tuple[ConsumeQueue, bytes, int]]
 
-#: Whether who is at the other end may send to a topic.
+#: Returns True if the peer of a connection may send to a topic.
 MaySend = Callable[[Connection, str], bool]
 
-#: `Broker2Client.checkProducerTransactionState`: a producer that has no room for a question is asked in the next round.
+#: Timeout to send a check, in ms (`Broker2Client.checkProducerTransactionState`). The next round sends it again.
 _QUESTION_TIMEOUT_MS = 10
-#: Of a group's members so many are looked at for one that may be asked; in the next round others.
+#: Largest number of group members that are tried for one check. The next check starts at the next member.
 _MOST_LOOKED_AT = 64
 
 
-class Transactions(Part):
-    """The transactions of one broker. Half messages come from `Sending`."""
+class Transactions(Feature):
+    """Ends and checks the transactions of one broker. `SendProcessor` stores their half messages."""
 
-    def __init__(
-        self,
-        config: BrokerConfig,
-        appender: Appender,
-        topics: BrokerTopics,
-        members: GroupMembers[Connection],
-        offsets: ConsumerOffsets,
-        redirect: Redirect,
-        may_send: MaySend,
-        room_waits: RoomWaits,
-        long_requests: LongRequests,
-        jobs: Jobs,
-        flush_waits: FlushWaits,
-    ) -> None:
-        self._flush_waits = flush_waits
+    def __init__(self, context: BrokerContext, *, appender: Appender, delays: Delays, waits: RequestWaits) -> None:
+        config, jobs = context.config, context.jobs
+        self._pending_responses = waits.flush
         self._config = config
         self._appender = appender
         self._store = appender.store
-        self._members = members
-        self._offsets = offsets
-        self._redirect = redirect
-        self._may_send = may_send
-        self._room_waits = room_waits
-        self._long_requests = long_requests
+        self._members = context.members
+        self._offsets = context.offsets
+        self._redirect = delays.redirect
+        self._may_send = context.access.may_send
+        self._preallocation_waits = waits.files
+        self._long_requests = context.long_requests
         self._ops = OpMessages(config, appender)
-        self._check = TransactionCheck(config, appender, topics, offsets, self._ops)
+        self._check = TransactionCheck(config, appender, context.topics, context.offsets, self._ops)
         self._op_reading = jobs.repeating("read which transactions have ended", self._read_ops)
         self._op_writing = jobs.repeating("write down which transactions have ended", self._write_ops)
         self._checking = jobs.repeating(
             "ask about open transactions", self._ask_about_open, config.transaction_check_interval / 1000
         )
+        #: Number of producers that were tried for a check. It selects the next group member.
         self._turn = 0
+        #: The stored progress.
         self._saved = (-1, -1)
-        #: Groups with open transactions and no producer. The log has named them.
+        #: Groups with open transactions and no producer. Each one has been logged.
         self._absent: set[str] = set()
         self._is_master = False
-        #: Its log is a copy of another's, which goes on with the transactions.
+        #: True on a slave: its master processes the transactions.
         self._follows = False
-        #: Since the start, by topic.
+        #: Number of committed and of rolled-back messages since the start, by topic, without those of deleted topics.
         self.commits: Counter[str] = Counter()
         self.rollbacks: Counter[str] = Counter()
         counters = {TRANSACTION_COMMIT: self.commits, TRANSACTION_ROLLBACK: self.rollbacks}
         self._endings = Endings(appender, self._check, self._ops, self._commit, self._ops_added, counters, jobs)
         self._range_ends = RangeEnds(
-            appender, self._check, self._ops, self._endings, long_requests, room_waits, flush_waits
+            context, appender=appender, check=self._check, ops=self._ops, endings=self._endings, waits=waits
         )
+        context.events.topics_deleted.subscribe(lambda names, queues: self._topics_deleted(names))
+
+    def _topics_deleted(self, topics: Collection[str]) -> None:
+        for topic in topics:
+            self.commits.pop(topic, None)
+            self.rollbacks.pop(topic, None)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.END_TRANSACTION: self.end_when_ready,
             RequestCode.END_HALF_MESSAGES: self._range_ends.end,
-            RequestCode.RESUME_CHECK_HALF_MESSAGE: self._room_waits.holding(self.resume),
+            RequestCode.RESUME_CHECK_HALF_MESSAGE: self._preallocation_waits.holding(self.resume),
         }
 
     def load(self) -> None:
-        """Consumer offsets are loaded: they say how far half messages are dealt with."""
+        """Loads the progress of the half messages, which is stored as consumer offsets. These must be loaded before."""
         self._check.load()
 
     async def become_master(self) -> None:
-        """Begins to look after half messages, where it stopped, or the master that it has followed did."""
+        """Starts the background work at the stored progress, which is that of the former master after a failover."""
         if self._follows:
             self._follows = False
             self._check.load()
@@ -140,12 +137,12 @@ class Transactions(Part):
         self._checking.start()
 
     async def stand_in(self) -> None:
-        """Open half messages go to other brokers, which ask about them."""
+        """Starts as acting master: sends open half messages to other brokers, which check them."""
         self._check.load()
         self._checking.start(0.0)
 
     async def become_slave(self) -> None:
-        """Stops the work. The next master finds commits in the log, and may check rollbacks once more."""
+        """Stops the background work. The next master finds commits in the log, but may check rollbacks once more."""
         self._follows, self._is_master = True, False
         await self._end_work()
         self._ops.clear()
@@ -160,7 +157,7 @@ class Transactions(Part):
         await self._checking.stop()
 
     async def stop(self) -> None:
-        """Writes which transactions have ended, and how far the rounds have got."""
+        """Stops the background work. On a master, stores the ended transactions and the progress of the rounds."""
         await self._end_work()
         if not self._is_master:
             return
@@ -175,9 +172,9 @@ class Transactions(Part):
     # -- requests -----------------------------------------------------------------------------------------------
 
     def end_when_ready(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """As `end`, after all ended transactions have been read from the log."""
+        """Like `end`, but first waits until all ended transactions have been read from the log."""
         if self._check.is_ready:
-            return self._room_waits.holding(self.end)(connection, request)
+            return self._preallocation_waits.holding(self.end)(connection, request)
         return self._long_requests.run(connection, request, self._when_ready(connection, request))
 
     def _when_ready(self, connection: Connection, request: RemotingCommand) -> Steps:
@@ -185,32 +182,32 @@ class Transactions(Part):
             yield
         if not self._is_master:
             raise slave_refusal()
-        return self._room_waits.holding(self.end)(connection, request)
+        return self._preallocation_waits.holding(self.end)(connection, request)
 
     def end(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """A producer commits or rolls back; one that doesn't know yet gets no answer, as in Java."""
+        """Handles END_TRANSACTION: commits or rolls back. For the state "unknown" there is no response, as in Java."""
         header = request.read_header(EndTransactionRequestHeader)
         try:
             reply = self._end(header)
         except StoreBusy:
             raise
         except GantryError as e:
-            # The request is one-way as a rule: nobody else would hear of it.
+            # The request is usually one-way, so the producer does not receive the error.
             log.warning("transaction of %s at %d doesn't end: %s", connection.address, header.commit_log_offset, e)
             raise
-        if isinstance(reply, RemotingCommand) and self._flush_waits.is_used and not request.is_oneway:
-            # As for a send, but nobody is told when that takes too long (`sendFinalMessage`).
-            self._flush_waits.reply(connection, request, self._store.max_physical_offset, reply, told=())
+        if isinstance(reply, RemotingCommand) and self._pending_responses.is_used and not request.is_oneway:
+            # As for a send, except that the response contains no error on a timeout (`sendFinalMessage`).
+            self._pending_responses.reply(connection, request, self._store.max_physical_offset, reply, told=())
             return None
         return reply
 
     @property
     def skipped(self) -> int:
-        """Half messages and op messages that couldn't be read since the start."""
+        """The number of half messages and op messages that could not be read since the start."""
         return self._check.skipped
 
     def open_count(self) -> int:
-        """How many half messages wait for their transaction's end."""
+        """Returns the number of half messages whose transaction is open."""
         return self._check.open_count
 
     def _end(self, header: EndTransactionRequestHeader) -> Reply:
@@ -228,10 +225,10 @@ class Transactions(Part):
                     f"it is unknown whether the transaction of half message {record.queue_offset} has ended, "
                     f"because too many others were given up since: look for it in {TRANSACTION_CHECK_MAX_TIME_TOPIC}",
                 )
-            # The first end counts. A producer repeats an end if a response was lost or the broker checked twice.
+            # The first request counts. A producer repeats it if a response was lost or the broker checked twice.
             return RemotingCommand.response()
         if verdict == TRANSACTION_COMMIT:
-            self._flush_waits.check()
+            self._pending_responses.check()
             self._commit(record)
         counter = self.commits if verdict == TRANSACTION_COMMIT else self.rollbacks
         counter[(names.find_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")] += 1
@@ -242,7 +239,7 @@ class Transactions(Part):
         self._op_writing.wake(0.0 if is_enough else self._config.transaction_op_batch_interval / 1000)
 
     def _half_message(self, header: EndTransactionRequestHeader) -> Record:
-        """The half message that a header means. Raises RequestRefused as Java's checks do."""
+        """Returns the half message of a request. Raises RequestRefused in the same cases as Java."""
         try:
             record = queued_record(self._store, header.commit_log_offset)
         except GantryError as e:
@@ -279,7 +276,7 @@ class Transactions(Part):
         return record
 
     def _commit(self, record: Record) -> None:
-        """Stores the message where it is to go (`EndTransactionProcessor.endMessageTransaction`)."""
+        """Stores a message in its target queue (`EndTransactionProcessor.endMessageTransaction`)."""
         fields = decode_properties(record.properties)
         target = destination(fields)
         assert target is not None
@@ -308,7 +305,7 @@ class Transactions(Part):
         )
 
     def resume(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Makes a half message of one that nobody was asked about any more, with no question asked yet."""
+        """Handles RESUME_CHECK_HALF_MESSAGE: stores a given-up message as a half message again, with 0 checks."""
         header = request.read_header(ResumeCheckHalfMessageRequestHeader)
         try:
             record = queued_record(self._store, decode_offset_message_id(header.msg_id)[1])
@@ -338,7 +335,7 @@ class Transactions(Part):
     # -- in the background --------------------------------------------------------------------------------------
 
     def _read_ops(self) -> float:
-        """Reads what ended before the start; `_write_ops` notes later ends."""
+        """Reads the transactions that ended before the start. `_write_ops` stores later ones."""
         if self._check.catch_up():
             return 0.0
         self._range_ends.found()
@@ -350,7 +347,7 @@ class Transactions(Part):
             with self._store.ahead_of_line():
                 self._check.write_ops()
         except StoreBusy:
-            return ROOM_S
+            return PREALLOCATION_RETRY_S
         return inf
 
     async def _ask_about_open(self) -> float:
@@ -372,7 +369,7 @@ class Transactions(Part):
                     producer = self._producer(members[question.group], question.topic)
                     if producer is not None:
                         await self._ask(producer, question)
-                await asyncio.sleep(ROOM_S if self._check.waits_for_room else 0)
+                await asyncio.sleep(PREALLOCATION_RETRY_S if self._check.waits_for_file else 0)
         finally:
             if new := absent - self._absent:
                 log.warning("no producer to check the open transactions of the groups %s with", ", ".join(sorted(new)))
@@ -387,9 +384,9 @@ class Transactions(Part):
             log.warning("producer %s isn't asked about a transaction: %s", producer.address, e)
 
     def _producer(self, members: list[Connection], topic: str) -> Connection | None:
-        """The group's members in turn (`ProducerManager.getAvailableChannel`), those who may send to the topic.
+        """Returns the next group member that may send to the topic, or None (`ProducerManager.getAvailableChannel`).
 
-        Anybody may say that he is of the group; the question has the message in it.
+        A check contains the message, and any client can register in the group. Hence the permission check.
         """
         for _ in range(min(len(members), _MOST_LOOKED_AT)):
             self._turn += 1
@@ -402,7 +399,7 @@ class Transactions(Part):
         return not member.is_closed and self._may_send(member, topic)
 
     async def _save(self, progress: tuple[int, int]) -> None:
-        """Keeps how far the rounds have got, once what they stored again is on the disk. Raises StoreError."""
+        """Stores the progress of the rounds, after their copies are flushed. Raises StoreError."""
         if progress == self._saved:
             return
         await log_flushed(self._store)

@@ -1,7 +1,8 @@
-"""`gantry admin COMMAND`: mqadmin's commands, under its names and flags.
+"""`gantry admin COMMAND`: mqadmin's commands, with its names and flags.
 
-`command` makes a command of an async function and holds the options that all have; `output` prints what it returns, as
-tables or as JSON. The commands are grouped as in mqadmin's source: `topics`, `brokers`, `groups`, `offsets`,
-`messages`, `namesrv`, `stats`; `unsupported` has the names of those that are not there yet. What they do is in
-`gantrymq.client.admin.client`. Open `topics.py` first.
+- Open `topics.py` first. The commands are grouped as in mqadmin's source: `topics`, `brokers`, `groups` and so on.
+- `command` turns an async function into a command, and adds the options that all commands have.
+- `output` prints the result of a command, as tables or as JSON.
+- `catalogue` lists the commands. `unsupported` has the names of mqadmin's commands that do not exist yet.
+- `gantrymq.client.admin.client` implements the operations.
 """

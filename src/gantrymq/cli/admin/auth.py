@@ -1,4 +1,4 @@
-"""mqadmin's commands about users and what they may do (tools/command/auth)."""
+"""mqadmin's commands for users and their permissions. Source: tools/command/auth."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from gantrymq.cli.admin.command import Broker, Cluster, command
+from gantrymq.cli.admin.confirmation import Confirmation
 from gantrymq.cli.admin.output import Output, Table
 from gantrymq.cli.admin.values import one_target
+from gantrymq.cli.lazy import new_app
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 Username = Annotated[str, typer.Option("-u", "--username", help="The user's name, which is its access key.")]
 PasswordFile = Annotated[
@@ -28,6 +30,7 @@ PasswordFile = Annotated[
 Subject = Annotated[str, typer.Option("-s", "--subject", help="User:NAME.")]
 Resources = Annotated[str, typer.Option("-r", "--resources", help="Topic:NAME, Group:NAME*, Cluster:*, with commas.")]
 Actions = Annotated[str, typer.Option("-a", "--actions", help="Pub, Sub, Create, Update, Delete, Get, List, All.")]
+EveryBroker = Annotated[str | None, typer.Option("-c", "--clusterName", help="Every broker of this cluster.")]
 SourceIps = Annotated[str, typer.Option("-i", "--sourceIp", help="Addresses or networks, with commas; else any.")]
 AclDecision = Annotated[str, typer.Option("-d", "--decision", help="Allow or Deny.")]
 Source = Annotated[str, typer.Option("-f", "--fromBroker", help="HOST:PORT.")]
@@ -45,7 +48,7 @@ async def create_user(
         ),
     ] = None,
     password_file: PasswordFile = None,
-    cluster: Cluster = None,
+    cluster: EveryBroker = None,
     broker: Broker = None,
     user_type: Annotated[str | None, typer.Option("-t", "--userType", help="Super or Normal.")] = None,
 ) -> Output:
@@ -62,7 +65,7 @@ async def create_user(
 async def update_user(
     admin: AdminClient,
     username: Username,
-    cluster: Cluster = None,
+    cluster: EveryBroker = None,
     broker: Broker = None,
     password: Annotated[
         str | None, typer.Option("-p", "--password", help="The new password. Others can see arguments.")
@@ -81,9 +84,17 @@ async def update_user(
 
 
 @command(app, "deleteUser")
-async def delete_user(admin: AdminClient, username: Username, cluster: Cluster = None, broker: Broker = None) -> Output:
+async def delete_user(
+    admin: AdminClient,
+    username: Username,
+    confirmation: Confirmation,
+    cluster: EveryBroker = None,
+    broker: Broker = None,
+) -> Output:
     """Delete user from cluster."""
     addresses = await _targets(admin, cluster, broker)
+    if plan := await confirmation.check(f"delete user {username!r}", addresses):
+        return plan
     await admin.delete_user(addresses, username)
     return _done("delete user", addresses)
 
@@ -118,6 +129,7 @@ async def copy_user(
     admin: AdminClient,
     broker: Source,
     target: Target,
+    confirmation: Confirmation,
     usernames: Annotated[str, typer.Option("-u", "--usernames", help="With commas; else all.")] = "",
 ) -> Output:
     """Copy user to cluster."""
@@ -126,10 +138,12 @@ async def copy_user(
         users = [user for user in found if user is not None]
     else:
         users = await admin.users(broker)
-    for user in users:
-        there = await admin.user(target, user.username or "")
-        await (admin.create_user if there is None else admin.update_user)([target], user)
-    names = [user.username for user in users]
+    names = [user.username or "" for user in users]
+    existing = [name for name in names if await admin.user(target, name) is not None]
+    if plan := await _check_copy(confirmation, "users", names, existing, broker, target):
+        return plan
+    for name, user in zip(names, users, strict=True):
+        await (admin.update_user if name in existing else admin.create_user)([target], user)
     return Output(names, [f"copy user of {name} from {broker} to {target} success." for name in names])
 
 
@@ -140,7 +154,7 @@ def _acl_command(name: str, what: str, change: Callable[[AdminClient, list[str],
         resources: Resources,
         actions: Actions,
         decision: AclDecision,
-        cluster: Cluster = None,
+        cluster: EveryBroker = None,
         broker: Broker = None,
         source_ips: SourceIps = "",
     ) -> Output:
@@ -161,12 +175,16 @@ _acl_command("updateAcl", "update acl", AdminClient.update_acl)
 async def delete_acl(
     admin: AdminClient,
     subject: Subject,
-    cluster: Cluster = None,
+    confirmation: Confirmation,
+    cluster: EveryBroker = None,
     broker: Broker = None,
     resource: Annotated[str | None, typer.Option("-r", "--resources", help="One resource; else all.")] = None,
 ) -> Output:
     """Delete acl from cluster."""
     addresses = await _targets(admin, cluster, broker)
+    what = "all permissions" if resource is None else f"the permission for {resource!r}"
+    if plan := await confirmation.check(f"delete {what} of {subject!r}", addresses):
+        return plan
     await admin.delete_acl(addresses, subject, resource)
     return _done("delete acl", addresses)
 
@@ -198,6 +216,7 @@ async def copy_acl(
     admin: AdminClient,
     broker: Source,
     target: Target,
+    confirmation: Confirmation,
     subjects: Annotated[str, typer.Option("-s", "--subjects", help="With commas; else all.")] = "",
 ) -> Output:
     """Copy acl to cluster."""
@@ -206,14 +225,28 @@ async def copy_acl(
         acls = [acl for acl in found if acl is not None]
     else:
         acls = await admin.acls(broker)
+    names = [acl.subject or "" for acl in acls]
+    existing = [name for name in names if await admin.acl(target, name) is not None]
+    if plan := await _check_copy(confirmation, "permissions", names, existing, broker, target):
+        return plan
     for acl in acls:
         await admin.create_acl([target], acl)
-    names = [acl.subject for acl in acls]
     return Output(names, [f"copy acl of {name} from {broker} to {target} success." for name in names])
 
 
+async def _check_copy(
+    confirmation: Confirmation, kind: str, names: list[str], existing: list[str], source: str, target: str
+) -> Output | None:
+    """As `Confirmation.check`, for a copy to a broker. A copy that changes no existing object asks nothing."""
+    if not existing and not confirmation.dry_run:
+        return None
+    new = [name for name in names if name not in existing]
+    created, updated = (", ".join(map(repr, group)) or "none" for group in (new, existing))
+    return await confirmation.check(f"copy {kind} from {source}: create {created}, update {updated}", [target])
+
+
 def _password(argument: str | None, file: Path | None) -> str | None:
-    """The password of a command line, None if it names none."""
+    """Returns the password of the command line, from its argument or a file; None without one."""
     if file is None:
         return argument
     if argument is not None:
@@ -221,15 +254,17 @@ def _password(argument: str | None, file: Path | None) -> str | None:
     try:
         text = sys.stdin.readline() if file == Path("-") else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
-        raise typer.BadParameter(f"can't read {file}: {e}", param_hint="'--passwordFile'") from e
+        why = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
+        raise typer.BadParameter(f"can't read {file}: {why}", param_hint="'--passwordFile'") from e
     password = text.partition("\n")[0].rstrip("\r")
     if not password:
-        raise typer.BadParameter(f"the first line of {file} is empty", param_hint="'--passwordFile'")
+        name = "standard input" if file == Path("-") else str(file)
+        raise typer.BadParameter(f"the first line of {name} is empty", param_hint="'--passwordFile'")
     return password
 
 
 async def _targets(admin: AdminClient, cluster: str | None, broker: str | None) -> list[str]:
-    """Who is told of a change: slaves, too, since each broker asks its own table."""
+    """Returns the brokers to change, including slaves, because each broker has a table of its own."""
     one_target(cluster, broker)
     return [broker] if broker is not None else await admin.all_brokers_of(cluster or "")
 

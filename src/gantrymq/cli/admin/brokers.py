@@ -1,4 +1,4 @@
-"""mqadmin's commands about clusters and brokers (tools/command/cluster, broker, queue, producer)."""
+"""mqadmin's commands for clusters and brokers. Source: tools/command/cluster, broker, queue, producer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from gantrymq.cli.admin.command import Broker, Cluster, Topic, command
+from gantrymq.cli.admin.confirmation import Confirmation
 from gantrymq.cli.admin.output import Output, human_time, listing, settings, table, warn
 from gantrymq.cli.admin.values import TrueFalse, one_target
+from gantrymq.cli.lazy import new_app
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BrokerError, GantryError
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 Interval = Annotated[int, typer.Option("-i", "--interval", min=0, help="Again every so many seconds, until Ctrl-C.")]
 
@@ -114,11 +116,14 @@ async def update_broker_config(
 @command(app, "cleanExpiredCQ")
 async def clean_expired_cq(
     admin: AdminClient,
+    confirmation: Confirmation,
     broker: Broker = None,
     cluster: Annotated[str | None, typer.Option("-c", "--cluster", help="This cluster; without any, all.")] = None,
 ) -> Output:
     """Clean expired ConsumeQueue on broker."""
     addresses = await _cleaned(admin, broker, cluster)
+    if plan := await confirmation.check("delete expired files of consume queues", addresses):
+        return plan
     await admin.clean_expired_consume_queues(addresses)
     return Output({"brokers": addresses}, [f"success on {', '.join(addresses)}"])
 
@@ -126,11 +131,14 @@ async def clean_expired_cq(
 @command(app, "deleteExpiredCommitLog")
 async def delete_expired_commit_log(
     admin: AdminClient,
+    confirmation: Confirmation,
     broker: Broker = None,
     cluster: Annotated[str | None, typer.Option("-c", "--cluster", help="This cluster; without any, all.")] = None,
 ) -> Output:
     """Delete expired CommitLog files."""
     addresses = await _cleaned(admin, broker, cluster)
+    if plan := await confirmation.check("delete expired files of the commit log", addresses):
+        return plan
     await admin.delete_expired_commit_log(addresses)
     return Output({"brokers": addresses}, [f"success on {', '.join(addresses)}"])
 
@@ -138,11 +146,14 @@ async def delete_expired_commit_log(
 @command(app, "cleanUnusedTopic")
 async def clean_unused_topic(
     admin: AdminClient,
+    confirmation: Confirmation,
     broker: Broker = None,
     cluster: Annotated[str | None, typer.Option("-c", "--cluster", help="This cluster; without any, all.")] = None,
 ) -> Output:
     """Clean unused topic on broker."""
     addresses = await _cleaned(admin, broker, cluster)
+    if plan := await confirmation.check("delete the queues of topics that do not exist", addresses):
+        return plan
     await admin.clean_unused_topics(addresses)
     return Output({"brokers": addresses}, [f"success on {', '.join(addresses)}"])
 
@@ -254,7 +265,7 @@ async def query_cq(
 
 
 async def _config_of(admin: AdminClient, addresses: list[str]) -> dict[str, dict[str, str]]:
-    """By broker; without those that don't let this user see it."""
+    """Returns {broker: its configuration}, without brokers that refuse the request, for lack of a permission."""
     configs = {}
     for address in addresses:
         with suppress(BrokerError):
@@ -270,7 +281,7 @@ def _is_same(text: str, other: str) -> bool:
 
 
 async def _all_addresses(admin: AdminClient, cluster: str) -> list[str]:
-    """Masters and slaves."""
+    """Returns the addresses of all masters and slaves of a cluster."""
     return [address for broker in await admin.brokers_of(cluster) for _, address in sorted(broker.broker_addrs.items())]
 
 
@@ -282,7 +293,7 @@ async def _cleaned(admin: AdminClient, broker: str | None, cluster: str | None) 
 
 
 async def _figures(admin: AdminClient, address: str) -> dict[str, Any]:
-    """What clusterList shows of a broker; nothing but zeros of one that doesn't answer."""
+    """Returns the figures of a broker for clusterList. They are all zero if the broker doesn't respond."""
     try:
         info = await admin.runtime_info(address)
     except GantryError:
@@ -309,5 +320,5 @@ def _number(info: dict[str, str], key: str) -> float:
 
 
 def _first_rate(text: str | None) -> float:
-    """Of the averages over 10, 60 and 600 s the first."""
+    """Returns the first of the averages over 10, 60 and 600 s."""
     return float((text or "0").split()[0])

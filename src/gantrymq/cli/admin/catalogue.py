@@ -1,7 +1,7 @@
-"""The commands of `gantry admin` by the module that has them, each with the first sentence of its help.
+"""The commands of `gantry admin`: {module: {command: first sentence of its help}}.
 
-So their list is shown, and one of them run, without importing the others. Those that are not there yet are in
-`unsupported`.
+With this table, the list of commands needs no imports, and a command needs only the import of its module.
+`unsupported` has the commands that do not exist yet.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ BY_MODULE = {
         "printMsgByQueue": "Print Message Detail by queueId.",
         "consumeMessage": "Read messages, without committing an offset.",
     },
-    "dead_letters": {
+    "dead_letter_messages": {
         "resendDlq": "Send a group's dead letters to it once more.",
     },
     "given_up": {
         "givenUpTransactions": "List the transactions that brokers have given up; with --commit or --drop end them.",
     },
-    "sending": {
+    "send_message": {
         "sendMessage": "Send a message.",
         "sendMsgStatus": "Send messages to a broker's own topic, and say how long each took.",
         "checkMsgSendRT": "Check message send response time.",

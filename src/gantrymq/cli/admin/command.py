@@ -1,4 +1,6 @@
-"""An async function becomes a command: options that all commands have, NameServers, the event loop, the output.
+"""Turns an async function into a command of `gantry admin`.
+
+A command has the options that all commands share, an event loop, a client of the cluster, and its output.
 
 Source: tools/command/MQAdminStartup, srvutil/ServerUtil.
 """
@@ -15,6 +17,8 @@ from typing import Annotated, Any, Concatenate, ParamSpec
 import typer
 
 from gantrymq.background.event_loop import new_event_loop
+from gantrymq.cli.admin.confirmation import Confirmation, DryRun, Yes
+from gantrymq.cli.admin.examples import EXAMPLES
 from gantrymq.cli.admin.output import Output, write
 from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
 from gantrymq.client.admin.client import AdminClient
@@ -23,7 +27,7 @@ from gantrymq.errors import ClientError, GantryError
 P = ParamSpec("P")
 AdminCommand = Callable[Concatenate[AdminClient, P], Awaitable[Output]]
 
-# What the client logs on the way to an error is no part of the one line that a command says.
+# The client's log lines are suppressed: a failed command prints its error as one line.
 logging.getLogger("gantrymq").addHandler(logging.NullHandler())
 
 
@@ -33,17 +37,28 @@ Topic = Annotated[str, typer.Option("-t", "--topic", help="Topic.")]
 Group = Annotated[str, typer.Option("-g", "--groupName", help="Consumer group.")]
 
 _JSON = Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")]
+_CONFIRMATION = "confirmation"
+_CONFIRMATION_OPTIONS = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+    for name, annotation in (("dry_run", DryRun), ("yes", Yes))
+]
 
 
 def command(app: typer.Typer, name: str) -> Callable[[AdminCommand[P]], None]:
-    """Makes the function the command `name`; its docstring is the help, its parameters after the first the options.
+    """Returns a decorator that registers an async function as the command `name`.
 
-    One that has the parameter `interval` (seconds) is repeated, if that isn't 0.
+    The docstring of the function is the help, which ends with an example (`EXAMPLES`). The parameters after the first
+    one are the options:
+
+    - If it has the parameter `interval` (seconds) and this isn't 0, the command is repeated at this interval.
+    - If it has the parameter `confirmation`, the command has the options --dry-run and --yes.
     """
 
     def register(function: AdminCommand[P]) -> None:
         signature = inspect.signature(function, eval_str=True)
         _, *options = signature.parameters.values()
+        asks = _CONFIRMATION in signature.parameters
+        options = [option for option in options if option.name != _CONFIRMATION]
 
         def run(
             name_servers: str | None,
@@ -53,12 +68,15 @@ def command(app: typer.Typer, name: str) -> Callable[[AdminCommand[P]], None]:
             acl_config: Path | None,
             **values: Any,
         ) -> None:
+            if asks:
+                values[_CONFIRMATION] = Confirmation(values.pop("dry_run"), values.pop("yes"))
             target = find_target(name_servers, context, tls_config, acl_config)
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 admin = AdminClient(target.name_servers, ssl_context=target.ssl_context, hooks=target.hooks)
                 runner.run(_run(function, admin, json, values))
 
         common = [
+            *(_CONFIRMATION_OPTIONS if asks else ()),
             inspect.Parameter("name_servers", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=NameServers),
             inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ContextName),
             inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_JSON),
@@ -66,10 +84,15 @@ def command(app: typer.Typer, name: str) -> Callable[[AdminCommand[P]], None]:
             inspect.Parameter("acl_config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=AclConfigFile),
         ]
         parameters = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options] + common
-        # What typer reads the options from.
+        # typer reads the options from the signature and the annotations.
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        app.command(name, help=inspect.getdoc(function), context_settings={"help_option_names": ["-h", "--help"]})(run)
+        app.command(
+            name,
+            help=inspect.getdoc(function),
+            epilog=f"Example: gantry admin {name} {EXAMPLES[name]}".rstrip(),
+            context_settings={"help_option_names": ["-h", "--help"]},
+        )(run)
 
     return register
 
@@ -83,7 +106,7 @@ async def _run(
                 output = await function(admin, **values)
             except GantryError as e:
                 if "\n" in str(e):
-                    # A remark of Java's may hold a stack trace.
+                    # The remark of a Java broker can contain a stack trace, so it is joined into one line.
                     raise ClientError(" ".join(str(e).split())) from e
                 raise
             write(output, json=json)

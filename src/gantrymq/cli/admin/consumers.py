@@ -1,4 +1,4 @@
-"""mqadmin's commands about consumers and producers at work (tools/command/consumer, connection)."""
+"""mqadmin's commands for connected consumers and producers. Source: tools/command/consumer, connection."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from gantrymq.cli.admin.command import Broker, Topic, command
 from gantrymq.cli.admin.output import Output, Table, human_time, listing, settings, table
 from gantrymq.cli.admin.values import TrueFalse
+from gantrymq.cli.lazy import new_app
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.connection import ClientConnection
@@ -17,7 +18,7 @@ from gantrymq.protocol.bodies.heartbeat import CONSUME_ACTIVELY
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.version_name import version_name
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 ConsumerGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="Consumer group.")]
 
@@ -102,7 +103,7 @@ async def consumer_status(
         try:
             info = await admin.consumer_running_info(group, connection.client_id, jstack=jstack, broker=broker)
         except GantryError as e:
-            # One that has just gone, or has no answer to this, says nothing of the others.
+            # A consumer that has just disconnected, or doesn't support the request, must not hide the others.
             document.append({"clientId": connection.client_id, "error": str(e)})
             parts.append(f"Consumer {connection.client_id}: {e}")
             continue
@@ -194,7 +195,7 @@ async def _all_progress(admin: AdminClient) -> Output:
         try:
             connection = await admin.consumer_connection(group)
         except GantryError:
-            # Nobody is there: that is what OFFLINE says.
+            # No consumer is connected: the row has OFFLINE.
             rows.append(row)
             continue
         pulls = connection.consume_type == CONSUME_ACTIVELY
@@ -220,7 +221,7 @@ async def _all_progress(admin: AdminClient) -> Output:
 
 
 async def _readers(admin: AdminClient, group: str) -> dict[MessageQueue, str]:
-    """{queue: address of its consumer}; of a group without consumers none."""
+    """Returns {queue: address of its consumer}; empty for a group without connected consumers."""
     readers: dict[MessageQueue, str] = {}
     try:
         for connection in (await admin.consumer_connection(group)).connection_set:

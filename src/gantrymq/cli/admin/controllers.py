@@ -1,4 +1,4 @@
-"""mqadmin's commands for controllers and what they say of brokers (tools/command/controller/*, ha/*)."""
+"""mqadmin's commands for controllers and their state of brokers. Source: tools/command/controller/*, ha/*."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import typer
 
 from gantrymq.cli.admin.brokers import Interval
 from gantrymq.cli.admin.command import command
+from gantrymq.cli.admin.confirmation import Confirmation
 from gantrymq.cli.admin.output import Output, Table, settings
+from gantrymq.cli.lazy import new_app
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.controller import EpochEntry, ReplicasInfo
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 Controller = Annotated[str, typer.Option("-a", "--controllerAddress", help="A controller, HOST:PORT.")]
 Controllers = Annotated[str, typer.Option("-a", "--controllerAddress", help="Controllers, HOST:PORT;HOST:PORT.")]
@@ -63,7 +65,7 @@ async def get_broker_epoch(
     rows: list[list[Any]] = []
     for address in addresses:
         cache = await admin.broker_epochs(address)
-        # The last has no end of its own yet.
+        # The current epoch has no end yet, so the largest offset is shown.
         *ended, last = cache.epoch_list or [EpochEntry(0, 0)]
         entries = [*ended, EpochEntry(last.epoch, last.start_offset, cache.max_offset)]
         document.append({"brokerAddr": address, "epochs": entries, "brokerName": cache.broker_name})
@@ -147,6 +149,7 @@ async def clean_broker_metadata(
     admin: AdminClient,
     controller: Controller,
     broker_name: SetName,
+    confirmation: Confirmation,
     broker_ids: Annotated[
         str, typer.Option("-b", "--brokerControllerIdsToClean", help="Their ids, 1;2;3; without, all of the name.")
     ] = "",
@@ -160,6 +163,9 @@ async def clean_broker_metadata(
         ids = [int(part) for part in broker_ids.split(";") if part.strip()]
     except ValueError as e:
         raise ClientError(f"-b {broker_ids}: ids are numbers with semicolons between them, 1;2;3") from e
+    which = f"brokers {', '.join(map(str, ids))}" if ids else "all brokers"
+    if plan := await confirmation.check(f"delete the metadata of {which} of {broker_name!r}", [controller]):
+        return plan
     await admin.clean_broker_metadata(controller, broker_name, cluster=cluster, broker_ids=ids, living_too=living)
     return Output(
         {"brokerName": broker_name, "brokerIds": ids},

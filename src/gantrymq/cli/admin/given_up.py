@@ -1,4 +1,7 @@
-"""Transactions that a broker has given up: a command that mqadmin hasn't."""
+"""The command `givenUpTransactions`, for transactions that stayed open after all checks of the broker.
+
+mqadmin has no such command.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,19 @@ from typing import Annotated
 import typer
 
 from gantrymq.cli.admin.command import command
+from gantrymq.cli.admin.confirmation import Confirmation
 from gantrymq.cli.admin.output import Output, human_time, listing
+from gantrymq.cli.lazy import new_app
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.protocol import properties as names
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 
 @command(app, "givenUpTransactions")
 async def given_up_transactions(
     admin: AdminClient,
+    confirmation: Confirmation,
     commit: Annotated[bool, typer.Option("--commit", help="Send them to their topics.")] = False,
     drop: Annotated[bool, typer.Option("--drop", help="Leave them for good.")] = False,
     count: Annotated[int | None, typer.Option("--count", min=1, help="The first so many (1000 are listed).")] = None,
@@ -25,6 +31,10 @@ async def given_up_transactions(
     if commit and drop:
         raise typer.BadParameter("either --commit or --drop")
     if commit or drop:
+        which = "all" if count is None else f"the first {count}"
+        action = f"{'commit' if commit else 'drop'} {which} given-up transactions"
+        if plan := await confirmation.check(action):
+            return plan
         ended = await admin.end_given_up(commit=commit, max_messages=count)
         what = "sent to their topics" if commit else "dropped"
         return Output({"committed" if commit else "dropped": ended}, [f"{ended} given-up transactions {what}"])

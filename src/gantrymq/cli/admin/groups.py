@@ -1,4 +1,4 @@
-"""mqadmin's commands about the configuration of consumer groups (tools/command/consumer)."""
+"""mqadmin's commands for the configuration of consumer groups. Source: tools/command/consumer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import msgspec
 import typer
 
 from gantrymq.cli.admin.command import Broker, Cluster, Group, command
+from gantrymq.cli.admin.confirmation import Confirmation
 from gantrymq.cli.admin.output import Output, Table, settings
 from gantrymq.cli.admin.values import TrueFalse, one_target, parse_attributes, read_json
+from gantrymq.cli.lazy import new_app
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import BodyError
 from gantrymq.protocol.bodies.subscription_group import GroupRetryPolicy, SubscriptionGroupConfig
 from gantrymq.protocol.fastjson import decode_json
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 _TRUE, _FALSE = TrueFalse.TRUE, TrueFalse.FALSE
 
@@ -88,12 +90,18 @@ async def update_sub_group_list(
 async def delete_sub_group(
     admin: AdminClient,
     group: Group,
+    confirmation: Confirmation,
     cluster: Cluster = None,
     broker: Broker = None,
     remove_offset: Annotated[TrueFalse, typer.Option("-r", "--removeOffset", help="Its offsets, too.")] = _FALSE,
 ) -> Output:
     """Delete subscription group from broker."""
     one_target(cluster, broker)
+    action = f"delete consumer group {group!r}" + (" and its offsets" if remove_offset else "")
+    if cluster is not None:
+        action += ", its retry topic and its dead-letter queue"
+    if plan := await confirmation.check(action, [broker] if broker else await admin.masters_of(cluster or "")):
+        return plan
     addresses = await admin.delete_group(group, cluster=cluster, broker=broker, remove_offsets=bool(remove_offset))
     return Output(
         {"group": group, "brokers": addresses},

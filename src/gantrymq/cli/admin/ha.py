@@ -1,4 +1,4 @@
-"""mqadmin's commands about replication (tools/command/ha, command/broker/ResetMasterFlushOffsetSubCommand)."""
+"""mqadmin's commands for replication. Source: tools/command/ha, command/broker/ResetMasterFlushOffsetSubCommand."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from gantrymq.cli.admin.command import Broker, Cluster, command
+from gantrymq.cli.admin.confirmation import Confirmation
 from gantrymq.cli.admin.output import Column, Output, Table, human_time, table
 from gantrymq.cli.admin.values import one_target
+from gantrymq.cli.lazy import new_app
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.protocol.bodies.ha_status import HaConnectionStatus, HaStatus
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 Interval = Annotated[int, typer.Option("-i", "--interval", min=0, help="Again every so many seconds, until Ctrl-C.")]
 
@@ -33,8 +35,11 @@ async def reset_master_flush_offset(
     admin: AdminClient,
     broker: Annotated[str, typer.Option("-b", "--brokerAddr", help="Which broker to reset, HOST:PORT.")],
     offset: Annotated[int, typer.Option("-o", "--offset", min=0, help="The offset to reset at.")],
+    confirmation: Confirmation,
 ) -> Output:
     """Reset master flush offset in slave."""
+    if plan := await confirmation.check(f"reset the master's flush offset to {offset}", [broker]):
+        return plan
     await admin.reset_master_flush_offset(broker, offset)
     return Output({"broker": broker, "offset": offset}, [f"reset master flush offset to {offset} success"])
 

@@ -1,4 +1,4 @@
-"""mqadmin's commands that find and print messages (tools/command/message/*)."""
+"""mqadmin's commands that find and print messages. Source: tools/command/message/*."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import base64
 import codecs
 from collections import Counter
 from collections.abc import AsyncIterator
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from gantrymq.cli.admin.command import Topic, command
 from gantrymq.cli.admin.output import Output, Table, human_time, listing, table
-from gantrymq.cli.admin.sending import send_again
+from gantrymq.cli.admin.send_message import send_again
 from gantrymq.cli.admin.values import TrueFalse, parse_time
+from gantrymq.cli.lazy import new_app
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.client.admin.messages import FOREVER_MS
+from gantrymq.client.admin.messages import FOREVER_MS, index_key
 from gantrymq.client.routes import read_queues
 from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.protocol.topic_name import TRACE_TOPIC
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 Begin = Annotated[int, typer.Option("-b", "--beginTimestamp", min=0, help="Stored at or after, ms.")]
 End = Annotated[int, typer.Option("-e", "--endTimestamp", min=0, help="Stored until then, ms.")]
@@ -38,6 +40,13 @@ ClusterName = Annotated[str | None, typer.Option("-c", "--cluster", help="Ask on
 _PLACE = {"msgId": "Message ID", "queueId": "QID", "queueOffset": "Offset"}
 
 
+class KeyType(StrEnum):
+    """Kinds of index entries (`MessageConst.INDEX_KEY_TYPE`, `INDEX_TAG_TYPE`)."""
+
+    KEYS = "K"
+    TAGS = "T"
+
+
 @command(app, "queryMsgById")
 async def query_msg_by_id(
     admin: AdminClient,
@@ -48,6 +57,7 @@ async def query_msg_by_id(
     body_format: BodyFormat = None,
     resend: Annotated[TrueFalse, typer.Option("-s", "--sendMessage", help="Send it once more.")] = TrueFalse.FALSE,
     cluster: ClusterName = None,
+    unit_name: Annotated[str, typer.Option("-u", "--unitName", help="With -s: unit of the producer.")] = "",
 ) -> Output:
     """Query Message by Id."""
     charset = _charset(body_format)
@@ -59,7 +69,7 @@ async def query_msg_by_id(
         if group and client_id:
             shown.append(await _consumed_directly(admin, group, client_id, message))
         elif resend:
-            shown.append(await send_again(admin, message))
+            shown.append(await send_again(admin, message, unit_name))
         else:
             shown.append(await _with_track(admin, message, charset))
     return Output([one.document for one in shown], [part for one in shown for part in one.parts])
@@ -74,9 +84,17 @@ async def query_msg_by_unique_key(
     client_id: ClientId = None,
     show_all: Annotated[bool, typer.Option("-a", "--showAll", help="All that have the id, up to 32.")] = False,
     cluster: ClusterName = None,
+    begin: Annotated[str | None, typer.Option("-s", "--startTime", help="Earliest store time.")] = None,
+    end: Annotated[str | None, typer.Option("-e", "--endTime", help="Latest store time.")] = None,
 ) -> Output:
     """Query Message by Unique key."""
-    found = await admin.messages_by_unique_key(topic, msg_id, cluster=cluster)
+    found = await admin.messages_by_unique_key(
+        topic,
+        msg_id,
+        begin_ms=parse_time(begin, "'--startTime'") if begin is not None else 0,
+        end_ms=parse_time(end, "'--endTime'") if end is not None else FOREVER_MS,
+        cluster=cluster,
+    )
     if not found:
         raise ClientError(f"topic {topic!r} has no message {msg_id}")
     if group and client_id:
@@ -94,10 +112,31 @@ async def query_msg_by_key(
     end: End = FOREVER_MS,
     max_num: Annotated[int, typer.Option("-m", "--maxNum", min=1, help="At most so many of each broker.")] = 64,
     cluster: ClusterName = None,
+    key_type: Annotated[KeyType, typer.Option("-p", "--keyType", help="K if -k is a key, T if it is tags.")] = (
+        KeyType.KEYS
+    ),
+    last_key: Annotated[
+        str | None,
+        typer.Option(
+            "-l",
+            "--lastKey",
+            help="Index key of the last message of the previous query. Only Java brokers with RocksDB use it.",
+        ),
+    ] = None,
 ) -> Output:
     """Query Message by Key."""
-    found = await admin.messages_by_key(topic, key, max_num=max_num, begin_ms=begin, end_ms=end, cluster=cluster)
-    return listing([_document(message, None) for message in found], _PLACE)
+    found = await admin.messages_by_key(
+        topic,
+        key,
+        max_num=max_num,
+        begin_ms=begin,
+        end_ms=end,
+        cluster=cluster,
+        key_type=key_type.value,
+        last_key=last_key,
+    )
+    rows = [_document(message, None) | {"indexKey": index_key(message, key_type, key)} for message in found]
+    return listing(rows, _PLACE | {"indexKey": "Index Key"})
 
 
 @command(app, "queryMsgByOffset")
@@ -108,10 +147,13 @@ async def query_msg_by_offset(
     queue_id: Annotated[int, typer.Option("-i", "--queueId", min=0, help="Queue id.")],
     offset: Annotated[int, typer.Option("-o", "--offset", min=0, help="Queue offset.")],
     body_format: BodyFormat = None,
+    route_topic: Annotated[
+        str | None, typer.Option("-r", "--routeTopic", help="Topic whose route has the broker's address.")
+    ] = None,
 ) -> Output:
     """Query Message by offset."""
     charset = _charset(body_format)
-    message = await admin.message_at(MessageQueue(topic, broker_name, queue_id), offset)
+    message = await admin.message_at(MessageQueue(topic, broker_name, queue_id), offset, route_topic=route_topic)
     if message is None:
         raise ClientError(f"queue {queue_id} of topic {topic!r} on {broker_name} has no message at offset {offset}")
     return await _with_track(admin, message, charset)
@@ -159,9 +201,12 @@ async def print_msg(
     begin: BeginTime = "",
     end: EndTime = "",
     print_body: Annotated[TrueFalse, typer.Option("-d", "--printBody", help="The bodies, too.")] = TrueFalse.TRUE,
+    parent_topic: Annotated[
+        str | None, typer.Option("-l", "--lmqParentTopic", help="Topic whose route has the light queue -t.")
+    ] = None,
 ) -> Output:
     """Print Message Detail."""
-    queues = read_queues(topic, await admin.topic_route(topic))
+    queues = read_queues(topic, await admin.topic_route(parent_topic or topic))
     codec = _charset(charset)
     found = [m for queue in queues async for m in _between(admin, queue, expression, begin, end)]
     return _printed(found, codec if print_body else None)
@@ -221,7 +266,7 @@ async def consume_message(
 async def _between(
     admin: AdminClient, queue: MessageQueue, expression: str, begin: str, end: str, offset: int | None = None
 ) -> AsyncIterator[MessageExt]:
-    """The queue's messages between two times; all of it without them."""
+    """Yields the messages of a queue between two times. An empty time or a missing offset sets no limit."""
     address = await admin.broker_address(queue.broker_name)
     first = await admin.api.min_offset(address, queue.topic, queue.queue_id)
     last = await admin.api.max_offset(address, queue.topic, queue.queue_id)
@@ -237,7 +282,7 @@ async def _between(
 
 
 async def _with_track(admin: AdminClient, message: MessageExt, charset: str | None) -> Output:
-    """A message and which groups have consumed it."""
+    """Returns a message, and the consumption state of each consumer group."""
     track = await admin.message_track(message)
     document = _document(message, charset)
     values = {key: value for key, value in document.items() if key != "bodyBase64" and value is not None}
@@ -261,7 +306,7 @@ async def _consumed_directly(admin: AdminClient, group: str, client_id: str, mes
 
 
 def _document(message: MessageExt, charset: str | None) -> dict[str, Any]:
-    """The message's fields; the body as text in `charset`, where one is given, and as it is in Base64."""
+    """Returns the fields of a message. The body is in Base64 and, if `charset` is given, also as text."""
     return {
         "msgId": message.msg_id,
         "offsetMsgId": message.offset_msg_id,

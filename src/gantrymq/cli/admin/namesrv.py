@@ -1,4 +1,4 @@
-"""mqadmin's commands for NameServers (tools/command/namesrv/*)."""
+"""mqadmin's commands for NameServers. Source: tools/command/namesrv/*."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from gantrymq.cli.admin.command import command
+from gantrymq.cli.admin.confirmation import Confirmation
 from gantrymq.cli.admin.output import Output, settings
+from gantrymq.cli.lazy import new_app
 from gantrymq.client.admin.client import AdminClient
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 Namespace = Annotated[str, typer.Option("-s", "--namespace", help="Namespace.")]
 Key = Annotated[str, typer.Option("-k", "--key", help="Key.")]
@@ -28,8 +30,10 @@ async def update_kv_config(admin: AdminClient, namespace: Namespace, key: Key, v
 
 
 @command(app, "deleteKvConfig")
-async def delete_kv_config(admin: AdminClient, namespace: Namespace, key: Key) -> Output:
+async def delete_kv_config(admin: AdminClient, namespace: Namespace, key: Key, confirmation: Confirmation) -> Output:
     """Delete KV config."""
+    if plan := await confirmation.check(f"delete key {key!r} of namespace {namespace!r}", admin.name_servers):
+        return plan
     await admin.kv_delete(namespace, key)
     return Output({"namespace": namespace, "key": key}, ["delete kv config from namespace success."])
 

@@ -1,4 +1,4 @@
-"""What a command has to say: tables and lines for people, one JSON document for programs."""
+"""The output of a command: tables and lines of text, or one JSON document."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import typer
 
-#: Wide enough for any row: what reads a pipe wants one line for each.
+#: The width of tables in a pipe, in characters. It is large, so that each row is one line.
 _PIPE_WIDTH = 10_000
 
 
 @dataclass(slots=True, frozen=True)
 class Table:
-    """Rows under headings. Numbers stand on the right."""
+    """A table with headings. Columns of numbers are aligned to the right."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[Any]]
@@ -25,23 +25,28 @@ class Table:
 
 @dataclass(slots=True, frozen=True)
 class Output:
-    """`document` is the JSON, made of msgspec structs, dicts and lists; `parts` are shown one below the other."""
+    """The output of a command.
+
+    Attributes:
+        document: The JSON document, as msgspec structs, dictionaries and lists.
+        parts: Tables and lines of text, in order. They are printed without --json.
+    """
 
     document: Any
     parts: Sequence[Table | str]
 
 
-#: A column: its heading, or the heading and what turns the value into text.
+#: A column: its heading, or its heading and a function that formats a value.
 Column = str | tuple[str, Callable[[Any], str]]
 
 
 def listing(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Column], *after: str) -> Output:
-    """Output of rows that have the same fields: a JSON list, and a table of the fields in `columns`."""
+    """Returns the output for rows with the same fields: a JSON list, a table of `columns`, and the lines `after`."""
     return Output(rows, [table(rows, columns), *after])
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Column]) -> Table:
-    """A table of the rows' fields in `columns`."""
+    """Returns a table with the fields in `columns` of each row."""
     plain = {field: (column, None) if isinstance(column, str) else column for field, column in columns.items()}
     return Table(
         [heading for heading, _ in plain.values()],
@@ -50,24 +55,24 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Column]) -> T
 
 
 def settings(values: Mapping[str, str]) -> Table:
-    """Keys and values, sorted."""
+    """Returns a table of keys and values, sorted by key."""
     return Table(["Key", "Value"], sorted(values.items()))
 
 
 def human_time(timestamp_ms: int) -> str:
-    """Local time, empty for 0 and -1, which stand for never."""
+    """Formats a time as local time. The result is empty for 0 and -1, which mean never."""
     if timestamp_ms <= 0:
         return ""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp_ms / 1000)) + f",{timestamp_ms % 1000:03}"
 
 
 def warn(text: str) -> None:
-    """Says on standard error what isn't as it looks."""
+    """Prints a warning to standard error."""
     typer.echo(f"gantry: {text}", err=True)
 
 
 def write(output: Output, *, json: bool) -> None:
-    """Prints to standard output."""
+    """Prints the output of a command to standard output, as JSON or as tables and text."""
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(output.document), indent=2))
         return
@@ -79,7 +84,7 @@ def write(output: Output, *, json: bool) -> None:
 
 
 def _print_table(table: Table) -> None:
-    # With --json nobody waits for rich.
+    # Imported here, so that --json does not wait for the import of rich.
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table as RichTable

@@ -1,4 +1,4 @@
-"""mqadmin's statsAll (tools/command/stats/StatsAllSubCommand)."""
+"""mqadmin's command statsAll. Source: tools/command/stats/StatsAllSubCommand."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import typer
 
 from gantrymq.cli.admin.command import command
 from gantrymq.cli.admin.output import Output, listing
+from gantrymq.cli.lazy import new_app
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.stats import BrokerStatsData
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
 # Names of a broker's counters (common/stats/Stats).
 _TOPIC_PUT_NUMS = "TOPIC_PUT_NUMS"
@@ -34,7 +35,7 @@ async def stats_all(
         try:
             of_topic = await _of_topic(admin, name)
         except GantryError:
-            # One that has just gone, or whose brokers have. A topic that was asked for is another matter.
+            # The topic was just deleted, or its brokers are down. This is an error only for a topic that was named.
             if topic:
                 raise
             continue
@@ -54,7 +55,7 @@ async def stats_all(
 
 
 async def _of_topic(admin: AdminClient, topic: str) -> list[dict[str, Any]]:
-    """One row a consumer group, or one without."""
+    """Returns one row for each consumer group of the topic, or one row without a group."""
     route = await admin.topic_route(topic)
     masters = [broker.master_address for broker in route.broker_datas if broker.master_address]
     in_tps, in_24_hours = await _sum(admin, masters, _TOPIC_PUT_NUMS, topic)
@@ -79,13 +80,13 @@ async def _of_topic(admin: AdminClient, topic: str) -> list[dict[str, Any]]:
 
 
 async def _sum(admin: AdminClient, addresses: list[str], name: str, key: str) -> tuple[float, int]:
-    """(rate of the last minute, messages of a day) over brokers."""
+    """Returns (messages per second in the last minute, messages of a day), summed over the brokers."""
     found = [await admin.broker_stats(address, name, key) for address in addresses]
     return sum((data.stats_minute.tps for data in found if data), 0.0), sum(_of_day(data) for data in found if data)
 
 
 def _of_day(data: BrokerStatsData) -> int:
-    """The longest span that has been counted so far."""
+    """Returns the messages of a day, or of the longest span that the broker has counted so far."""
     return data.stats_day.sum or data.stats_hour.sum or data.stats_minute.sum
 
 
@@ -93,5 +94,5 @@ async def _accumulation(admin: AdminClient, group: str, topic: str) -> int:
     try:
         return max(0, (await admin.consume_stats(group, topic)).total_diff)
     except GantryError:
-        # A group that was only ever online with another cluster.
+        # The group has only consumed from another cluster.
         return 0

@@ -1,4 +1,4 @@
-"""mqadmin's commands about topics (tools/command/topic/*)."""
+"""mqadmin's commands for topics. Source: tools/command/topic/*."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from gantrymq.cli.admin.command import Broker, Cluster, Topic, command
+from gantrymq.cli.admin.confirmation import Confirmation
 from gantrymq.cli.admin.output import Output, Table, human_time, listing
 from gantrymq.cli.admin.values import TrueFalse, one_target, parse_attributes, read_json
+from gantrymq.cli.lazy import new_app
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.rebalance import allocate_averagely
 from gantrymq.client.routes import read_queues
@@ -17,9 +19,9 @@ from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
-app = typer.Typer(add_completion=False)
+app = new_app()
 
-#: TopicSysFlag.
+#: Bits of `TopicSysFlag`.
 _UNIT = 1
 _UNIT_SUB = 2
 
@@ -34,7 +36,9 @@ async def update_topic(
     broker: Broker = None,
     attributes: Annotated[str, typer.Option("-a", "--attributes", help="+name=value,-name")] = "",
     read_queue_nums: Annotated[int, typer.Option("-r", "--readQueueNums", min=1, help="Queues to read.")] = 8,
-    write_queue_nums: Annotated[int, typer.Option("-w", "--writeQueueNums", min=1, help="Queues to write.")] = 8,
+    write_queue_nums: Annotated[
+        int, typer.Option("-w", "--writeQueueNums", min=0, help="Queues to write; 0 drains the topic.")
+    ] = 8,
     perm: Permission = 6,
     order: Annotated[TrueFalse, typer.Option("-o", "--order", help="Ordered over all queues.")] = TrueFalse.FALSE,
     unit: Annotated[TrueFalse, typer.Option("-u", "--unit", help="A unit topic.")] = TrueFalse.FALSE,
@@ -85,8 +89,12 @@ async def delete_topic(
     admin: AdminClient,
     topic: Topic,
     cluster: Annotated[str, typer.Option("-c", "--clusterName", help="From every master of this cluster.")],
+    confirmation: Confirmation,
 ) -> Output:
     """Delete topic from broker and NameServer."""
+    servers = [*await admin.masters_of(cluster), *admin.name_servers]
+    if plan := await confirmation.check(f"delete topic {topic!r} of cluster {cluster!r}", servers):
+        return plan
     addresses = await admin.delete_topic(topic, cluster)
     return Output(
         {"topic": topic, "cluster": cluster, "brokers": addresses},
@@ -200,7 +208,7 @@ async def topic_list(
             clusters = await admin.clusters_of_topic(topic)
             groups = await admin.groups_of_topic(topic)
         except GantryError:
-            # A topic without a broker has neither.
+            # A topic whose brokers are down has neither.
             clusters, groups = [], []
         rows.append({"topic": topic, "clusters": clusters, "consumerGroups": groups})
     return listing(
@@ -218,6 +226,7 @@ async def update_order_conf(
     admin: AdminClient,
     topic: Topic,
     method: Annotated[str, typer.Option("-m", "--method", help="put, get or delete.")],
+    confirmation: Confirmation,
     order_conf: Annotated[str, typer.Option("-v", "--orderConf", help="broker-a:8;broker-b:8")] = "",
 ) -> Output:
     """Create or update or delete order conf."""
@@ -226,8 +235,14 @@ async def update_order_conf(
     elif method == "put":
         if not order_conf:
             raise typer.BadParameter("put needs it", param_hint="'-v' / '--orderConf'")
+        action = f"set the order configuration of topic {topic!r} to {order_conf!r}"
+        # This neither deletes nor resets, so it asks nothing.
+        if confirmation.dry_run and (plan := await confirmation.check(action, admin.name_servers)):
+            return plan
         await admin.put_order_conf(topic, order_conf)
     elif method == "delete":
+        if plan := await confirmation.check(f"delete the order configuration of topic {topic!r}", admin.name_servers):
+            return plan
         await admin.delete_order_conf(topic)
         order_conf = ""
     else:

@@ -1,4 +1,4 @@
-"""mqadmin's commands that are not there yet: they are known by name, and say so."""
+"""mqadmin's commands that do not exist here. Each one is registered, and prints the reason."""
 
 from __future__ import annotations
 
@@ -6,35 +6,55 @@ from typing import Any
 
 import typer
 
-app = typer.Typer(add_completion=False)
+from gantrymq.cli.lazy import new_app
 
-#: By what they need. docs/compatibility.md lists them, too.
+app = new_app()
+
+#: {reason: commands}. docs/compatibility.md also lists them.
 UNSUPPORTED = {
-    "broker containers": ("addBroker", "removeBroker"),
-    "static topics": ("updateStaticTopic", "remappingStaticTopic"),
-    "cold data flow control": (
+    "there are no broker containers: start each broker with 'gantry broker'": ("addBroker", "removeBroker"),
+    "there are no static topics": ("updateStaticTopic", "remappingStaticTopic"),
+    "there is no flow control of cold data": (
         "getColdDataFlowCtrInfo",
         "updateColdDataFlowCtrGroupConfig",
         "removeColdDataFlowCtrGroupConfig",
         "setCommitLogReadAheadMode",
     ),
-    "RocksDB": ("rocksDBConfigToJson", "checkRocksdbCqWriteProgress", "exportMetadataInRocksDB", "exportPopRecord"),
-    "compaction topics": ("dumpCompactionLog",),
-    "exports": ("exportMetadata", "exportConfigs", "exportMetrics"),
-    "monitoring": ("startMonitoring",),
+    "brokers store nothing in RocksDB": (
+        "rocksDBConfigToJson",
+        "checkRocksdbCqWriteProgress",
+        "exportMetadataInRocksDB",
+        "exportPopRecord",
+    ),
+    "brokers have one timer engine, the timer wheel": ("switchTimerEngine",),
+    "there are no compaction topics": ("dumpCompactionLog",),
+    "there are no lite topics": (
+        "getBrokerLiteInfo",
+        "getParentTopicInfo",
+        "getLiteTopicInfo",
+        "getLiteGroupInfo",
+        "getLiteClientInfo",
+        "triggerLiteDispatch",
+    ),
+    "there are no exports: 'gantry admin' writes any list as JSON with --json": (
+        "exportMetadata",
+        "exportConfigs",
+        "exportMetrics",
+    ),
+    "there is no monitoring command: 'gantry doctor' checks a cluster once": ("startMonitoring",),
 }
 
 
-def _register(name: str, needs: str) -> None:
+def _register(name: str, reason: str) -> None:
     def refuse() -> None:
-        typer.echo(f"gantry: {name} ({needs}) is not supported yet", err=True)
+        typer.echo(f"gantry: {name} is not supported: {reason}", err=True)
         raise typer.Exit(1)
 
-    # Whatever options come with it.
+    # The command accepts any options, so that it always prints the same message.
     settings: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
-    app.command(name, help=f"Not supported yet ({needs}).", context_settings=settings, hidden=True)(refuse)
+    app.command(name, help=f"Not supported: {reason}.", context_settings=settings, hidden=True)(refuse)
 
 
-for _needs, _names in UNSUPPORTED.items():
+for _reason, _names in UNSUPPORTED.items():
     for _name in _names:
-        _register(_name, _needs)
+        _register(_name, _reason)

@@ -1,4 +1,4 @@
-"""Values that options are given: true or false, times, attributes, files; and which options go together."""
+"""Parses and checks the values of options: flags, times, attributes and JSON files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gantrymq.protocol.fastjson import decode_json
 
 T = TypeVar("T")
 
-#: mqadmin's form of a time: 2024-05-31#23:59:59:999, in local time.
+#: mqadmin's format of a time: 2024-05-31#23:59:59:999, in local time.
 TIME_FORMAT = "%Y-%m-%d#%H:%M:%S:%f"
-#: For the help of options that take a time.
+#: The help text for options with a time.
 TIME_HELP = "ISO 8601 (2024-05-31T23:59, local time unless a zone is given), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS"
 
 
 class TrueFalse(StrEnum):
-    """A flag that takes a value, as mqadmin's do: `-o true`."""
+    """A flag with a value, as in mqadmin: `-o true`."""
 
     TRUE = "true"
     FALSE = "false"
@@ -31,13 +31,16 @@ class TrueFalse(StrEnum):
 
 
 def one_target(cluster: str | None, broker: str | None) -> None:
-    """Refuses a command line that names neither or both."""
+    """Raises typer.BadParameter unless exactly one of cluster and broker is given."""
     if (cluster is None) == (broker is None):
         raise typer.BadParameter("one of the two is needed", param_hint="'-b' / '-c'")
 
 
 def parse_time(text: str, hint: str) -> int:
-    """ms since the epoch: a number of them, ISO 8601, or TIME_FORMAT. `hint` names the option."""
+    """Returns a time in ms since the epoch. `text` is a number of ms, ISO 8601, or has TIME_FORMAT.
+
+    Raises typer.BadParameter for other text. `hint` is the name of the option in the error.
+    """
     try:
         return int(text)
     except ValueError:
@@ -51,7 +54,10 @@ def parse_time(text: str, hint: str) -> int:
 
 
 def parse_attributes(text: str) -> dict[str, str]:
-    """+a=b,-c as the names and values of a request (`AttributeParser`)."""
+    """Parses attributes such as +a=b,-c into the names and values of a request. Source: `AttributeParser`.
+
+    Raises typer.BadParameter for an item that neither sets nor removes an attribute.
+    """
     attributes = {}
     for item in text.split(","):
         name, _, value = item.strip().partition("=")
@@ -64,7 +70,7 @@ def parse_attributes(text: str) -> dict[str, str]:
 
 
 def read_json(path: Path, json_type: type[T]) -> T:
-    """The file's JSON. Raises ClientError when it can't be read or isn't of that form."""
+    """Reads a JSON file. Raises ClientError if it can't be read or isn't of `json_type`."""
     try:
         return decode_json(path.read_bytes(), json_type)
     except OSError as e:

@@ -1,1 +1,1 @@
-"""AdminClient: the requests of administrators, one class an area."""
+"""AdminClient: requests of administrators, one class for each area."""

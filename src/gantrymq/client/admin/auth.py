@@ -1,4 +1,4 @@
-"""Users, and what they may do (`DefaultMQAdminExt.createUser` to `listAcl`)."""
+"""Users and their permissions (`DefaultMQAdminExt.createUser` to `listAcl`)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gantrymq.protocol.headers.auth import (
 
 
 class AdminAuth(AdminBase):
-    """Each broker has users of its own: what makes or changes one goes to `addresses`, all or the first that fails.
+    """Requests for users and permissions. Each broker has its own users.
 
-    A subject is written User:NAME.
+    A change goes to the brokers in `addresses`. A subject has the form User:NAME.
     """
 
     async def all_brokers_of(self, cluster: str) -> list[str]:
-        """host:port of the cluster's masters and slaves. Raises BrokerUnavailable if there are none."""
+        """Returns HOST:PORT of the cluster's masters and slaves. Raises BrokerUnavailable if there are none."""
         brokers = await self.brokers_of(cluster)
         addresses = [address for broker in brokers for _, address in sorted(broker.broker_addrs.items())]
         if not addresses:
@@ -35,27 +35,27 @@ class AdminAuth(AdminBase):
     # -- users --------------------------------------------------------------------------------------------------
 
     async def create_user(self, addresses: Sequence[str], user: UserInfo) -> None:
-        """Makes a user, Normal and enabled unless it says otherwise. It needs a name and a password."""
+        """Creates a user. It needs a name and a password. Default: type Normal, enabled."""
         await self._put_user(RequestCode.AUTH_CREATE_USER, "creating", addresses, user)
 
     async def update_user(self, addresses: Sequence[str], user: UserInfo) -> None:
-        """Changes what isn't None of password, type and status."""
+        """Changes password, type and status of a user, except those that are None."""
         await self._put_user(RequestCode.AUTH_UPDATE_USER, "changing", addresses, user)
 
     async def delete_user(self, addresses: Sequence[str], username: str) -> None:
-        """Deletes a user and all that it may do."""
+        """Deletes a user and its permissions."""
         header = UserRequestHeader(username=username)
         await self._each(
             f"deleting user {username}", addresses, lambda a: self._call(a, RequestCode.AUTH_DELETE_USER, header)
         )
 
     async def user(self, address: str, username: str) -> UserInfo | None:
-        """One broker's user with its password, None if it has none of that name."""
+        """Returns a user of one broker with its password, or None."""
         response = await self._call(address, RequestCode.AUTH_GET_USER, UserRequestHeader(username=username))
         return decode_json(response.body, UserInfo) if response.body else None
 
     async def users(self, address: str, name_filter: str = "") -> list[UserInfo]:
-        """One broker's users whose names contain `name_filter`."""
+        """Returns the users of one broker whose names contain `name_filter`."""
         header = ListUsersRequestHeader(filter=name_filter or None)
         response = await self._call(address, RequestCode.AUTH_LIST_USER, header)
         return decode_json(response.body, list[UserInfo]) if response.body else []
@@ -65,30 +65,30 @@ class AdminAuth(AdminBase):
         body = encode_json(user)
         await self._each(f"{what} user {user.username}", addresses, lambda a: self._call(a, code, header, body))
 
-    # -- what they may do ---------------------------------------------------------------------------------------
+    # -- permissions --------------------------------------------------------------------------------------------
 
     async def create_acl(self, addresses: Sequence[str], acl: AclInfo) -> None:
-        """Adds entries to what a subject may do; one for the same resource replaces the old one."""
+        """Adds permissions of a subject. An entry for the same resource replaces the old one."""
         await self._put_acl(RequestCode.AUTH_CREATE_ACL, addresses, acl)
 
     async def update_acl(self, addresses: Sequence[str], acl: AclInfo) -> None:
-        """The same as `create_acl`, under the code that Java has for it."""
+        """Does the same as `create_acl`, with the request code that Java uses for updates."""
         await self._put_acl(RequestCode.AUTH_UPDATE_ACL, addresses, acl)
 
     async def delete_acl(self, addresses: Sequence[str], subject: str, resource: str | None = None) -> None:
-        """Takes away the entry for `resource`, or all that the subject has."""
+        """Removes the entry for `resource`, or all entries of the subject."""
         header = DeleteAclRequestHeader(subject=subject, resource=resource)
         await self._each(
             f"deleting what {subject} may do", addresses, lambda a: self._call(a, RequestCode.AUTH_DELETE_ACL, header)
         )
 
     async def acl(self, address: str, subject: str) -> AclInfo | None:
-        """What a subject may do at one broker, None if nothing is said of it."""
+        """Returns the permissions of a subject on one broker, or None."""
         response = await self._call(address, RequestCode.AUTH_GET_ACL, AclRequestHeader(subject=subject))
         return decode_json(response.body, AclInfo) if response.body else None
 
     async def acls(self, address: str, subject_filter: str = "", resource_filter: str = "") -> list[AclInfo]:
-        """What all may do at one broker whose User:NAME contains the one text, on resources that contain the other."""
+        """Returns the permissions on one broker whose subject and resource contain the filters."""
         header = ListAclsRequestHeader(subject_filter=subject_filter or None, resource_filter=resource_filter or None)
         response = await self._call(address, RequestCode.AUTH_LIST_ACL, header)
         return decode_json(response.body, list[AclInfo]) if response.body else []
@@ -102,6 +102,14 @@ class AdminAuth(AdminBase):
 def acl_of(
     subject: str, resources: Sequence[str], actions: Sequence[str], source_ips: Sequence[str], decision: str
 ) -> AclInfo:
-    """One entry for each resource: `actions` (Pub, Sub, All ...) are Allow or Deny from these addresses."""
+    """Returns permissions with one entry for each resource.
+
+    Args:
+        subject: User:NAME.
+        resources: Resources, for example Topic:orders.
+        actions: Actions: Pub, Sub, All and others.
+        source_ips: Client addresses for which the entries apply.
+        decision: Allow or Deny.
+    """
     entries = [PolicyEntryInfo(resource, list(actions), list(source_ips), decision) for resource in resources]
     return AclInfo(subject, [PolicyInfo(entries=entries)])

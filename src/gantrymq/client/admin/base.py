@@ -1,4 +1,4 @@
-"""AdminBase: what all of AdminClient's parts stand on: connections, the NameServers, many brokers at once.
+"""AdminBase: connections of AdminClient, requests to NameServers, and concurrent requests to several brokers.
 
 Source: tools/admin/DefaultMQAdminExtImpl, tools/command/CommandUtil.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
 from gantrymq.background.shared import result_of
 from gantrymq.client.broker_api import BrokerApi
+from gantrymq.client.options import TransportOptions, option, takes
 from gantrymq.client.routes import Routes
 from gantrymq.errors import BrokerUnavailable, ClientError, GantryError, PartialFailure, RemotingError
 from gantrymq.protocol.bodies.route import MASTER_ID, BrokerData, ClusterInfo, TopicRouteData
@@ -20,39 +22,43 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.header import Header
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.remoting.connection import RpcHook
-from gantrymq.system import tls
+from gantrymq.remoting.name_server_discovery import split_addresses
 
 T = TypeVar("T")
 
-#: DefaultMQAdminExt's timeoutMillis.
-TIMEOUT_MS = 5000
+
+@dataclass(frozen=True, slots=True)
+class AdminOptions(TransportOptions):
+    """Options of `AdminClient`."""
+
+    name_servers: Sequence[str] | str = option(
+        (),
+        "NameServers: a list of HOST:PORT, or one string with `;` between them. Requests to a broker by its address "
+        "need none.",
+    )
+    _: KW_ONLY
+    timeout_ms: int = option(5000, "Timeout of each request, ms.")
 
 
 class AdminBase:
-    """Connections to NameServers and brokers, and how they are asked."""
+    """Connections and requests to NameServers and brokers."""
 
-    def __init__(
-        self,
-        name_servers: Sequence[str] | str = (),
-        *,
-        hooks: Sequence[RpcHook] = (),
-        ssl_context: tls.SSLContext | None = None,
-        timeout_ms: int = TIMEOUT_MS,
-    ) -> None:
+    @takes(AdminOptions)
+    def __init__(self, options: AdminOptions) -> None:
+        name_servers = options.name_servers
         if isinstance(name_servers, str):
-            name_servers = [address.strip() for address in name_servers.split(";") if address.strip()]
-        self.timeout_ms = timeout_ms
-        self.hooks = hooks
-        self.ssl_context = ssl_context
-        self.remoting = RemotingClient(ssl_context=ssl_context, hooks=hooks)
+            name_servers = split_addresses(name_servers)
+        self.timeout_ms = options.timeout_ms
+        self.hooks = options.hooks
+        self.ssl_context = options.ssl_context
+        self.remoting = RemotingClient(ssl_context=options.ssl_context, hooks=options.hooks)
         self.api = BrokerApi(self.remoting)
         self._name_servers = list(name_servers)
         self._closing: asyncio.Future[None] | None = None
         self._routes = Routes(self.api, name_servers) if name_servers else None
 
     async def close(self) -> None:
-        """Closes the connections, also when the caller is cancelled; once more does no harm."""
+        """Closes the connections, also if the caller is cancelled. A second call has no effect."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self.remoting.close())
         await result_of(self._closing)
@@ -67,7 +73,7 @@ class AdminBase:
 
     @property
     def name_servers(self) -> list[str]:
-        """host:port of each NameServer. Raises ClientError when none was given: requests to a broker need none."""
+        """HOST:PORT of each NameServer. Raises ClientError if none was given."""
         if not self._name_servers:
             raise ClientError("no NameServer given: pass at least one HOST:PORT")
         return self._name_servers
@@ -75,18 +81,18 @@ class AdminBase:
     # -- the cluster --------------------------------------------------------------------------------------------
 
     async def cluster_info(self) -> ClusterInfo:
-        """All brokers, and the clusters that they make."""
+        """Returns all brokers and their clusters."""
         response = await self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
         return decode_json(response.body, ClusterInfo)
 
     async def topic_route(self, topic: str) -> TopicRouteData:
-        """The topic's queues and brokers, as a NameServer has them now. Raises NoRouteInfo."""
+        """Returns the topic's queues and brokers, requested from a NameServer. Raises NoRouteInfo."""
         if self._routes is None:
             raise ClientError(f"no NameServer given: one must say where topic {topic!r} is")
         return await self._routes.refresh(topic)
 
     async def brokers_of(self, cluster: str) -> list[BrokerData]:
-        """The cluster's brokers, sorted by name. Raises ClientError for an unknown cluster."""
+        """Returns the cluster's brokers, sorted by name. Raises ClientError for an unknown cluster."""
         info = await self.cluster_info()
         names = info.cluster_addr_table.get(cluster)
         if names is None:
@@ -95,7 +101,7 @@ class AdminBase:
         return [info.broker_addr_table[name] for name in sorted(names) if name in info.broker_addr_table]
 
     async def masters_of(self, cluster: str) -> list[str]:
-        """host:port of the cluster's masters, by broker name. Raises BrokerUnavailable if there is none."""
+        """Returns HOST:PORT of the cluster's masters, by broker name. Raises BrokerUnavailable if there is none."""
         masters = [broker.master_address for broker in await self.brokers_of(cluster)]
         found = [address for address in masters if address]
         if not found:
@@ -103,7 +109,7 @@ class AdminBase:
         return found
 
     async def broker_address(self, broker_name: str) -> str:
-        """host:port of the broker's master, or of a slave while it has none. Raises ClientError."""
+        """Returns HOST:PORT of the broker's master, or of a slave if it has none. Raises ClientError."""
         broker = (await self.cluster_info()).broker_addr_table.get(broker_name)
         address = broker and any_address(broker)
         if not address:
@@ -111,7 +117,10 @@ class AdminBase:
         return address
 
     async def _targets(self, cluster: str | None, broker: str | None) -> list[str]:
-        """The one address, or the cluster's masters."""
+        """Returns the address of the broker, or those of the cluster's masters.
+
+        Raises ClientError unless one is given.
+        """
         if (cluster is None) == (broker is None):
             raise ClientError("either a cluster or a broker's address is needed")
         return [broker] if broker is not None else await self.masters_of(cluster or "")
@@ -127,12 +136,12 @@ class AdminBase:
         *,
         timeout_ms: int | None = None,
     ) -> RemotingCommand:
-        """A server's answer. Raises BrokerError unless it is SUCCESS, or a RemotingError."""
+        """Sends a request and returns the response. Raises BrokerError unless it is SUCCESS, or a RemotingError."""
         request = RemotingCommand.request(code, header, body)
         return await self.remoting.call(address, request, timeout_ms or self.timeout_ms)
 
     async def _ask_name_server(self, code: RequestCode, header: Header | None = None) -> RemotingCommand:
-        """The answer of the first NameServer that can be reached: they all know the same."""
+        """Returns the response of the first reachable NameServer, as all have the same data."""
         *others, last = self.name_servers
         for name_server in others:
             try:
@@ -142,7 +151,10 @@ class AdminBase:
         return await self._call(last, code, header)
 
     async def _each(self, what: str, addresses: Iterable[str], request: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-        """{address: what it answered}, asked all at once. Raises PartialFailure, or a lone server's own error."""
+        """Sends requests concurrently. Returns {address: result}.
+
+        If some fail, raises PartialFailure. If there is only one address, raises its own error.
+        """
         addresses = list(dict.fromkeys(addresses))
         if len(addresses) == 1:
             return {addresses[0]: await request(addresses[0])}
@@ -155,7 +167,7 @@ class AdminBase:
 
 
 async def _caught(request: Callable[[str], Awaitable[T]], address: str) -> T | GantryError:
-    # The request is made here: who is cancelled before the first step would leave it unawaited.
+    # The request is created here, because a task that is cancelled before its first step would not await it.
     try:
         return await request(address)
     except GantryError as e:
@@ -163,5 +175,5 @@ async def _caught(request: Callable[[str], Awaitable[T]], address: str) -> T | G
 
 
 def any_address(broker: BrokerData) -> str | None:
-    """The master's host:port, or a slave's while there is no master (`BrokerData.selectBrokerAddr`)."""
+    """Returns HOST:PORT of the master, or of a slave if there is no master (`BrokerData.selectBrokerAddr`)."""
     return broker.broker_addrs.get(MASTER_ID) or next(iter(broker.broker_addrs.values()), None)

@@ -1,4 +1,4 @@
-"""Controllers: who leads, which brokers are in sync, elections (tools/admin/DefaultMQAdminExtImpl)."""
+"""Controllers: leader, in-sync sets, elections (`DefaultMQAdminExtImpl`)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from gantrymq.protocol.headers.controller import (
 
 
 class AdminControllers(AdminBase):
-    """Requests to controllers, each named by its host:port; whichever is named, the one that leads is asked."""
+    """Requests to controllers. A `controller` is HOST:PORT of any one of them; the leader receives the request."""
 
     async def controller_metadata(self, controller: str) -> GetMetaDataResponseHeader:
-        """What a controller says of its group: who leads, who belongs to it."""
+        """Returns the leader and the members of a controller's group."""
         response = await self._call(controller, RequestCode.CONTROLLER_GET_METADATA_INFO)
         return response.read_header(GetMetaDataResponseHeader)
 
     async def sync_state_sets(self, controller: str, broker_names: Sequence[str]) -> dict[str, ReplicasInfo]:
-        """Broker sets by name: masters, epochs, who is in sync and who isn't; unknown names are left out."""
+        """Returns the state of broker sets by name: master, epoch, in-sync replicas. Unknown names are left out."""
         body = encode_json(list(broker_names))
         leader = await self._leader(controller)
         response = await self._call(leader, RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=body)
@@ -41,9 +41,10 @@ class AdminControllers(AdminBase):
     async def elect_master(
         self, controller: str, cluster: str, broker_name: str, broker_id: int
     ) -> tuple[ElectMasterResponseHeader, dict[int, str]]:
-        """Makes the broker of this id the master: what holds then, and the addresses of the set's brokers by id.
+        """Makes the broker with this id the master.
 
-        Raises BrokerError when it is the master already, or isn't in sync.
+        Returns the new state, and the addresses of the set's brokers by id. Raises BrokerError if it is already the
+        master, or not in sync.
         """
         header = ElectMasterRequestHeader(
             cluster_name=cluster, broker_name=broker_name, broker_id=broker_id, designate_elect=True
@@ -62,7 +63,10 @@ class AdminControllers(AdminBase):
         broker_ids: Sequence[int] = (),
         living_too: bool = False,
     ) -> None:
-        """Has brokers of a set forgotten, all of them without `broker_ids`. Raises BrokerError when they live."""
+        """Removes brokers of a set from the controllers; without `broker_ids`, all of them.
+
+        Raises BrokerError if a broker is alive, unless `living_too` is true.
+        """
         header = CleanControllerBrokerDataRequestHeader(
             broker_name=broker_name,
             cluster_name=cluster,
@@ -72,7 +76,7 @@ class AdminControllers(AdminBase):
         await self._call(await self._leader(controller), RequestCode.CLEAN_BROKER_DATA, header)
 
     async def controller_configs(self, controllers: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Each controller's configuration under Java's keys."""
+        """Returns each controller's configuration under Java's keys."""
 
         async def get(controller: str) -> dict[str, str]:
             response = await self._call(controller, RequestCode.GET_CONTROLLER_CONFIG)
@@ -90,7 +94,7 @@ class AdminControllers(AdminBase):
         )
 
     async def broker_epochs(self, address: str) -> EpochEntryCache:
-        """From where to where the masters of which epochs have written the broker's log."""
+        """Returns the ranges of the broker's log that the master of each epoch has written."""
         response = await self._call(address, RequestCode.GET_BROKER_EPOCH_CACHE)
         return decode_json(response.body, EpochEntryCache)
 

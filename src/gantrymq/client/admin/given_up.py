@@ -1,15 +1,16 @@
-"""Transactions that a broker has given up: their half messages lie in TRANS_CHECK_MAX_TIME_TOPIC, a queue on each one.
+"""Transactions that a broker has stopped checking. Their half messages are in TRANS_CHECK_MAX_TIME_TOPIC.
 
-They were asked about too often, or waited too long. They are decided here in the order in which they came. Where the
-record names its half message, the broker ends the transaction: if its producer has done so, this end has no effect.
+A broker moves a half message there after too many checks, or after too long a time. The topic has a queue on each
+broker. An operator commits or rolls the transactions back, oldest first. If the record refers to its half message, the
+broker ends the transaction. This has no effect if the producer has already ended it.
 """
 
 from __future__ import annotations
 
 import logging
 
-from gantrymq.client.admin.dead_letters import PRODUCER_GROUP, PUT_ON_THE_WAY
-from gantrymq.client.admin.places import AdminPlaces
+from gantrymq.client.admin.dead_letter_messages import PRODUCER_GROUP, PUT_ON_THE_WAY
+from gantrymq.client.admin.read_positions import AdminReadPositions
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.routes import read_queues
 from gantrymq.errors import BrokerError, NoRouteInfo, ProtocolError
@@ -24,49 +25,56 @@ from gantrymq.protocol.topic_name import TRANSACTION_CHECK_MAX_TIME_TOPIC, TRANS
 log = logging.getLogger(__name__)
 
 
-class AdminGivenUp(AdminPlaces):
-    """The topic TRANS_CHECK_MAX_TIME_TOPIC."""
+class AdminGivenUp(AdminReadPositions):
+    """Requests for the topic TRANS_CHECK_MAX_TIME_TOPIC."""
 
     async def given_up_transactions(self, max_messages: int = 1000) -> list[MessageExt]:
-        """The half messages that nobody has decided on, the oldest of each broker first, at most so many."""
+        """Returns the half messages that are not decided, oldest of each broker first, at most `max_messages`."""
         found: list[MessageExt] = []
         for queue in await self._given_up_queues():
-            async with self._place_in(queue, again=False) as place:
-                async for half in self.messages_of_queue(queue, place.begin, place.end):
+            async with self._read_position(queue, again=False) as position:
+                async for half in self.messages_of_queue(queue, position.begin, position.end):
                     if len(found) == max_messages:
                         return found
                     found.append(half)
         return found
 
     async def end_given_up(self, *, commit: bool, max_messages: int | None = None) -> int:
-        """Sends given-up half messages to their topics (`commit`), or leaves them for good; how many.
+        """Commits half messages, which sends them to their topics, or drops them; oldest first. Returns their number.
 
-        Those that come first, at most `max_messages`. One that can't be read is logged and left. A message keeps its
-        body, keys, tags, properties and unique key. A transaction that its producer has ended meanwhile counts here,
-        but stays as it was ended. When this fails or is cancelled, those that were sent last may be sent again the next
-        time, unless their half messages are still there. Raises as `Producer.send` does, and BrokerError.
+        A committed message keeps its body, keys, tags, properties and unique key. Unreadable messages are logged and
+        skipped. A transaction that its producer has ended counts here, but does not change. If the call fails or is
+        cancelled, the last messages may be sent twice, unless their half messages still exist.
+
+        Args:
+            commit: True commits, false drops.
+            max_messages: Most messages. Default: all.
+
+        Raises:
+            BrokerError: The broker rejects a request.
+            GantryError: As for `Producer.send`.
         """
         ended = 0
         async with Producer(
             self.name_servers, PRODUCER_GROUP, ssl_context=self.ssl_context, hooks=self.hooks
         ) as producer:
             for queue in await self._given_up_queues():
-                async with self._place_in(queue, again=False) as place:
-                    async for half in self.messages_of_queue(queue, place.begin, place.end):
+                async with self._read_position(queue, again=False) as position:
+                    async for half in self.messages_of_queue(queue, position.begin, position.end):
                         if ended == max_messages:
                             break
                         message = _committed(half)
                         if message is not None and not await self._end(half, commit=commit) and commit:
                             await producer.send(message, self.timeout_ms)
                         ended += 1
-                        place.done = half.queue_offset + 1
+                        position.done = half.queue_offset + 1
         return ended
 
     async def _end(self, given_up: MessageExt, *, commit: bool) -> bool:
-        """Has the broker end the transaction; False when it no longer has the half message. Raises BrokerError."""
+        """Ends the transaction on the broker. Returns false if the half message is deleted. Raises BrokerError."""
         offset = given_up.prepared_transaction_offset
         if not offset:
-            # A Java broker doesn't say which half message it was.
+            # A Java broker does not store which half message it was.
             return False
         unique_key = given_up.properties.get(names.UNIQUE_KEY, "")
         try:
@@ -74,7 +82,7 @@ class AdminGivenUp(AdminPlaces):
         except BrokerError as e:
             if e.code != ResponseCode.SYSTEM_ERROR:
                 raise
-            # It has been deleted, and its producer can't end it either.
+            # It is deleted, so its producer cannot end the transaction either.
             return False
         if half.topic != TRANSACTION_HALF_TOPIC or half.properties.get(names.UNIQUE_KEY, "") != unique_key:
             return False
@@ -101,7 +109,7 @@ class AdminGivenUp(AdminPlaces):
 
 
 def _committed(half: MessageExt) -> Message | None:
-    """The message that the transaction was about; None when it can't be read."""
+    """Returns the message to deliver; None if it is unreadable."""
     topic = half.properties.get(names.REAL_TOPIC)
     try:
         body = half.body

@@ -33,7 +33,7 @@ from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, r
 
 
 class _MessageRequestMode(msgspec.Struct, rename="camel"):
-    """The body of SET_MESSAGE_REQUEST_MODE (`SetMessageRequestModeRequestBody`)."""
+    """Body of SET_MESSAGE_REQUEST_MODE (`SetMessageRequestModeRequestBody`)."""
 
     topic: str
     consumer_group: str
@@ -42,14 +42,14 @@ class _MessageRequestMode(msgspec.Struct, rename="camel"):
 
 
 class AdminGroups(AdminTopics):
-    """Consumer groups, and who is connected."""
+    """Requests for consumer groups and connected clients."""
 
     # -- configuration ------------------------------------------------------------------------------------------
 
     async def create_group(
         self, config: SubscriptionGroupConfig, *, cluster: str | None = None, broker: str | None = None
     ) -> list[str]:
-        """Makes or changes a group on every master of a cluster, or on one broker; returns their host:port."""
+        """Creates or changes a group on every master of a cluster, or on one broker. Returns their HOST:PORT."""
         addresses = await self._targets(cluster, broker)
         body = encode_json(config)
         await self._each(
@@ -62,7 +62,7 @@ class AdminGroups(AdminTopics):
     async def create_groups(
         self, configs: Sequence[SubscriptionGroupConfig], *, cluster: str | None = None, broker: str | None = None
     ) -> list[str]:
-        """As `create_group`, many at once."""
+        """Creates or changes several groups, like `create_group`."""
         addresses = await self._targets(cluster, broker)
         body = encode_json(SubscriptionGroupList(list(configs)))
         await self._each(
@@ -75,7 +75,7 @@ class AdminGroups(AdminTopics):
     async def delete_group(
         self, group: str, *, cluster: str | None = None, broker: str | None = None, remove_offsets: bool = False
     ) -> list[str]:
-        """Deletes a group's configuration, and from a cluster its retry and dead letter topics, too."""
+        """Deletes a group's configuration; with `cluster`, also its retry and dead-letter topics."""
         addresses = await self._targets(cluster, broker)
         header = DeleteSubscriptionGroupRequestHeader(group_name=group, clean_offset=remove_offsets)
         await self._each(
@@ -89,11 +89,11 @@ class AdminGroups(AdminTopics):
         return addresses
 
     async def group_config(self, address: str, group: str) -> SubscriptionGroupConfig | None:
-        """The group as one broker has it, None when it doesn't; asking makes none, unlike 352."""
+        """Returns a group's configuration on one broker, or None. Unlike request 352, this creates no group."""
         return (await self.group_configs(address)).get(group)
 
     async def group_configs(self, address: str) -> dict[str, SubscriptionGroupConfig]:
-        """All groups of one broker."""
+        """Returns all groups of one broker."""
         response = await self._call(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
         return decode_json(response.body, SubscriptionGroupWrapper).subscription_group_table
 
@@ -107,7 +107,7 @@ class AdminGroups(AdminTopics):
         cluster: str | None = None,
         broker: str | None = None,
     ) -> list[str]:
-        """Has a group's consumers PULL or POP a topic, where brokers assign the queues; returns the brokers."""
+        """Sets whether a group's consumers PULL or POP a topic, if brokers assign the queues. Returns the brokers."""
         addresses = await self._targets(cluster, broker)
         body = encode_json(_MessageRequestMode(topic, group, mode, pop_share_queue_num))
         await self._each(
@@ -120,12 +120,12 @@ class AdminGroups(AdminTopics):
     # -- progress -----------------------------------------------------------------------------------------------
 
     async def groups(self) -> list[str]:
-        """The consumer groups that the NameServers can tell: those that have a retry topic, sorted."""
+        """Returns the consumer groups that have a retry topic in the NameServers, sorted."""
         topics = await self.topic_list()
         return [topic.removeprefix(RETRY_TOPIC_PREFIX) for topic in topics if topic.startswith(RETRY_TOPIC_PREFIX)]
 
     async def consume_stats(self, group: str, topic: str | None = None) -> ConsumeStats:
-        """Per queue the broker's and the group's offset, of all its topics or one. Raises NoRouteInfo."""
+        """Returns for each queue the end offset and the group's offset, of all topics or one. Raises NoRouteInfo."""
 
         async def stats(address: str) -> ConsumeStats:
             header = GetConsumeStatsRequestHeader(consumer_group=group, topic=topic)
@@ -142,50 +142,53 @@ class AdminGroups(AdminTopics):
     async def broker_consume_stats(
         self, address: str, *, is_order: bool = False, timeout_ms: int = 50_000
     ) -> ConsumeStatsList:
-        """The progress of every group of one broker."""
+        """Returns the progress of every group on one broker."""
         header = GetConsumeStatsInBrokerHeader(is_order=is_order)
         response = await self._call(address, RequestCode.GET_BROKER_CONSUME_STATS, header, timeout_ms=timeout_ms)
         return ConsumeStatsList.decode(response.body)
 
     async def consume_time_spans(self, group: str, topic: str) -> list[QueueTimeSpan]:
-        """When each queue's first, last and last consumed message were stored. Raises NoRouteInfo."""
+        """Returns when each queue's first, last and last consumed message were stored. Raises NoRouteInfo."""
 
         async def spans(address: str) -> list[QueueTimeSpan]:
             header = QueryConsumeTimeSpanRequestHeader(topic=topic, group=group)
             response = await self._call(address, RequestCode.QUERY_CONSUME_TIME_SPAN, header)
             return decode_json(response.body, QueryConsumeTimeSpanBody).consume_time_span_set
 
-        answers = await self._each(f"asking for group {group}", await self._holders(topic), spans)
+        answers = await self._each(f"asking for group {group}", await self.holders(topic), spans)
         return [span for answer in answers.values() for span in answer]
 
     # -- connections --------------------------------------------------------------------------------------------
 
     async def consumer_connection(self, group: str, broker: str | None = None) -> ConsumerConnection:
-        """The group's consumers and subscriptions, as any of its brokers or the given one knows them.
+        """Returns the group's consumers and subscriptions, from any of its brokers or the given one.
 
         Raises BrokerError with CONSUMER_NOT_ONLINE if there are none, NoRouteInfo for an unknown group.
         """
-        address = broker or (await self._holders(retry_topic(group)))[0]
+        address = broker or (await self.holders(retry_topic(group)))[0]
         header = GroupRequestHeader(consumer_group=group)
         response = await self._call(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
         return decode_json(response.body, ConsumerConnection)
 
     async def producer_connection(self, group: str, topic: str) -> ProducerConnection:
-        """The producers of a group, as a broker of the topic knows them. Raises BrokerError if there are none."""
+        """Returns the producers of a group from a broker of the topic. Raises BrokerError if there are none."""
         header = GetProducerConnectionListRequestHeader(producer_group=group)
-        response = await self._call((await self._holders(topic))[0], RequestCode.GET_PRODUCER_CONNECTION_LIST, header)
+        response = await self._call((await self.holders(topic))[0], RequestCode.GET_PRODUCER_CONNECTION_LIST, header)
         return decode_json(response.body, ProducerConnection)
 
     async def producers(self, address: str) -> dict[str, list[ProducerInfo]]:
-        """All producers of one broker by group."""
+        """Returns all producers of one broker, by group."""
         response = await self._call(address, RequestCode.GET_ALL_PRODUCER_INFO)
         return decode_json(response.body, ProducerTableInfo).data
 
     async def consumer_running_info(
         self, group: str, client_id: str, *, jstack: bool = False, broker: str | None = None
     ) -> ConsumerRunningInfo:
-        """What a consumer says of itself: queues, rates. Raises BrokerError when it isn't there or doesn't answer."""
-        address = broker or (await self._holders(retry_topic(group)))[0]
+        """Returns the state that a consumer reports: queues, rates.
+
+        Raises BrokerError if it is gone or does not respond.
+        """
+        address = broker or (await self.holders(retry_topic(group)))[0]
         header = GetConsumerRunningInfoRequestHeader(consumer_group=group, client_id=client_id, jstack_enable=jstack)
         response = await self._call(
             address, RequestCode.GET_CONSUMER_RUNNING_INFO, header, timeout_ms=3 * self.timeout_ms
@@ -193,10 +196,10 @@ class AdminGroups(AdminTopics):
         return ConsumerRunningInfo.decode(response.body)
 
     async def _brokers_of_group(self, group: str, topic: str | None) -> list[str]:
-        """Where the group's offsets are: with its retry topic, or with the topic."""
+        """Returns the brokers with the group's offsets: those of its retry topic, else those of the topic."""
         try:
-            return await self._holders(retry_topic(group))
+            return await self.holders(retry_topic(group))
         except NoRouteInfo:
             if topic is None:
                 raise
-            return await self._holders(topic)
+            return await self.holders(topic)

@@ -1,4 +1,4 @@
-"""Messages: found by id, key or place; who has consumed one.
+"""Messages: search by id, key or position, and their consumption by groups.
 
 Source: client/impl/MQAdminImpl, tools/admin/DefaultMQAdminExtImpl (messageTrackDetail).
 """
@@ -6,8 +6,9 @@ Source: client/impl/MQAdminImpl, tools/admin/DefaultMQAdminExtImpl (messageTrack
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from gantrymq.client.admin.base import any_address
 from gantrymq.client.admin.offsets import AdminOffsets
 from gantrymq.client.admin.trace import TraceView, decode_trace
 from gantrymq.client.broker_api import PullStatus
@@ -23,15 +24,14 @@ from gantrymq.protocol.message import MessageExt, MessageQueue, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import UNIQUE_KEY
 from gantrymq.protocol.refusals import broker_error
-from gantrymq.protocol.topic_name import TRACE_TOPIC
+from gantrymq.protocol.topic_name import TOOLS_GROUP, TRACE_TOPIC
 
-#: MixAll.TOOLS_CONSUMER_GROUP: with it mqadmin reads queues.
-TOOLS_GROUP = "TOOLS_CONSUMER"
-#: Messages of one pull.
+#: Most messages of one pull.
 PULL_BATCH = 32
-#: MixAll.UNIQUE_MSG_QUERY_FLAG: whether the key is a producer's id.
+#: Field that marks the key as a producer's unique key (MixAll.UNIQUE_MSG_QUERY_FLAG).
 _UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 FOREVER_MS = 2**63 - 1
+_HOUR_MS = 3_600_000
 
 _TRACK_STATUS: dict[int, str] = {
     ResponseCode.CONSUMER_NOT_ONLINE: "NOT_ONLINE",
@@ -40,35 +40,49 @@ _TRACK_STATUS: dict[int, str] = {
 
 
 class MessageTrack(NamedTuple):
-    """What became of a message in one consumer group; `status` is a name of Java's `TrackType`."""
+    """State of a message in one consumer group. `status` is a name of Java's `TrackType`."""
 
     consumer_group: str
     status: str
     reason: str = ""
 
 
+def index_key(message: MessageExt, key_type: str, key: str) -> str:
+    """Returns the position of a message in RocksDB's index of Java brokers, for `last_key` of `messages_by_key`.
+
+    Source: `QueryMsgByKeySubCommand.queryByKey`.
+    """
+    hour_ms = message.store_timestamp // _HOUR_MS * _HOUR_MS
+    return f"{hour_ms}@{message.topic}@{key_type}@{key}@{message.msg_id}@{message.commit_log_offset}"
+
+
 class AdminMessages(AdminOffsets):
-    """Messages in the store."""
+    """Requests for messages in the store."""
 
     # -- finding ------------------------------------------------------------------------------------------------
 
-    async def message_by_id(self, topic: str, message_id: str, *, cluster: str | None = None) -> MessageExt | None:
-        """By either id: the offset message id says where it is, the producer's unique key is looked up.
+    async def message_by_id(
+        self, topic: str, message_id: str, *, cluster: str | None = None, broker: str | None = None
+    ) -> MessageExt | None:
+        """Returns a message by its offset message id, which contains its position, or by its unique key; else None.
 
-        Raises NoRouteInfo.
+        `broker` (HOST:PORT) searches only this broker. Raises NoRouteInfo.
         """
         brokers = (await self.topic_route(topic)).broker_datas
+        if broker is not None:
+            brokers = [data for data in brokers if broker in data.broker_addrs.values()]
         try:
             address, _ = decode_offset_message_id(message_id)
-            # A unique key of a producer with IPv4 is as long: what it has in an address's place is no broker's.
-            if any(address in broker.broker_addrs.values() for broker in brokers):
+            # A unique key has the same length with IPv4. Its bytes in the place of the address match no broker.
+            if any(address in data.broker_addrs.values() for data in brokers):
                 return await self.message_by_offset_id(message_id, topic)
         except (ProtocolError, BrokerError):
             pass
-        return next(iter(await self.messages_by_unique_key(topic, message_id, cluster=cluster)), None)
+        found = await self.messages_by_unique_key(topic, message_id, cluster=cluster, broker=broker)
+        return next(iter(found), None)
 
     async def message_by_offset_id(self, message_id: str, topic: str | None = None) -> MessageExt:
-        """The message at the place that its id names. Raises BrokerError when none is there, ProtocolError."""
+        """Returns the message at the position in its id. Raises BrokerError if there is none, or ProtocolError."""
         address, offset = decode_offset_message_id(message_id)
         header = ViewMessageRequestHeader(offset=offset, topic=topic)
         response = await self._call(address, RequestCode.VIEW_MESSAGE_BY_ID, header)
@@ -86,13 +100,32 @@ class AdminMessages(AdminOffsets):
         begin_ms: int = 0,
         end_ms: int = FOREVER_MS,
         cluster: str | None = None,
+        broker: str | None = None,
     ) -> list[MessageExt]:
-        """Messages with a producer's id, by store time; several when a send was retried. Raises NoRouteInfo.
+        """Returns messages with this unique key, sorted by store time. A retried send can leave several.
 
-        `max_num` is for each broker; with `cluster` only its brokers are asked.
+        Args:
+            topic: Topic to search.
+            unique_key: Id from the producer.
+            max_num: Most messages of each broker. Default: 32.
+            begin_ms: Earliest store time, ms since the epoch.
+            end_ms: Latest store time, ms since the epoch.
+            cluster: Searches only brokers of this cluster.
+            broker: Searches only this broker, HOST:PORT.
+
+        Raises:
+            NoRouteInfo: The topic has no route.
         """
-        found = await self._query(topic, unique_key, max_num, begin_ms, end_ms, cluster, unique=True)
-        return [message for message in found if message.properties.get(UNIQUE_KEY) == unique_key]
+        header = QueryMessageRequestHeader(
+            topic=topic, key=unique_key, max_num=max_num, begin_timestamp=begin_ms, end_timestamp=end_ms
+        )
+        found = await self._query(header, cluster, broker, unique=True)
+        # Brokers look a unique key up for any store time.
+        return [
+            message
+            for message in found
+            if message.properties.get(UNIQUE_KEY) == unique_key and begin_ms <= message.store_timestamp <= end_ms
+        ]
 
     async def messages_by_key(
         self,
@@ -103,22 +136,67 @@ class AdminMessages(AdminOffsets):
         begin_ms: int = 0,
         end_ms: int = FOREVER_MS,
         cluster: str | None = None,
+        broker: str | None = None,
+        key_type: Literal["K", "T"] = "K",
+        last_key: str | None = None,
     ) -> list[MessageExt]:
-        """Messages that have `key` among their keys, by store time; bounds as above. Raises NoRouteInfo."""
-        found = await self._query(topic, key, max_num, begin_ms, end_ms, cluster, unique=False)
-        # The index knows hash codes of keys only.
-        return [message for message in found if key in message.keys and message.topic == topic]
+        """Returns messages with `key` among their keys, or as their tags, sorted by store time.
 
-    async def message_at(self, queue: MessageQueue, offset: int) -> MessageExt | None:
-        """The message at a queue offset, None where there is none."""
-        address = await self.broker_address(queue.broker_name)
+        Args:
+            topic: Topic to search.
+            key: Key from the application, or tags.
+            max_num: Most messages of each broker. Default: 64.
+            begin_ms: Earliest store time, ms since the epoch.
+            end_ms: Latest store time, ms since the epoch.
+            cluster: Searches only brokers of this cluster.
+            broker: Searches only this broker, HOST:PORT.
+            key_type: `K` if `key` is a key, `T` if it is tags. Default: `K`.
+            last_key: Position after which the search continues, as `index_key` returns it. Only Java brokers with
+                RocksDB's index use it.
+
+        Raises:
+            NoRouteInfo: The topic has no route.
+        """
+        header = QueryMessageRequestHeader(
+            topic=topic,
+            key=key,
+            max_num=max_num,
+            begin_timestamp=begin_ms,
+            end_timestamp=end_ms,
+            # Without it, the request is that of older clients.
+            index_type=None if key_type == "K" else key_type,
+            last_key=last_key,
+        )
+        found = await self._query(header, cluster, broker, unique=False)
+        # The index contains hash codes of keys, so other keys can match.
+        return [
+            message
+            for message in found
+            if message.topic == topic and (key in message.keys if key_type == "K" else key == message.tags)
+        ]
+
+    async def message_at(
+        self, queue: MessageQueue, offset: int, *, route_topic: str | None = None
+    ) -> MessageExt | None:
+        """Returns the message at a queue offset, or None.
+
+        With `route_topic`, the address of the broker comes from the route of this topic. Raises ClientError if the
+        broker is unknown.
+        """
+        if route_topic is None:
+            address = await self.broker_address(queue.broker_name)
+        else:
+            address = await self._address_in_route(route_topic, queue.broker_name)
         status, _, messages = await self._pull(address, queue, offset, SUBSCRIBE_ALL, 1)
         return messages[0] if status is PullStatus.FOUND else None
 
     async def messages_of_queue(
         self, queue: MessageQueue, begin: int, end: int, expression: str = SUBSCRIBE_ALL
     ) -> AsyncIterator[MessageExt]:
-        """The queue's messages from offset `begin` up to `end`, those whose tags `expression` takes."""
+        """Returns the queue's messages from offset `begin` up to, but not including, `end`.
+
+        `expression` filters by tags.
+        """
         address = await self.broker_address(queue.broker_name)
         while begin < end:
             status, next_begin, messages = await self._pull(address, queue, begin, expression, PULL_BATCH)
@@ -139,9 +217,9 @@ class AdminMessages(AdminOffsets):
         end_ms: int = FOREVER_MS,
         ends: bool = False,
     ) -> list[TraceView]:
-        """Sends and consumptions of a message by clients that trace, by time; with `ends` those of transactions, too.
+        """Returns traces of a message, sorted by time: sends and consumptions; with `ends`, also ends of transactions.
 
-        Raises NoRouteInfo without a trace.
+        Only clients with traces on write them. Raises NoRouteInfo if there is no trace topic.
         """
         found = await self.messages_by_key(trace_topic, message_id, max_num=max_num, begin_ms=begin_ms, end_ms=end_ms)
         views = [view for message in found for view in decode_trace(message.body, message.born_host, ends=ends)]
@@ -150,11 +228,11 @@ class AdminMessages(AdminOffsets):
     # -- consuming ----------------------------------------------------------------------------------------------
 
     async def message_track(self, message: MessageExt) -> list[MessageTrack]:
-        """Which groups have consumed the message, as far as their offsets tell."""
+        """Returns for each group whether it has consumed the message, judged by its offsets."""
         return [await self._track(message, group) for group in await self.groups_of_topic(message.topic)]
 
     async def consume_directly(self, group: str, client_id: str, message: MessageExt) -> ConsumeMessageDirectlyResult:
-        """Has one consumer of a group consume the message now, and tells how that went."""
+        """Makes one consumer of a group consume the message at once, and returns the result."""
         header = ConsumeMessageDirectlyResultRequestHeader(
             consumer_group=group, client_id=client_id, msg_id=message.offset_msg_id, topic=message.topic
         )
@@ -166,12 +244,8 @@ class AdminMessages(AdminOffsets):
     # -- requests -----------------------------------------------------------------------------------------------
 
     async def _query(
-        self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int, cluster: str | None, *, unique: bool
+        self, header: QueryMessageRequestHeader, cluster: str | None, broker: str | None, *, unique: bool
     ) -> list[MessageExt]:
-        header = QueryMessageRequestHeader(
-            topic=topic, key=key, max_num=max_num, begin_timestamp=begin_ms, end_timestamp=end_ms
-        )
-
         async def query(address: str) -> list[MessageExt]:
             request = RemotingCommand.request(
                 RequestCode.QUERY_MESSAGE, header, fields={_UNIQUE_KEY_QUERY: "true" if unique else "false"}
@@ -183,9 +257,16 @@ class AdminMessages(AdminOffsets):
                 raise broker_error(response, address)
             return list(decode_messages(response.body))
 
-        answers = await self._each(f"looking for {key}", await self._holders(topic, cluster), query)
+        holders = [broker] if broker else await self.holders(header.topic, cluster)
+        answers = await self._each(f"looking for {header.key}", holders, query)
         found = [message for answer in answers.values() for message in answer]
         return sorted(found, key=lambda message: message.store_timestamp)
+
+    async def _address_in_route(self, topic: str, broker_name: str) -> str:
+        for broker in (await self.topic_route(topic)).broker_datas:
+            if broker.broker_name == broker_name and (address := any_address(broker)):
+                return address
+        raise ClientError(f"topic {topic!r} has no broker {broker_name!r}")
 
     async def _pull(
         self, address: str, queue: MessageQueue, offset: int, expression: str, max_num: int

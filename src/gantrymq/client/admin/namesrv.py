@@ -1,4 +1,4 @@
-"""NameServers: KV configuration, a broker's write permission, their own configuration."""
+"""NameServers: KV configuration, write permission of brokers, their own configuration."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from gantrymq.protocol.headers.namesrv import (
     WipeWritePermResponseHeader,
 )
 
-#: NamesrvUtil: "broker:queues;..." by topic, for producers that keep an order over all queues.
+#: KV namespace of order topics: "BROKER:QUEUES;..." by topic (NamesrvUtil).
 ORDER_TOPIC_NAMESPACE = "ORDER_TOPIC_CONFIG"
 
 
 class AdminNamesrv(AdminBase):
-    """What NameServers keep beside routes. Changes go to every NameServer; {host:port: answer} comes back."""
+    """Requests for data of NameServers other than routes.
+
+    A change goes to all of them and returns {HOST:PORT: result}.
+    """
 
     async def kv_get(self, namespace: str, key: str) -> str | None:
-        """The value, None where there is none."""
+        """Returns the value of a key, or None."""
         try:
             response = await self._ask_name_server(
                 RequestCode.GET_KV_CONFIG, KVConfigRequestHeader(namespace=namespace, key=key)
@@ -41,7 +44,7 @@ class AdminNamesrv(AdminBase):
         return response.read_header(GetKVConfigResponseHeader).value
 
     async def kv_list(self, namespace: str) -> dict[str, str]:
-        """All keys and values of a namespace; none of an unknown one."""
+        """Returns all keys and values of a namespace; empty for an unknown one."""
         try:
             response = await self._ask_name_server(
                 RequestCode.GET_KVLIST_BY_NAMESPACE, GetKVListByNamespaceRequestHeader(namespace=namespace)
@@ -60,7 +63,7 @@ class AdminNamesrv(AdminBase):
         )
 
     async def kv_delete(self, namespace: str, key: str) -> None:
-        """Deletes the key from every NameServer; a key that isn't there is no error."""
+        """Deletes the key from every NameServer, if it exists."""
         header = KVConfigRequestHeader(namespace=namespace, key=key)
         await self._each(
             f"deleting {namespace}/{key}",
@@ -69,7 +72,7 @@ class AdminNamesrv(AdminBase):
         )
 
     async def wipe_write_perm(self, broker_name: str) -> dict[str, int]:
-        """Makes the broker read-only in all routes: how many topics each NameServer changed."""
+        """Makes the broker read-only in all routes. Returns how many topics each NameServer has changed."""
 
         async def wipe(name_server: str) -> int:
             header = BrokerNameRequestHeader(broker_name=broker_name)
@@ -79,7 +82,7 @@ class AdminNamesrv(AdminBase):
         return await self._each(f"wiping the write permission of {broker_name}", self.name_servers, wipe)
 
     async def add_write_perm(self, broker_name: str) -> dict[str, int]:
-        """Takes `wipe_write_perm` back: how many topics each NameServer changed."""
+        """Reverses `wipe_write_perm`. Returns how many topics each NameServer has changed."""
 
         async def add(name_server: str) -> int:
             header = BrokerNameRequestHeader(broker_name=broker_name)
@@ -89,7 +92,7 @@ class AdminNamesrv(AdminBase):
         return await self._each(f"adding the write permission of {broker_name}", self.name_servers, add)
 
     async def name_server_configs(self) -> dict[str, dict[str, str]]:
-        """Every NameServer's configuration under Java's keys."""
+        """Returns every NameServer's configuration under Java's keys."""
 
         async def get(name_server: str) -> dict[str, str]:
             response = await self._call(name_server, RequestCode.GET_NAMESRV_CONFIG)
@@ -98,7 +101,7 @@ class AdminNamesrv(AdminBase):
         return await self._each("reading the configuration", self.name_servers, get)
 
     async def failed_name_server_jobs(self) -> dict[str, list[JobFailures]]:
-        """The background jobs of every NameServer that failed since its start; Java's tell of none."""
+        """Returns the background jobs of every NameServer that failed since its start; empty for Java's NameServers."""
 
         async def get(name_server: str) -> list[JobFailures]:
             return failed_jobs((await self._call(name_server, RequestCode.GET_NAMESRV_CONFIG)).ext_fields)
@@ -115,15 +118,15 @@ class AdminNamesrv(AdminBase):
         )
 
     async def order_conf(self, topic: str) -> str | None:
-        """ "broker:queues;..." of an ordered topic, None for others."""
+        """Returns the configuration "BROKER:QUEUES;..." of an order topic, or None."""
         return await self.kv_get(ORDER_TOPIC_NAMESPACE, topic)
 
     async def put_order_conf(self, topic: str, order_conf: str) -> None:
-        """Says how many queues of which brokers keep the topic's order: "broker-a:8;broker-b:8"."""
+        """Sets the configuration of an order topic, the number of queues on each broker: "broker-a:8;broker-b:8"."""
         await self.kv_put(ORDER_TOPIC_NAMESPACE, topic, order_conf)
 
     async def merge_order_conf(self, topic: str, broker_name: str, queue_nums: int) -> str:
-        """Sets one broker's part of the topic's order, keeps the others'; returns the whole."""
+        """Sets one broker's part of a topic's order configuration. Returns the whole configuration."""
         parts = dict(part.split(":", 1) for part in (await self.order_conf(topic) or "").split(";") if ":" in part)
         parts[broker_name] = str(queue_nums)
         order_conf = ";".join(f"{name}:{queues}" for name, queues in parts.items())
@@ -131,5 +134,5 @@ class AdminNamesrv(AdminBase):
         return order_conf
 
     async def delete_order_conf(self, topic: str) -> None:
-        """Ends the topic's order over all queues."""
+        """Deletes the order configuration of a topic."""
         await self.kv_delete(ORDER_TOPIC_NAMESPACE, topic)

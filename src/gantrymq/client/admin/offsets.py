@@ -1,4 +1,4 @@
-"""Where groups go on: read, set back, skipped forward, taken over from another group.
+"""Offsets of groups: read, reset, skip to the end, clone from another group.
 
 Source: tools/admin/DefaultMQAdminExtImpl (resetOffsetByTimestamp, resetOffsetByTimestampOld), tools/command/offset/*.
 """
@@ -19,25 +19,40 @@ from gantrymq.protocol.headers.offset import (
     ResetOffsetRequestHeader,
 )
 from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.topic_name import LIGHT_QUEUE_PREFIX, TIMER_TOPIC
 
-#: A timestamp that stands for the end of a queue.
+#: Timestamp that means the end of a queue.
 LATEST = -1
 
 
 class AdminOffsets(AdminGroups):
-    """The offsets that groups have committed."""
+    """Requests for the committed offsets of groups."""
 
     async def reset_offset(
-        self, group: str, topic: str, timestamp_ms: int, *, force: bool = True
+        self, group: str, topic: str, timestamp_ms: int, *, force: bool = True, cluster: str | None = None
     ) -> dict[MessageQueue, int]:
-        """Sends the group to the first messages stored at or after `timestamp_ms`, LATEST to the end of each queue.
+        """Resets the group to the first messages stored at or after a time.
 
-        Its consumers are told; for a group without any the offsets are committed in their place. Without `force`
-        no queue goes forward. Returns where each queue goes on. Raises NoRouteInfo, BrokerError for an unknown group.
+        The brokers notify its consumers. For a group without consumers, this method commits the offsets.
+
+        Args:
+            group: Consumer group.
+            topic: Topic to reset.
+            timestamp_ms: Time, ms since the epoch; LATEST for the end of each queue.
+            force: If false, no queue moves forward. Default: True.
+            cluster: For a light queue or the timer's topic, the topic whose route has its brokers: the name of the
+                cluster, or the light queue's parent topic. Has no effect on other topics.
+
+        Returns:
+            The new offset of each queue.
+
+        Raises:
+            NoRouteInfo: The topic has no route.
+            BrokerError: The group is unknown.
         """
-        route = await self.topic_route(topic)
+        route = await self.topic_route(_route_topic(topic, cluster))
         read_queues = {queues.broker_name: queues.read_queue_nums for queues in route.queue_datas}
-        # Slaves have no offsets to set.
+        # Offsets are set on masters only.
         masters = {b.master_address: b for b in route.broker_datas if b.master_address}
 
         async def reset(address: str) -> dict[MessageQueue, int]:
@@ -47,7 +62,7 @@ class AdminOffsets(AdminGroups):
             try:
                 response = await self._call(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
             except BrokerError as e:
-                # A broker with useServerSideResetOffset, the default, needs no consumer for it.
+                # A broker with useServerSideResetOffset, which is the default, does not need a connected consumer.
                 if e.code != ResponseCode.CONSUMER_NOT_ONLINE:
                     raise
                 broker = masters[address]
@@ -58,12 +73,37 @@ class AdminOffsets(AdminGroups):
         answers = await self._each(f"resetting group {group}", masters, reset)
         return {queue: offset for answer in answers.values() for queue, offset in sorted(answer.items())}
 
-    async def skip_accumulated(self, group: str, topic: str, *, force: bool = True) -> dict[MessageQueue, int]:
-        """Sends the group to the end of each queue; what it has not consumed by now it will not see."""
-        return await self.reset_offset(group, topic, LATEST, force=force)
+    async def masters_of_topic(self, topic: str, cluster: str | None = None) -> list[str]:
+        """Returns HOST:PORT of the masters that have the topic. `cluster` is that of `reset_offset`.
+
+        Raises NoRouteInfo.
+        """
+        route = await self.topic_route(_route_topic(topic, cluster))
+        return [broker.master_address for broker in route.broker_datas if broker.master_address]
+
+    async def planned_offsets(
+        self, group: str, topic: str, timestamp_ms: int, *, force: bool = True, cluster: str | None = None
+    ) -> dict[MessageQueue, tuple[int | None, int]]:
+        """Returns the committed offset of each queue, and the offset to which `reset_offset` would reset it."""
+        route = await self.topic_route(_route_topic(topic, cluster))
+        masters = {b.broker_name: b.master_address for b in route.broker_datas if b.master_address}
+        return {
+            queue: await self._planned(masters[queue.broker_name], group, topic, queue.queue_id, timestamp_ms, force)
+            for queue in read_queues(topic, route)
+            if queue.broker_name in masters
+        }
+
+    async def skip_accumulated(
+        self, group: str, topic: str, *, force: bool = True, cluster: str | None = None
+    ) -> dict[MessageQueue, int]:
+        """Moves the group to the end of each queue. It does not receive the messages before it.
+
+        The arguments are those of `reset_offset`.
+        """
+        return await self.reset_offset(group, topic, LATEST, force=force, cluster=cluster)
 
     async def reset_queue_offset(self, address: str, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Sends the group to `offset` in one queue of one broker (host:port); its consumers are told."""
+        """Resets one queue of one broker (HOST:PORT) to `offset` and notifies the consumers."""
         await self.api.update_offset(address, group, topic, queue_id, offset, timeout_ms=self.timeout_ms)
         header = ResetOffsetRequestHeader(
             group=group, topic=topic, queue_id=queue_id, offset=offset, timestamp=0, is_force=True
@@ -71,12 +111,12 @@ class AdminOffsets(AdminGroups):
         try:
             await self._call(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
         except BrokerError as e:
-            # Nobody to tell: the committed offset is enough.
+            # Without consumers, the committed offset is enough.
             if e.code != ResponseCode.CONSUMER_NOT_ONLINE:
                 raise
 
     async def committed_offset(self, address: str, group: str, topic: str, queue_id: int) -> int | None:
-        """Where the group goes on in a queue of one broker (host:port); None if it has committed nothing."""
+        """Returns the group's committed offset of a queue on one broker (HOST:PORT), or None."""
         header = QueryConsumerOffsetRequestHeader(
             consumer_group=group, topic=topic, queue_id=queue_id, set_zero_if_not_found=False
         )
@@ -90,10 +130,10 @@ class AdminOffsets(AdminGroups):
         return offset if offset >= 0 else None
 
     async def clone_offsets(self, source_group: str, target_group: str, topic: str) -> dict[MessageQueue, int]:
-        """Lets `target_group` go on in the topic where `source_group` stands; returns the offsets.
+        """Copies the offsets of `source_group` in a topic to `target_group` and returns them.
 
-        Raises ClientError when the source has none in the topic, BrokerUnavailable while a broker has no master. The
-        target should not be running.
+        The target should not have running consumers. Raises ClientError if the source has no offsets in the topic, and
+        BrokerUnavailable if a broker has no master.
         """
         route = await self.topic_route(topic)
         masters = {b.broker_name: b.master_address for b in route.broker_datas if b.master_address}
@@ -116,20 +156,34 @@ class AdminOffsets(AdminGroups):
     async def _commit_offsets(
         self, broker: BrokerData, group: str, topic: str, queue_nums: int, timestamp_ms: int, force: bool
     ) -> dict[MessageQueue, int]:
-        """For a group without consumers: finds each queue's offset and commits it."""
+        """Finds each queue's offset and commits it, for a group without consumers."""
         address = broker.master_address
         assert address
 
         async def commit(queue_id: int) -> int:
-            committed = await self.committed_offset(address, group, topic, queue_id)
-            if timestamp_ms == LATEST:
-                offset = await self.api.max_offset(address, topic, queue_id, self.timeout_ms)
-            else:
-                offset = await self.api.search_offset(address, topic, queue_id, timestamp_ms, self.timeout_ms)
-            if not force and committed is not None and offset > committed:
-                return committed
-            await self.api.update_offset(address, group, topic, queue_id, offset, timeout_ms=self.timeout_ms)
+            committed, offset = await self._planned(address, group, topic, queue_id, timestamp_ms, force)
+            if offset != committed:
+                await self.api.update_offset(address, group, topic, queue_id, offset, timeout_ms=self.timeout_ms)
             return offset
 
         offsets = await asyncio.gather(*(commit(queue_id) for queue_id in range(queue_nums)))
         return {MessageQueue(topic, broker.broker_name, queue_id): offset for queue_id, offset in enumerate(offsets)}
+
+    async def _planned(
+        self, address: str, group: str, topic: str, queue_id: int, timestamp_ms: int, force: bool
+    ) -> tuple[int | None, int]:
+        """Returns the committed offset of a queue, and the one after a reset."""
+        committed = await self.committed_offset(address, group, topic, queue_id)
+        if timestamp_ms == LATEST:
+            offset = await self.api.max_offset(address, topic, queue_id, self.timeout_ms)
+        else:
+            offset = await self.api.search_offset(address, topic, queue_id, timestamp_ms, self.timeout_ms)
+        if not force and committed is not None:
+            offset = min(offset, committed)
+        return committed, offset
+
+
+def _route_topic(topic: str, cluster: str | None) -> str:
+    """Returns the topic whose route has the brokers of `topic`. Source: `DefaultMQAdminExtImpl`."""
+    has_no_route = topic.startswith(LIGHT_QUEUE_PREFIX) or topic == TIMER_TOPIC
+    return cluster if cluster and has_no_route else topic

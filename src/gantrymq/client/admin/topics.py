@@ -1,4 +1,4 @@
-"""Topics: made, changed, deleted, listed, measured."""
+"""Topics: create, change, delete, list, statistics."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ from gantrymq.protocol.headers.topic import (
 )
 from gantrymq.protocol.topic_name import topic_problem
 
-#: How often a NameServer is asked whether it knows a new topic, s.
+#: Interval of requests for the route of a new topic, s.
 ROUTE_POLL_S = 0.02
 
 
 class _TopicConfigList(msgspec.Struct, rename="camel"):
-    """The body of UPDATE_AND_CREATE_TOPIC_LIST (`CreateTopicListRequestBody`)."""
+    """Body of UPDATE_AND_CREATE_TOPIC_LIST (`CreateTopicListRequestBody`)."""
 
     topic_config_list: list[TopicConfig]
 
 
 class AdminTopics(AdminNamesrv):
-    """Topics. Where a method takes `cluster` or `broker` (host:port), it wants one of them."""
+    """Requests for topics. If a method has the arguments `cluster` and `broker` (HOST:PORT), pass one of them."""
 
     async def topic_list(self) -> list[str]:
-        """Every topic that the NameServers know, sorted; retry and dead letter topics too."""
+        """Returns every topic in the NameServers, sorted, including retry and dead-letter topics."""
         response = await self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(decode_json(response.body, TopicList).topic_list)
 
     async def topics_of_cluster(self, cluster: str) -> list[str]:
-        """The topics that the cluster's brokers have, sorted."""
+        """Returns the topics of the cluster's brokers, sorted."""
         response = await self._ask_name_server(
             RequestCode.GET_TOPICS_BY_CLUSTER, GetTopicsByClusterRequestHeader(cluster=cluster)
         )
         return sorted(decode_json(response.body, TopicList).topic_list)
 
     async def clusters_of_topic(self, topic: str) -> list[str]:
-        """The clusters whose brokers have queues of the topic, sorted. Raises NoRouteInfo."""
+        """Returns the clusters whose brokers have queues of the topic, sorted. Raises NoRouteInfo."""
         route = await self.topic_route(topic)
         return sorted({broker.cluster for broker in route.broker_datas})
 
     async def create_topic(
         self, config: TopicConfig, *, cluster: str | None = None, broker: str | None = None
     ) -> list[str]:
-        """Makes or changes a topic on every master of a cluster, or on one broker; returns their host:port.
+        """Creates or changes a topic on every master of a cluster, or on one broker. Returns their HOST:PORT.
 
-        Each broker tells the NameServers itself. An attribute's name has a leading + (set) or - (remove). Raises
-        PartialFailure when some masters did it and others failed: asking again is harmless.
+        Each broker then registers the topic with the NameServers. Names of attributes start with + (set) or - (remove).
+        Raises PartialFailure if some masters fail; it is safe to repeat the call.
         """
         addresses = await self._targets(cluster, broker)
 
@@ -73,11 +73,21 @@ class AdminTopics(AdminNamesrv):
     async def ensure_topic(
         self, topic: str, *, queues: int = 8, perm: int = PERM_READ | PERM_WRITE, cluster: str | None = None
     ) -> bool:
-        """Makes the topic on those masters that lack it, of `cluster` or of all; whether there were any.
+        """Creates a topic on all masters that lack it. Returns whether there were any.
 
-        Where it is it stays as it is: `queues`, on each broker, and `perm` are for a new one. Returns when a NameServer
-        names all these brokers for the topic, so that whoever asks now sends to all of them. Raises BrokerUnavailable
-        when there is no master, PartialFailure, and RequestTimeout when no NameServer hears of it in `timeout_ms`.
+        Existing topics do not change. The method returns when a NameServer's route contains all these brokers, so that
+        new producers use all of them.
+
+        Args:
+            topic: Name of the topic.
+            queues: Number of queues on each broker, for new topics. Default: 8.
+            perm: Permission of new topics: 2 write, 4 read, 6 both. Default: 6.
+            cluster: Cluster of the topic. Default: all clusters.
+
+        Raises:
+            BrokerUnavailable: There is no master.
+            PartialFailure: Some masters failed.
+            RequestTimeout: No NameServer has the complete route within `timeout_ms`.
         """
         if problem := topic_problem(topic):
             raise IllegalMessage(problem)
@@ -101,7 +111,10 @@ class AdminTopics(AdminNamesrv):
         return any(made.values())
 
     async def _masters(self, cluster: str | None) -> dict[str, str]:
-        """{broker name: host:port of its master}, of one cluster or of all. Raises BrokerUnavailable without any."""
+        """Returns {broker name: HOST:PORT of its master} of one cluster or of all.
+
+        Raises BrokerUnavailable if empty.
+        """
         if cluster is None:
             found = list((await self.cluster_info()).broker_addr_table.values())
         else:
@@ -121,7 +134,7 @@ class AdminTopics(AdminNamesrv):
                         known = {data.broker_name for data in (await self.topic_route(topic)).queue_datas}
                     if brokers <= known:
                         return
-                    # Brokers tell the NameServers at once, in no more than a few milliseconds.
+                    # Brokers register a new topic at once, which takes a few milliseconds.
                     await asyncio.sleep(ROUTE_POLL_S)
         except TimeoutError:
             missing = ", ".join(sorted(brokers - known))
@@ -134,7 +147,7 @@ class AdminTopics(AdminNamesrv):
     async def create_topics(
         self, configs: Sequence[TopicConfig], *, cluster: str | None = None, broker: str | None = None
     ) -> list[str]:
-        """As `create_topic`, many at once."""
+        """Creates or changes several topics, like `create_topic`."""
         addresses = await self._targets(cluster, broker)
         body = encode_json(_TopicConfigList(list(configs)))
         await self._each(
@@ -145,23 +158,23 @@ class AdminTopics(AdminNamesrv):
         return addresses
 
     async def topic_config(self, address: str, topic: str) -> TopicConfig:
-        """The topic as one broker has it. Raises BrokerError with TOPIC_NOT_EXIST."""
+        """Returns the topic's configuration on one broker. Raises BrokerError with TOPIC_NOT_EXIST."""
         header = TopicRequestHeader(topic=topic)
         return decode_json((await self._call(address, RequestCode.GET_TOPIC_CONFIG, header)).body, TopicConfig)
 
     async def topic_configs(self, address: str) -> dict[str, TopicConfig]:
-        """All topics of one broker, the system's included."""
+        """Returns all topics of one broker, including system topics."""
         response = await self._call(address, RequestCode.GET_ALL_TOPIC_CONFIG)
         return decode_json(response.body, TopicConfigTable).topic_config_table
 
     async def update_topic_perm(
         self, topic: str, perm: int, *, cluster: str | None = None, broker: str | None = None
     ) -> dict[str, int]:
-        """Sets the topic's permission (2 write, 4 read, 6 both), keeps the rest; {host:port: the old one}."""
+        """Sets the topic's permission: 2 write, 4 read, 6 both. Returns {HOST:PORT: old permission}."""
 
         async def update(address: str) -> int:
             config = await self.topic_config(address, topic)
-            # Attributes that aren't named stay.
+            # Attributes that are not in the request do not change.
             changed = msgspec.structs.replace(config, perm=perm, attributes={})
             await self.api.create_topic(address, changed, self.timeout_ms)
             return config.perm
@@ -171,9 +184,9 @@ class AdminTopics(AdminNamesrv):
         )
 
     async def delete_topic(self, topic: str, cluster: str) -> list[str]:
-        """Deletes the topic from every master of the cluster, then from the NameServers; returns the masters.
+        """Deletes the topic from every master of the cluster, then from the NameServers. Returns the masters.
 
-        Raises PartialFailure when a broker failed: the NameServers keep the topic then.
+        If a broker fails, raises PartialFailure, and the NameServers keep the topic.
         """
         masters = await self.masters_of(cluster)
         header = TopicRequestHeader(topic=topic)
@@ -188,32 +201,43 @@ class AdminTopics(AdminNamesrv):
         )
         return masters
 
-    async def topic_stats(self, topic: str) -> TopicStatsTable:
-        """First and last offset of each queue, and when it was last written (ms). Raises NoRouteInfo."""
+    async def topic_stats(self, topic: str, *, broker: str | None = None) -> TopicStatsTable:
+        """Returns first and last offset of each queue and the time of its last write (ms). Raises NoRouteInfo.
+
+        `broker` selects one broker (HOST:PORT). Default: all brokers with the topic.
+        """
 
         async def stats(address: str) -> TopicStatsTable:
             response = await self._call(address, RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=topic))
             return TopicStatsTable.decode(response.body)
 
         total = TopicStatsTable()
-        for answer in (await self._each(f"asking for topic {topic}", await self._holders(topic), stats)).values():
+        holders = [broker] if broker else await self.holders(topic)
+        for answer in (await self._each(f"asking for topic {topic}", holders, stats)).values():
             total.offset_table.update(answer.offset_table)
             total.topic_put_tps += answer.topic_put_tps
         return total
 
-    async def groups_of_topic(self, topic: str) -> list[str]:
-        """The consumer groups that read the topic, or have committed offsets in it, sorted. Raises NoRouteInfo."""
+    async def groups_of_topic(self, topic: str, *, broker: str | None = None) -> list[str]:
+        """Returns the groups that read the topic or have offsets in it, sorted. Raises NoRouteInfo.
+
+        `broker` selects one broker (HOST:PORT). Default: all brokers with the topic.
+        """
 
         async def groups(address: str) -> list[str]:
             header = TopicRequestHeader(topic=topic)
             response = await self._call(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header)
             return decode_json(response.body, GroupList).group_list
 
-        answers = await self._each(f"asking who reads {topic}", await self._holders(topic), groups)
+        holders = [broker] if broker else await self.holders(topic)
+        answers = await self._each(f"asking who reads {topic}", holders, groups)
         return sorted({group for answer in answers.values() for group in answer})
 
-    async def _holders(self, topic: str, cluster: str | None = None) -> list[str]:
-        """host:port of one replica of each broker that has the topic, of one cluster or any."""
+    async def holders(self, topic: str, cluster: str | None = None) -> list[str]:
+        """Returns HOST:PORT of one replica of each broker with the topic, of one cluster or all.
+
+        Raises NoRouteInfo, or BrokerUnavailable if there is none.
+        """
         brokers = (await self.topic_route(topic)).broker_datas
         addresses = [any_address(broker) for broker in brokers if cluster in (None, broker.cluster)]
         found = [address for address in addresses if address]

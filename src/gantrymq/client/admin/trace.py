@@ -1,6 +1,6 @@
-"""Message traces: what clients with tracing on tell of their messages, in messages of a topic of its own.
+"""Decodes message traces, which clients write to a separate topic if traces are on.
 
-Source: client/trace/TraceDataEncoder, TraceView. A trace message's keys are the ids of the messages it tells of.
+The keys of a trace message are the ids of its messages. Source: client/trace/TraceDataEncoder, TraceView.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _END_OF_FIELD = "\x01"
 
 
 class TraceView(msgspec.Struct, rename="camel"):
-    """One send (`Pub`), one consumption (`SubAfter`) or the end of its transaction (`EndTransaction`); times in ms.
+    """One send (`Pub`), consumption (`SubAfter`) or end of a transaction (`EndTransaction`); times in ms.
 
-    `timestamp` of a consumption is 0 with clients older than 4.9. `transaction_state` is Java's name of how it ended.
+    For a consumption by clients older than 4.9, `timestamp` is 0. `transaction_state` is Java's name of the result.
     """
 
     msg_type: str
@@ -34,9 +34,9 @@ class TraceView(msgspec.Struct, rename="camel"):
 
 
 def decode_trace(body: bytes, client_host: str, *, ends: bool = False) -> list[TraceView]:
-    """The sends and consumptions of a trace message, with `ends` those of transactions, too; others are left out.
+    """Decodes sends and consumptions from a trace message; with `ends`, also ends of transactions.
 
-    Raises BodyError for one that has too few fields or no number in place of one.
+    Other lines are ignored. Raises BodyError for a line with missing fields or invalid numbers.
     """
     views = []
     for line in body.decode("utf-8", "replace").split(_END_OF_LINE):
@@ -55,7 +55,7 @@ def decode_trace(body: bytes, client_host: str, *, ends: bool = False) -> list[T
 
 def _send(fields: list[str], client_host: str) -> TraceView:
     _, timestamp, _, group, topic, msg_id, tags, keys, store_host, _, cost_time, _, *rest = fields
-    # Old clients have no offset message id before it.
+    # Old clients do not write the offset message id before it.
     success = rest[0] if len(rest) == 1 else rest[1]
     return TraceView(
         "Pub",

@@ -1,6 +1,8 @@
-"""Consumers that pull: push and lite pull. Open `push_consumer.py` first.
+"""Consumers that pull: push and lite pull. Read `push_consumer.py` first.
 
-A consumer's queues are in `assigned_queues.py`, one queue's pulls in `queue_puller.py`, who gets which queue in
-`rebalancer.py`. Handlers run in `handler_pool.py`, told by `concurrently.py` or `orderly.py` what comes next. Plain
-classes, told all they know: `rebalance`, `process_queue`.
+`rebalancer.py` assigns queues to this consumer and `assigned_queues.py` manages them. `queue_puller.py` pulls one
+queue. Handlers run in `handler_pool.py`; `concurrently.py` or `orderly.py` schedules the messages. `rebalance` and
+`process_queue` contain no I/O.
+
+The parts of a consumer take a `ConsumerContext` (`consumer_context.py`).
 """

@@ -1,4 +1,4 @@
-"""Assignment: tells whoever wants to know of a consumer's queues, and of what it fails at."""
+"""Assignment: notifies an application of its consumer's queues. `Health` describes the state of a consumer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 
 log = peer_log(__name__)
 
-#: A plain function or a coroutine function. What it raises is logged and changes nothing.
+#: A plain function or a coroutine function. Its errors are only logged.
 QueuesCallback = Callable[[set[MessageQueue]], object]
 #: A plain function.
 ErrorCallback = Callable[[Exception], object]
 
-#: How long `wait_assigned` waits.
+#: Default timeout of `wait_assigned`, ms.
 WAIT_MS = 30_000
 #: Longest time that a callback waits for the previous one, s. Without a limit, a callback that closes its own consumer
 #: would wait for itself.
@@ -28,9 +28,12 @@ _CALLBACK_S = 10.0
 
 @dataclass(slots=True, frozen=True)
 class QueueHealth:
-    """One queue of a consumer. `last_pull` is in seconds since the epoch, 0 before the first one.
+    """State of one queue of a consumer.
 
-    `lag` counts messages that are stored and not consumed, as of the last pull; `error` is that of the last pull.
+    Attributes:
+        lag: Number of stored messages that are not consumed, as of the last pull.
+        last_pull: Time of the last pull, seconds since the epoch; 0 before the first one.
+        error: Error of the last pull.
     """
 
     lag: int
@@ -40,7 +43,14 @@ class QueueHealth:
 
 @dataclass(slots=True, frozen=True)
 class Health:
-    """How a consumer is. `last_error` is the newest thing that went wrong, at `last_error_time` (s since the epoch)."""
+    """State of a consumer.
+
+    Attributes:
+        is_open: Whether the consumer is started and not closed.
+        queues: State of each queue.
+        last_error: Newest error.
+        last_error_time: Time of that error, seconds since the epoch.
+    """
 
     is_open: bool
     queues: dict[MessageQueue, QueueHealth]
@@ -49,12 +59,12 @@ class Health:
 
     @property
     def is_ready(self) -> bool:
-        """It has queues, and the last pull of each went well. Where others have all queues, it isn't."""
+        """True if the consumer has queues and their last pulls succeeded. False if other members have all queues."""
         return self.is_open and bool(self.queues) and not any(queue.error for queue in self.queues.values())
 
 
 class Assignment:
-    """Which queues a consumer has, as far as a user is told: those of its retry topics are its own affair."""
+    """Notifies the application of assigned and revoked queues, except those of retry topics."""
 
     def __init__(
         self,
@@ -65,32 +75,32 @@ class Assignment:
         self._user_queue = user_queue
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
-        #: One for each who waits: a consumer may live again, on another event loop.
+        #: One event for each waiting caller, because a consumer can be restarted in another event loop.
         self._waiting: dict[asyncio.Event, None] = {}
         self._threads = False
-        #: The last callback in a thread.
+        #: The last callback that was started in a thread.
         self._running: asyncio.Future[object] | None = None
 
     def tell_in_threads(self) -> None:
-        """Has plain callbacks called in threads, where they may wait for what the event loop does."""
+        """Calls plain callbacks in threads, where they may block until the event loop has done something."""
         self._threads = True
 
     async def assigned(self, queues: Collection[MessageQueue]) -> None:
-        """Queues that are read from now on."""
+        """Notifies of queues that are pulled from now on."""
         self.wake()
         await self._tell(self._on_assigned, queues)
 
     async def revoked(self, queues: Collection[MessageQueue]) -> None:
-        """Queues that are given up, or were."""
+        """Notifies of queues that are or will be revoked."""
         await self._tell(self._on_revoked, queues)
 
     def wake(self) -> None:
-        """Whoever waits looks again."""
+        """Wakes all callers of `wait`."""
         for changed in self._waiting:
             changed.set()
 
     async def wait(self, queues: Callable[[], set[MessageQueue]], timeout_ms: int) -> set[MessageQueue]:
-        """The user's queues, as soon as there are some. Raises TimeoutError, and what `queues` raises."""
+        """Waits for queues of the application and returns them. Raises TimeoutError, and the errors of `queues`."""
         changed = asyncio.Event()
         self._waiting[changed] = None
         try:
@@ -118,7 +128,7 @@ class Assignment:
             log.exception("%s failed", getattr(callback, "__name__", callback))
 
     async def _in_thread(self, callback: QueuesCallback, queues: set[MessageQueue]) -> object:
-        """Runs a callback in a thread, after the previous one: that runs on even if its caller was cancelled."""
+        """Runs a callback in a thread after the previous one, which continues even if its caller was cancelled."""
         if self._running is not None and not self._running.done():
             await asyncio.wait({self._running}, timeout=_CALLBACK_S)
         self._running = asyncio.ensure_future(asyncio.to_thread(callback, queues))
@@ -126,11 +136,11 @@ class Assignment:
 
 
 def of_user(queues: Collection[MessageQueue]) -> set[MessageQueue]:
-    """Those that are not of a retry topic."""
+    """Returns the queues without those of retry topics."""
     return {queue for queue in queues if not queue.topic.startswith(RETRY_TOPIC_PREFIX)}
 
 
 def not_assigned(group: str, timeout_ms: int, last_error: Exception | None) -> ClientError:
-    """What `wait_assigned` raises."""
+    """Returns the error of `wait_assigned`."""
     reason = f"the last error was: {last_error}" if last_error is not None else "others of the group may have them all"
     return ClientError(f"group {group} gave this consumer no queue in {timeout_ms} ms; {reason}")

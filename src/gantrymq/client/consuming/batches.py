@@ -1,7 +1,7 @@
-"""Batches: a push consumer's handler gets several messages at a time (`consumeMessageBatchMaxSize`).
+"""Batches of messages for the handler of a push consumer (`consumeMessageBatchMaxSize`).
 
-To the handler pool it is a handler of single messages, which waits until the batch that its message is in was handled.
-So retries, timeouts, hooks and offsets are each message's own.
+The handler pool calls `Batches` as a handler of one message. That call returns after the whole batch is handled. Each
+message keeps its own retries, timeout, hooks and offset.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from gantrymq.client.consuming.handler_pool import MessageHandler, is_coroutine_
 from gantrymq.errors import ClientError
 from gantrymq.protocol.message import MessageExt
 
-#: Gets up to so many messages of any queues. It returns None when all are consumed, or a sequence with what became of
-#: each: None or True when it is consumed, False or an exception when it has failed. When it raises, all have failed.
+#: Handler of a list of messages of any queues. It returns None if all are consumed, or a sequence of outcomes. An
+#: outcome is None or True for a consumed message, False or an exception for a failed one. If the handler raises, all
+#: messages have failed.
 BatchHandler = Callable[[list[MessageExt]], object]
-
-#: How long the first message of a batch waits for others.
-BATCH_WAIT_MS = 100
 
 
 class Batches:
-    """Calls `handler` with `size` messages, or with fewer `wait_ms` after the first; `concurrency` times at a time.
+    """Calls `handler` with `size` messages, or with fewer if `wait_ms` have passed since the first one.
 
-    A plain function is called in the event loop's default threads.
+    At most `concurrency` calls run at the same time. A plain function runs in the event loop's default threads.
     """
 
     def __init__(self, handler: BatchHandler, size: int, wait_ms: int, concurrency: int) -> None:
@@ -43,7 +41,7 @@ class Batches:
         self._timer.start()
 
     async def __call__(self, message: MessageExt) -> None:
-        """Returns when the message was handled; raises what became of it."""
+        """Waits until the batch with this message is handled. Raises the error of the message."""
         future: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         self._gathered.append((message, future))
         if len(self._gathered) >= self._size:
@@ -54,7 +52,7 @@ class Batches:
             raise own_copy(error)
 
     async def close(self) -> None:
-        """Cancels what is still in handlers."""
+        """Cancels the handlers that still run."""
         self._timer.cancel()
         await self._tasks.stop()
 
@@ -81,7 +79,7 @@ class Batches:
                 result = await asyncio.to_thread(self._call_plainly, messages)
             return _outcomes(result, len(messages))
         except (KeyboardInterrupt, SystemExit):
-            raise  # Of the whole program.
+            raise  # Ends the whole program.
         except BaseException as e:
             if (
                 isinstance(e, asyncio.CancelledError)
@@ -94,7 +92,7 @@ class Batches:
         try:
             return self._handler(messages)
         except BaseException as e:
-            return [e] * len(messages)  # SystemExit, too: this is no main thread.
+            return [e] * len(messages)  # Includes SystemExit, because this is not the main thread.
 
 
 def _outcomes(result: object, count: int) -> Sequence[BaseException | None]:

@@ -1,4 +1,4 @@
-"""ConsumeConcurrently: a handler gets the messages of all queues as they come, many at a time.
+"""ConsumeConcurrently: runs the handler on messages of all queues, several at a time.
 
 Source: client/impl/consumer/ConsumeMessageConcurrentlyService, ProcessQueue (cleanExpiredMsg).
 """
@@ -12,6 +12,7 @@ from typing import cast
 from gantrymq.background.repeating import Repeating
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, handler_pool
+from gantrymq.client.consuming.log_texts import failed_attempt
 from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.send_back import SendBack
 from gantrymq.logs import peer_log
@@ -20,22 +21,22 @@ from gantrymq.system import clock
 
 log = peer_log(__name__)
 
-#: After a message couldn't be sent back, the handler gets it again after so long (submitConsumeRequestLater).
+#: Delay before the handler gets a message again that could not be sent back (submitConsumeRequestLater), s.
 RETRY_LOCALLY_S = 5.0
-#: How often handlers are looked at that take too long, at least.
+#: Longest interval between two checks for slow handlers, s.
 _LONGEST_CHECK_INTERVAL_S = 60.0
-#: How long a consumer that closes waits at least for messages on their way back.
+#: Shortest time that `close` waits for messages to be sent back, s.
 GRACE_S = 0.5
-#: The delay level of a message whose handler took too long (cleanExpiredMsg).
+#: Delay level of a message whose handler took too long (cleanExpiredMsg).
 _TIMEOUT_DELAY_LEVEL = 3
 
 
 class ConsumeConcurrently:
-    """Runs the handler, and sends back what it failed on.
+    """Runs the handler and sends failed messages back to the broker.
 
-    Without `send_back`, for a consumer that reads everything, a failure is logged and that's all. A message whose
-    handler takes longer than `timeout_s` is sent back, too, so that it doesn't hold up the offset for ever.
-    `wire_topic` gives the topic that brokers know a message by.
+    If a handler takes longer than `timeout_s`, its message is sent back too, so that it does not block the committed
+    offset. Without `send_back`, for broadcasting consumers, failures are only logged. `wire_topic` returns the topic of
+    a message with its namespace.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ConsumeConcurrently:
         self._send_back_to = send_back
         self._timeout_s = timeout_s
         self._wire_topic = wire_topic
-        #: Messages on their way back. Whoever finds one here doesn't send it a second time.
+        #: Messages that are being sent back. None of them is sent back a second time.
         self._under_way: set[MessageExt] = set()
         self._sending_back = Tasks("the sending back of a message")
         self._later = Tasks("another try of a message that couldn't be sent back")
@@ -64,10 +65,10 @@ class ConsumeConcurrently:
         self.pool.submit(process_queue, messages)
 
     async def release(self, process_queue: ProcessQueue) -> None:
-        """A queue that was given up has another reader already, who gets again what is in handlers."""
+        """Does nothing: the next owner of a revoked queue receives the messages in handlers again."""
 
     async def close(self, timeout_s: float) -> None:
-        """Waits at most `timeout_s` for handlers and for what is on its way back."""
+        """Waits for handlers and for messages that are being sent back, for at most `timeout_s` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         self._checker.cancel()
@@ -84,14 +85,21 @@ class ConsumeConcurrently:
         if error is None:
             process_queue.remove(message)
         elif self._send_back_to is None or message.is_damaged:
-            log.warning("handler failed on %s, which is not delivered again", message.msg_id, exc_info=error)
+            log.warning("handler failed: %s; not redelivered", failed_attempt(message), exc_info=error)
             process_queue.remove(message)
+        elif process_queue.dropped:
+            log.warning(
+                "handler failed: %s; the next consumer of its queue receives it",
+                failed_attempt(message),
+                exc_info=error,
+            )
         else:
-            log.warning("handler failed on %s, which will be delivered again", message.msg_id, exc_info=error)
+            following = self._send_back_to.following(message)
+            log.warning("handler failed: %s; %s", failed_attempt(message), following, exc_info=error)
             self._give_back(process_queue, message)
 
     def _give_back(self, process_queue: ProcessQueue, message: MessageExt, delay_level: int = 0) -> None:
-        # A queue that was given up has another reader by now, who gets the message anyway.
+        # The next owner of a revoked queue receives the message anyway.
         if not process_queue.dropped and message in process_queue and message not in self._under_way:
             self._under_way.add(message)
             self._sending_back.start(self._send_back(process_queue, message, delay_level))
@@ -101,7 +109,7 @@ class ConsumeConcurrently:
         try:
             await self._send_back_to.send_back(message, self._wire_topic(message), delay_level)
         except Exception as e:
-            # Whatever it is (hooks are the user's), the message must not hold up its queue for ever.
+            # Any error, because hooks are user code. The message must not block its queue for ever.
             log.warning("can't send %s back, trying it again here: %s: %s", message.msg_id, type(e).__name__, e)
             self._later.start(self._again(process_queue, message))
         else:
@@ -110,17 +118,19 @@ class ConsumeConcurrently:
             self._under_way.discard(message)
 
     async def _again(self, process_queue: ProcessQueue, message: MessageExt) -> None:
-        """Gives the message to the handler once more, unless that has it still: then its end decides."""
+        """Passes the message to the handler again. If the handler still runs on it, that run decides."""
         await asyncio.sleep(RETRY_LOCALLY_S)
         if message in process_queue and not any(running.message is message for running in self.pool.running()):
             message.reconsume_times += 1
             self.pool.submit(process_queue, [message])
 
     def _give_up_slow(self) -> None:
-        """Sends back what has been in its handler too long: the handler goes on, its outcome counts no more."""
+        """Sends back messages whose handlers are too slow. The handlers continue, but their results are ignored."""
         deadline = clock.time() - self._timeout_s
         for source, message, started in self.pool.running():
             process_queue = cast(ProcessQueue, source)
             if started <= deadline and not process_queue.dropped and message in process_queue:
-                log.warning("handler takes more than %g s over %s", self._timeout_s, message.msg_id)
+                assert self._send_back_to is not None  # Without it, nothing checks for slow handlers.
+                following = self._send_back_to.following(message, _TIMEOUT_DELAY_LEVEL)
+                log.warning("handler takes more than %g s: %s; %s", self._timeout_s, failed_attempt(message), following)
                 self._give_back(process_queue, message, _TIMEOUT_DELAY_LEVEL)

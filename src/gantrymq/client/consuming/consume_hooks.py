@@ -1,4 +1,4 @@
-"""Hooks around a push consumer's handler, and the one that traces (client/hook/ConsumeMessageHook)."""
+"""Hooks around the handler of a push consumer, and the hook for traces (`ConsumeMessageHook`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = peer_log(__name__)
 
 
 class ConsumeReturnType(IntEnum):
-    """How a handler ended (`ConsumeReturnType`, by ordinal; a handler here has no null and no failed)."""
+    """Result of a handler (`ConsumeReturnType`, by ordinal). Handlers here never return Java's null or failed."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -29,9 +29,15 @@ class ConsumeReturnType(IntEnum):
 
 @dataclass(slots=True)
 class ConsumeContext:
-    """One message in the handler of a consumer: of `group`, known to brokers as `client_id`.
+    """One call of a handler.
 
-    `return_type` and `error` are set after it; `attributes` are free for the hooks.
+    Attributes:
+        group: Consumer group.
+        message: The message.
+        client_id: Id of the consumer.
+        return_type: Outcome, set after the handler.
+        error: Error of the handler, set after it; None if there was none.
+        attributes: Data of the hooks.
     """
 
     group: str
@@ -43,20 +49,27 @@ class ConsumeContext:
 
 
 class ConsumeHook(Protocol):
-    """Called where the handler is called: in its task, or in its thread. What a hook raises fails the message."""
+    """Called in the task or thread of the handler. If a hook raises, the message has failed."""
 
     def before(self, context: ConsumeContext) -> None:
         """Called before the handler."""
 
     def after(self, context: ConsumeContext) -> None:
-        """Called after it, whatever it did."""
+        """Called after the handler, also if it raised."""
 
 
 @dataclass(slots=True, frozen=True)
 class ReceiveContext:
-    """A call that asked for messages: what it brought, or the error that it ended with.
+    """One call for messages: `poll` or `receive`.
 
-    `topics` are those that were asked for. It began at `began_ns` (ns since the epoch) and took `duration_s`.
+    Attributes:
+        group: Consumer group.
+        client_id: Id of the consumer.
+        topics: Requested topics.
+        messages: Received messages.
+        began_ns: Start, ns since the epoch.
+        duration_s: Duration, s.
+        error: Error of the call, or None.
     """
 
     group: str
@@ -69,7 +82,7 @@ class ReceiveContext:
 
 
 class ReceiveHook(Protocol):
-    """Called after each `poll` or `receive`; what a hook raises is logged and changes nothing."""
+    """Called after each `poll` or `receive`. Errors of a hook are only logged."""
 
     def received(self, context: ReceiveContext) -> None: ...
 
@@ -78,7 +91,7 @@ class ReceiveHook(Protocol):
 async def receiving(
     hooks: Sequence[ReceiveHook], group: str, client_id: str, topics: Callable[[], Sequence[str]]
 ) -> AsyncIterator[list[MessageExt]]:
-    """Tells the hooks of what the block put into the list, and how it ended."""
+    """Calls the hooks after the block, with the messages that the block put into the list, or with its error."""
     messages: list[MessageExt] = []
     began_ns, began = clock.time_ns(), clock.monotonic()
     error: BaseException | None = None
@@ -100,9 +113,9 @@ async def receiving(
 def with_hooks(
     handler: MessageHandler, hooks: Sequence[ConsumeHook], group: str, client_id: str, timeout_s: float
 ) -> MessageHandler:
-    """A handler of the same kind that calls the hooks; with none, the handler itself.
+    """Returns a handler of the same kind that calls the hooks. Without hooks, returns `handler`.
 
-    One that takes more than `timeout_s` has ended as TIME_OUT.
+    A call that takes longer than `timeout_s` has the result TIME_OUT.
     """
     if not hooks:
         return handler
@@ -145,9 +158,9 @@ def with_hooks(
 
 
 class TraceHook:
-    """Tells the trace topic of each message before and after its handler (`ConsumeMessageTraceHookImpl`).
+    """Writes a trace of each message before and after its handler (`ConsumeMessageTraceHookImpl`).
 
-    To be made in the event loop of the dispatcher.
+    Create it in the event loop of the dispatcher.
     """
 
     def __init__(self, dispatcher: TraceDispatcher) -> None:
@@ -188,6 +201,6 @@ class TraceHook:
         self._append(trace)
 
     def _append(self, trace: TraceContext) -> None:
-        # The handler may be in a thread, and outlive the loop.
+        # The handler may run in a thread that outlives the event loop.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._dispatcher.append, trace)

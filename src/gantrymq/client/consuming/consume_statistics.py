@@ -1,4 +1,4 @@
-"""How fast a consumer pulls and handles each topic's messages (client/stat/ConsumerStatsManager)."""
+"""Rates of pulling and handling for each topic of a consumer (`ConsumerStatsManager`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 
 from gantrymq.protocol.bodies.consumer import ConsumeStatus
 
-#: Rates are of the last minute, sampled so often; failures are counted over an hour.
+#: Interval of samples, s. Rates cover the last minute, the number of failures covers an hour.
 SAMPLE_INTERVAL_S = 10.0
 _SAMPLES_PER_MINUTE = 6
 _SAMPLES_PER_HOUR = 360
@@ -15,7 +15,7 @@ _SAMPLES_PER_HOUR = 360
 
 @dataclass(slots=True)
 class TopicCounters:
-    """What a topic's queues count up, since the start; times in seconds."""
+    """Counters of a topic since the start; times in seconds."""
 
     pulls: int = 0
     pull_s: float = 0.0
@@ -26,21 +26,21 @@ class TopicCounters:
 
 
 class ConsumeStatistics:
-    """Counters by topic, and what they say of the last minute and hour."""
+    """Counters of each topic, and the rates of the last minute and failures of the last hour derived from them."""
 
     def __init__(self) -> None:
         self._counters: dict[str, TopicCounters] = {}
         self._samples: dict[str, deque[TopicCounters]] = {}
 
     def of(self, topic: str) -> TopicCounters:
-        """The counters to count with; always the same for a topic."""
+        """Returns the counters of a topic, the same object in each call."""
         if topic not in self._counters:
             self._counters[topic] = TopicCounters()
             self._samples[topic] = deque([TopicCounters()], _SAMPLES_PER_HOUR)
         return self._counters[topic]
 
     def sample(self) -> None:
-        """To be called every SAMPLE_INTERVAL_S."""
+        """Stores a sample of all counters. Call it every SAMPLE_INTERVAL_S."""
         for topic, counters in self._counters.items():
             self._samples[topic].append(TopicCounters(*astuple(counters)))
 

@@ -1,4 +1,4 @@
-"""What the consumers have in common: a group and its subscriptions, in a namespace; and how they are begun and ended.
+"""Base classes of the consumers: group, namespace, subscriptions, start and close.
 
 Source: client/consumer/DefaultMQPushConsumer, DefaultLitePullConsumer (constructors, subscribe, unsubscribe).
 """
@@ -7,28 +7,26 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.consuming.assigned_queues import AssignedQueues, PullOptions
+from gantrymq.client.consuming.assigned_queues import AssignedQueues
 from gantrymq.client.consuming.assignment import (
     WAIT_MS,
     Assignment,
-    ErrorCallback,
     Health,
     QueueHealth,
-    QueuesCallback,
     not_assigned,
     of_user,
 )
-from gantrymq.client.consuming.consume_from_where import checked_from_where, told_to_brokers
+from gantrymq.client.consuming.consume_from_where import told_to_brokers
+from gantrymq.client.consuming.consumer_context import ConsumerContext
 from gantrymq.client.consuming.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
-from gantrymq.client.consuming.rebalance import AllocateStrategy
+from gantrymq.client.consuming.options import ConsumerOptions, PullingOptions
 from gantrymq.client.consuming.rebalancer import Assign, Share, ShareAll, ShareInGroup
 from gantrymq.client.lifecycle import Lifecycle
 from gantrymq.client.namespace import without_namespace, wrap_namespace
 from gantrymq.client.troubles import Troubles
-from gantrymq.errors import ClientError, IllegalMessage
+from gantrymq.errors import IllegalMessage
 from gantrymq.protocol.bodies.heartbeat import (
     BROADCASTING,
     CLUSTERING,
@@ -38,48 +36,41 @@ from gantrymq.protocol.bodies.heartbeat import (
     SubscriptionData,
 )
 from gantrymq.protocol.message import MessageExt, MessageQueue
-from gantrymq.protocol.topic_name import group_problem, topic_problem
-from gantrymq.remoting.connection import RequestHandler, RpcHook
-from gantrymq.system import tls
+from gantrymq.protocol.topic_name import topic_problem
+from gantrymq.remoting.connection import RequestHandler
 
-#: A consumer that reads everything finds its offsets again under this name (`ClientConfig.instanceName`).
-DEFAULT_INSTANCE = "DEFAULT"
-#: `MixAll.DEFAULT_CONSUMER_GROUP`: the group of those who name none.
+#: Default group of Java's consumers (`MixAll.DEFAULT_CONSUMER_GROUP`).
 DEFAULT_CONSUMER_GROUP = "DEFAULT_CONSUMER"
 
 
 class GroupConsumer(Lifecycle):
-    """A consumer of `group`, to be used inside `async with`."""
+    """A consumer of `group`. Use it with `async with`."""
 
-    def __init__(
-        self,
-        name_servers: Sequence[str] | str,
-        group: str,
-        *,
-        namespace: str,
-        ssl_context: tls.SSLContext | None,
-        hooks: Sequence[RpcHook],
-        on_error: ErrorCallback | None = None,
-    ) -> None:
+    _options: ConsumerOptions
+
+    def __init__(self, options: ConsumerOptions) -> None:
         super().__init__()
-        self._on_error = on_error
-        #: Of the life that is, or was last.
+        self._options = options
+        #: Errors since the last start; kept after a close.
         self._troubles = Troubles()
-        self._wire_group = wrap_namespace(namespace, group)
-        if problem := group_problem(self._wire_group):
-            raise IllegalMessage(problem)
-        self.group = group
-        self._name_servers = name_servers
-        self._namespace = namespace
-        self._ssl_context = ssl_context
-        self._hooks = hooks
-        #: By the topics that brokers know.
+        self._wire_group = options.wire_group
+        self.group = options.group
+        self._namespace = options.namespace
+        #: Keyed by topic with its namespace.
         self._subscriptions: dict[str, SubscriptionData] = {}
 
     def subscribe(self, topic: str, expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG) -> None:
-        """Adds a topic, or changes its expression: `*`, tags separated by `||`, or SQL92 as its type says.
+        """Subscribes to a topic, or changes its expression. A running consumer restarts the topic.
 
-        A consumer that runs reads the topic anew. All consumers of a group must have the same subscriptions.
+        All consumers of a group must have the same subscriptions.
+
+        Args:
+            topic: Name of the topic.
+            expression: `*` for all messages, tags separated by `||`, or an SQL92 condition. Default: `*`.
+            expression_type: `TAG` or `SQL92`. Default: `TAG`.
+
+        Raises:
+            IllegalMessage: The topic has an invalid name.
         """
         wire_topic = self._wire_topic(topic)
         if problem := topic_problem(wire_topic):
@@ -88,14 +79,14 @@ class GroupConsumer(Lifecycle):
         self._subscription_changed(wire_topic)
 
     def unsubscribe(self, topic: str) -> None:
-        """Takes a topic away; one that isn't there does no harm."""
+        """Removes a subscription, if there is one."""
         wire_topic = self._wire_topic(topic)
         if self._subscriptions.pop(wire_topic, None) is not None:
             self._subscription_changed(wire_topic)
 
     @abstractmethod
     def _subscription_changed(self, wire_topic: str) -> None:
-        """For a consumer that runs."""
+        """Applies the change to a running consumer."""
 
     def _connect(
         self,
@@ -106,15 +97,16 @@ class GroupConsumer(Lifecycle):
         if self.group == DEFAULT_CONSUMER_GROUP:
             raise IllegalMessage(f"the group {DEFAULT_CONSUMER_GROUP} is no program's own: name another")
         client = ClientInstance(
-            self._name_servers,
-            consumer_data=consumer_data,
+            self._options.name_servers,
+            group_data=consumer_data,
             handlers=handlers,
-            ssl_context=self._ssl_context,
-            hooks=self._hooks,
+            ssl_context=self._options.ssl_context,
+            hooks=self._options.hooks,
             instance_name=instance_name,
+            unit_name=self._options.unit_name,
+            on_error=self._options.on_error,
         )
         self._troubles = client.troubles
-        self._troubles.listener = self._on_error
         return client
 
     # -- names --------------------------------------------------------------------------------------------------
@@ -129,7 +121,7 @@ class GroupConsumer(Lifecycle):
         return queue._replace(topic=without_namespace(queue.topic, self._namespace)) if self._namespace else queue
 
     def _subscribed_topics(self) -> list[str]:
-        """As users name them."""
+        """Returns the topics without the namespace."""
         return [without_namespace(topic, self._namespace) for topic in self._subscriptions]
 
     def _strip_namespace(self, messages: Sequence[MessageExt]) -> None:
@@ -139,37 +131,15 @@ class GroupConsumer(Lifecycle):
 
 
 class PullingConsumer(GroupConsumer):
-    """A consumer that pulls queues: its share of the group's, or all of them (`broadcasting`)."""
+    """A consumer that pulls queues: its share of the group's queues, or all queues with `broadcasting`."""
 
-    def __init__(
-        self,
-        name_servers: Sequence[str] | str,
-        group: str,
-        options: PullOptions,
-        allocate: AllocateStrategy,
-        *,
-        broadcasting: bool,
-        offset_directory: Path,
-        instance_name: str,
-        namespace: str,
-        ssl_context: tls.SSLContext | None,
-        hooks: Sequence[RpcHook],
-        on_error: ErrorCallback | None,
-        on_assigned: QueuesCallback | None,
-        on_revoked: QueuesCallback | None,
-    ) -> None:
-        super().__init__(
-            name_servers, group, namespace=namespace, ssl_context=ssl_context, hooks=hooks, on_error=on_error
-        )
-        checked_from_where(options.consume_from_where)
-        if not 1 <= options.batch_size <= 1024:
-            raise ClientError(f"pull_batch_size {options.batch_size}: 1 to 1024 are possible")
-        self._options = options
-        self._allocate = allocate
-        self._assigned = Assignment(self._user_queue, on_assigned, on_revoked)
-        self._broadcasting = broadcasting
-        self._offset_directory = offset_directory
-        self._instance_name = instance_name if broadcasting else None
+    _options: PullingOptions
+
+    def __init__(self, options: PullingOptions) -> None:
+        super().__init__(options)
+        self._assigned = Assignment(self._user_queue, options.on_assigned, options.on_revoked)
+        self._broadcasting = options.broadcasting
+        self._instance_name = options.instance_name if options.broadcasting else None
 
     def _consumer_data(self, consume_type: str) -> ConsumerData:
         return ConsumerData(
@@ -178,23 +148,32 @@ class PullingConsumer(GroupConsumer):
             BROADCASTING if self._broadcasting else CLUSTERING,
             told_to_brokers(self._options.consume_from_where),
             list(self._subscriptions.values()),
+            self._options.unit_mode,
         )
 
+    def _context(self, client: ClientInstance) -> ConsumerContext:
+        return ConsumerContext(client, self._wire_group, self._subscriptions, self._options, self._assigned)
+
     def _offset_store(self, client: ClientInstance) -> OffsetStore:
-        """Raises ClientError when the file of offsets can't be read."""
+        """Returns the store for offsets. Raises ClientError if the file of offsets is invalid."""
         if self._broadcasting:
-            return LocalOffsetStore(self._offset_directory, client.client_id, self._wire_group)
+            return LocalOffsetStore(self._options.offset_directory, client.client_id, self._wire_group)
         return BrokerOffsetStore(client, self._wire_group)
 
     @property
     @abstractmethod
     def assignment(self) -> set[MessageQueue]:
-        """The queues that this consumer reads now."""
+        """The assigned queues."""
 
     async def wait_assigned(self, timeout_ms: int = WAIT_MS) -> set[MessageQueue]:
-        """Waits until there are queues to read, and returns them. Raises ClientError when none come in that time.
+        """Waits until queues are assigned and returns them.
 
-        Raises ClientClosed before the start, and when the consumer is closed meanwhile.
+        Args:
+            timeout_ms: Timeout, ms. Default: 30000.
+
+        Raises:
+            ClientError: No queue is assigned within the timeout.
+            ClientClosed: The consumer is not started, or is closed during the wait.
         """
         try:
             return await self._assigned.wait(self._checked_assignment, timeout_ms)
@@ -206,16 +185,16 @@ class PullingConsumer(GroupConsumer):
         return self.assignment
 
     def tell_in_threads(self) -> None:
-        """Has `on_assigned` and `on_revoked` called in threads, if they are plain functions."""
+        """Calls `on_assigned` and `on_revoked` in threads if they are plain functions."""
         self._assigned.tell_in_threads()
 
     @abstractmethod
     def health(self) -> Health:
-        """How this consumer is: its queues, their lag and last pulls, and the last error."""
+        """Returns the state of this consumer: its queues, their lag and last pulls, and the last error."""
 
     @abstractmethod
     def lag(self) -> dict[MessageQueue, int]:
-        """How many messages of each pulled queue are stored and not yet consumed, as of the last pull."""
+        """Returns the number of stored messages of each queue that are not consumed, as of the last pull."""
 
     def _health(self, queues: AssignedQueues | None) -> Health:
         held = [] if queues is None else queues.process_queues
@@ -229,4 +208,4 @@ class PullingConsumer(GroupConsumer):
     def _share(self, client: ClientInstance, assign: Assign) -> Share:
         if self._broadcasting:
             return ShareAll(client, assign)
-        return ShareInGroup(client, self._wire_group, self._allocate, assign)
+        return ShareInGroup(client, self._wire_group, self._options.allocate, assign)

@@ -1,4 +1,4 @@
-"""ConsumerRelay: what a consumer answers to an operator and obeys, by way of its broker.
+"""ConsumerRelay: handles the requests of operators, which a broker forwards to a consumer.
 
 Source: client/impl/ClientRemotingProcessor, MQClientInstance (resetOffset, getConsumerStatus, consumerRunningInfo),
 ConsumeMessageConcurrentlyService (consumeMessageDirectly).
@@ -17,8 +17,9 @@ from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues
 from gantrymq.client.consuming.consume_statistics import SAMPLE_INTERVAL_S, TopicCounters
+from gantrymq.client.consuming.consumer_locks import ConsumerLocks
 from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, handler_pool
-from gantrymq.client.consuming.held_locks import HeldLocks
+from gantrymq.client.consuming.log_texts import failed_attempt
 from gantrymq.client.namespace import without_namespace
 from gantrymq.client.popping.popped_queues import PoppedQueues
 from gantrymq.errors import GantryError, RequestRefused
@@ -46,24 +47,24 @@ from gantrymq.system.clock import now_ms
 log = peer_log(__name__)
 
 
-#: Told of each topic's rates and failures of the last minute.
+#: Called with the rates and failures of each topic.
 StatisticsCallback = Callable[[dict[str, ConsumeStatus]], object]
 
 
 class Consumer(NamedTuple):
-    """What the relay tells of. A consumer without handler, of which messages are asked for, has no pool either."""
+    """The parts of a consumer that the relay uses. A consumer without a handler has no pool."""
 
     client: ClientInstance
     subscriptions: Mapping[str, SubscriptionData]
     queues: AssignedQueues
     popped: PoppedQueues | None = None
-    locks: HeldLocks | None = None
+    locks: ConsumerLocks | None = None
     pool: HandlerPool | None = None
     handler: MessageHandler | None = None
 
 
 class ConsumerRelay:
-    """For one consumer of `group`; between `attach` and `close`."""
+    """Handles requests for one consumer of `group`, between `attach` and `close`."""
 
     def __init__(
         self,
@@ -81,10 +82,10 @@ class ConsumerRelay:
         self._started_ms = now_ms()
         self._consumer: Consumer | None = None
         self._sampler = Repeating(f"the statistics of group {group}", self._sample, SAMPLE_INTERVAL_S)
-        #: Runs the handler on what an operator sends.
+        #: Runs the handler on messages that an operator sends.
         self._direct: HandlerPool | None = None
         self._resets = Tasks(f"a reset of the offsets of group {group}")
-        #: Where each queue is to go on; the last word counts.
+        #: New offset of each queue to reset. The last request wins.
         self._to_reset: dict[MessageQueue, int] = {}
 
     def handlers(self) -> dict[int, RequestHandler]:
@@ -108,7 +109,7 @@ class ConsumerRelay:
             self._direct = None
 
     def reset_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Goes on at other offsets: those of this consumer's queues in the body. Answers nothing."""
+        """Resets the offsets of this consumer's queues to those in the body. Sends no response."""
         header = request.read_header(ResetOffsetRequestHeader)
         consumer = self._attached(header.group)
         offsets = ResetOffsetBody.decode(request.body).offset_table if request.body else {}
@@ -117,7 +118,8 @@ class ConsumerRelay:
             for queue, offset in offsets.items()
             if queue.topic == header.topic and queue in consumer.queues.queues
         }
-        log.info("offsets of group %s in topic %s are reset: %s", header.group, header.topic, mine)
+        resets = ", ".join(f"{of.broker_name} {of.queue_id} to {offset}" for of, offset in sorted(mine.items()))
+        log.info("offsets of group %s in topic %s are reset: %s", header.group, header.topic, resets or "none")
         for queue, offset in mine.items():
             if offset < 0:
                 log.warning("%s isn't reset to %d: offsets begin at 0", queue, offset)
@@ -128,14 +130,14 @@ class ConsumerRelay:
         return None
 
     def status(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Where each queue of the topic would be committed now."""
+        """Returns the offset to commit of each queue of the topic."""
         header = request.read_header(GetConsumerStatusRequestHeader)
         held = self._attached(header.group).queues.process_queues
         table = {pq.queue: pq.commit_offset for pq in held if pq.queue.topic == header.topic}
         return RemotingCommand.response(body=ConsumerStatusBody(message_queue_table=table).encode())
 
     def running_info(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Queues, rates, settings; where the handlers are, if asked."""
+        """Returns queues, rates and settings; if requested, also the stacks of the handlers."""
         header = request.read_header(GetConsumerRunningInfoRequestHeader)
         consumer = self._attached(header.consumer_group)
         info = ConsumerRunningInfo(
@@ -156,7 +158,7 @@ class ConsumerRelay:
         return RemotingCommand.response(body=info.encode())
 
     def consume_directly(self, connection: Connection, request: RemotingCommand) -> Reply:
-        """Runs the handler on the message in the body; nothing else changes, whatever becomes of it."""
+        """Runs the handler on the message in the body. The result changes neither offsets nor retries."""
         header = request.read_header(ConsumeMessageDirectlyResultRequestHeader)
         handler = self._attached(header.consumer_group).handler
         if handler is None:
@@ -166,7 +168,7 @@ class ConsumerRelay:
             message.topic = message.properties.get(RETRY_TOPIC, message.topic)
         message.topic = without_namespace(message.topic, self._namespace)
         if self._direct is None:
-            # One at a time, beside what else is consumed.
+            # One at a time, in addition to the normal consumption.
             self._direct = handler_pool(handler, 1, _handled)
         connection.respond_with(request, self._consume(self._direct, message))
         return None
@@ -178,10 +180,12 @@ class ConsumerRelay:
         try:
             error = await source.done
         finally:
-            # If nobody waits any more, its turn is left out.
+            # If the request was cancelled, the pool skips the message.
             source.dropped = True
         if error is not None:
-            log.warning("handler failed on %s, consumed on demand", message.msg_id, exc_info=error)
+            log.warning(
+                "handler failed: %s; an operator's request, not retried", failed_attempt(message), exc_info=error
+            )
         result = ConsumeMessageDirectlyResult(
             order=self._orderly,
             consume_result=bodies.CR_SUCCESS if error is None else bodies.CR_THROW_EXCEPTION,
@@ -206,7 +210,7 @@ class ConsumerRelay:
         statistics = self._consumer.queues.statistics
         statistics.sample()
         if self._on_statistics is not None:
-            # What it raises is logged as the job's failure, and changes nothing.
+            # An error of the callback is logged as a failure of the job.
             self._on_statistics(
                 {
                     without_namespace(topic, self._namespace): statistics.status(topic)
@@ -234,7 +238,7 @@ class ConsumerRelay:
 
 @dataclass(slots=True)
 class _Directly:
-    """Where a message comes from that an operator sends; `done` when it was handled."""
+    """Source of a message that an operator sends. `done` is set after the handler."""
 
     queue: MessageQueue
     dropped: bool = False

@@ -1,9 +1,9 @@
-"""Handler pools: run a push consumer's handler on messages, several at a time.
+"""Handler pools: run the handler of a push consumer on several messages at a time.
 
-`TaskPool` is for coroutine functions, `ThreadPool` for plain ones. Both call `done` in the event loop with each
-message and the exception that the handler raised, or None; so they do when the task or thread that has the message
-ends in any other way. Messages of dropped queues are skipped: whoever drops a queue and finds its message not
-`running` then may be sure that no handler gets it.
+`TaskPool` is for coroutine functions, `ThreadPool` for plain functions. After each message, both call `done` in the
+event loop with the exception of the handler or None. They also call it if the task or thread of the message ends in any
+other way. Messages of dropped queues are skipped: after a queue is dropped, its messages that are not yet `running`
+never reach a handler.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from typing import Any, NamedTuple, Protocol, cast
 from gantrymq.background.thread import SupervisedThread
 from gantrymq.client.consuming.consume_statistics import TopicCounters
 from gantrymq.client.consuming.large_bodies import LargeBodies, LargeBodiesInThreads
-from gantrymq.client.consuming.lost_replies import without_lost_reply
+from gantrymq.errors import BrokerError, RefusalReason
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.system import clock, threads
 
 log = peer_log(__name__)
 
-#: Messages that one task handles before it lets the event loop go round, for handlers that never wait.
+#: Messages that a task handles before it yields to the event loop. For handlers that never wait.
 _MESSAGES_PER_TURN = 64
-#: How long a handler that is cancelled may take to end.
+#: Time that a cancelled handler gets to end, s.
 CANCEL_TIMEOUT_S = 0.5
 _NOT_TOLD = "%s of %s was handled, what follows failed"
 
 
 class Source(Protocol):
-    """Where messages come from: a ProcessQueue or a PopProcessQueue."""
+    """Source of messages: a ProcessQueue or a PopProcessQueue."""
 
     queue: MessageQueue
     dropped: bool
@@ -44,14 +44,14 @@ class Source(Protocol):
     last_consume: float
 
 
-#: A plain function or a coroutine function; what it returns doesn't matter, what it raises does.
+#: A plain function or a coroutine function. Its result is ignored; if it raises, the message has failed.
 MessageHandler = Callable[[MessageExt], object]
-#: Called with the Source as it was submitted.
+#: Called with the Source that was submitted.
 Done = Callable[[Any, MessageExt, BaseException | None], None]
 
 
 class Running(NamedTuple):
-    """A message in its handler, since `started` (seconds since the epoch)."""
+    """A message in its handler, started at `started` (seconds since the epoch)."""
 
     source: Source
     message: MessageExt
@@ -59,21 +59,21 @@ class Running(NamedTuple):
 
 
 class HandlerPool(Protocol):
-    """What the two pools have in common."""
+    """Interface of both pools."""
 
     concurrency: int
 
     def submit(self, source: Source, messages: Iterable[MessageExt]) -> None:
-        """Has the messages handled, in this order but at the same time."""
+        """Queues the messages for the handler. They start in this order and run at the same time."""
 
     def running(self) -> list[Running]:
-        """What is in handlers now."""
+        """Returns the messages that are in handlers."""
 
     def stacks(self) -> str:
-        """Where the handlers are, as text for an operator."""
+        """Returns the stacks of the handlers as text, for an operator."""
 
     async def close(self, timeout_s: float) -> None:
-        """Begins no further message; waits so long for those under way."""
+        """Starts no further message and waits for running handlers, for at most `timeout_s` seconds."""
 
 
 def is_coroutine_handler(handler: MessageHandler) -> bool:
@@ -81,14 +81,14 @@ def is_coroutine_handler(handler: MessageHandler) -> bool:
 
 
 def handler_pool(handler: MessageHandler, concurrency: int, done: Done) -> HandlerPool:
-    """The pool that fits `handler`; at most `concurrency` messages are handled at a time."""
+    """Returns the pool for this kind of handler. At most `concurrency` messages are handled at a time."""
     if is_coroutine_handler(handler):
         return TaskPool(cast(Callable[[MessageExt], Awaitable[object]], handler), concurrency, done)
     return ThreadPool(handler, concurrency, done)
 
 
 def _tell(done: Done, running: Running, ended: float, error: BaseException | None) -> None:
-    """Counts a message that was handled and calls `done`, whose failure is none of the next messages'."""
+    """Counts a handled message and calls `done`. An error of `done` does not affect other messages."""
     source, message, started = running
     source.last_consume = ended
     counters = source.counters
@@ -103,11 +103,10 @@ def _tell(done: Done, running: Running, ended: float, error: BaseException | Non
 
 
 class TaskPool:
-    """Tasks that take messages from one line.
+    """Tasks that take messages from one queue.
 
-    There is at most one task that has not begun to work, and it is made only when the others may all be waiting in
-    their handlers. So a handler that never waits costs one task for a whole pull, and one that does gets up to
-    `concurrency` of them.
+    At most one task exists that has not started. It is created only when all others may be waiting in their handlers.
+    Therefore a handler that never waits needs one task for a whole pull, and one that waits gets up to `concurrency`.
     """
 
     def __init__(self, handler: Callable[[MessageExt], Awaitable[object]], concurrency: int, done: Done) -> None:
@@ -115,9 +114,9 @@ class TaskPool:
         self._handler = handler
         self._done = done
         self._line: deque[tuple[Source, MessageExt]] = deque()
-        #: What each task has in hand: a tuple, not a Running, which takes longer to make.
+        #: Message of each task. A plain tuple, because a Running takes longer to create.
         self._tasks: dict[asyncio.Task[None], tuple[Source, MessageExt, float] | None] = {}
-        #: The task that has not begun.
+        #: The task that has not started.
         self._spare: asyncio.Task[None] | None = None
         self._closing = False
         self._loop = asyncio.get_running_loop()
@@ -176,14 +175,14 @@ class TaskPool:
                     held = await self._large_bodies.decompress(message)
                 await handler(message)
             except (KeyboardInterrupt, SystemExit):
-                raise  # Of the whole program.
+                raise  # Ends the whole program.
             except asyncio.CancelledError as e:
                 if task.cancelling():
                     raise
-                error = e  # The handler's own: something that it waited for was cancelled.
+                error = e  # Raised by the handler: something that it awaited was cancelled.
             except GeneratorExit as e:
                 if not self._loop.is_running():
-                    raise  # The loop was given up with the handler in it.
+                    raise  # The event loop was abandoned while the handler ran.
                 error = e
             except BaseException as e:
                 error = without_lost_reply(e, message)
@@ -191,7 +190,7 @@ class TaskPool:
                 if held:
                     self._large_bodies.release(message, held)
             tasks[task] = None
-            # As `_tell`, without the call.
+            # Same as `_tell`, without the cost of a call.
             source.last_consume = ended = now()
             counters = source.counters
             counters.handled += 1
@@ -207,7 +206,7 @@ class TaskPool:
                 await asyncio.sleep(0)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Most tasks end because the line is empty; one that was cancelled, or failed, leaves its message behind."""
+        """Handles the end of a task. Usually the queue is empty; a cancelled or failed task leaves its message."""
         in_hand = self._tasks.pop(task)
         if self._spare is task:
             self._spare = None
@@ -219,12 +218,12 @@ class TaskPool:
             if in_hand is not None:
                 _tell(self._done, Running(*in_hand), clock.time(), error)
         if self._line:
-            # Left by a task that failed; or submitted since this one had seen that there are none, and still counted.
+            # A failed task left them, or they were submitted after this task saw an empty queue but still counted.
             self._add_spare()
 
 
 def _waiting_at(task: asyncio.Task[None]) -> list[traceback.FrameSummary]:
-    """Where a task waits, the innermost call last. `Task.get_stack` has the outermost only."""
+    """Returns the stack of a waiting task, innermost call last. `Task.get_stack` has the outermost call only."""
     frames: list[tuple[FrameType, int]] = []
     waiting: Any = task.get_coro()
     while (frame := getattr(waiting, "cr_frame", None)) is not None:
@@ -234,14 +233,14 @@ def _waiting_at(task: asyncio.Task[None]) -> list[traceback.FrameSummary]:
 
 
 class ThreadPool:
-    """Threads that take messages from one line."""
+    """Threads that take messages from one queue."""
 
     def __init__(self, handler: MessageHandler, concurrency: int, done: Done) -> None:
         self.concurrency = concurrency
         self._handler = handler
         self._done = done
         self._line: threads.SimpleQueue[tuple[Source, MessageExt] | None] = threads.SimpleQueue()
-        #: By the thread's number. With the lock a thread takes a message or sees that its queue was dropped.
+        #: By thread number. Guarded by the lock, so that a thread either takes a message or sees a dropped queue.
         self._running: dict[int, Running] = {}
         self._lock = threads.Lock()
         self._large_bodies = LargeBodiesInThreads()
@@ -251,7 +250,7 @@ class ThreadPool:
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
         self._threads: list[SupervisedThread] = []
-        #: Threads that have not told their end.
+        #: Threads whose end is not reported yet.
         self._alive = 0
         self._all_ended = asyncio.Event()
         for _ in range(concurrency):
@@ -291,7 +290,7 @@ class ThreadPool:
         self._drain()
 
     def _add_thread(self) -> None:
-        # SupervisedThreads are daemons: a handler that hangs doesn't keep the process alive.
+        # SupervisedThreads are daemons: a handler that hangs does not keep the process alive.
         thread = SupervisedThread(f"gantrymq-handler-{len(self._threads)}", self._run, self._died)
         self._threads.append(thread)
         self._alive += 1
@@ -316,13 +315,13 @@ class ThreadPool:
                 continue
             error: BaseException | None = None
             try:
-                # The context that the consumer was started in; what a handler sets in it isn't the next one's.
+                # A copy of the context of the consumer's start: changes by a handler do not reach the next one.
                 result = self._context.copy().run(self._handler, message)
                 if inspect.iscoroutine(result):
                     result.close()
                     raise TypeError("the handler is a plain function that returns a coroutine: make it `async def`")
             except BaseException as e:
-                error = without_lost_reply(e, message)  # SystemExit is one, too: this is no main thread.
+                error = without_lost_reply(e, message)  # Includes SystemExit, because this is not the main thread.
             finally:
                 if held:
                     self._large_bodies.release(message, held)
@@ -331,13 +330,13 @@ class ThreadPool:
     def _handled(self, running: Running, error: BaseException | None) -> None:
         self._results.append((running, clock.time(), error))
         del self._running[threads.get_ident()]
-        # While the pool closes nobody needs waking: `close` looks at the results itself.
+        # While the pool closes, `close` drains the results itself.
         if not self._wake_is_due and not self._closing:
             self._wake_is_due = True
             self._in_loop(self._drain)
 
     def _died(self, error: BaseException) -> None:
-        """Called in the thread. What it had in hand has failed, and another takes its place."""
+        """Called in the thread. Its message has failed; another thread replaces this one."""
         running = self._running.get(threads.get_ident())
         if running is not None:
             self._handled(running, error)
@@ -347,7 +346,7 @@ class ThreadPool:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            # The loop was closed and this pool wasn't: there is nobody to tell.
+            # The event loop was closed before this pool.
             self._closing = True
 
     def _replace(self) -> None:
@@ -362,8 +361,19 @@ class ThreadPool:
             self._all_ended.set()
 
     def _drain(self) -> None:
-        # First the flag, then the results: a thread that finds it set has its result seen below.
+        # Clear the flag before reading: if a thread sees it set, its result is drained below.
         self._wake_is_due = False
         results = self._results
         while results:
             _tell(self._done, *results.popleft())
+
+
+def without_lost_reply(error: BaseException, message: MessageExt) -> BaseException | None:
+    """Returns None for the error of a reply to a disconnected requester, and logs it; returns any other error.
+
+    The request counts as consumed and is not redelivered.
+    """
+    if not isinstance(error, BrokerError) or error.reason is not RefusalReason.REQUESTER_GONE:
+        return error
+    log.warning("the requester of %s is disconnected, its reply is dropped: %s", message.msg_id, error)
+    return None

@@ -1,4 +1,4 @@
-"""What can be a push consumer's handler."""
+"""Checks the handler of a push consumer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gantrymq.errors import ClientError
 
 
 def check_handler(handler: object) -> None:
-    """Raises ClientError for what can't be called with one argument: a function, a partial, an object to be called."""
+    """Raises ClientError unless `handler` can be called with one argument."""
     if not callable(handler):
         raise ClientError(f"handler {handler!r} is no function, and can't be called")
     try:
@@ -17,7 +17,7 @@ def check_handler(handler: object) -> None:
     except ValueError as e:
         if isinstance(handler, partial):
             raise ClientError(f"handler {handler!r} can't be called with a message: {e}") from e
-        return  # Of some built-in functions nothing is known.
+        return  # Some built-in functions have no signature.
     except TypeError as e:
         raise ClientError(f"handler {handler!r}: {e}") from e
     try:

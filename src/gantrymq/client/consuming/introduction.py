@@ -1,4 +1,4 @@
-"""A consumer's first words with its servers: what no waiting mends is an error of the start, not a line of the log."""
+"""First requests of a consumer. The start raises the errors that a retry cannot fix, instead of logging them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 
 log = peer_log(__name__)
 
-#: How long a start waits for servers, s.
+#: Longest time that a start waits for servers, s.
 START_S = 3.0
-#: How soon a NameServer is asked again that couldn't be reached, s.
+#: Pause before the next request to an unreachable NameServer, s.
 _RETRY_S = 0.1
 _TIMEOUT_MS = 3000
-#: A broker that answers so to an expression will always do so.
+#: Responses that mean that the expression is invalid. A retry would get the same response.
 _WRONG_EXPRESSION = (ResponseCode.SYSTEM_ERROR, ResponseCode.SUBSCRIPTION_PARSE_FAILED, ResponseCode.NO_PERMISSION)
 
 
 async def introduce(client: ClientInstance, group: str, subscriptions: Collection[SubscriptionData]) -> None:
-    """Waits for the routes of the subscribed topics and for the first heartbeats, START_S at most.
+    """Waits for the routes of the subscribed topics and for the first heartbeats, for at most START_S.
 
-    Raises a RemotingError or ProtocolError when no NameServer has answered by then, BrokerError for a filter that a
-    broker refuses, or when the consumer may not join the group. Topics that don't exist yet, and brokers that can't be
-    reached, are waited for by the consumer that runs.
+    Topics that do not exist and unreachable brokers are no error: the running consumer keeps trying.
+
+    Raises:
+        RemotingError: No NameServer answers in this time.
+        ProtocolError: The response of a NameServer is invalid.
+        BrokerError: A broker rejects a filter, or the consumer may not join the group.
     """
     wanted = [one for one in subscriptions if not one.topic.startswith(RETRY_TOPIC_PREFIX)]
     deadline = asyncio.get_running_loop().time() + START_S
@@ -73,7 +76,7 @@ async def _find_route(client: ClientInstance, group: str, topic: str, deadline: 
 
 
 async def check_expression(client: ClientInstance, group: str, subscription: SubscriptionData) -> None:
-    """Raises BrokerError when a broker of the topic refuses the subscription's expression; tags are always right."""
+    """Raises BrokerError if a broker of the topic rejects the expression. Tags are always valid."""
     if subscription.expression_type == EXPRESSION_TAG:
         return
     route = client.routes.cached(subscription.topic)

@@ -1,8 +1,8 @@
-"""Bodies that take long to decompress: off the event loop, and a bounded amount at a time.
+"""Decompresses large bodies outside of the event loop, with a limit for their memory.
 
-A few kilobytes may become 32 MiB. What waits for its handler stays compressed; what is in handlers, or was handed out
-by one `poll`, is ready, up to BUDGET_BYTES. How large a body gets is known afterwards: so one at a time, and one too
-many. Afterwards only the compressed body is kept.
+A few kilobytes can decompress to 32 MiB. A message stays compressed until its handler starts or `poll` returns it.
+Decompressed bodies may use BUDGET_BYTES in total. The size of a body is unknown in advance. Therefore bodies are
+decompressed one at a time, and the last one can exceed the limit. After the handler, only the compressed body is kept.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gantrymq.errors import ProtocolError
 from gantrymq.protocol.message import KEPT_SIZE, MessageExt
 from gantrymq.system import threads
 
-#: While handlers hold so many bytes of large bodies, the next one waits.
+#: Limit for the large bodies in handlers, in bytes. Above it, the next one waits.
 BUDGET_BYTES = 64 * 1024 * 1024
 
 
 class LargeBodies:
-    """For the tasks of one pool."""
+    """Decompression for the tasks of one pool."""
 
     def __init__(self) -> None:
         self._held = 0
@@ -28,28 +28,28 @@ class LargeBodies:
         self._room = asyncio.Event()
 
     async def decompress(self, message: MessageExt) -> int:
-        """Makes `message.body` ready, or to raise; returns how many bytes are to be given to `release`."""
+        """Decompresses the body; an invalid one raises on access. Returns the bytes to pass to `release`."""
         if message.decompress_if_small(KEPT_SIZE):
             return 0
         async with self._turn:
             while self._held >= BUDGET_BYTES:
                 self._room.clear()
                 await self._room.wait()
-            with suppress(ProtocolError):  # The handler's to see.
+            with suppress(ProtocolError):  # The handler gets the error.
                 size = await asyncio.to_thread(message.unpack)
                 self._held += size
                 return size
         return 0
 
     def release(self, message: MessageExt, size: int) -> None:
-        """The handler of such a message has ended."""
+        """Compresses the body again after the handler, and releases its bytes."""
         message.pack()
         self._held -= size
         self._room.set()
 
 
 class LargeBodiesInThreads:
-    """For the threads of one pool."""
+    """Decompression for the threads of one pool."""
 
     def __init__(self) -> None:
         self._held = 0
@@ -57,35 +57,35 @@ class LargeBodiesInThreads:
         self._closed = False
 
     def decompress(self, message: MessageExt) -> int:
-        """As that of LargeBodies. After `close` it waits no longer."""
+        """Works like `LargeBodies.decompress`. After `close` it does not wait."""
         if message.decompress_if_small(KEPT_SIZE):
             return 0
         with self._room:
             self._room.wait_for(lambda: self._held < BUDGET_BYTES or self._closed)
             if self._closed:
                 return 0
-            with suppress(ProtocolError):  # The handler's to see.
+            with suppress(ProtocolError):  # The handler gets the error.
                 size = message.unpack()
                 self._held += size
                 return size
         return 0
 
     def release(self, message: MessageExt, size: int) -> None:
-        """The handler of such a message has ended."""
+        """Compresses the body again after the handler, and releases its bytes."""
         message.pack()
         with self._room:
             self._held -= size
             self._room.notify_all()
 
     def close(self) -> None:
-        """Whoever waits for room goes on without."""
+        """Wakes the threads that wait in `decompress`. They return without decompressing."""
         with self._room:
             self._closed = True
             self._room.notify_all()
 
 
 async def make_ready(messages: Sequence[MessageExt]) -> int:
-    """Makes the bodies of messages that are handed out together ready; of how many of the first there was room."""
+    """Decompresses the bodies of messages, in order. Returns the number of messages that fit the limit."""
     given_up = threads.Event()
     try:
         return await asyncio.to_thread(_make_ready, messages, given_up.is_set)
@@ -99,6 +99,6 @@ def _make_ready(messages: Sequence[MessageExt], is_given_up: Callable[[], bool])
         if held >= BUDGET_BYTES or is_given_up():
             return number
         if message.is_packed:
-            with suppress(ProtocolError):  # The reader's to see.
+            with suppress(ProtocolError):  # The caller gets the error when it reads the body.
                 held += message.unpack()
     return len(messages)

@@ -1,122 +1,68 @@
-"""LitePullConsumer: the application asks for messages, in its own time.
+"""LitePullConsumer: the application polls for messages (`DefaultLitePullConsumerImpl`).
 
-Source: client/impl/consumer/DefaultLitePullConsumerImpl. Messages are pulled ahead of the asking. Those that `poll`
-handed out count as consumed at the next `poll`, or at `commit`.
+Messages are fetched ahead. Those that `poll` returned count as consumed at the next `poll` or at `commit`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import NamedTuple
 
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.consuming.assigned_queues import AssignedQueues, PullOptions
-from gantrymq.client.consuming.assignment import ErrorCallback, Health, QueuesCallback
-from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
-from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
-from gantrymq.client.consuming.consumer_base import DEFAULT_INSTANCE, PullingConsumer
+from gantrymq.client.consuming.assigned_queues import AssignedQueues
+from gantrymq.client.consuming.assignment import Health
+from gantrymq.client.consuming.consume_hooks import receiving
+from gantrymq.client.consuming.consumer_base import PullingConsumer
 from gantrymq.client.consuming.consumer_relay import Consumer, ConsumerRelay
 from gantrymq.client.consuming.introduction import check_expression, introduce
 from gantrymq.client.consuming.large_bodies import make_ready
-from gantrymq.client.consuming.offset_store import LOCAL_OFFSET_DIRECTORY
-from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
-from gantrymq.client.consuming.queue_puller import PULL_BATCH_SIZE
-from gantrymq.client.consuming.rebalance import AllocateStrategy, allocate_averagely
+from gantrymq.client.consuming.options import LitePullConsumerOptions
+from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.rebalancer import Rebalancer
+from gantrymq.client.options import takes
 from gantrymq.errors import ClientClosed, ClientError, ConnectFailed
 from gantrymq.protocol.bodies.heartbeat import (
     CONSUME_ACTIVELY,
-    CONSUME_FROM_LAST_OFFSET,
     EXPRESSION_TAG,
     SUBSCRIBE_ALL,
-    ConsumerData,
     SubscriptionData,
 )
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.message import MessageExt, MessageQueue
-from gantrymq.remoting.connection import Connection, RpcHook
-from gantrymq.system import tls
+from gantrymq.remoting.connection import Connection
 
-#: pollTimeoutMillis.
+#: Default timeout of a poll (pollTimeoutMillis), ms.
 POLL_TIMEOUT_MS = 5000
-#: The most messages of one poll.
+#: Default limit of messages of a poll.
 MAX_POLL_MESSAGES = 1000
 
 
 class LitePullConsumer(PullingConsumer):
-    """Hands out messages by `poll` or `async for`.
+    """Returns messages by `poll` or `async for`.
 
-    Either `subscribe` to topics, whose queues are shared out among the consumers of `group`, or `assign` queues by
-    hand. With `auto_commit` the offsets of consumed messages are committed every 5 s and at the close; without it,
-    by `commit` alone. With `broadcasting` every consumer reads all queues, with offsets as in `PushConsumer`.
+    Either `subscribe` to topics, whose queues are shared among the consumers of the group, or `assign` queues manually.
 
+    Example:
         consumer = LitePullConsumer("127.0.0.1:9876", "group")
         consumer.subscribe("topic")
         async with consumer:
             async for message in consumer:
                 ...
 
-    `name_servers` is a list of HOST:PORT, one string with `;` between them, or the URL of a page that says them;
-    `namespace` is put before topics and the group. A group that has no offset of a queue begins as
-    `consume_from_where` and `consume_timestamp_ms` (since the epoch) say; `pull_batch_size` messages are pulled at a
-    time, `flow_limits` says how many wait here, and `allocate` which queues of a topic are whose in the group.
-    Offsets of `broadcasting` are kept in `offset_directory`, by `instance_name`. Reading the `body` of a message that
-    doesn't decompress, or to more than `max_body_size` bytes, raises CompressionError.
-
-    `on_error` is called with what goes wrong in the background, as often as it is logged, `on_assigned` and
-    `on_revoked` with the queues that come and go. `receive_hooks` are called after each `poll`, `hooks` around
-    requests; with an `ssl_context` connections are encrypted.
+    With `auto_commit`, the offsets of consumed messages are committed every 5 s and at the close. Without it, only
+    `commit` commits. With `broadcasting`, every consumer reads all queues, with offsets as in `PushConsumer`.
     """
 
-    def __init__(
-        self,
-        name_servers: Sequence[str] | str,
-        group: str,
-        *,
-        auto_commit: bool = True,
-        consume_from_where: ConsumeFromWhere = CONSUME_FROM_LAST_OFFSET,
-        consume_timestamp_ms: int = 0,
-        pull_batch_size: int = PULL_BATCH_SIZE,
-        max_body_size: int = MAX_DECOMPRESSED_SIZE,
-        flow_limits: FlowLimits | None = None,
-        allocate: AllocateStrategy = allocate_averagely,
-        broadcasting: bool = False,
-        offset_directory: Path = LOCAL_OFFSET_DIRECTORY,
-        instance_name: str = DEFAULT_INSTANCE,
-        on_error: ErrorCallback | None = None,
-        on_assigned: QueuesCallback | None = None,
-        on_revoked: QueuesCallback | None = None,
-        receive_hooks: Sequence[ReceiveHook] = (),
-        namespace: str = "",
-        ssl_context: tls.SSLContext | None = None,
-        hooks: Sequence[RpcHook] = (),
-    ) -> None:
-        super().__init__(
-            name_servers,
-            group,
-            PullOptions(
-                consume_from_where, consume_timestamp_ms, pull_batch_size, max_body_size, flow_limits or FlowLimits()
-            ),
-            allocate,
-            broadcasting=broadcasting,
-            offset_directory=offset_directory,
-            instance_name=instance_name,
-            namespace=namespace,
-            ssl_context=ssl_context,
-            hooks=hooks,
-            on_error=on_error,
-            on_assigned=on_assigned,
-            on_revoked=on_revoked,
-        )
-        self._auto_commit = auto_commit
-        self._receive_hooks = list(receive_hooks)
-        self._data: ConsumerData | None = None
+    _options: LitePullConsumerOptions
+
+    @takes(LitePullConsumerOptions)
+    def __init__(self, options: LitePullConsumerOptions) -> None:
+        super().__init__(options)
+        self._auto_commit = options.auto_commit
         self._parts: _Parts | None = None
         self._ready: deque[tuple[ProcessQueue, MessageExt]] = deque()
         self._handed_out: list[tuple[ProcessQueue, MessageExt]] = []
@@ -129,27 +75,18 @@ class LitePullConsumer(PullingConsumer):
         super().subscribe(topic, expression, expression_type)
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        """Joins the group if there are subscriptions; returns before the first queue is assigned."""
+        """Joins the group if there are subscriptions. Returns before the first queue is assigned."""
         subscribed = bool(self._subscriptions)
-        self._data = self._consumer_data(CONSUME_ACTIVELY)
         relay = ConsumerRelay(self._wire_group, self._namespace, CONSUME_ACTIVELY)
         handlers = relay.handlers() | {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._consumer_ids_changed}
-        # Who assigns queues by hand is not a member that the others share with.
+        # With manual assignment the consumer is not a member of the group, so it gets no share of the queues.
+        data = self._consumer_data(CONSUME_ACTIVELY) if subscribed else None
         deadline = self._deadline
         stack.callback(self._forget)
-        client = self._connect(self._data if subscribed else None, handlers, self._instance_name)
+        client = self._connect(data, handlers, self._instance_name)
         stack.push_async_callback(lambda: client.close(deadline.left()))
         queues = AssignedQueues(
-            client,
-            self._wire_group,
-            self._subscriptions,
-            self._pulled,
-            self._options,
-            self._offset_store(client),
-            self._assigned,
-            commits=self._auto_commit,
-            commits_by_pull=self._auto_commit and not self._broadcasting,
-            lite=True,
+            self._context(client), self._pulled, self._offset_store(client), commits=self._auto_commit, lite=True
         )
         stack.push_async_callback(queues.close, deadline)
         stack.push_async_callback(queues.stop)
@@ -159,7 +96,7 @@ class LitePullConsumer(PullingConsumer):
             share = self._share(client, queues.assign)
             rebalancer = Rebalancer(client, self._wire_group, self._subscriptions, share)
             stack.push_async_callback(rebalancer.stop)
-        # Whoever waits for messages or queues waits in vain from now on.
+        # On close, wake all callers that wait for messages or queues.
         stack.callback(self._arrived)
         stack.callback(self._assigned.wake)
         self._parts = _Parts(client, queues, rebalancer)
@@ -175,23 +112,25 @@ class LitePullConsumer(PullingConsumer):
         self._handed_out.clear()
 
     def _subscription_changed(self, wire_topic: str) -> None:
-        if self._parts is not None and self._parts.rebalancer is not None and self._data is not None:
-            self._data.subscription_data_set = list(self._subscriptions.values())
+        if self._parts is not None and self._parts.rebalancer is not None:
+            self._parts.client.set_subscriptions(self._subscriptions.values())
             self._parts.rebalancer.changed(wire_topic)
 
     # -- queues -------------------------------------------------------------------------------------------------
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The topic's readable queues.
+        """Returns the readable queues of a topic.
 
-        Raises NoRouteInfo, and RouteNotReady while a NameServer that has just started awaits brokers of the topic.
+        Raises:
+            NoRouteInfo: The topic has no route.
+            RouteNotReady: A NameServer has just started, and not all brokers of the topic have registered with it.
         """
         queues = await self._started().client.routes.read_queues(self._wire_topic(topic))
         return [self._user_queue(queue) for queue in queues]
 
     @property
     def assignment(self) -> set[MessageQueue]:
-        """The queues that this consumer reads now."""
+        """The assigned queues."""
         return {self._user_queue(queue) for queue in self._parts.queues.queues} if self._parts else set()
 
     async def assign(
@@ -200,10 +139,16 @@ class LitePullConsumer(PullingConsumer):
         expression: str = SUBSCRIBE_ALL,
         expression_type: str = EXPRESSION_TAG,
     ) -> None:
-        """Reads exactly these queues, from the group's offsets on. Not together with `subscribe`.
+        """Assigns exactly these queues, starting at the group's offsets. Cannot be combined with `subscribe`.
 
-        Of their messages those that `expression` selects, as in `subscribe`. Raises BrokerError for one that a broker
-        refuses.
+        Args:
+            queues: Queues to read.
+            expression: Filter, as for `subscribe`. Default: `*`.
+            expression_type: `TAG` or `SQL92`. Default: `TAG`.
+
+        Raises:
+            ClientError: The consumer has subscriptions.
+            BrokerError: A broker rejects the expression.
         """
         parts = self._started()
         if parts.rebalancer is not None:
@@ -222,7 +167,7 @@ class LitePullConsumer(PullingConsumer):
             await parts.queues.assign(topic, {queue for queue in wanted if queue.topic == topic})
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Goes on at queue offset `offset` of an assigned queue."""
+        """Continues an assigned queue at queue offset `offset`. Raises ClientError if it is not assigned."""
         if offset < 0:
             raise ClientError(f"offset {offset} of {queue}: offsets begin at 0")
         queue = self._wire_queue(queue)
@@ -232,81 +177,92 @@ class LitePullConsumer(PullingConsumer):
         await queues.seek(queue, offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
-        """Goes on at the queue's oldest message."""
+        """Continues at the queue's oldest message."""
         wire, api = self._wire_queue(queue), self._started().client.api
         first = await api.min_offset(self._address(wire), wire.topic, wire.queue_id, broker_name=wire.broker_name)
         await self.seek(queue, first)
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
-        """Goes on at the message that comes next."""
+        """Continues at the end of the queue: the next new message is read."""
         await self.seek(queue, await self.end_offset(queue))
 
     async def seek_to_time(self, queue: MessageQueue, timestamp_ms: int) -> None:
-        """Goes on at the first message stored at or after `timestamp_ms`, in ms since the epoch."""
+        """Continues at the first message stored at or after `timestamp_ms`, in ms since the epoch."""
         await self.seek(queue, await self.offset_for_time(queue, timestamp_ms))
 
     async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The first queue offset stored at or after `timestamp_ms`, in ms since the epoch."""
+        """Returns the offset of the first message stored at or after `timestamp_ms`, in ms since the epoch."""
         wire, api = self._wire_queue(queue), self._started().client.api
         return await api.search_offset(
             self._address(wire), wire.topic, wire.queue_id, timestamp_ms, broker_name=wire.broker_name
         )
 
     async def end_offset(self, queue: MessageQueue) -> int:
-        """The queue offset that the queue's next message will get."""
+        """Returns the queue offset of the next new message."""
         wire, api = self._wire_queue(queue), self._started().client.api
         return await api.max_offset(self._address(wire), wire.topic, wire.queue_id, broker_name=wire.broker_name)
 
     def position(self, queue: MessageQueue) -> int:
-        """The queue offset at which an assigned queue goes on: all before it was handed out or isn't selected."""
+        """Returns the offset of the next message that `poll` returns from an assigned queue."""
         process_queue = self._started().queues.process_queue(self._wire_queue(queue))
         ready = (message.queue_offset for held, message in self._ready if held is process_queue)
         return next(ready, process_queue.next_offset)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Neither pulls nor hands out messages of these assigned queues, until `resume`."""
+        """Stops pulling and returning messages of these assigned queues, until `resume`."""
         for process_queue in self._held(queues):
             process_queue.paused = True
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Goes on with paused queues where they stand."""
+        """Continues paused queues at their position."""
         for process_queue in self._held(queues):
             process_queue.paused = False
         self._arrived()
 
     @property
     def paused(self) -> set[MessageQueue]:
-        """The queues that `pause` stopped."""
+        """The paused queues."""
         held = self._parts.queues.process_queues if self._parts else []
         return {self._user_queue(process_queue.queue) for process_queue in held if process_queue.paused}
 
     def health(self) -> Health:
-        """How this consumer is: its queues, their lag and last pulls, and the last error."""
+        """Returns the state of this consumer: its queues, their lag and last pulls, and the last error."""
         return self._health(self._parts.queues if self._parts is not None else None)
 
     def lag(self) -> dict[MessageQueue, int]:
-        """How many messages of each queue are stored and not yet consumed, as of the last pull."""
+        """Returns the number of stored messages of each queue that are not consumed, as of the last pull."""
         return self._lag(self._parts.queues) if self._parts is not None else {}
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The group's committed offset of a queue; None when there is none."""
+        """Returns the committed offset of the group for a queue, or None."""
         return await self._started().queues.offset_store.read(self._wire_queue(queue), only_committed=True)
 
     # -- messages -----------------------------------------------------------------------------------------------
 
     async def poll(self, timeout_ms: int = POLL_TIMEOUT_MS, max_messages: int = MAX_POLL_MESSAGES) -> list[MessageExt]:
-        """The messages that are there, at least one if any comes within `timeout_ms`; else an empty list.
+        """Returns the available messages. If there are none, waits for the first one.
 
-        Those of the last poll count as consumed now. For one caller at a time: raises ClientError while another polls.
+        The messages of the previous `poll` count as consumed.
+
+        Args:
+            timeout_ms: Longest wait, ms. Default: 5000.
+            max_messages: Most messages to return. Default: 1000.
+
+        Returns:
+            Messages; an empty list after the timeout.
+
+        Raises:
+            ClientError: Another task is polling.
         """
         client_id = self._started().client.client_id
         if self._is_polling:
             raise ClientError("another poll is under way: what it returns would count as consumed")
         self._is_polling = True
         try:
-            if not self._receive_hooks:
+            hooks = self._options.receive_hooks
+            if not hooks:
                 return await self._poll(timeout_ms, max_messages)
-            async with receiving(self._receive_hooks, self.group, client_id, self._subscribed_topics) as messages:
+            async with receiving(hooks, self.group, client_id, self._subscribed_topics) as messages:
                 messages += await self._poll(timeout_ms, max_messages)
             return messages
         finally:
@@ -328,14 +284,14 @@ class LitePullConsumer(PullingConsumer):
         return await self._ready_bodies(messages)
 
     async def _ready_bodies(self, messages: list[MessageExt]) -> list[MessageExt]:
-        """Keeps back those whose bodies would be too much with the others'."""
+        """Decompresses the bodies and keeps back the messages that do not fit the limit for large bodies."""
         if not any(message.is_packed for message in messages):
             return messages
         handed_out: set[MessageExt] = set()
         try:
             handed_out.update(messages[: await make_ready(messages)])
         finally:
-            # Others may have been sought for meanwhile.
+            # A `seek` may have removed messages in the meantime.
             kept_back = [entry for entry in self._handed_out if entry[1] not in handed_out]
             if kept_back:
                 for _, message in kept_back:
@@ -354,9 +310,14 @@ class LitePullConsumer(PullingConsumer):
                 yield message
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Commits all that was handed out, or the given offsets, and waits for the brokers.
+        """Commits all returned messages, or the given offsets, and waits for the brokers.
 
-        Raises a RemotingError or BrokerError.
+        Args:
+            offsets: Offset of the next message to consume, for each queue. By default, that of all returned messages.
+
+        Raises:
+            RemotingError: A broker is unreachable.
+            BrokerError: A broker rejects the offset.
         """
         queues = self._started().queues
         if offsets is not None:
@@ -411,7 +372,7 @@ class LitePullConsumer(PullingConsumer):
 
 
 class _Parts(NamedTuple):
-    """What a started consumer consists of."""
+    """The parts of a started consumer."""
 
     client: ClientInstance
     queues: AssignedQueues

@@ -1,4 +1,4 @@
-"""Where a group goes on reading: its offsets on the brokers, or in a file where each consumer reads everything.
+"""Offset stores: a group's offsets on the brokers, or in a local file for broadcasting consumers.
 
 Source: client/consumer/store/RemoteBrokerOffsetStore, LocalFileOffsetStore.
 """
@@ -17,35 +17,33 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.system import files
 from gantrymq.system.clock import monotonic
 
-#: rocketmq.client.localOffsetStoreDir.
-LOCAL_OFFSET_DIRECTORY = Path("~/.rocketmq_offsets")
-#: An offset that stays as it is is committed again after so long, s: a broker that was killed has lost the last ones.
+#: An unchanged offset is committed again after this time, because a killed broker has lost the last commits, s.
 REPEAT_S = 30.0
 
 
 class OffsetStore(Protocol):
-    """Both stores remember what was committed, to repeat it seldom or never."""
+    """Reads and commits offsets. Both stores cache the committed offsets and skip unchanged ones."""
 
     async def read(self, queue: MessageQueue, *, only_committed: bool = False) -> int | None:
-        """The committed queue offset; None when there is none. Raises a GantryError.
+        """Returns the committed queue offset, or None. Raises a GantryError.
 
-        Unless `only_committed` a broker may say where a new group is to begin.
+        Unless `only_committed`, a broker can return the start position of a new group.
         """
 
     async def commit(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Stores the offsets. Raises the first GantryError after all were tried."""
+        """Stores the offsets. If some fail, raises the first GantryError at the end."""
 
     def forget(self, queue: MessageQueue) -> None:
-        """The next commit is sent, whatever was committed: the broker may have lost it, another consumer changed it."""
+        """Removes the cached offset, so that the next commit is sent. For example, another consumer changed it."""
 
 
 class BrokerOffsetStore:
-    """The offsets of a group that shares its queues, on the brokers."""
+    """Offsets of a group on the brokers."""
 
     def __init__(self, client: ClientInstance, group: str) -> None:
         self._client = client
         self._group = group
-        #: What the brokers know, and when they were told (monotonic).
+        #: Committed offsets, and the time of the commit (monotonic, s).
         self._committed: dict[MessageQueue, tuple[int, float]] = {}
 
     async def read(self, queue: MessageQueue, *, only_committed: bool = False) -> int | None:
@@ -66,7 +64,7 @@ class BrokerOffsetStore:
         known, told_at = self._committed.get(queue, (-1, 0.0))
         if known == offset and monotonic() - told_at < REPEAT_S:
             return
-        # Of a commit that isn't answered nobody knows: the next one is sent, whatever it says.
+        # If there is no response, the result is unknown; then the next commit must be sent in any case.
         self._committed.pop(queue, None)
         topic, broker_name, queue_id = queue
         try:
@@ -82,24 +80,25 @@ class BrokerOffsetStore:
         self._committed.pop(queue, None)
 
     def _address(self, queue: MessageQueue) -> str:
-        address = self._client.routes.broker_address(queue.broker_name)
+        client, name = self._client, queue.broker_name
+        address = client.routes.broker_address(name) or client.connected_former_master(name)
         if address is None:
             raise ConnectFailed(f"no route names broker {queue.broker_name}", queue.broker_name)
         return address
 
 
 class LocalOffsetStore:
-    """The offsets of a consumer that reads everything, in directory/CLIENT_ID/GROUP/offsets.json as Java keeps them.
+    """Offsets of a broadcasting consumer, in DIRECTORY/CLIENT_ID/GROUP/offsets.json, in Java's format.
 
-    The file before the last one stays beside it as offsets.json.bak.
+    The previous version of the file is kept as offsets.json.bak.
     """
 
     def __init__(self, directory: Path, client_id: str, group: str) -> None:
-        """Raises ClientError when both files are there and neither can be read."""
+        """Loads the file, or its backup. Raises ClientError if one is invalid and no valid one exists."""
         self.path = directory.expanduser() / client_id / group / "offsets.json"
         self._backup = self.path.with_suffix(".json.bak")
         self._offsets = self._load()
-        #: The file says the same.
+        #: True if the file has the current offsets.
         self._is_saved = True
 
     async def read(self, queue: MessageQueue, *, only_committed: bool = False) -> int | None:
@@ -117,13 +116,13 @@ class LocalOffsetStore:
             raise ClientError(f"can't write the offsets to {self.path}: {e}") from e
 
     def forget(self, queue: MessageQueue) -> None:
-        """Nobody else commits these."""
+        """Does nothing: no other consumer commits to this file."""
 
     def _load(self) -> dict[MessageQueue, int]:
         problems: list[str] = []
         for path in (self.path, self._backup):
             try:
-                # Java leaves an empty file behind when it is stopped while it writes.
+                # Java leaves an empty file if it is stopped during a write.
                 if data := files.read_bytes(path):
                     offsets = ResetOffsetBody.decode(data).offset_table
                     # Java's clients write -1 for a queue that they have not read.

@@ -1,7 +1,7 @@
-"""ConsumeOrderly: a handler gets the messages of a queue one after the other; several queues at a time.
+"""ConsumeOrderly: runs the handler on the messages of a queue one after the other, and on several queues at a time.
 
-What comes next is `order_line`'s to say; here it is done. Source: client/impl/consumer/ConsumeMessageOrderlyService,
-RebalancePushImpl (tryRemoveOrderMessageQueue).
+`orderly_queue` decides the next step of a queue; this module executes it.
+Source: client/impl/consumer/ConsumeMessageOrderlyService, RebalancePushImpl (tryRemoveOrderMessageQueue).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from functools import partial
 from gantrymq.background.repeating import Repeating
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.consuming.concurrently import GRACE_S
+from gantrymq.client.consuming.consumer_locks import ConsumerLocks
 from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, handler_pool
-from gantrymq.client.consuming.held_locks import HeldLocks
-from gantrymq.client.consuming.order_line import Event, OrderLine, State, Step
+from gantrymq.client.consuming.log_texts import failed_attempt
+from gantrymq.client.consuming.orderly_queue import Event, OrderlyQueue, State, Step
 from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.send_back import SendBack
 from gantrymq.errors import GantryError
@@ -24,40 +25,37 @@ from gantrymq.protocol.message import MessageExt
 
 log = peer_log(__name__)
 
-#: suspendCurrentQueueTimeMillis: a queue stands still so long after its handler failed.
-SUSPEND_S = 1.0
-#: UNLOCK_DELAY_TIME_MILLS: how long a queue's message in hand is waited for before the queue is given up.
+#: Longest time that a revoked queue waits for its running message (UNLOCK_DELAY_TIME_MILLS), s.
 RELEASE_TIMEOUT_S = 20.0
 
 
 class _Queue:
-    """A queue's line, what ends its pauses, and who waits until nothing is under way any more."""
+    """State of a queue: its messages, the timer that ends its pause, and an event for the end of the current step."""
 
-    def __init__(self, line: OrderLine, resume: Repeating) -> None:
+    def __init__(self, line: OrderlyQueue, resume: Repeating) -> None:
         self.line = line
         self.resume = resume
         self.settled: asyncio.Event | None = None
 
 
 class ConsumeOrderly:
-    """Runs the handler on the first message of each queue; when it fails, on the same one again, a moment later.
+    """Runs the handler on the first message of each queue. If it fails, repeats the same message after a pause.
 
-    After `max_reconsume_times` (None: never) a message is sent to the dead letter queue and the next one's turn comes.
-    Nothing is handled without the queue's lock; without `locks`, for a consumer that reads everything, there are none.
-    A queue that another consumer had meanwhile is taken anew, by `take_anew`.
+    After `max_reconsume_times` (None: no limit) a message goes to the dead-letter queue, and the next one follows.
+    A queue is handled only with its lock. Broadcasting consumers have no `locks`. If another consumer had the lock in
+    the meantime, `take_anew` restarts the queue.
     """
-
-    take_anew: Callable[[ProcessQueue], None]
 
     def __init__(
         self,
         handler: MessageHandler,
         concurrency: int,
-        locks: HeldLocks | None,
+        locks: ConsumerLocks | None,
         send_back: SendBack | None,
         max_reconsume_times: int | None,
         suspend_s: float,
         wire_topic: Callable[[MessageExt], str],
+        take_anew: Callable[[ProcessQueue], None],
     ) -> None:
         self.pool: HandlerPool = handler_pool(handler, concurrency, self._handled)
         self._locks = locks
@@ -65,6 +63,7 @@ class ConsumeOrderly:
         self._max_reconsume_times = max_reconsume_times
         self._suspend_s = suspend_s
         self._wire_topic = wire_topic
+        self._take_anew = take_anew
         self._queues: dict[ProcessQueue, _Queue] = {}
         self._burials = Tasks("the sending of a message to the dead letters")
         self._locking = Tasks("the locking of a queue")
@@ -78,18 +77,18 @@ class ConsumeOrderly:
                 after_error_s=self._suspend_s,
             )
             resume.start()
-            line = OrderLine(self._max_reconsume_times, self._suspend_s)
+            line = OrderlyQueue(self._max_reconsume_times, self._suspend_s)
             queue = self._queues[process_queue] = _Queue(line, resume)
         queue.line.messages.extend(messages)
         self._change(process_queue, Event.MESSAGES)
 
     async def release(self, process_queue: ProcessQueue) -> None:
-        """Waits until nothing of the queue, which is dropped, is in a handler or on its way any more."""
+        """Waits until no message of the dropped queue is in a handler or on its way to the dead-letter queue."""
         queue = self._queues.get(process_queue)
         if queue is None:
             return
         line = queue.line
-        # What waits for its turn in the pool is skipped there.
+        # The pool skips messages of this queue that have not started.
         waits = line.state is State.BURYING or (
             line.state is State.HANDLING and any(running.message is line.messages[0] for running in self.pool.running())
         )
@@ -105,7 +104,7 @@ class ConsumeOrderly:
         self._queues.pop(process_queue, None)
 
     async def close(self, timeout_s: float) -> None:
-        """Waits at most `timeout_s` for handlers and for what is on its way to the dead letter queue."""
+        """Waits for handlers and for messages to the dead-letter queue, for at most `timeout_s` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         for process_queue, queue in self._queues.items():
@@ -121,7 +120,7 @@ class ConsumeOrderly:
         await self._burials.stop()
 
     def _change(self, process_queue: ProcessQueue, event: Event) -> None:
-        """Tells the queue's line what has happened, and does what comes next."""
+        """Passes an event to the state of the queue and executes the next step."""
         queue = self._queues.get(process_queue)
         if queue is None:
             return
@@ -147,7 +146,9 @@ class ConsumeOrderly:
         if error is None:
             process_queue.remove(message)
         else:
-            log.warning("handler failed on %s, its queue waits", message.msg_id, exc_info=error)
+            queue = self._queues.get(process_queue)
+            following = "the next consumer of its queue receives it" if queue is None else queue.line.after_failure()
+            log.warning("handler failed: %s; %s", failed_attempt(message), following, exc_info=error)
         self._settled(process_queue, Event.CONSUMED if error is None else Event.FAILED)
 
     async def _bury(self, process_queue: ProcessQueue, message: MessageExt) -> None:
@@ -167,13 +168,13 @@ class ConsumeOrderly:
         event = Event.NOT_LOCKED
         try:
             if process_queue.dropped:
-                return  # Its next reader has the lock.
+                return  # The next owner of the queue has the lock.
             log.warning("the lock of %s was lost: taking it again", process_queue.queue)
             if await self._locks.lock([process_queue.queue]):
                 event = Event.LOCKED
                 if self._locks.was_lost(process_queue.queue):
                     event = Event.NOT_LOCKED
-                    self.take_anew(process_queue)
+                    self._take_anew(process_queue)
         finally:
             self._change(process_queue, event)
 

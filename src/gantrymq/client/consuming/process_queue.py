@@ -6,33 +6,35 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gantrymq.client.consuming.consume_statistics import TopicCounters
+from gantrymq.client.options import Options, documented, option
 from gantrymq.protocol.bodies.consumer import ProcessQueueInfo
 from gantrymq.protocol.message import MessageExt, MessageQueue
 
 
+@documented
 @dataclass(slots=True, frozen=True)
-class FlowLimits:
-    """How much of one queue a consumer holds before it stops pulling (`DefaultMQPushConsumer`).
+class FlowLimits(Options):
+    """How much of one queue a consumer fetches before it stops pulling (`DefaultMQPushConsumer`)."""
 
-    `max_bytes` are those of records as they are stored: bodies may be compressed. `max_span` is the distance between
-    the oldest and the newest of `max_messages`, in queue offsets; consumers that handle a queue in order have none.
-    """
-
-    #: pullThresholdForQueue.
-    max_messages: int = 1000
-    #: pullThresholdSizeForQueue.
-    max_bytes: int = 100 * 1024 * 1024
-    #: consumeConcurrentlyMaxSpan.
-    max_span: int = 2000
+    max_messages: int = option(1000, "Messages that are fetched and not consumed (pullThresholdForQueue).")
+    max_bytes: int = option(100 * 1024 * 1024, "Bytes of their records as they are stored (pullThresholdSizeForQueue).")
+    max_span: int = option(
+        2000,
+        "Distance between the oldest and the newest of them in queue offsets (consumeConcurrentlyMaxSpan). Orderly "
+        "consumers have no such limit.",
+    )
 
 
 class ProcessQueue:
-    """A queue's state in one consumer (client/impl/consumer/ProcessQueue).
+    """A queue's state in one consumer (`ProcessQueue`).
 
-    `topic_begin` is the largest one of all pulls, None before the first (`private_fields.TOPIC_BEGIN_FIELD`).
-    `next_offset` is where the next pull begins. `dropped` says that the queue is no longer this consumer's: what is
-    left of it is neither handled nor committed. `on_room` is called once when the queue is no longer full. `last_pull`
-    and `last_consume` are seconds since the epoch.
+    Attributes:
+        topic_begin: Largest TOPIC_BEGIN_FIELD of all pulls (`private_fields`). None before the first pull.
+        next_offset: Offset of the next pull.
+        dropped: True if the queue is revoked. Its pending messages are neither handled nor committed.
+        last_pull: Time of the last pull, seconds since the epoch.
+        last_error: Error of the last pull, or None.
+        last_consume: Time of the last handled message, seconds since the epoch.
     """
 
     def __init__(
@@ -40,20 +42,20 @@ class ProcessQueue:
     ) -> None:
         self.queue = queue
         self.next_offset = next_offset
-        #: Where the queue ended when it was pulled last.
+        #: End of the queue at the last pull.
         self.max_offset = next_offset
         self.topic_begin: int | None = None
         self.dropped = False
-        self.on_room: Callable[[], None] | None = None
         self.counters = counters or TopicCounters()
         self.last_pull = 0.0
-        #: What the last pull ended with.
         self.last_error: Exception | None = None
         self.last_consume = 0.0
         self._limits = limits
         self._paused = False
         self._pending: dict[int, MessageExt] = {}
         self._bytes = 0
+        #: Called once when the queue is no longer full.
+        self._on_not_full: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -62,60 +64,68 @@ class ProcessQueue:
         return message.queue_offset in self._pending
 
     def put(self, messages: Iterable[MessageExt]) -> None:
-        """Takes pulled messages, in the order of their offsets."""
+        """Adds pulled messages, in the order of their offsets."""
         pending = self._pending
         for message in messages:
             pending[message.queue_offset] = message
-            # As stored: what a body decompresses to isn't known yet.
+            # The stored size, because the decompressed size is not known yet.
             self._bytes += message.store_size
 
     def remove(self, message: MessageExt) -> None:
-        """Says that a message is dealt with: consumed, or sent back to the broker."""
+        """Removes a message that is consumed, or sent back to the broker."""
         if self._pending.pop(message.queue_offset, None) is not None:
             self._bytes -= message.store_size
-            if self.on_room is not None:
-                self._tell_of_room()
+            if self._on_not_full is not None:
+                self._notify_if_not_full()
 
-    def _tell_of_room(self) -> None:
-        if self.on_room is not None and not self.is_full:
-            on_room, self.on_room = self.on_room, None
-            on_room()
+    def when_not_full(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once when the queue is no longer full. Replaces an earlier callback."""
+        self._on_not_full = callback
+
+    def pull_ended(self, error: Exception | None) -> None:
+        """Records the result of a pull, for `health`."""
+        self.last_error = error
+
+    def _notify_if_not_full(self) -> None:
+        if self._on_not_full is not None and not self.is_full:
+            callback, self._on_not_full = self._on_not_full, None
+            callback()
 
     @property
     def paused(self) -> bool:
-        """A paused queue is full, whatever is in it."""
+        """Whether the queue is paused. A paused queue counts as full."""
         return self._paused
 
     @paused.setter
     def paused(self, paused: bool) -> None:
         self._paused = paused
-        self._tell_of_room()
+        self._notify_if_not_full()
 
     @property
     def first(self) -> MessageExt | None:
-        """The oldest message that is not dealt with."""
+        """The oldest pending message."""
         return next(iter(self._pending.values()), None)
 
     @property
     def commit_offset(self) -> int:
-        """The first queue offset that is not dealt with; all before it are."""
+        """The offset to commit: that of the oldest pending message, else the next offset."""
         return next(iter(self._pending), self.next_offset)
 
     @property
     def lag(self) -> int:
-        """Messages that are stored and not dealt with, as of the last pull."""
+        """Number of stored messages that are not consumed, as of the last pull."""
         return max(self.max_offset - self.commit_offset, 0)
 
     @property
     def is_full(self) -> bool:
-        """Whether a limit is reached, so that nothing should be pulled for now."""
+        """Whether a limit is reached, so that no pull should start."""
         pending, limits = self._pending, self._limits
         if self._paused or len(pending) >= limits.max_messages or self._bytes >= limits.max_bytes:
             return True
         return bool(pending) and self.next_offset - next(iter(pending)) > limits.max_span
 
     def info(self) -> ProcessQueueInfo:
-        """For an operator who asks."""
+        """Returns the state for an operator's request."""
         pending = self._pending
         return ProcessQueueInfo(
             commit_offset=self.commit_offset,

@@ -1,4 +1,4 @@
-"""QueuePuller: pulls one queue by long polling, as long as its ProcessQueue has room.
+"""QueuePuller: pulls one queue by long polling until its ProcessQueue is full.
 
 Source: client/impl/consumer/DefaultMQPushConsumerImpl (pullMessage), PullAPIWrapper (processPullResult).
 """
@@ -10,7 +10,7 @@ from math import inf
 
 from gantrymq.background.repeating import Repeating
 from gantrymq.client.broker_api import PullResult, PullStatus
-from gantrymq.client.client_instance import ClientInstance
+from gantrymq.client.consuming.consumer_context import ConsumerContext
 from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.short_polls import ShortPolls
 from gantrymq.client.pulled_messages import Unreadable, decode_pulled
@@ -26,57 +26,54 @@ from gantrymq.system import clock
 
 log = peer_log(__name__)
 
-#: BROKER_SUSPEND_MAX_TIME_MILLIS: how long the broker waits for a message to come.
+#: Longest time that the broker waits for a message (BROKER_SUSPEND_MAX_TIME_MILLIS), ms.
 SUSPEND_MS = 15_000
-#: CONSUMER_TIMEOUT_MILLIS_WHEN_SUSPEND: how long the consumer waits for the broker.
+#: Timeout of a pull (CONSUMER_TIMEOUT_MILLIS_WHEN_SUSPEND), ms.
 TIMEOUT_MS = 30_000
-#: pullBatchSize. Java's consumers ask for 32 and 10: its broker gives at most 32, whoever asks for more. This project's
-#: gives all to bulk readers: with 256 consumers read nearly twice as fast as with 32, with 1024 no faster.
-PULL_BATCH_SIZE = 256
-#: Bytes of records that a pull takes as a bulk reader; the broker may give fewer.
+#: Most bytes of records of a bulk pull. The broker may send fewer.
 PULL_BATCH_BYTES = 4 * 1024 * 1024
-#: The pause after a failed pull; after FLOW_CONTROL PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL.
+#: Pause after a failed pull, s. After FLOW_CONTROL it is FLOW_CONTROL_DELAY_S
+#: (PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL).
 RETRY_DELAY_S = 1.0
-#: A record that can't be read is pulled so often.
+#: Number of pulls of an unreadable record.
 TRIES = 3
 FLOW_CONTROL_DELAY_S = 0.02
 
-#: Takes the pulled messages of a queue, which its ProcessQueue already holds.
+#: Receives the pulled messages of a queue. Its ProcessQueue already contains them.
 Sink = Callable[[ProcessQueue, list[MessageExt]], None]
-#: Told that a queue goes on at another offset: the puller pulls no more and waits to be stopped.
+#: Called if a queue continues at another offset. The puller then makes no further pull, until it is stopped.
 Moved = Callable[[ProcessQueue, int], None]
 
 
 class QueuePuller:
-    """Pulls `process_queue` and hands the messages to `sink`.
+    """Pulls `process_queue` and passes the messages to `sink`.
 
-    While `commits` says so each pull also commits the ProcessQueue's offset; with `lite` the subscription goes with
-    each pull, so that the broker need not know the group.
+    If `commits` returns true, each pull also commits the offset of the ProcessQueue. With `lite`, each pull contains
+    the subscription, because the broker may not have the group.
     """
 
     def __init__(
         self,
-        client: ClientInstance,
-        group: str,
+        context: ConsumerContext,
         process_queue: ProcessQueue,
         subscription: SubscriptionData,
         sink: Sink,
         moved: Moved,
         *,
-        batch_size: int,
-        max_body_size: int,
         commits: Callable[[], bool],
         lite: bool,
     ) -> None:
-        self._client = client
-        self._group = group
+        options = context.options
+        self._client = context.client
+        self._group = context.group
         self._process_queue = process_queue
         self._subscription = subscription
         self._sink = sink
         self._moved = moved
-        self._batch_size = batch_size
-        self._max_body_size = max_body_size
-        #: The last record that couldn't be read, and how often.
+        # A larger pull could exceed the limit by much.
+        self._batch_size = min(options.pull_batch_size, options.limits().max_messages)
+        self._max_body_size = options.max_body_size
+        #: Offset of the last unreadable record, and below the number of its pulls.
         self._unreadable_offset = -1
         self._tries = 0
         self._short_polls = ShortPolls()
@@ -84,22 +81,22 @@ class QueuePuller:
         self._lite = lite
         self._tags = set(subscription.tags_set) if subscription.expression_type == EXPRESSION_TAG else set()
         self._broker_id = MASTER_ID
-        #: The topic may have been deleted and created again since the last pull: the next one is answered at once, and
-        #: commits no offset of the old topic.
+        #: True if the topic may have been recreated since the last pull. The next pull then does not wait for messages,
+        #: and commits no offset of the old topic.
         self._is_unsure = False
-        # Whatever a pull raises, there is another.
+        # The job repeats pulls after any error.
         self._job = Repeating(f"pulling {process_queue.queue}", self._next, after_error_s=RETRY_DELAY_S)
         self._job.start(0.0)
 
     async def stop(self) -> None:
-        """Gives up the pull under way."""
+        """Cancels the pull in flight."""
         await self._job.stop()
 
     async def _next(self) -> float:
-        """One pull; how long to wait until the next, s."""
+        """Makes one pull. Returns the pause before the next one, in seconds."""
         process_queue = self._process_queue
         if process_queue.is_full:
-            process_queue.on_room = self._job.wake
+            process_queue.when_not_full(self._job.wake)
             return inf
         try:
             return await self._pull()
@@ -114,8 +111,8 @@ class QueuePuller:
         process_queue.last_pull = started = clock.time()
         result = await self._client.api.pull(address, header, TIMEOUT_MS)
         self._client.troubles.over(address)
-        process_queue.last_error = None
-        # So a broker answers held pulls of a queue that is deleted.
+        process_queue.pull_ended(None)
+        # A broker also answers pending pulls like this when it deletes the queue.
         self._is_unsure = (
             result.status is PullStatus.NO_MATCHED_MESSAGE and result.next_begin_offset == process_queue.next_offset
         )
@@ -142,9 +139,9 @@ class QueuePuller:
                 if following == process_queue.next_offset:
                     return RETRY_DELAY_S
                 if process_queue.next_offset > result.max_offset:
-                    # The queue has lost its end: what was pulled before and isn't dealt with may still be there.
+                    # The queue has lost its end. Messages before it that were pulled but not handled may still exist.
                     following = min(following, process_queue.commit_offset)
-                # Not in this process queue, whose messages are in the order of their offsets.
+                # With a new process queue, because messages of one must be in the order of their offsets.
                 self._moved(process_queue, following)
                 return inf
             case _:
@@ -152,9 +149,9 @@ class QueuePuller:
                 return self._short_polls.pause(result.next_begin_offset > offset, clock.time() - started)
 
     def _is_created_again(self, result: PullResult) -> bool:
-        """Whether the topic was deleted and created again since the first pull, so that offsets have another meaning.
+        """Returns whether the topic was recreated since the first pull, so that old offsets are invalid.
 
-        A broker that has become master since may not have copied that a topic was deleted long ago.
+        A new master may not have replicated that a topic was deleted long ago.
         """
         process_queue, begin = self._process_queue, result.topic_begin
         is_created_again = process_queue.topic_begin is not None and begin > process_queue.topic_begin
@@ -162,7 +159,7 @@ class QueuePuller:
         return is_created_again
 
     def _refuse_nonsense(self, result: PullResult) -> None:
-        """Raises HeaderError for an answer that would be committed, and is none: it is asked for again."""
+        """Raises HeaderError if the next offset of a response is out of range. The pull is repeated."""
         offset, following = self._process_queue.next_offset, result.next_begin_offset
         least = 0 if result.status is PullStatus.OFFSET_ILLEGAL else offset
         if not least <= following <= max(offset, result.max_offset):
@@ -179,7 +176,7 @@ class QueuePuller:
             raise HeaderError(f"what a pull of offset {offset} found is followed by offset {following}")
         self._short_polls.pause(True, 0.0)
         if tags:
-            # The broker compares hash codes only: other tags may have the same one.
+            # The broker compares hash codes of tags, and different tags can have the same hash code.
             messages = [message for message in messages if message.tags in tags or message.is_damaged]
         process_queue.next_offset = following
         process_queue.put(messages)
@@ -192,7 +189,10 @@ class QueuePuller:
         return 0.0 if following > offset else RETRY_DELAY_S
 
     def _in_place_of(self, unreadable: Unreadable) -> MessageExt | None:
-        """A record that can't be read is pulled again, it may be the connection's fault; at last it is handed on so."""
+        """Returns a message without its body for an unreadable record, but only after TRIES pulls.
+
+        Before that, returns None to pull it again, because the connection may have corrupted it.
+        """
         offset = unreadable.queue_offset
         if offset != self._unreadable_offset:
             self._unreadable_offset, self._tries = offset, 0
@@ -236,9 +236,9 @@ class QueuePuller:
         )
 
     async def _recover(self, error: GantryError) -> float:
-        """What to do about a failed pull; returns how long to wait then, in seconds."""
+        """Handles a failed pull. Returns the pause before the next one, in seconds."""
         queue = self._process_queue.queue
-        self._process_queue.last_error = error
+        self._process_queue.pull_ended(error)
         self._is_unsure = True
         self._client.troubles.tell(f"can't pull {queue} for group {self._group}", error)
         if isinstance(error, BrokerError):
@@ -246,9 +246,9 @@ class QueuePuller:
                 return FLOW_CONTROL_DELAY_S
             if error.code in (ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST):
                 await self._client.greet_again(error.address)
-            # A slave may not let itself be read.
+            # A slave may refuse reads.
             self._broker_id = MASTER_ID
         else:
-            # Another replica may be there; one that is a slave sends back to the master once that is.
+            # Another replica may be available. A slave directs the consumer to the master as soon as there is one.
             self._broker_id = self._client.routes.next_replica(queue.broker_name, self._broker_id)
         return await self._client.recover(queue.topic, queue.broker_name, error, RETRY_DELAY_S)

@@ -1,7 +1,8 @@
-"""Who of a group reads which queue. Every consumer computes it alone, from the same sorted lists.
+"""Strategies that assign a topic's queues to the consumers of a group. Each consumer computes its own queues.
 
-A strategy is any function of the type `AllocateStrategy`. All consumers of a group, in whatever language, must use the
-same one: these give what Java's give. Source: client/consumer/rebalance/AllocateMessageQueue*.
+A strategy is a function of the type `AllocateStrategy`. All consumers of a group, in any language, must use the same
+one. The strategies here sort their arguments and return the same queues as Java's.
+Source: client/consumer/rebalance/AllocateMessageQueue*.
 """
 
 from __future__ import annotations
@@ -13,14 +14,20 @@ from hashlib import md5
 
 from gantrymq.protocol.message import MessageQueue
 
-#: (client id of the one who asks, ids of all consumers of the group, all queues of a topic) -> that one's queues.
+#: (own client id, client ids of the whole group, all queues of a topic) -> queues of the own client id.
 AllocateStrategy = Callable[[str, Iterable[str], Iterable[MessageQueue]], list[MessageQueue]]
 
 
 def allocate_averagely(client_id: str, client_ids: Iterable[str], queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """The share of `client_id`, one of the group's `client_ids`: consecutive queues, in equal parts.
+    """Assigns consecutive queues, in equal parts. If there is a remainder, the first consumers get one queue more.
 
-    The first consumers get one more each where it doesn't come out even.
+    Args:
+        client_id: Client id of this consumer.
+        client_ids: Client ids of all consumers of the group.
+        queues: All queues of a topic.
+
+    Returns:
+        The queues of this consumer.
     """
     consumers = sorted(set(client_ids))
     if client_id not in consumers:
@@ -33,7 +40,16 @@ def allocate_averagely(client_id: str, client_ids: Iterable[str], queues: Iterab
 
 
 def allocate_by_circle(client_id: str, client_ids: Iterable[str], queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """The share of `client_id`, one of the group's `client_ids`: queues dealt out in turn, some of every broker."""
+    """Assigns queues round robin, so that each consumer gets some of every broker.
+
+    Args:
+        client_id: Client id of this consumer.
+        client_ids: Client ids of all consumers of the group.
+        queues: All queues of a topic.
+
+    Returns:
+        The queues of this consumer.
+    """
     consumers = sorted(set(client_ids))
     if client_id not in consumers:
         return []
@@ -41,7 +57,7 @@ def allocate_by_circle(client_id: str, client_ids: Iterable[str], queues: Iterab
 
 
 def allocate_by_config(queues: Iterable[MessageQueue]) -> AllocateStrategy:
-    """These queues and no others, whoever else is in the group; for each topic those that are of it."""
+    """Returns a strategy that always assigns these queues, independent of the other consumers."""
     mine = set(queues)
 
     def allocate(client_id: str, client_ids: Iterable[str], queues: Iterable[MessageQueue]) -> list[MessageQueue]:
@@ -51,7 +67,10 @@ def allocate_by_config(queues: Iterable[MessageQueue]) -> AllocateStrategy:
 
 
 def allocate_by_machine_room(rooms: Collection[str]) -> AllocateStrategy:
-    """Only queues of brokers in these machine rooms, whose names are ROOM@NAME, in equal parts."""
+    """Returns a strategy that assigns only queues of brokers in these machine rooms, in equal parts.
+
+    Broker names have the form ROOM@NAME.
+    """
 
     def allocate(client_id: str, client_ids: Iterable[str], queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         consumers = sorted(set(client_ids))
@@ -60,7 +79,7 @@ def allocate_by_machine_room(rooms: Collection[str]) -> AllocateStrategy:
         reachable = [queue for queue in sorted(queues) if _room(queue.broker_name) in rooms]
         share, rest = divmod(len(reachable), len(consumers))
         index = consumers.index(client_id)
-        # The rest goes one each to the first consumers, from the end of the list: not as in `allocate_averagely`.
+        # The first consumers get one more each, from the end of the list. `allocate_averagely` works differently.
         left_over = reachable[share * len(consumers) + index :][: index < rest]
         return reachable[index * share : (index + 1) * share] + left_over
 
@@ -75,9 +94,14 @@ def _room(broker_name: str) -> str | None:
 def allocate_machine_room_nearby(
     within_room: AllocateStrategy, broker_room: Callable[[MessageQueue], str], consumer_room: Callable[[str], str]
 ) -> AllocateStrategy:
-    """Each machine room's queues to the consumers in it, those of a room without consumers to all.
+    """Returns a strategy that assigns the queues of a machine room to the consumers in it.
 
-    `broker_room` and `consumer_room` say in which room a queue's broker and a client id are; `within_room` shares out.
+    Queues of a room without consumers are assigned to all consumers.
+
+    Args:
+        within_room: Strategy for the queues of one room.
+        broker_room: Returns the room of a queue's broker.
+        consumer_room: Returns the room of a client id.
     """
 
     def allocate(client_id: str, client_ids: Iterable[str], queues: Iterable[MessageQueue]) -> list[MessageQueue]:
@@ -101,9 +125,10 @@ def allocate_machine_room_nearby(
 
 
 def allocate_by_consistent_hash(virtual_nodes: int = 10) -> AllocateStrategy:
-    """Each queue to the consumer that follows it on a ring of hash values: few queues move when the group changes.
+    """Returns a strategy that uses a consistent hash ring. If the group changes, few queues move.
 
-    Each consumer is on the ring `virtual_nodes` times.
+    Args:
+        virtual_nodes: Number of points of each consumer on the ring. Default: 10.
     """
 
     def allocate(client_id: str, client_ids: Iterable[str], queues: Iterable[MessageQueue]) -> list[MessageQueue]:
@@ -122,10 +147,10 @@ def _next(points: list[int], key: str) -> int:
 
 
 def _java_text(queue: MessageQueue) -> str:
-    """`MessageQueue.toString()`, which is what Java hashes."""
+    """Returns `MessageQueue.toString()`, which Java hashes."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
 def _hash(text: str) -> int:
-    """The first 32 bits of the MD5 (`ConsistentHashRouter.MD5Hash`)."""
+    """Returns the first 32 bits of the MD5 hash (`ConsistentHashRouter.MD5Hash`)."""
     return int.from_bytes(md5(text.encode(), usedforsecurity=False).digest()[:4])

@@ -1,4 +1,4 @@
-"""Rebalancer: asks again and again which queues are this consumer's.
+"""Rebalancer: regularly updates the queues of this consumer.
 
 Source: client/impl/consumer/RebalanceService and RebalanceImpl (rebalanceByTopic).
 """
@@ -21,31 +21,31 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: rocketmq.client.rebalance.waitInterval.
+#: Interval of rebalances (rocketmq.client.rebalance.waitInterval), s.
 INTERVAL_S = 20.0
-#: rocketmq.client.rebalance.minInterval: when something was missing.
+#: Interval after an incomplete rebalance (rocketmq.client.rebalance.minInterval), s.
 RETRY_INTERVAL_S = 1.0
-#: However often the group's consumers change.
+#: Shortest interval, even if the consumers of the group change more often, s.
 MIN_INTERVAL_S = 0.1
 
-#: Called with a topic and this consumer's queues of it; raises a GantryError when a queue couldn't be taken.
+#: Called with a topic and this consumer's queues of it. Raises a GantryError if a queue cannot be assigned.
 Assign = Callable[[str, set[MessageQueue]], Awaitable[None]]
 
 
 class Share(Protocol):
-    """How a consumer gets its share of a topic's queues. Both raise GantryErrors."""
+    """Determines this consumer's queues of a topic. The methods raise GantryErrors."""
 
     async def rebalance(self, topic: str) -> None:
-        """Takes the queues that are this consumer's now, gives up the others."""
+        """Adds the queues that belong to this consumer, and revokes the others."""
 
     async def give_up(self, topic: str) -> None:
-        """Gives up all queues of the topic."""
+        """Revokes all queues of the topic."""
 
 
 class Rebalancer:
-    """Rebalances each of `topics` at the start, when the group, a subscription or a route changes, and every 20 s.
+    """Rebalances each topic at the start, when the group, a subscription or a route changes, and every 20 s.
 
-    `topics` may change meanwhile: see `changed`.
+    The owner may modify `topics`; it then calls `changed`.
     """
 
     def __init__(self, client: ClientInstance, group: str, topics: Collection[str], share: Share) -> None:
@@ -67,7 +67,7 @@ class Rebalancer:
         await self._job.stop()
 
     def wake(self) -> None:
-        """Rebalances now, or a moment later when it has just been done: the group's consumers have changed."""
+        """Rebalances because the group has changed: at once, or after MIN_INTERVAL_S since the last rebalance."""
         self._job.wake(max(self._began + MIN_INTERVAL_S - monotonic(), 0.0))
 
     def _route_changed(self, topic: str) -> None:
@@ -75,12 +75,12 @@ class Rebalancer:
             self.wake()
 
     def changed(self, topic: str) -> None:
-        """The subscription of `topic` is new, another one or gone: tells the brokers, and reads its queues anew."""
+        """Handles a new, changed or removed subscription: sends heartbeats and restarts the topic's queues."""
         self._changed.add(topic)
         self._job.wake()
 
     async def _rebalance(self) -> float | None:
-        """How long to wait until the next time, s; None: as ever."""
+        """Returns the pause before the next rebalance, in seconds; None for the default."""
         balanced = True
         self._began = monotonic()
         if self._changed:
@@ -95,18 +95,18 @@ class Rebalancer:
         return None if balanced else RETRY_INTERVAL_S
 
     async def _tried(self, topic: str, work: Callable[[str], Awaitable[None]]) -> bool:
-        """Whether `work` on the topic succeeded; failures are logged."""
+        """Returns whether `work` on the topic succeeded. Failures are logged."""
         try:
             await work(topic)
         except NoRouteInfo as e:
-            # A retry topic comes into being when the broker hears of the group.
+            # The broker creates a retry topic when it receives the first heartbeat of the group.
             if not topic.startswith(RETRY_TOPIC_PREFIX):
                 self._client.troubles.tell(f"group {self._group}", e)
         except GantryError as e:
             self._client.report_failure(topic, e)
             self._client.troubles.tell(f"can't rebalance topic {topic} in group {self._group}", e)
         except Exception:
-            # The allocate strategy may be the user's.
+            # The strategy can be user code.
             log.exception("can't rebalance topic %s in group %s", topic, self._group)
         else:
             return True
@@ -114,7 +114,7 @@ class Rebalancer:
 
 
 class ShareAll:
-    """Every queue is this consumer's, and every other's of the group (`MessageModel.BROADCASTING`)."""
+    """Assigns all queues to every consumer of the group (`MessageModel.BROADCASTING`)."""
 
     def __init__(self, client: ClientInstance, assign: Assign) -> None:
         self._client = client
@@ -130,7 +130,7 @@ class ShareAll:
 
 
 class ShareInGroup:
-    """Shares with the group: each consumer computes its queues alone."""
+    """Shares the queues with the group. Each consumer computes its own queues."""
 
     def __init__(self, client: ClientInstance, group: str, allocate: AllocateStrategy, assign: Assign) -> None:
         self._client = client
@@ -145,7 +145,7 @@ class ShareInGroup:
         address = any_broker(client, topic, queues)
         client_ids = await client.api.consumer_ids(address, self._group)
         if client.client_id not in client_ids:
-            # The broker has forgotten this consumer; the queues stay as they are until it knows better.
+            # The broker has lost this consumer: send a heartbeat. The queues stay unchanged until the broker lists it.
             await client.greet_again(address)
             client_ids = await client.api.consumer_ids(address, self._group)
             if client.client_id not in client_ids:
@@ -157,7 +157,7 @@ class ShareInGroup:
 
 
 def any_broker(client: ClientInstance, topic: str, queues: Collection[MessageQueue]) -> str:
-    """host:port of one of the brokers that have the queues. Raises NoRouteInfo."""
+    """Returns HOST:PORT of a random broker of the queues. Raises NoRouteInfo."""
     brokers = {queue.broker_name for queue in queues}
     addresses = [address for name in brokers if (address := client.routes.broker_address(name))]
     if not addresses:

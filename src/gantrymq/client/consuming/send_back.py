@@ -1,4 +1,4 @@
-"""SendBack: gives a message that its handler failed on back to the broker, which delivers it again later.
+"""SendBack: returns a failed message to the broker, which redelivers it later.
 
 Source: client/impl/consumer/DefaultMQPushConsumerImpl (sendMessageBack, sendMessageBackAsNormalMessage).
 """
@@ -12,6 +12,7 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.delay_levels import DEFAULT_DELAY_LEVELS
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeaderV2
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import encode_properties
@@ -22,25 +23,36 @@ from gantrymq.system.clock import now_ms
 log = peer_log(__name__)
 
 _TIMEOUT_MS = 5000
-#: The delay level of a message that failed for the first time (10 s by default).
+#: Delay level of a message that failed for the first time (10 s by default).
 _FIRST_DELAY_LEVEL = 3
-#: Of the producer inside a consumer (`MixAll.CLIENT_INNER_PRODUCER_GROUP`).
+#: Group of the producer inside a consumer (`MixAll.CLIENT_INNER_PRODUCER_GROUP`).
 _PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 
 
 class SendBack:
-    """For one group. After `max_reconsume_times` a message goes to the dead letter queue instead."""
+    """Sends back messages of one group. After `max_reconsume_times` they go to the dead-letter queue."""
 
     def __init__(self, client: ClientInstance, group: str, max_reconsume_times: int) -> None:
         self._client = client
         self._group = group
         self._max_reconsume_times = max_reconsume_times
 
-    async def send_back(self, message: MessageExt, topic: str, delay_level: int = 0) -> None:
-        """Has the broker that holds the message deliver it again; if that fails, sends it anew to the retry topic.
+    def following(self, message: MessageExt, delay_level: int = 0) -> str:
+        """Returns the effect of `send_back` on the message, for a log line.
 
-        `topic` is the one that brokers know it by; `delay_level` 0 means: longer and longer. Raises a GantryError when
-        both fail, and where the broker has stored it and says that slaves may never have it.
+        Source: AbstractSendMessageProcessor.consumerSendMsgBack.
+        """
+        if message.reconsume_times >= self._max_reconsume_times:
+            return "goes to the dead-letter queue"
+        delays = DEFAULT_DELAY_LEVELS.split()
+        level = min(delay_level or _FIRST_DELAY_LEVEL + message.reconsume_times, len(delays))
+        return f"next attempt after delay level {level} ({delays[level - 1]} by default)"
+
+    async def send_back(self, message: MessageExt, topic: str, delay_level: int = 0) -> None:
+        """Sends a failed message back to its broker. If that fails, sends it to the retry topic as a new message.
+
+        `topic` is the topic with its namespace. With `delay_level` 0, the delay grows with each retry. Raises a
+        GantryError if both fail, or if the broker has stored the message but its slaves may not have it.
         """
         header = ConsumerSendMsgBackRequestHeader(
             offset=message.commit_log_offset,
@@ -58,15 +70,15 @@ class SendBack:
             await self._client.api.send_back(address, header, _TIMEOUT_MS)
         except GantryError as e:
             if isinstance(e, BrokerError) and e.code == ResponseCode.FLUSH_SLAVE_TIMEOUT:
-                # Sent anew it would wait for the same slaves, or be there twice.
+                # A new message would wait for the same slaves, or be a duplicate.
                 raise
             log.warning("can't send %s back, sending it anew: %s", message.msg_id, e)
             await self.send_anew(message, topic)
 
     async def send_anew(self, message: MessageExt, topic: str) -> None:
-        """Sends the message to the retry topic, whoever has a queue of it; from there it may go to the dead letters.
+        """Sends the message to a queue of the retry topic, on any broker. It can become a dead-letter message there.
 
-        Raises a GantryError, also where the broker has stored it and says that slaves may never have it.
+        Raises a GantryError, also if the broker has stored the message but its slaves may not have it.
         """
         retry = retry_topic(self._group)
         queues = await self._client.routes.write_queues(retry)
@@ -78,7 +90,7 @@ class SendBack:
         properties[names.RETRY_TOPIC] = topic
         properties[names.DELAY_TIME_LEVEL] = str(_FIRST_DELAY_LEVEL + message.reconsume_times)
         properties.pop(names.TRANSACTION_PREPARED, None)
-        # As it is stored: one that doesn't decompress is for whoever looks at the dead letters.
+        # With the stored body, so that an undecodable message can be examined in the dead-letter queue.
         header = SendMessageRequestHeaderV2(
             producer_group=_PRODUCER_GROUP,
             topic=retry,
@@ -96,7 +108,7 @@ class SendBack:
             broker_name=queue.broker_name,
         )
         address = self._client.routes.master_address(queue.broker_name)
-        assert address is not None  # write_queues names brokers with a master only
+        assert address is not None  # `write_queues` returns only queues of brokers with a master.
         command = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, header, message.stored_body)
         result = await self._client.api.send(address, command, queue, timeout_ms=_TIMEOUT_MS)
         if result.status is SendStatus.FLUSH_SLAVE_TIMEOUT:

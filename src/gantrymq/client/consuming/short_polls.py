@@ -1,22 +1,21 @@
-"""ShortPolls: how soon to ask a broker again that has nothing."""
+"""ShortPolls: the pause before the next request to a broker that has no messages."""
 
 from __future__ import annotations
 
-#: A broker that says in less time than this that there is nothing new doesn't hold requests (longPollingEnable=false).
+#: If a broker responds faster than this without messages, it has long polling off (longPollingEnable=false), s.
 SHORT_S = 0.02
-#: It is asked at least so often.
+#: Longest pause between requests, s.
 LONGEST_PAUSE_S = 1.0
 
 
 class ShortPolls:
-    """Of one queue. A broker that holds requests until something comes is asked again at once, another less and less
-    often."""
+    """Pauses for one queue. There is none after a long poll; after short polls the pause doubles up to 1 s."""
 
     def __init__(self) -> None:
         self._pause_s = 0.0
 
     def pause(self, brought_something: bool, took_s: float) -> float:
-        """The pause after a request that took so long, s."""
+        """Returns the pause after a request that took `took_s`, in seconds."""
         if brought_something or took_s > SHORT_S:
             self._pause_s = 0.0
         else:

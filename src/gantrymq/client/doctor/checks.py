@@ -1,4 +1,4 @@
-"""NameServers and brokers: whether they answer, agree, and are who they say."""
+"""Checks of NameServers and brokers: reachable, consistent, correct addresses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gantrymq.client.doctor.unreachable import is_tls_problem, why_unreachable
 from gantrymq.errors import GantryError
 from gantrymq.remoting.address import parse_address
 
-#: A broker's clock may differ by so much without a word; it is seen to the second.
+#: Largest accepted difference of a broker's clock, s. It is measured to the second.
 CLOCK_TOLERANCE_S = 10.0
 
 
@@ -33,7 +33,7 @@ def _unreachable_name_server(address: str, error: GantryError, over_tls: bool) -
 
 
 def _check_agreement(name_servers: list[NameServerSeen]) -> Iterator[Finding]:
-    """NameServers don't know each other: each knows what brokers told it."""
+    """Compares the brokers in the NameServers, which do not share state."""
     if len(name_servers) < 2:
         return
     findings: list[Finding] = []
@@ -124,7 +124,7 @@ def _check_masters(brokers: list[BrokerSeen], unregistered: list[BrokerSeen]) ->
 
 
 def _without_master(slaves: list[BrokerSeen]) -> str:
-    """Says whether queues can be read while clients find no master."""
+    """Returns a text that says whether the queues can be read while there is no master."""
     refuse_reads = any(slave.config.get("slaveReadEnable") == "false" for slave in slaves)
     reads = "can't be read either, because slaveReadEnable=false" if refuse_reads else "can be read"
     text = f"Its queues take no messages, and {reads}."

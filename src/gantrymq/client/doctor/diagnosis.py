@@ -1,4 +1,4 @@
-"""diagnose: looks at a cluster and says what is broken, why, and what to change."""
+"""diagnose: finds the faults of a cluster, with causes and remedies."""
 
 from __future__ import annotations
 
@@ -29,12 +29,23 @@ async def diagnose(
     hooks: Sequence[RpcHook] = (),
     timeout_ms: int = 3000,
 ) -> list[Finding]:
-    """The cluster as it looks from this machine to who signs with `hooks`, and why `topic` can or can't be used.
+    """Checks a cluster as this machine and the user of `hooks` see it.
 
-    With `group` this group alone: who is in it, what they subscribe to, what waits; and of the servers what is wrong.
+    Unreachable servers are findings, not errors.
 
-    `name_servers` is a list of HOST:PORT, or one string with `;` between them. Servers that don't answer are findings,
-    not errors; each question waits at most `timeout_ms`. Raises ClientError when no NameServer is given.
+    Args:
+        name_servers: NameServers: a list of HOST:PORT, or one string with `;` between them.
+        topic: Also checks whether this topic can be used.
+        group: Checks only this consumer group: members, subscriptions, lag. Of the servers, only faults are reported.
+        ssl_context: Encrypts the connections.
+        hooks: Called around each request, for example an `AclHook`.
+        timeout_ms: Timeout of each request, ms. Default: 3000.
+
+    Returns:
+        Findings, in the order of a message's path: NameServers, brokers, topic, groups.
+
+    Raises:
+        ClientError: No NameServer is given.
     """
     if isinstance(name_servers, str):
         name_servers = [address.strip() for address in name_servers.split(";") if address.strip()]
@@ -46,7 +57,7 @@ async def diagnose(
 
 
 def judge(seen: Observation) -> list[Finding]:
-    """What follows from what was seen, the way a message would go: NameServers, brokers, the topic."""
+    """Derives findings in the order of a message's path: NameServers, brokers, topic, groups."""
     findings = [ok(f"this is gantrymq {__version__}, RocketMQ's protocol as of MQVersion {PROTOCOL_VERSION}")]
     servers = [*check_name_servers(seen), *check_brokers(seen), *check_replication(seen), *check_rights(seen)]
     if seen.group is not None:

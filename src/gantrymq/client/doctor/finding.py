@@ -1,4 +1,4 @@
-"""Finding: one thing that was looked at, and how it is."""
+"""Finding: the result of one check."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Severity(Enum):
-    """OK; WARNING: works, but not as one may expect; PROBLEM: somebody can't send or can't receive."""
+    """OK; WARNING: works, but not as expected; PROBLEM: some client cannot send or receive."""
 
     OK = "ok"
     WARNING = "warning"
@@ -16,7 +16,7 @@ class Severity(Enum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`what` is so, `why` it is or what follows from it, and what to do about it; the last two are empty when OK."""
+    """Result of a check: `what` was found, `why` (cause or effect), and `remedy`. OK findings have only `what`."""
 
     severity: Severity
     what: str

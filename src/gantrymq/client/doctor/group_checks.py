@@ -1,4 +1,4 @@
-"""Consumer groups: whether their members want the same, and whether they keep up."""
+"""Checks of consumer groups: equal subscriptions, and lag."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gantrymq.client.doctor.observation import Observation, named
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX
 from gantrymq.system.clock import now_ms
 
-#: A group that is behind, and whose last consumed message is older than this, doesn't keep up.
+#: A group with lag is late if its last consumed message is older than this, ms.
 LATE_MS = 10 * 60 * 1000
 
 
@@ -28,7 +28,7 @@ def check_groups(seen: Observation) -> Iterator[Finding]:
 
 
 def dead_letter_finding(group: str, count: int) -> Finding:
-    """The warning about the dead-letter messages of a group."""
+    """Returns the warning about the dead-letter messages of a group."""
     topic = DLQ_TOPIC_PREFIX + group
     return warning(
         f"group {group} has {count:,} dead-letter messages",
@@ -39,7 +39,7 @@ def dead_letter_finding(group: str, count: int) -> Finding:
 
 
 def check_subscriptions(group: GroupSeen) -> Iterator[Finding]:
-    """Whether all members want the same."""
+    """Checks that all members have the same subscriptions."""
     by_subscription: dict[Subscriptions, list[str]] = defaultdict(list)
     for client_id, subscriptions in group.subscriptions.items():
         by_subscription[subscriptions].append(client_id)
@@ -58,7 +58,7 @@ def _told(subscriptions: Subscriptions) -> str:
 
 
 def check_lag(group: GroupSeen, *, even_without: bool = False) -> Iterator[Finding]:
-    """How far it is behind in each topic; with `even_without` also of those where it isn't."""
+    """Checks the lag in each topic. With `even_without`, also reports topics without lag."""
     for topic, lag in sorted(group.lags.items()):
         if not lag.behind:
             if even_without:

@@ -1,4 +1,4 @@
-"""Consumer groups as their brokers and members tell of them: how far they are, who subscribes to what."""
+"""Requests the state of consumer groups from brokers and members: lag and subscriptions."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
 
-#: So many groups are looked at, and so many members of each: a look at a cluster is to end soon.
+#: Limits for groups and members of each group, so that a diagnosis ends soon.
 MAX_GROUPS = 50
 MAX_MEMBERS = 20
-#: For the members of all groups; some may hang.
+#: Timeout for the members of all groups, because some may hang, s.
 MEMBERS_TIMEOUT_S = 10.0
 _MAX_CONCURRENT = 16
-#: Groups that tools use and nobody waits for.
+#: Prefixes of groups that belong to tools and are not checked.
 _TOOLS = ("CID_RMQ_SYS_", "TOOLS_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONSAPI", "CID_SYS_RMQ_TRANS")
 
-#: (expression type, expression) by topic.
+#: (topic, expression type, expression) of each topic.
 Subscriptions = tuple[tuple[str, str, str], ...]
 
 
 @dataclass(slots=True)
 class Lag:
-    """Of one group in one topic. `last_ms` is the store time of the last message consumed of a queue that is behind."""
+    """Lag of a group in one topic, in messages.
+
+    `last_ms` is the store time of the last consumed message; of several queues with lag, the oldest.
+    """
 
     behind: int = 0
     last_ms: int | None = None
@@ -39,7 +42,7 @@ class Lag:
 
 @dataclass(slots=True)
 class GroupSeen:
-    """One group. `lags` is by topic, `members` by client id; None when nobody could say who they are."""
+    """One group. `lags` is keyed by topic. `members` has client ids; None if they are unknown."""
 
     name: str
     lags: dict[str, Lag] = field(default_factory=lambda: defaultdict(Lag))
@@ -60,7 +63,10 @@ class GroupSeen:
 
 
 async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | None) -> tuple[list[GroupSeen], int]:
-    """The groups of `topic`, or all, those behind first; and how many there are. Raises BrokerError if refused."""
+    """Returns the groups of `topic`, or all, those with the largest lag first, and their number.
+
+    Raises BrokerError if a broker rejects a request.
+    """
     found: dict[str, GroupSeen] = {}
     if topic is not None:
         for name in await admin.groups_of_topic(topic):
@@ -87,7 +93,7 @@ async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | N
         async with limit:
             await _ask_members(admin, group)
 
-    # Whose members weren't asked in that time has None.
+    # After the timeout, `members` of the remaining groups stays None.
     with suppress(TimeoutError):
         async with asyncio.timeout(MEMBERS_TIMEOUT_S):
             await asyncio.gather(*(ask(group) for group in chosen))
@@ -131,7 +137,7 @@ async def _ask_members(admin: AdminClient, group: GroupSeen) -> None:
         try:
             info = await admin.consumer_running_info(group.name, client_id)
         except GantryError:
-            # Gone in the meantime, or one that tells nothing.
+            # Disconnected in the meantime, or a client without this request.
             return
         group.subscriptions[client_id] = subscriptions_of(info)
 
@@ -139,7 +145,7 @@ async def _ask_members(admin: AdminClient, group: GroupSeen) -> None:
 
 
 def subscriptions_of(info: ConsumerRunningInfo) -> Subscriptions:
-    """What a member subscribes to, its group's retry topic aside."""
+    """Returns the subscriptions of a member without its group's retry topic."""
     return tuple(
         sorted(
             (one.topic, one.expression_type, one.sub_string)

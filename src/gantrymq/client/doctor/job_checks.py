@@ -1,4 +1,4 @@
-"""Jobs in the background of brokers and NameServers: which failed, how often, since when."""
+"""Checks of background jobs in brokers and NameServers: failures, their number and time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gantrymq.client.doctor.finding import Finding, problem, warning
 from gantrymq.client.doctor.observation import Observation
 from gantrymq.system.clock import now_ms
 
-#: A job that works again is reported until this long after its last failure, in ms.
+#: A job that works again is reported until this time after its last failure, ms.
 RECENT_MS = 10 * 60 * 1000
 
 

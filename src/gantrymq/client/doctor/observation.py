@@ -1,4 +1,4 @@
-"""What each NameServer and each broker says when it is asked, errors included. Nothing is judged here."""
+"""Requests the state of each NameServer and broker and stores the responses and errors. It draws no conclusions."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, DLQ_TOPIC_PREFIX
 from gantrymq.remoting.connection import RpcHook
 from gantrymq.system import clock, tls
 
-#: Brokers that are asked at the same time.
+#: Brokers that are requested at the same time.
 MAX_CONCURRENT = 32
 
-# StoreStatsService.getFormatRuntime.
+# Format of StoreStatsService.getFormatRuntime.
 _RUNTIME = re.compile(r"\[ *(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds *\]")
 
 
 @dataclass(slots=True)
 class NameServerSeen:
-    """One NameServer. With an `error` the rest is empty."""
+    """State of one NameServer. With an `error` the rest is empty."""
 
     address: str
     error: GantryError | None = None
     cluster: ClusterInfo = field(default_factory=ClusterInfo)
-    #: Every topic's name; None when it doesn't list them (enableAllTopicList=false).
+    #: Names of all topics; None if the NameServer does not list them (enableAllTopicList=false).
     topics: frozenset[str] | None = None
-    #: Of the topic in question; None when it has none.
+    #: Route of the checked topic, or None.
     route: TopicRouteData | None = None
-    #: Of TBW102, which the brokers have that make topics on their own.
+    #: Route of TBW102, which contains the brokers that create topics automatically.
     auto_create_route: TopicRouteData | None = None
-    #: Background jobs of it that failed since its start.
+    #: Background jobs that failed since the start.
     failed_jobs: list[JobFailures] = field(default_factory=list)
-    #: Another answer than "there is none" to the question for a route.
+    #: Error of the request for a route, other than a missing route.
     route_error: GantryError | None = None
 
     @property
     def brokers(self) -> dict[tuple[str, int], str]:
-        """host:port by (broker name, broker id)."""
+        """HOST:PORT by (broker name, broker id)."""
         return {
             (name, broker_id): address
             for name, broker in self.cluster.broker_addr_table.items()
@@ -60,24 +60,24 @@ class NameServerSeen:
 
 @dataclass(slots=True)
 class BrokerSeen:
-    """One broker at the address that it advertises. What an old broker doesn't tell is empty."""
+    """State of one broker at its advertised address. Values that an old broker does not support are empty."""
 
     cluster: str
     name: str
     broker_id: int
     address: str
-    #: Why it could not be asked; a refusal is none: it answers.
+    #: Error of a request, if the broker is unreachable. A rejected request is not an error, as the broker responds.
     error: GantryError | None = None
     runtime: dict[str, str] = field(default_factory=dict)
     config: dict[str, str] = field(default_factory=dict)
-    #: The topic in question as the broker has it; None when it hasn't, or doesn't tell.
+    #: The checked topic on the broker, or None.
     topic: TopicConfig | None = None
-    #: How far its clock is ahead of the one here, s; None when it can't be seen.
+    #: Difference of its clock to the local one, s; None if it is unknown.
     clock_ahead_s: float | None = None
-    #: None where it doesn't tell, or has no controllers.
+    #: None if the broker does not support it, or has no controllers.
     ha_status: HaStatus | None = None
     sync_state_set: SyncStateSetSeen | None = None
-    #: What it doesn't let this user have, and its words.
+    #: Rejected requests: what was requested, and the broker's error.
     refusals: dict[str, BrokerError] = field(default_factory=dict)
 
     @property
@@ -96,21 +96,21 @@ class BrokerSeen:
 
 @dataclass(slots=True)
 class Observation:
-    """Everything that was seen; `brokers` are those that any of the NameServers names."""
+    """All responses. `brokers` are those in any of the NameServers."""
 
     topic: str | None
     name_servers: list[NameServerSeen]
     brokers: list[BrokerSeen] = field(default_factory=list)
-    #: Whether they were asked with TLS.
+    #: Whether the requests used TLS.
     over_tls: bool = False
-    #: Whether requests had an access key.
+    #: Whether the requests had an access key.
     is_signed: bool = False
-    #: Consumer groups, those of the topic if one is in question; not all when they are many.
+    #: Consumer groups, or those of the checked topic; limited to MAX_GROUPS.
     groups: list[GroupSeen] = field(default_factory=list)
     group_count: int = 0
-    #: The one group in question.
+    #: The checked group.
     group: OneGroup | None = None
-    #: Replicas that are known to a controller and registered with no NameServer.
+    #: Replicas that a controller has, but no NameServer.
     unregistered: list[BrokerSeen] = field(default_factory=list)
     #: Number of dead-letter messages by consumer group.
     dead_letters: dict[str, int] = field(default_factory=dict)
@@ -129,7 +129,7 @@ async def observe(
     hooks: Sequence[RpcHook],
     timeout_ms: int,
 ) -> Observation:
-    """Asks all of them, each for at most `timeout_ms` a question. With `group` no other group is looked at."""
+    """Sends requests to all servers, each with the timeout `timeout_ms`. With `group`, other groups are left out."""
     seen = Observation(
         topic,
         await asyncio.gather(
@@ -165,7 +165,7 @@ async def observe(
 
 
 def _unregistered(brokers: Sequence[BrokerSeen]) -> list[BrokerSeen]:
-    """Replicas whose addresses only the controllers of `brokers` have, with the controllers' broker ids."""
+    """Returns replicas that only the controllers of `brokers` have, with the controllers' broker ids."""
     registered = {broker.address for broker in brokers}
     found: dict[str, BrokerSeen] = {}
     for broker in brokers:
@@ -218,12 +218,12 @@ async def _look_at_groups(
                 if broker.address == e.address:
                     _note(broker, GROUPS, e)
         except GantryError:
-            # A broker that went meanwhile; the next look says so.
+            # A broker has just stopped; the next diagnosis reports it.
             pass
 
 
 def _dead_letter_topics(seen: Observation) -> list[str]:
-    """The dead-letter topics of all groups, or of the groups of the topic in question."""
+    """Returns the dead-letter topics of all groups, or of the groups of the checked topic."""
     all_topics = frozenset[str]().union(*(server.topics or () for server in seen.answering))
     topics = sorted(topic for topic in all_topics if topic.startswith(DLQ_TOPIC_PREFIX))
     if seen.topic is not None:
@@ -233,7 +233,7 @@ def _dead_letter_topics(seen: Observation) -> list[str]:
 
 
 def _note(broker: BrokerSeen, what: str, error: BrokerError) -> None:
-    """Another answer than a refusal comes from a broker that is too old for the question."""
+    """Stores the error if it is a missing permission. With other errors, the broker is too old for the request."""
     if error.code == ResponseCode.NO_PERMISSION:
         broker.refusals[what] = error
 
@@ -260,7 +260,7 @@ async def _name_server(
 
 
 async def _route(admin: AdminClient, topic: str) -> TopicRouteData | None:
-    """None if the NameServer does not have the topic. Raises RouteNotReady in the first seconds after its start."""
+    """Returns None if the NameServer does not have the topic. Raises RouteNotReady shortly after its start."""
     try:
         return await admin.topic_route(topic)
     except RouteNotReady:
@@ -271,7 +271,7 @@ async def _route(admin: AdminClient, topic: str) -> TopicRouteData | None:
 
 async def _ask_broker(admin: AdminClient, broker: BrokerSeen, topic: str | None) -> None:
     try:
-        # A refusal tells nothing else, but the broker answers, which is what counts.
+        # A rejected request still shows that the broker is reachable.
         try:
             asked_s = clock.time()
             broker.runtime = await admin.runtime_info(broker.address)
@@ -293,7 +293,7 @@ async def _ask_broker(admin: AdminClient, broker: BrokerSeen, topic: str | None)
 
 
 def clock_ahead_s(runtime: dict[str, str], now_s: float) -> float | None:
-    """How far a broker's clock is ahead, to the second: its figures say when it started and how long it runs."""
+    """Returns how far a broker's clock is ahead, to the second, derived from its start time and uptime."""
     match = _RUNTIME.fullmatch(runtime.get("runtime", "").strip())
     if match is None:
         return None
@@ -306,6 +306,6 @@ def clock_ahead_s(runtime: dict[str, str], now_s: float) -> float | None:
 
 
 def named(names: Iterable[str], limit: int = 5) -> str:
-    """The first few of many names."""
+    """Joins the first `limit` names, and the number of further ones."""
     first = sorted(names)
     return ", ".join(first[:limit]) + (f" and {len(first) - limit} more" if len(first) > limit else "")

@@ -1,4 +1,4 @@
-"""One consumer group, asked about everywhere: its brokers, its members, its offsets. Nothing is judged here."""
+"""Requests the state of one consumer group from brokers and members. It draws no conclusions."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, retry_topic
 
 @dataclass(slots=True)
 class OneGroup:
-    """What was seen of a group. The dictionaries are by a master's host:port, if they say nothing else."""
+    """State of a group. Dictionaries are keyed by HOST:PORT of a master, unless stated otherwise."""
 
     name: str
-    #: The brokers' names.
+    #: Names of the brokers.
     brokers: dict[str, str] = field(default_factory=dict)
-    #: Of the brokers that know the group.
+    #: Configuration of the group on the brokers that have it.
     configs: dict[str, SubscriptionGroupConfig] = field(default_factory=dict)
-    #: All groups that these know.
+    #: All groups on these brokers.
     known: frozenset[str] = frozenset()
-    #: Whom a broker has heard of; one that didn't say is missing.
+    #: Connected consumers. A broker that did not respond is missing.
     connected: dict[str, ConsumerConnection] = field(default_factory=dict)
     progress: dict[MessageQueue, OffsetWrapper] = field(default_factory=dict)
     dead_letters: int = 0
     #: Whether a consumer has ever joined the group.
     has_joined: bool = True
-    #: What members say of themselves, by client id.
+    #: State that members report, by client id.
     running: dict[str, ConsumerRunningInfo] = field(default_factory=dict)
-    #: Why others don't, by client id.
+    #: Errors of members that do not respond, by client id.
     silent: dict[str, GantryError] = field(default_factory=dict)
 
     @property
     def members(self) -> list[str]:
-        """Client ids."""
+        """Client ids of the members, sorted."""
         return sorted({one.client_id for answer in self.connected.values() for one in answer.connection_set})
 
     @property
     def summary(self) -> GroupSeen:
-        """As among others."""
+        """The group in the form in which several groups are checked."""
         group = GroupSeen(self.name, members=self.members if self.connected else None, has_joined=self.has_joined)
         for queue, offsets in self.progress.items():
             group.add_queue(queue, offsets)
@@ -56,7 +56,7 @@ class OneGroup:
 
 
 async def observe_group(admin: AdminClient, name: str, masters: dict[str, str]) -> OneGroup:
-    """`masters` are the brokers' names by their host:port. Raises BrokerError when one refuses."""
+    """Requests the state of a group. `masters` are broker names by HOST:PORT. Raises BrokerError if one rejects it."""
     group = OneGroup(name, masters)
     for address in masters:
         configs = await admin.group_configs(address)
@@ -92,7 +92,7 @@ async def _connected(admin: AdminClient, name: str, address: str) -> ConsumerCon
 
 
 async def _ask(admin: AdminClient, group: OneGroup) -> None:
-    """Each member, by way of a broker that knows it."""
+    """Requests the state of each member through a broker that it is connected to."""
     by_client = {one.client_id: address for address, answer in group.connected.items() for one in answer.connection_set}
 
     async def ask(client_id: str) -> None:

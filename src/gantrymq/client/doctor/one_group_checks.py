@@ -1,4 +1,4 @@
-"""One consumer group: who is in it, what each member does, what waits, and what is in the way."""
+"""Checks of one consumer group: members, their activity, lag, and obstacles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.system.clock import now_ms
 
-#: A member that asked for a queue's messages longer ago than this doesn't any more (`PULL_MAX_IDLE_TIME`).
+#: A member whose last pull of a queue is older than this counts as idle, ms (`PULL_MAX_IDLE_TIME`).
 IDLE_MS = 120_000
 
 
@@ -141,7 +141,7 @@ def _check_member(group: OneGroup, client_id: str, info: ConsumerRunningInfo) ->
 
 
 def _check_queues(group: OneGroup) -> Iterator[Finding]:
-    """Of those that have messages: is each somebody's?"""
+    """Checks that each queue with messages has a member."""
     members = group.members
     if not members or set(members) != group.running.keys() or _is_broadcast(group):
         return

@@ -1,4 +1,4 @@
-"""Replicas of one broker name: who follows, how far behind, who is in sync, and whether their controllers answer."""
+"""Checks of a broker's replicas: connected, lag, in sync, and whether their controllers respond."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gantrymq.client.sync_state_sets import SyncStateSetSeen
 from gantrymq.protocol.bodies.controller import ReplicasInfo
 from gantrymq.system import clock
 
-#: A slave that lacks a message for so long is behind, ms; one that just came is for a while.
+#: A slave that has lacked a message for this time lags behind, ms. This is normal for a while after its start.
 LATE_MS = 10_000
 #: Longest normal silence on an open replication link, in s. A master sends at least one frame per
 #: haSendHeartbeatInterval (5 s).
@@ -18,7 +18,7 @@ SILENT_LINK_S = 12.0
 
 
 def check_replication(seen: Observation) -> Iterator[Finding]:
-    """For each name with several brokers, or with controllers."""
+    """Checks each broker name with several replicas, or with controllers."""
     for name in dict.fromkeys(broker.name for broker in seen.brokers):
         all_of_name = [broker for broker in seen.brokers if broker.name == name]
         answering = [broker for broker in all_of_name if broker.error is None]
@@ -51,7 +51,7 @@ def _check_deposed(brokers: list[BrokerSeen]) -> Iterator[Finding]:
 
 
 def _check_silent_slaves(brokers: list[BrokerSeen]) -> Iterator[Finding]:
-    """Finds slaves that don't respond although sends wait for their copy."""
+    """Finds slaves that do not respond although sends wait for their copy."""
     master = next((broker for broker in brokers if broker.is_master and broker.error is None), None)
     silent = [broker for broker in brokers if not broker.is_master and broker.error is not None]
     if master is None or not silent:
@@ -79,7 +79,7 @@ def _check_silent_slaves(brokers: list[BrokerSeen]) -> Iterator[Finding]:
 
 
 def _sync_state(brokers: list[BrokerSeen]) -> ReplicasInfo | None:
-    """The state of the broker set in the controllers of these brokers; None if unknown."""
+    """Returns the state of the broker set in the controllers of these brokers; None if unknown."""
     return next((broker.sync_state_set.info for broker in brokers if broker.sync_state_set is not None), None)
 
 
@@ -119,8 +119,8 @@ def _check_slaves(brokers: list[BrokerSeen]) -> Iterator[Finding]:
             yield problem(
                 f"{broker.label} doesn't follow its master: {refusal}",
                 "it gets no messages: they would be lost with the master's disk.",
-                "Make room on its disk if that is what it says. Where the logs differ move its store away and start "
-                "it anew.",
+                "If the signature is refused, correct innerClientAuthenticationCredentials. If the disk is full, free "
+                "space. If the logs differ, move the slave's store away and start it again.",
             )
     yield from _check_half_open(master, slaves)
     if len(connections) < len(slaves):

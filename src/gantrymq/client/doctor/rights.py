@@ -1,4 +1,4 @@
-"""What this user may do: which questions were refused, and whether the topic may be sent to."""
+"""Checks of permissions: rejected requests, and whether the user may send to the topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC
 if TYPE_CHECKING:
     from gantrymq.client.doctor.observation import Observation
 
-#: What a broker may refuse, as findings name it.
+#: Requests that a broker may reject, as findings name them.
 FIGURES = "its figures"
 CONFIGURATION = "its configuration"
 GROUPS = "the consumer groups"
@@ -28,9 +28,9 @@ _PROBE_GROUP = "gantry_doctor"
 
 
 async def send_refusal(admin: AdminClient, address: str, topic: str) -> BrokerError | None:
-    """Why this user may not send to a topic that the broker has; None when it may.
+    """Returns the error if this user may not send to the topic on the broker, else None.
 
-    A send to a queue that no topic has: whether the user may send is looked at first, and nothing is stored.
+    It sends a message to a queue that no topic has. The broker checks the permission first, and stores nothing.
     """
     header = SendMessageRequestHeaderV2(
         producer_group=_PROBE_GROUP,

@@ -1,4 +1,4 @@
-"""A topic: whether it is there, who would make it, and whether it can be written and read."""
+"""Checks of a topic: it exists, or brokers create it; it is writable and readable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gantrymq.protocol.topic_name import topic_problem
 
 
 def check_auto_creation(seen: Observation) -> Iterator[Finding]:
-    """Which brokers make topics on their own."""
+    """Reports the brokers that create topics automatically."""
     makers = _makers(seen)
     if makers:
         yield ok(f"topics are made by their first message (autoCreateTopicEnable) on {named(makers)}")
@@ -22,7 +22,7 @@ def check_auto_creation(seen: Observation) -> Iterator[Finding]:
 
 
 def check_topic(seen: Observation, topic: str) -> Iterator[Finding]:
-    """The topic's route, as each NameServer has it, against what the brokers have."""
+    """Compares the topic's route in each NameServer with the brokers."""
     text = topic_problem(topic)
     if text is not None:
         yield problem(
@@ -95,7 +95,7 @@ def _missing(seen: Observation, topic: str) -> Finding:
 
 
 def _similar(topic: str, known: frozenset[str]) -> list[str]:
-    """Names that differ in upper and lower case, by a namespace (INSTANCE%topic), or in a few letters."""
+    """Returns names that differ in case, by a namespace (INSTANCE%topic), or in a few letters."""
     same = [name for name in known if name.lower() == topic.lower() or name.rpartition("%")[2] == topic]
     return same or difflib.get_close_matches(topic, known, n=3, cutoff=0.8)
 

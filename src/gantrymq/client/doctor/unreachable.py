@@ -1,4 +1,4 @@
-"""A server that can't be asked: why, and what to change."""
+"""Causes and remedies for unreachable servers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.remoting.tls_problems import tls_problem
 from gantrymq.system import network
 
-#: In a handshake such an error of ours has these causes when the peer hangs up.
+#: Local errors of a handshake that mean that the peer has closed the connection.
 _HUNG_UP = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
 def is_tls_problem(error: GantryError, over_tls: bool) -> bool:
-    """Whether the server is there, and TLS is what is wrong."""
+    """Returns whether the server is reachable and TLS is the cause."""
     cause = error.__cause__
     return tls_problem(cause) is not None or (over_tls and isinstance(error, ConnectionLost))
 
 
 def why_unreachable(error: GantryError, over_tls: bool) -> tuple[str, str]:
-    """Why, and the remedy with places for {server} and {option}."""
+    """Returns the cause, and the remedy with placeholders {server} and {option}."""
     cause = error.__cause__
     if (of_tls := tls_problem(cause)) is not None:
         why, remedy = of_tls

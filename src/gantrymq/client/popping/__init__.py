@@ -1,4 +1,5 @@
-"""Consumers whose broker shares out the messages: a push consumer in pop mode, and the simple consumer.
+"""Consumers that pop: the broker distributes messages instead of queues.
 
-Open `simple_consumer.py` first, or `popped_queues.py` for a push consumer's side; `pop_api.py` makes the requests.
+These are push consumers in POP mode, and SimpleConsumer. Read `simple_consumer.py` first, or `popped_queues.py` for
+push consumers. `pop_api.py` makes the requests.
 """

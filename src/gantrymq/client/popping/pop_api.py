@@ -1,7 +1,7 @@
-"""The requests of POP and of queues that the broker shares out: one function each, typed in and out.
+"""Requests for POP and for queue assignment by the broker, one function for each request.
 
-Every function raises a RemotingError when the network fails, BrokerUnavailable while the broker has no master, and
-BrokerError for an answer that it doesn't list as a result.
+Each function raises a RemotingError if the network fails, BrokerUnavailable while the broker has no master, and
+BrokerError for other error responses.
 Source: client/impl/MQClientAPIImpl (processPopResponse, ackMessageAsync, changeInvisibleTimeAsync).
 """
 
@@ -32,7 +32,7 @@ from gantrymq.protocol.refusals import broker_error
 
 log = peer_log(__name__)
 
-#: What the broker may take beyond the time that it waits for messages.
+#: Time that the broker may take in addition to the wait for messages, ms.
 GRACE_MS = 10_000
 _TIMEOUT_MS = 3000
 _ANY_QUEUE = -1
@@ -40,7 +40,7 @@ _NOTHING = (ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_TIMEOUT)
 
 
 class PopApi:
-    """POP for one group."""
+    """POP requests of one group."""
 
     def __init__(self, client: ClientInstance, group: str, max_body_size: int = MAX_DECOMPRESSED_SIZE) -> None:
         self._client = client
@@ -50,9 +50,9 @@ class PopApi:
     async def pop(
         self, broker_name: str, header: PopMessageRequestHeader, grace_ms: int = GRACE_MS
     ) -> list[MessageExt]:
-        """Messages with their receipt handles; none when none came in `poll_time`. POLLING_FULL is a BrokerError.
+        """Pops messages and sets their receipt handles. Returns an empty list if none arrives within `poll_time`.
 
-        The answer may take `grace_ms` longer than that.
+        The response may take `grace_ms` longer. The error POLLING_FULL is raised as BrokerError.
         """
         address = self._address(broker_name)
         request = RemotingCommand.request(RequestCode.POP_MESSAGE, header)
@@ -74,7 +74,7 @@ class PopApi:
         return messages
 
     def _is_of(self, message: MessageExt, header: PopMessageRequestHeader) -> bool:
-        """Whether it was sent to the topic and queue that were asked for, or came back to them."""
+        """Returns whether the message belongs to the requested topic and queue, or to their retry topic."""
         if message.topic == header.topic and header.queue_id in (message.queue_id, _ANY_QUEUE):
             return True
         if message.topic != header.topic and normal_topic(message.topic, self.group) == header.topic:
@@ -83,7 +83,7 @@ class PopApi:
         return False
 
     async def ack(self, message: MessageExt, topic: str) -> None:
-        """Says that a message popped from `topic` is consumed. Raises IllegalMessage for one that wasn't popped."""
+        """Acknowledges a message that was popped from `topic`. Raises IllegalMessage if it was not popped."""
         handle = handle_of(message)
         header = AckMessageRequestHeader(
             consumer_group=self.group,
@@ -98,9 +98,10 @@ class PopApi:
         )
 
     async def change_invisible_time(self, message: MessageExt, topic: str, invisible_ms: int) -> None:
-        """Has a message popped from `topic` come again after `invisible_ms` from now unless it is acknowledged before.
+        """Changes the invisible duration of a message popped from `topic`.
 
-        The message gets a new receipt handle. Raises IllegalMessage for one that wasn't popped.
+        Without an acknowledgement, it is redelivered after `invisible_ms` from now. The message gets a new receipt
+        handle. Raises IllegalMessage if it was not popped.
         """
         handle = handle_of(message)
         header = ChangeInvisibleTimeRequestHeader(
@@ -128,7 +129,7 @@ class PopApi:
         )
 
     async def assignment(self, address: str, topic: str, strategy_name: str) -> Sequence[QueueAssignment] | None:
-        """This client's share of a topic's queues as the broker sees it; None: as before."""
+        """Returns the queues that the broker assigns to this client; None to keep the current ones."""
         body = QueryAssignmentRequestBody(topic, self.group, self._client.client_id, strategy_name)
         response = await self._client.remoting.call(
             address, RemotingCommand.request(RequestCode.QUERY_ASSIGNMENT, body=encode_json(body)), _TIMEOUT_MS
@@ -143,7 +144,7 @@ class PopApi:
 
 
 def handle_of(message: MessageExt) -> ReceiptHandle:
-    """A popped message's receipt handle. Raises IllegalMessage."""
+    """Returns the receipt handle of a popped message. Raises IllegalMessage."""
     text = message.properties.get(POP_CK)
     if text is None:
         raise IllegalMessage(f"{message!r} was not popped: it has no receipt handle")
@@ -156,9 +157,10 @@ def handle_of(message: MessageExt) -> ReceiptHandle:
 def give_handles(
     messages: Sequence[MessageExt], header: PopMessageResponseHeader, broker_name: str, order: bool
 ) -> None:
-    """Makes the messages' receipt handles from the lists in the answer; a message that came back has its own.
+    """Sets the receipt handles of messages from the lists in the response. A redelivered message may have its own.
 
-    Its own is one for where it stands: a producer may have sent it on with the properties of another popped message.
+    An existing handle is used only if it matches the message's position. Otherwise a producer copied the properties
+    of another popped message.
     """
     start_offsets = parse_offset_info(header.start_offset_info)
     order_counts = parse_offset_info(header.order_count_info) if order else {}

@@ -1,4 +1,4 @@
-"""ShareByBroker: the broker says which queues are this consumer's, and whether to pull or to pop them.
+"""ShareByBroker: the broker assigns queues to this consumer, and decides whether it pulls or pops them.
 
 Source: client/impl/consumer/RebalanceImpl (getRebalanceResultFromBroker, updateMessageQueueAssignment).
 """
@@ -16,15 +16,14 @@ from gantrymq.protocol.bodies.pop import MODE_POP
 from gantrymq.protocol.receipt_handle import pop_retry_topic
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 
-#: The strategies that brokers know, and the names that Java gives them.
+#: Strategies that brokers support, and Java's names for them.
 STRATEGY_NAMES: dict[AllocateStrategy, str] = {allocate_averagely: "AVG", allocate_by_circle: "AVG_BY_CIRCLE"}
 
 
 class ShareByBroker:
-    """`pull` and `pop` take a topic's queues of either kind.
+    """Requests the assignment of a topic, and calls `pull` and `pop` with the queues for each mode.
 
-    A topic that is pulled now may have messages that came back while it was popped: their retry topic is added to
-    `subscriptions`.
+    If a topic changes to pull mode, its POP retry topic may contain messages. It is then added to `subscriptions`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""PoppedQueues: queues whose messages are popped for a push consumer's handler, acknowledged or made to come again.
+"""PoppedQueues: pops queues for the handler of a push consumer, and acknowledges messages or delays their redelivery.
 
 Source: client/impl/consumer/DefaultMQPushConsumerImpl (popMessage, processPopResult), PopProcessQueue,
 ConsumeMessagePopConcurrentlyService.
@@ -7,7 +7,7 @@ ConsumeMessagePopConcurrentlyService.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -15,12 +15,13 @@ from typing import Any, cast
 
 from gantrymq.background.repeating import Repeating
 from gantrymq.background.tasks import Tasks
-from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.consuming.assignment import Assignment
-from gantrymq.client.consuming.consume_statistics import ConsumeStatistics, TopicCounters
+from gantrymq.client.consuming.consume_statistics import TopicCounters
+from gantrymq.client.consuming.consumer_context import ConsumerContext
 from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, handler_pool, is_coroutine_handler
+from gantrymq.client.consuming.log_texts import failed_attempt
 from gantrymq.client.consuming.short_polls import ShortPolls
 from gantrymq.client.lifecycle import Deadline
+from gantrymq.client.options import Options, documented, option
 from gantrymq.client.popping.pop_api import PopApi, handle_of
 from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage
 from gantrymq.logs import peer_log
@@ -32,38 +33,33 @@ from gantrymq.system import clock
 
 log = peer_log(__name__)
 
-#: BROKER_SUSPEND_MAX_TIME_MILLIS: how long the broker waits for a message to come.
+#: Longest time that the broker waits for a message (BROKER_SUSPEND_MAX_TIME_MILLIS), ms.
 POLL_MS = 15_000
-#: The pause after a failed pop.
+#: Pause after a failed pop, s.
 RETRY_DELAY_S = 1.0
-#: popDelayLevel: after so many seconds a message comes again, by how often it came before.
+#: Delay before each redelivery, by the number of earlier ones (popDelayLevel), s.
 RETRY_AFTER_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 
 
+@documented
 @dataclass(slots=True, frozen=True)
-class PopOptions:
-    """How a push consumer pops (`DefaultMQPushConsumer`).
+class PopOptions(Options):
+    """How a push consumer pops (`DefaultMQPushConsumer`)."""
 
-    A message that is not handled in `invisible_ms`, 5 s to 300 s, comes again. `batch_size` is the most of one pop, 1
-    to 32; with more than `max_messages` of a queue in hand nothing is popped from it.
-    """
-
-    #: popInvisibleTime.
-    invisible_ms: int = 60_000
-    #: popBatchNums.
-    batch_size: int = 32
-    #: popThresholdForQueue.
-    max_messages: int = 96
-
-    def __post_init__(self) -> None:
-        if not 5000 <= self.invisible_ms <= 300_000:
-            raise ClientError(f"invisible_ms {self.invisible_ms}: 5000 to 300000 are possible")
-        if not 1 <= self.batch_size <= 32:
-            raise ClientError(f"batch_size {self.batch_size}: 1 to 32 are possible")
+    invisible_ms: int = option(
+        60_000,
+        "A message that is not handled in this time is redelivered, ms (popInvisibleTime).",
+        minimum=5000,
+        maximum=300_000,
+    )
+    batch_size: int = option(32, "Most messages of one pop (popBatchNums).", minimum=1, maximum=32)
+    max_messages: int = option(
+        96, "With more messages of a queue in flight, nothing is popped from it (popThresholdForQueue)."
+    )
 
 
 class PopProcessQueue:
-    """A queue that is popped; `waiting` counts its messages that are not acknowledged yet."""
+    """A popped queue. `waiting` is the number of its messages in flight."""
 
     def __init__(self, queue: MessageQueue, counters: TopicCounters) -> None:
         self.queue = queue
@@ -73,75 +69,83 @@ class PopProcessQueue:
         self.last_pop = 0.0
         self.waiting = 0
         self.short_polls = ShortPolls()
-        #: Called when one message less waits.
-        self.on_room: Callable[[], None] | None = None
+        #: Called once when a message is handled.
+        self._on_handled: Callable[[], None] | None = None
 
-    def taken(self) -> None:
-        """One message less waits."""
+    def when_handled(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once when the next message is handled. Replaces an earlier callback."""
+        self._on_handled = callback
+
+    def handled(self) -> None:
+        """Records that a message is handled."""
         self.waiting -= 1
-        if self.on_room is not None:
-            on_room, self.on_room = self.on_room, None
-            on_room()
+        if self._on_handled is not None:
+            callback, self._on_handled = self._on_handled, None
+            callback()
 
 
 class PoppedQueues:
-    """The popped queues of a push consumer, each popped by a job of its own."""
+    """The popped queues of a push consumer. Each one has its own job.
+
+    Args:
+        context: Shared objects of the consumer.
+        options: How queues are popped.
+        handler: Called with each message, with up to `concurrency` at the same time.
+        prepare: Called with popped messages before the handler.
+        concurrency: Messages that are handled at the same time.
+        max_reconsume_times: Retries of a message.
+    """
 
     def __init__(
         self,
-        client: ClientInstance,
-        group: str,
-        subscriptions: Mapping[str, SubscriptionData],
-        handler: MessageHandler,
-        concurrency: int,
+        context: ConsumerContext,
         options: PopOptions,
-        max_body_size: int,
-        consume_from_where: str,
-        max_reconsume_times: int,
+        handler: MessageHandler,
         prepare: Callable[[Sequence[MessageExt]], None],
-        statistics: ConsumeStatistics,
-        assignment: Assignment,
+        *,
+        concurrency: int,
+        max_reconsume_times: int,
     ) -> None:
-        """`prepare` is called with what was popped, before the handler."""
         self.pool: HandlerPool = handler_pool(_in_time(handler), concurrency, self._handled)
-        self._client = client
-        self._api = PopApi(client, group, max_body_size)
-        self._subscriptions = subscriptions
+        self._client = context.client
+        self._api = PopApi(context.client, context.group, context.options.max_body_size)
+        self._subscriptions = context.subscriptions
         self._options = options
-        self._init_mode = INIT_FROM_MIN if consume_from_where == CONSUME_FROM_FIRST_OFFSET else INIT_FROM_MAX
+        from_first = context.options.consume_from_where == CONSUME_FROM_FIRST_OFFSET
+        self._init_mode = INIT_FROM_MIN if from_first else INIT_FROM_MAX
         self._max_reconsume_times = max_reconsume_times
         self._prepare = prepare
-        self._statistics = statistics
-        self._assignment = assignment
+        self._statistics = context.statistics
+        self._assignment = context.assignment
         self._queues: dict[MessageQueue, tuple[PopProcessQueue, Repeating]] = {}
-        self._answers = Tasks(f"an answer of group {group} about a popped message")
+        self._answers = Tasks(f"an answer of group {context.group} about a popped message")
 
     @property
     def queues(self) -> set[MessageQueue]:
         return set(self._queues)
 
     def info(self) -> dict[MessageQueue, PopProcessQueueInfo]:
-        """For an operator who asks."""
+        """Returns the state of the queues for an operator's request."""
         return {
             queue: PopProcessQueueInfo(held.waiting, held.dropped, round(held.last_pop * 1000))
             for queue, (held, _) in sorted(self._queues.items())
         }
 
     async def assign(self, topic: str, queues: set[MessageQueue]) -> None:
-        """Makes `queues` those of `topic` that are popped."""
+        """Makes `queues` the popped queues of `topic`."""
         held = {queue for queue in self._queues if queue.topic == topic}
         await self._assignment.revoked(held - queues)
         await self._stop(held - queues)
         for queue in queues - held:
             process_queue = PopProcessQueue(queue, self._statistics.of(topic))
-            # Whatever a pop raises, there is another.
+            # The job repeats pops after any error.
             job = Repeating(f"popping {queue}", partial(self._next, process_queue), after_error_s=RETRY_DELAY_S)
             self._queues[queue] = process_queue, job
             job.start(0.0)
         await self._assignment.assigned(queues - held)
 
     async def close(self, deadline: Deadline) -> None:
-        """Waits for handlers and answers until then; what isn't acknowledged comes again."""
+        """Waits for handlers and acknowledgements until the deadline. Other messages are redelivered."""
         try:
             await asyncio.gather(*(job.stop() for _, job in self._queues.values()))
             await self.pool.close(deadline.left())
@@ -164,9 +168,9 @@ class PoppedQueues:
         await asyncio.gather(*(job.stop() for job in jobs))
 
     async def _next(self, process_queue: PopProcessQueue) -> float:
-        """One pop; how long to wait until the next, s."""
+        """Makes one pop. Returns the pause before the next one, in seconds."""
         if process_queue.waiting > self._options.max_messages:
-            process_queue.on_room = self._queues[process_queue.queue][1].wake
+            process_queue.when_handled(self._queues[process_queue.queue][1].wake)
             return inf
         try:
             return await self._pop(process_queue)
@@ -213,25 +217,29 @@ class PoppedQueues:
         return process_queue.short_polls.pause(bool(popped), clock.time() - started)
 
     def _is_wanted(self, message: MessageExt, subscription: SubscriptionData) -> bool:
-        # The broker compares hash codes only: other tags may have the same one.
+        # The broker compares hash codes of tags, and different tags can have the same hash code.
         by_tags = subscription.tags_set and subscription.expression_type == EXPRESSION_TAG
         if by_tags and message.tags not in subscription.tags_set:
             return False
         return message.reconsume_times <= self._max_reconsume_times
 
     def _handled(self, process_queue: PopProcessQueue, message: MessageExt, error: BaseException | None) -> None:
-        process_queue.taken()
-        # Whoever has the queue by now: the receipt handle is this consumer's.
+        process_queue.handled()
+        # Also if the queue is revoked, because the receipt handle belongs to this consumer.
         topic = process_queue.queue.topic
         if _is_visible_again(message):
-            log.warning("%s took more than its invisible time, it comes again: %s", message.msg_id, error or "handled")
+            log.warning(
+                "handler took more than the invisible duration: %s; the broker redelivers it (result: %s)",
+                failed_attempt(message),
+                error or "handled",
+            )
         elif error is None:
             self._answer(self._api.ack(message, topic), message)
         else:
-            log.warning("handler failed on %s, which comes again", message.msg_id, exc_info=error)
             delay_s = retry_after(message, self._max_reconsume_times, clock.time())
+            following = "given up: too old for another attempt" if delay_s is None else f"next attempt in {delay_s} s"
+            log.warning("handler failed: %s; %s", failed_attempt(message), following, exc_info=error)
             if delay_s is None:
-                log.warning("%s was tried for hours: it is given up", message.msg_id)
                 self._answer(self._api.ack(message, topic), message)
             else:
                 self._answer(self._api.change_invisible_time(message, topic, delay_s * 1000), message)
@@ -247,7 +255,7 @@ class PoppedQueues:
 
 
 def retry_after(message: MessageExt, max_reconsume_times: int, now: float) -> int | None:
-    """After how many seconds a message that failed comes again; None: it has failed too often and for too long."""
+    """Returns the delay before a failed message is redelivered, in seconds; None if there are no more retries."""
     if message.reconsume_times < max_reconsume_times:
         return RETRY_AFTER_S[min(message.reconsume_times, len(RETRY_AFTER_S) - 1)]
     age_s = now - message.born_timestamp / 1000
@@ -260,12 +268,15 @@ def _is_visible_again(message: MessageExt) -> bool:
     try:
         handle = handle_of(message)
     except IllegalMessage:
-        return False  # The handler took it away; the acknowledgement will say so.
+        return False  # The handler removed the receipt handle; the acknowledgement logs that.
     return clock.time() * 1000 >= handle.pop_time + handle.invisible_time
 
 
 def _in_time(handler: MessageHandler) -> MessageHandler:
-    """A handler of the same kind that refuses what others may have popped meanwhile."""
+    """Returns a handler of the same kind that raises if the invisible duration of the message has ended.
+
+    Another consumer may have received the message then.
+    """
 
     def check(message: MessageExt) -> None:
         if _is_visible_again(message):

@@ -1,4 +1,4 @@
-"""SimpleConsumer: pops messages one by one, without queues of its own: `receive`, then `ack`.
+"""SimpleConsumer: pops messages with `receive` and acknowledges each one with `ack`. It has no queues of its own.
 
 Source: the SimpleConsumer of RocketMQ 5's clients, over the POP requests of client/impl/MQClientAPIImpl.
 """
@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.consuming.assignment import ErrorCallback
-from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere, checked_from_where, told_to_brokers
+from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere, told_to_brokers
 from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.consuming.introduction import introduce
 from gantrymq.client.consuming.large_bodies import make_ready
+from gantrymq.client.consuming.options import FROM_WHERE_DOC, RECEIVE_HOOKS_DOC, ConsumerOptions
 from gantrymq.client.consuming.short_polls import ShortPolls
 from gantrymq.client.failover import is_role_change
+from gantrymq.client.options import option, takes
 from gantrymq.client.popping.pop_api import PopApi
 from gantrymq.client.routes import read_queues
 from gantrymq.errors import (
@@ -35,43 +37,47 @@ from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_POP, EXPRESSION_TAG, ConsumerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.headers.pop import INIT_FROM_MAX, INIT_FROM_MIN, PopMessageRequestHeader
 from gantrymq.protocol.message import MessageExt
-from gantrymq.remoting.connection import Connection, RequestHandler, RpcHook
-from gantrymq.system import clock, randomness, tls
+from gantrymq.remoting.connection import Connection, RequestHandler
+from gantrymq.system import clock, randomness
 from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 
-#: The most messages of one pop (`PopMessageProcessor`).
+#: Most messages of one pop (`PopMessageProcessor`).
 MAX_MESSAGES = 32
-#: How long a received message is kept from others.
+#: Default invisible duration, ms.
 INVISIBLE_MS = 60_000
-#: How long `receive` waits for a message.
+#: Default wait of `receive`, ms.
 AWAIT_MS = 15_000
-#: How long each of several topics and brokers is waited for in its turn.
+#: Longest wait at one topic and broker if there are several, ms.
 _TURN_MS = 1000
-#: Brokers look once a second who has waited long enough: so the last of the time isn't waited for there, ...
+#: Brokers check once a second whether a wait has timed out. Therefore a wait ends this much earlier, in ms, ...
 _LATE_MS = 300
-#: ... but asked again in such pauses, s.
+#: ... and the rest of the time is polled with this pause, s.
 _PAUSE_S = 0.1
-#: How long a broker may take beyond the time that it waits for messages, ms; all together, s.
+#: Time in addition to the wait for messages: of one request, ms; and of a whole call of `receive`, s.
 _ANSWER_MS = 1150
 _GRACE_S = 0.9
-#: For so long `receive` waits for another route when no broker takes its requests, s.
+#: Longest wait for a new route if no broker accepts requests, s.
 _ROUTE_CHANGE_S = 1.0
-#: After POLLING_FULL: so many wait at the broker already.
+#: Pause after POLLING_FULL: too many requests wait at the broker, s.
 _BUSY_DELAY_S = 0.5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimpleConsumerOptions(ConsumerOptions):
+    """Options of `SimpleConsumer`."""
+
+    consume_from_where: ConsumeFromWhere = option(CONSUME_FROM_FIRST_OFFSET, FROM_WHERE_DOC)
+    receive_hooks: Sequence[ReceiveHook] = option((), RECEIVE_HOOKS_DOC)
+
+
 class SimpleConsumer(GroupConsumer):
-    """Receives messages of the subscribed topics; any number of consumers of `group` share them, message by message.
+    """Receives messages of the subscribed topics. All consumers of a group share them, message by message.
 
-    A message that is not acknowledged in its invisible time comes again, to whoever asks then. After the group's
-    retry times (16) it goes to the dead letter queue. Reading the `body` of one that doesn't decompress, or to more
-    than `max_body_size` bytes, raises CompressionError.
-
+    Example:
         consumer = SimpleConsumer("127.0.0.1:9876", "group")
         consumer.subscribe("topic")
         async with consumer:
@@ -79,48 +85,31 @@ class SimpleConsumer(GroupConsumer):
                 ...
                 await consumer.ack(message)
 
-    `name_servers` is a list of HOST:PORT, one string with `;` between them, or the URL of a page that says them;
-    `namespace` is put before topics and the group. A group that has not popped from a queue yet begins as
-    `consume_from_where` says. `on_error` is called with what goes wrong in the background, as often as it is logged,
-    `receive_hooks` after each `receive`, `hooks` around requests; with an `ssl_context` connections are encrypted.
+    A message that is not acknowledged within its invisible duration is redelivered to any consumer of the group. After
+    the group's retries (16) it goes to the dead-letter queue.
     """
 
-    def __init__(
-        self,
-        name_servers: Sequence[str] | str,
-        group: str,
-        *,
-        consume_from_where: ConsumeFromWhere = CONSUME_FROM_FIRST_OFFSET,
-        max_body_size: int = MAX_DECOMPRESSED_SIZE,
-        receive_hooks: Sequence[ReceiveHook] = (),
-        on_error: ErrorCallback | None = None,
-        namespace: str = "",
-        ssl_context: tls.SSLContext | None = None,
-        hooks: Sequence[RpcHook] = (),
-    ) -> None:
-        super().__init__(
-            name_servers, group, namespace=namespace, ssl_context=ssl_context, hooks=hooks, on_error=on_error
-        )
-        checked_from_where(consume_from_where)
-        self._consume_from_where = consume_from_where
-        self._max_body_size = max_body_size
-        self._receive_hooks = list(receive_hooks)
-        self._data: ConsumerData | None = None
+    _options: SimpleConsumerOptions
+
+    @takes(SimpleConsumerOptions)
+    def __init__(self, options: SimpleConsumerOptions) -> None:
+        super().__init__(options)
         self._client: ClientInstance | None = None
         self._answers = self._new_answers()
         self._turn = randomness.randrange(1 << 30)
 
     async def _open(self, stack: AsyncExitStack) -> None:
         """Joins the group."""
-        self._data = ConsumerData(
+        data = ConsumerData(
             self._wire_group,
             CONSUME_POP,
-            consume_from_where=told_to_brokers(self._consume_from_where),
+            consume_from_where=told_to_brokers(self._options.consume_from_where),
             subscription_data_set=list(self._subscriptions.values()),
+            unit_mode=self._options.unit_mode,
         )
         handlers: dict[int, RequestHandler] = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _ignored}
         stack.callback(self._forget)
-        client = self._client = self._connect(self._data, handlers)
+        client = self._client = self._connect(data, handlers)
         stack.push_async_callback(lambda: client.close(self._deadline.left()))
         stack.push_async_callback(self._answers.stop)
         client.start()
@@ -136,11 +125,24 @@ class SimpleConsumer(GroupConsumer):
     async def receive(
         self, max_messages: int = MAX_MESSAGES, invisible_ms: int = INVISIBLE_MS, await_ms: int = AWAIT_MS
     ) -> list[MessageExt]:
-        """Up to `max_messages` (1 to 32), which others don't get for `invisible_ms`; none when none come in `await_ms`.
+        """Receives messages. No other consumer gets them until their invisible duration ends.
 
-        Topics and brokers take turns; one of them is asked at a time, and those that can't be reached are left out. It
-        takes less than a second longer than `await_ms`, whatever the brokers do. Raises NoRouteInfo, BrokerError,
-        BrokerUnavailable, or a RemotingError when none can be reached in that time.
+        Requests go round robin to topics and brokers, one at a time. Unreachable brokers are skipped.
+
+        Args:
+            max_messages: Most messages, 1 to 32. Default: 32.
+            invisible_ms: Invisible duration, ms. Default: 60000.
+            await_ms: Longest wait for the first message, ms. The call can take up to 1 s longer. Default: 15000.
+
+        Returns:
+            Messages; an empty list if none arrives in time.
+
+        Raises:
+            ClientError: An argument is invalid, or there is no subscription.
+            NoRouteInfo: No subscribed topic has a route.
+            BrokerUnavailable: No broker has a master at present.
+            BrokerError: A broker rejects the request.
+            RemotingError: No broker is reachable in this time.
         """
         client = self._started()
         if not 1 <= max_messages <= MAX_MESSAGES:
@@ -149,23 +151,23 @@ class SimpleConsumer(GroupConsumer):
             raise ClientError("subscribe to a topic before you receive")
         deadline = clock.monotonic() + await_ms / 1000
         topics = self._subscribed_topics
-        async with receiving(self._receive_hooks, self.group, client.client_id, topics) as messages:
+        async with receiving(self._options.receive_hooks, self.group, client.client_id, topics) as messages:
             try:
                 async with asyncio.timeout(await_ms / 1000 + _GRACE_S):
                     messages += await self._receive(client, max_messages, invisible_ms, deadline)
             except TimeoutError:
                 asked = ";".join(client.routes.name_servers)
                 raise RequestTimeout(f"no broker or NameServer answered in {await_ms} ms", asked) from None
-            # The others' bodies are decompressed by who reads them.
+            # Bodies beyond the limit for large bodies are decompressed when they are read.
             await make_ready(messages)
         return messages
 
     async def _receive(
         self, client: ClientInstance, max_messages: int, invisible_ms: int, deadline: float
     ) -> list[MessageExt]:
-        api = PopApi(client, self._wire_group, self._max_body_size)
+        api = PopApi(client, self._wire_group, self._options.max_body_size)
         targets = await self._targets(client)
-        # All are asked once without waiting; then they wait in turns.
+        # First each target is polled without waiting, then they are long-polled round robin.
         asked = 0
         short_polls = ShortPolls()
         while True:
@@ -200,7 +202,7 @@ class SimpleConsumer(GroupConsumer):
     async def _has_moved(
         self, client: ClientInstance, topic: str, broker_name: str, error: GantryError, deadline: float
     ) -> bool:
-        """Whether the topic's route has changed since a request failed, or changes soon."""
+        """Returns whether the topic's route has changed since the failed request, or changes within a second."""
         route, left_s = client.routes.cached(topic), deadline - clock.monotonic()
         if left_s <= 0:
             client.report_failure(topic, error)
@@ -212,7 +214,7 @@ class SimpleConsumer(GroupConsumer):
         return client.routes.cached(topic) is not route
 
     async def ack(self, message: MessageExt) -> None:
-        """Says that a message is consumed. Raises BrokerError when its invisible time is over."""
+        """Acknowledges a message: it is consumed. Raises BrokerError if its invisible duration has ended."""
         client, topic = self._started(), self._wire_topic(message.topic)
         try:
             await PopApi(client, self._wire_group).ack(message, topic)
@@ -221,7 +223,7 @@ class SimpleConsumer(GroupConsumer):
             raise
 
     async def change_invisible_time(self, message: MessageExt, invisible_ms: int) -> None:
-        """Has a message come again `invisible_ms` from now unless it is acknowledged before."""
+        """Changes the invisible duration of a message: it is redelivered after `invisible_ms` unless acknowledged."""
         client, topic = self._started(), self._wire_topic(message.topic)
         try:
             await PopApi(client, self._wire_group).change_invisible_time(message, topic, invisible_ms)
@@ -230,12 +232,12 @@ class SimpleConsumer(GroupConsumer):
             raise
 
     async def _targets(self, client: ClientInstance) -> list[tuple[str, str]]:
-        """(topic, broker name) of all that may have messages."""
+        """Returns (topic, broker name) of all brokers that may have messages."""
         targets: list[tuple[str, str]] = []
         missing: NoRouteInfo | None = None
         for topic in list(self._subscriptions):
             try:
-                # A broker that the route lacks only has its messages popped later.
+                # An incomplete route is good enough: messages of a missing broker are only received later.
                 queues = read_queues(topic, await client.routes.get(topic))
                 targets += sorted({(topic, queue.broker_name) for queue in queues})
             except NoRouteInfo as e:
@@ -246,7 +248,7 @@ class SimpleConsumer(GroupConsumer):
             async with asyncio.timeout(_PAUSE_S):
                 await client.greet_new_brokers()
         except TimeoutError:
-            pass  # It goes on beside: the others aren't to wait for one that is silent.
+            pass  # The heartbeats continue: a silent broker must not delay the others.
         return targets
 
     async def _pop(
@@ -263,7 +265,7 @@ class SimpleConsumer(GroupConsumer):
             invisible_time=invisible_ms,
             poll_time=poll_ms,
             born_time=now_ms(),
-            init_mode=INIT_FROM_MIN if self._consume_from_where == CONSUME_FROM_FIRST_OFFSET else INIT_FROM_MAX,
+            init_mode=INIT_FROM_MIN if self._options.consume_from_where == CONSUME_FROM_FIRST_OFFSET else INIT_FROM_MAX,
             exp_type=subscription.expression_type,
             exp=subscription.sub_string,
             order=False,
@@ -278,7 +280,7 @@ class SimpleConsumer(GroupConsumer):
             return []
         messages = popped
         if subscription.tags_set and subscription.expression_type == EXPRESSION_TAG:
-            # The broker compares hash codes only: other tags may have the same one.
+            # The broker compares hash codes of tags, and different tags can have the same hash code.
             messages = [message for message in popped if message.tags in subscription.tags_set]
             for message in popped:
                 if message.tags not in subscription.tags_set:
@@ -293,8 +295,8 @@ class SimpleConsumer(GroupConsumer):
             log.warning("%s, which nobody subscribed to, comes again: %s", message.msg_id, e)
 
     def _subscription_changed(self, wire_topic: str) -> None:
-        if self._client is not None and self._data is not None:
-            self._data.subscription_data_set = list(self._subscriptions.values())
+        if self._client is not None:
+            self._client.set_subscriptions(self._subscriptions.values())
             self._answers.start(self._client.heartbeat())
 
     def _started(self) -> ClientInstance:
@@ -304,4 +306,4 @@ class SimpleConsumer(GroupConsumer):
 
 
 def _ignored(connection: Connection, request: RemotingCommand) -> None:
-    """Whoever else is in the group makes no difference."""
+    """Ignores changes of the group: a simple consumer has no queues to rebalance."""

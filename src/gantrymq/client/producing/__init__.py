@@ -1,4 +1,4 @@
-"""Producers. Open `producer.py` first, then `sender.py`, which tries brokers until one has the message.
+"""Producers. Read `producer.py` first, then `sender.py`, which retries on further brokers until one stores the message.
 
-Plain classes and functions, told all they know: `publish_info`, `queue_selector`, `latency_fault`, `send_command`.
+Modules without I/O: `publish_info`, `queue_selector`, `latency_fault`, `send_command`.
 """

@@ -1,4 +1,4 @@
-"""Automatic batches: messages sent one by one gather for some ms and go out together (client ProduceAccumulator)."""
+"""Automatic batching: single messages wait a few milliseconds and are sent together (`ProduceAccumulator`)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from gantrymq.background.shared import own_copy
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.broker_api import SendResult
-from gantrymq.client.producing.outgoing import Outgoing
+from gantrymq.client.producing.message_encoder import EncodedMessage
+from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.producing.sender import is_timeout
-from gantrymq.errors import ClientClosed, ClientError, RequestTimeout, SendOutcomeUnknown
+from gantrymq.errors import ClientClosed, RequestTimeout, SendOutcomeUnknown
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageQueue
 
 log = peer_log(__name__)
 
-#: Bytes of a batch (batchMaxBytes).
-BATCH_SIZE = 32 * 1024
-#: Bytes that wait or are under way before senders wait (totalBatchMaxBytes).
-BUFFER_BYTES = 32 * 1024 * 1024
-#: Batches that are sent at a time. What a broker has not begun with when its time is over would be stored nevertheless.
+#: Batches in flight at a time. It is limited because a broker stores a late request even after its timeout.
 MAX_UNDER_WAY = 64
-#: The longest wait (batchMaxDelayMs) and the largest batch that Java's producer takes.
-MAX_LINGER_MS = 30_000
-MAX_BATCH_SIZE = 2 * 1024 * 1024
-#: What `encode_batch` adds to a message's body and properties.
+#: Bytes that `encode_batch` adds to the body and the properties of a message.
 _OVERHEAD = 22
 
 
-#: What the messages of a batch have in common: the topic, and the queue if they are for one.
+#: Key of a batch: the topic, and the queue if the caller named one.
 BatchKey = tuple[str, MessageQueue | None]
 
 
@@ -40,53 +34,46 @@ class _Batch:
     def __init__(self, key: BatchKey, timer: asyncio.TimerHandle) -> None:
         self.key = key
         self.timer = timer
-        self.parts: list[Outgoing] = []
+        self.parts: list[EncodedMessage] = []
         self.futures: list[asyncio.Future[SendResult]] = []
         self.size = 0
         self.timeout_ms = 0
         self.is_sent = False
 
 
-Send = Callable[[BatchKey, Sequence[Outgoing], int], Awaitable[SendResult]]
+Send = Callable[[BatchKey, Sequence[EncodedMessage], int], Awaitable[SendResult]]
 
 
 class BatchAccumulator:
-    """Gathers messages until there are `batch_size` bytes of a key, or `linger_ms` have passed since its first.
+    """Collects messages into batches, one open batch for each key.
 
-    `send` sends a batch, MAX_UNDER_WAY at a time. While more than `buffer_bytes` are held, `room` waits.
+    A batch is sent when it has `batch_size` bytes, or `linger_ms` after its first message. `send` sends a batch;
+    at most MAX_UNDER_WAY batches are in flight. If more than `buffer_bytes` are pending, `room` waits.
     """
 
-    def __init__(
-        self, send: Send, linger_ms: float, batch_size: int = BATCH_SIZE, buffer_bytes: int = BUFFER_BYTES
-    ) -> None:
-        """Raises ClientError for sizes and times that are out of bounds."""
-        if not 0 < linger_ms <= MAX_LINGER_MS:
-            raise ClientError(f"linger_ms {linger_ms}: more than 0, at most {MAX_LINGER_MS} are possible")
-        if not 0 < batch_size <= MAX_BATCH_SIZE:
-            raise ClientError(f"batch_size {batch_size}: 1 to {MAX_BATCH_SIZE} are possible")
-        if buffer_bytes < 1:
-            raise ClientError(f"buffer_bytes {buffer_bytes}: must be more than 0")
+    def __init__(self, send: Send, options: ProducerOptions) -> None:
         self._send = send
-        self._linger_s = linger_ms / 1000
-        self._batch_size = batch_size
-        self.buffer_bytes = buffer_bytes
+        self._linger_s = options.linger_ms / 1000
+        self._batch_size = options.batch_size
+        self.buffer_bytes = options.buffer_bytes
         self._loop = asyncio.get_running_loop()
         self._open: dict[BatchKey, _Batch] = {}
-        #: Held now.
+        #: Bytes of all pending messages.
         self.bytes = 0
-        #: A batch has begun: whoever goes on adding should let the event loop go round, by `room`.
+        #: True if a batch has started since the last `room`. A caller that adds more should then await `room`, so that
+        #: the event loop can send the batch.
         self.has_begun = False
         self._slots = asyncio.Semaphore(MAX_UNDER_WAY)
-        #: When a batch was answered last, in the loop's time.
+        #: Loop time at which a batch got its last response, in seconds.
         self._answered = 0.0
         self._under_way = Tasks("the send of a batch")
         self._waiters: deque[asyncio.Future[None]] = deque()
 
-    def add(self, key: BatchKey, part: Outgoing, timeout_ms: int) -> asyncio.Future[SendResult]:
-        """Puts a message into a batch; the future is its own result, or the error of the whole batch.
+    def add(self, key: BatchKey, part: EncodedMessage, timeout_ms: int) -> asyncio.Future[SendResult]:
+        """Adds a message to a batch. The future gets the result of this message, or the error of the whole batch.
 
-        A batch's time is the longest of its messages', from when it is sent. It isn't sent at all when MAX_UNDER_WAY
-        others were, and none of them was answered for so long.
+        The timeout of a batch is the longest of its messages' timeouts; it starts when the batch is sent. The future
+        fails with RequestTimeout if all MAX_UNDER_WAY slots are in use and no batch gets a response within this time.
         """
         size = len(part[1]) + len(part[2]) + _OVERHEAD
         batch = self._open.get(key)
@@ -107,8 +94,8 @@ class BatchAccumulator:
             self._start(batch)
         return future
 
-    async def room(self) -> None:
-        """Returns when less than `buffer_bytes` are held, or were a moment ago; in the order of the calls."""
+    async def wait_for_space(self) -> None:
+        """Waits until fewer than `buffer_bytes` are pending. Callers continue in the order of their calls."""
         self.has_begun = False
         if self.bytes < self.buffer_bytes:
             await asyncio.sleep(0)
@@ -118,13 +105,16 @@ class BatchAccumulator:
             await waiter
 
     async def flush(self) -> None:
-        """Sends what has gathered; returns when everything is answered, or has failed."""
+        """Sends all open batches. Returns when each one has a response or has failed."""
         for batch in list(self._open.values()):
             self._start(batch)
         await self._under_way.wait()
 
     async def close(self, timeout_s: float) -> None:
-        """`flush`, for so long at most: what isn't answered then ends with ClientClosed."""
+        """Flushes for at most `timeout_s` seconds, then cancels the rest.
+
+        Messages of a batch in flight fail with SendOutcomeUnknown, all others with ClientClosed.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self.flush()
@@ -142,7 +132,7 @@ class BatchAccumulator:
 
     async def _run(self, batch: _Batch, begun: float) -> None:
         try:
-            # Who needn't wait is sent, however long this loop was busy with other things.
+            # With a free slot the batch is always sent: a busy event loop is no reason for a timeout.
             has_to_wait = self._slots.locked()
             async with self._slots:
                 if has_to_wait and self._loop.time() - max(begun, self._answered) >= batch.timeout_ms / 1000:
@@ -173,12 +163,12 @@ class BatchAccumulator:
                     waiter.set_result(None)
 
     def _fail(self, batch: _Batch, error: BaseException) -> None:
-        """Whatever ended the send, nobody waits for it any more."""
+        """Fails the futures of a batch, whatever ended its send."""
         for future in batch.futures:
             if future.done():
                 continue
             if isinstance(error, asyncio.CancelledError):
-                # By the close, or at the end of the loop.
+                # Cancelled by `close`, or at the end of the event loop.
                 topic = batch.key[0]
                 if batch.is_sent:
                     future.set_exception(SendOutcomeUnknown(f"a batch to {topic} had no answer at the close", topic))
@@ -186,14 +176,14 @@ class BatchAccumulator:
                     future.set_exception(ClientClosed(f"a batch to {topic} was not sent before the close"))
             else:
                 future.set_exception(own_copy(error))
-            # It is in the log: asyncio need not tell of each message whose sender doesn't look.
+            # `_run` has logged the error. Without this, asyncio logs each future whose caller does not await it.
             future.exception()
 
 
-def split_result(result: SendResult, parts: Sequence[Outgoing]) -> list[SendResult]:
-    """Each message's own result out of its batch's.
+def split_result(result: SendResult, parts: Sequence[EncodedMessage]) -> list[SendResult]:
+    """Splits the result of a batch into one result for each message.
 
-    A queue that keeps batches whole (BatchCQ) has one offset message id for all.
+    A queue that stores a batch as one record (BatchCQ) has one offset message id for all messages.
     """
     if len(parts) == 1:
         return [result]

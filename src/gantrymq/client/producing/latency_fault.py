@@ -1,7 +1,8 @@
-"""Which brokers a producer stays away from for a while, because they were slow or failed (sendLatencyFaultEnable).
+"""Avoids slow and failed brokers for some time (`sendLatencyFaultEnable`).
 
-So it does, which Java's clients don't, from those that owe it answers: one that hangs is known before the first send
-to it has failed. Source: client/latency/MQFaultStrategy, LatencyFaultToleranceImpl. Times are ms, passed in.
+It also avoids brokers with overdue responses, which Java's clients do not. So a broker that hangs is detected before
+the first send to it has failed.
+Source: client/latency/MQFaultStrategy, LatencyFaultToleranceImpl. Times are in ms; callers pass the current time.
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ from dataclasses import dataclass
 from gantrymq.client.producing.publish_info import TopicPublishInfo
 from gantrymq.protocol.message import MessageQueue
 
-#: A send that took at least so long (latencyMax) ...
+#: If a send takes at least this long (latencyMax), ms ...
 LATENCY_MAX_MS = (50, 100, 550, 1800, 3000, 5000, 15000)
-#: ... keeps its broker out of use for so long (notAvailableDuration).
+#: ... its broker is avoided for this long (notAvailableDuration), ms.
 NOT_AVAILABLE_DURATION_MS = (0, 0, 2000, 5000, 6000, 10000, 30000)
-#: A send that took less keeps its broker out of use for no time.
+#: A faster send does not make the client avoid its broker, ms.
 _QUICK_MS = next(ms for ms, duration in zip(LATENCY_MAX_MS, NOT_AVAILABLE_DURATION_MS, strict=True) if duration)
-#: What a failed send counts as having taken.
+#: Latency that a failed send counts as, ms.
 FAILED_LATENCY_MS = 10_000
-#: How long after a detection the same broker is asked again (detectInterval).
+#: Shortest time between two probes of a broker (detectInterval), ms.
 DETECT_INTERVAL_MS = 2000
-#: How long a detected broker may take to answer (detectTimeout).
+#: Timeout of a probe (detectTimeout), ms.
 DETECT_TIMEOUT_MS = 200
-#: A broker that has answered nothing for so long, while sends to it are under way, is asked after the others.
+#: A broker is stalled if it sends no response for this long while sends to it are in flight, ms. It is used last.
 STALLED_MS = 100
 
 
 def not_available_duration(latency_ms: int) -> int:
-    """How long a broker is kept out of use after a send that took `latency_ms`."""
+    """Returns how long to avoid a broker after a send that took `latency_ms`, in ms."""
     for least, duration in zip(reversed(LATENCY_MAX_MS), reversed(NOT_AVAILABLE_DURATION_MS), strict=True):
         if latency_ms >= least:
             return duration
@@ -37,9 +38,10 @@ def not_available_duration(latency_ms: int) -> int:
 
 @dataclass(slots=True)
 class FaultItem:
-    """What is known of one broker: available from `start_ms` on; `check_ms` is when it may be detected again.
+    """State of one broker.
 
-    `under_way` sends to it have no answer yet; since `silent_ms` none of them had one.
+    The broker is available from `start_ms` on and can be probed again at `check_ms`. `under_way` sends are in flight.
+    `silent_ms` is the time of the last response, or of the first of these sends if it is newer.
     """
 
     latency_ms: int = 0
@@ -54,13 +56,13 @@ class FaultItem:
 
 
 class LatencyFaults:
-    """The brokers' penalties. `items` is by broker name; brokers without an item have never been sent to."""
+    """The brokers to avoid. `items` is keyed by broker name; a broker without an item has had no send."""
 
     def __init__(self) -> None:
         self.items: dict[str, FaultItem] = {}
 
     def begin(self, broker: str, now_ms: int) -> FaultItem:
-        """A send to the broker begins; `end` is told of its item."""
+        """Records the start of a send. Pass the returned item to `end` or `stored`."""
         item = self._item(broker)
         if not item.under_way:
             item.silent_ms = now_ms
@@ -68,13 +70,13 @@ class LatencyFaults:
         return item
 
     def end(self, item: FaultItem, now_ms: int, *, answered: bool) -> None:
-        """That send has ended, by an answer of any kind or without."""
+        """Records the end of a send. `answered` is true if any response came, also an error."""
         item.under_way -= 1
         if answered:
             item.silent_ms = now_ms
 
     def stored(self, item: FaultItem, began_ms: int, now_ms: int) -> None:
-        """As `end` and `update`, of a send that has ended well."""
+        """Records the end of a successful send; it replaces `end` and `update`."""
         item.under_way -= 1
         item.silent_ms = now_ms
         item.latency_ms = latency_ms = now_ms - began_ms
@@ -85,7 +87,10 @@ class LatencyFaults:
     def update(
         self, broker: str, latency_ms: int, now_ms: int, *, isolate: bool = False, reachable: bool = True
     ) -> None:
-        """Counts a send: after a failed one the broker is isolated as if it had taken FAILED_LATENCY_MS."""
+        """Records the latency of a send.
+
+        After a failed send (`isolate`) the broker is avoided as if it had taken FAILED_LATENCY_MS.
+        """
         item = self._item(broker)
         item.latency_ms = latency_ms
         item.reachable = reachable
@@ -104,7 +109,7 @@ class LatencyFaults:
         return item is None or now_ms >= item.start_ms
 
     def is_stalled(self, broker: str, now_ms: int) -> bool:
-        """It has answered nothing for a while, though it was asked."""
+        """Returns whether the broker has had sends in flight without a response for more than STALLED_MS."""
         item = self.items.get(broker)
         return item is not None and item.is_stalled(now_ms)
 
@@ -113,10 +118,10 @@ class LatencyFaults:
         return item is None or item.reachable
 
     def select(self, info: TopicPublishInfo, last_broker: str | None, now_ms: int) -> MessageQueue:
-        """The next queue of an available broker other than `last_broker`, else of a reachable one, else any.
+        """Returns the next queue, preferably of an available broker that is neither `last_broker` nor stalled.
 
-        One that is stalled comes after those that aren't. There must be queues; where one broker has all of them there
-        is nothing to choose.
+        If there is none, it takes a reachable broker that is not stalled, then a reachable one, then any. If the topic
+        has one broker, it takes the next queue. `info` must have queues.
         """
         if not info.has_several_brokers:
             return info.select()
@@ -134,17 +139,17 @@ class LatencyFaults:
         )
 
     def due(self, now_ms: int) -> list[str]:
-        """The brokers that a detector should try now; each comes again after DETECT_INTERVAL_MS."""
+        """Returns the brokers to probe now. Each of them is due again after DETECT_INTERVAL_MS."""
         names = [broker for broker, item in self.items.items() if now_ms >= item.check_ms]
         for broker in names:
             self.items[broker].check_ms = now_ms + DETECT_INTERVAL_MS
         return names
 
     def detected(self, broker: str) -> None:
-        """A detector's finding: the broker answers, so it is reachable again."""
+        """Records a successful probe: the broker is reachable again."""
         if broker in self.items:
             self.items[broker].reachable = True
 
     def forget(self, broker: str) -> None:
-        """Drops a broker that no route names any more."""
+        """Removes a broker that is in no route."""
         self.items.pop(broker, None)

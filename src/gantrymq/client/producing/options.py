@@ -1,93 +1,85 @@
-"""What a producer can be told, and what it refuses at once: a wrong argument had better fail where it is given."""
+"""`ProducerOptions`: options of a producer. `whole_ms` checks the timeout of a call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypedDict
 
-from gantrymq.client.name_server_discovery import is_discovery_url, split_addresses
+from gantrymq.client.options import ClientOptions, option
+from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
 from gantrymq.client.producing.send_hook import SendHook
-from gantrymq.errors import ClientError, IllegalMessage
+from gantrymq.errors import ClientError
 from gantrymq.protocol.compression import CompressionType
-from gantrymq.protocol.topic_name import group_problem
-from gantrymq.remoting.address import parse_address
-from gantrymq.remoting.connection import RpcHook
-from gantrymq.system import tls
+from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, TRACE_TOPIC
 
 
-class ProducerOptions(TypedDict, total=False):
-    """The keyword arguments of `Producer`, which says what each means."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions(ClientOptions):
+    """Options of `Producer`. The defaults for batches are those of Java."""
 
-    namespace: str
-    retry_times: int
-    retry_when_not_stored_safely: bool
-    try_timeout_ms: int | None
-    send_latency_fault_enable: bool
-    start_detector_enable: bool
-    linger_ms: float
-    batch_size: int
-    buffer_bytes: int
-    compress_over: int
-    compression: CompressionType
-    max_message_size: int
-    create_topic_key: str
-    default_topic_queue_nums: int
-    enable_trace: bool
-    trace_topic: str
-    send_hooks: Sequence[SendHook]
-    ssl_context: tls.SSLContext | None
-    hooks: Sequence[RpcHook]
+    retry_times: int = option(
+        2,
+        "Attempts after a failed one, on another broker where there is one, within the send's timeout. While another "
+        "broker becomes master, refused attempts don't count. An attempt counts if it may have stored the message, so "
+        "0 means that the producer never stores a message twice.",
+        minimum=0,
+    )
+    retry_when_not_stored_safely: bool = option(
+        False, "Retries a send that a broker stored without the flush or the slave that its configuration demands."
+    )
+    try_timeout_ms: int | None = option(
+        None,
+        "Timeout of each attempt but the last, ms. If it is None and the topic has several brokers, each of the first "
+        "attempts gets 1 / (`retry_times` + 2) of the send's timeout. With the send's whole timeout, an attempt ends "
+        "with the send, as in Java.",
+        minimum=1,
+    )
+    send_latency_fault_enable: bool = option(
+        True, "Avoids brokers that were slow or failed for some seconds, and prefers brokers that owe no responses."
+    )
+    start_detector_enable: bool = option(
+        False, "Probes the brokers that failed, so that they are used again as soon as they respond."
+    )
+    linger_ms: float = option(
+        0.0,
+        "How long a message waits for others of its topic or queue, to be sent in one request, ms; 0: no batches.",
+        minimum=0,
+        maximum=30_000,
+    )
+    batch_size: int = option(32 * 1024, "Largest batch of `linger_ms`, bytes.", minimum=1, maximum=2 * 1024 * 1024)
+    buffer_bytes: int = option(
+        32 * 1024 * 1024, "Senders wait while the batches of `linger_ms` have this many bytes in flight.", minimum=1
+    )
+    compress_over: int = option(4096, "Bodies of this size and larger are compressed, bytes.", minimum=0)
+    compression: CompressionType = option(CompressionType.ZLIB, "Algorithm that compresses bodies.")
+    max_message_size: int = option(
+        4 * 1024 * 1024, "Largest body or batch, bytes; the producer rejects larger ones.", minimum=1, maximum=2**31 - 1
+    )
+    create_topic_key: str = option(
+        AUTO_CREATE_TOPIC, "Topic whose permissions a new topic gets, if the broker creates topics on the first send."
+    )
+    default_topic_queue_nums: int = option(
+        DEFAULT_TOPIC_QUEUE_NUMS,
+        "Most queues of such a new topic; it has no more than the topic of `create_topic_key`.",
+        minimum=1,
+    )
+    enable_trace: bool = option(False, "Writes a trace of each send to `trace_topic`.")
+    trace_topic: str = option(TRACE_TOPIC, "Topic of the traces.")
+    send_hooks: Sequence[SendHook] = option((), "Called before and after each send.")
 
-
-def check_names(name_servers: Sequence[str] | str, group: str) -> None:
-    """Raises ClientError for addresses that can't be any, IllegalMessage for such a group."""
-    if not isinstance(group, str):
-        raise IllegalMessage(f"group={group!r}: the name of a group is wanted")
-    if problem := group_problem(group):
-        raise IllegalMessage(problem)
-    if isinstance(name_servers, str):
-        if is_discovery_url(name_servers):
-            return
-        name_servers = split_addresses(name_servers)
-    if not name_servers:
-        raise ClientError("no NameServer given: pass at least one HOST:PORT")
-    for address in name_servers:
-        try:
-            parse_address(address)
-        except (ValueError, AttributeError):
-            raise ClientError(f"name_servers: {address!r} is no HOST:PORT; NameServers listen at 9876") from None
-
-
-def check_options(options: ProducerOptions) -> None:
-    """Raises ClientError for values that can't be meant."""
-    for name, least in (("retry_times", 0), ("default_topic_queue_nums", 1), ("compress_over", 0)):
-        value = options.get(name)
-        if not isinstance(value, int) or value < least:
-            raise ClientError(f"{name}={value!r}: a whole number is wanted, {least} or more")
-    if not 0 < options["max_message_size"] < 2**31:
-        raise ClientError(f"max_message_size={options['max_message_size']!r}: more than 0 bytes are wanted")
-    if options["try_timeout_ms"] is not None and not (
-        isinstance(options["try_timeout_ms"], int) and options["try_timeout_ms"] > 0
-    ):
-        raise ClientError(f"try_timeout_ms={options['try_timeout_ms']!r}: {_MS}, more than 0")
-    if not options["linger_ms"] >= 0:
-        raise ClientError(f"linger_ms={options['linger_ms']!r}: 0 or more is wanted")
-    if not isinstance(options["compression"], CompressionType):
-        known = ", ".join(str(kind) for kind in CompressionType)
-        raise ClientError(f"compression={options['compression']!r}: one of {known} is wanted")
-    if not isinstance(options["ssl_context"], tls.SSLContext | None):
-        raise ClientError(f"ssl_context={options['ssl_context']!r}: an tls.SSLContext is wanted, or None")
-    for name in ("hooks", "send_hooks"):
-        if not isinstance(options.get(name), Sequence):
-            raise ClientError(f"{name}={options.get(name)!r}: a list is wanted, even for one")
-
-
-_MS = "a whole number of milliseconds is wanted"
+    def _check(self) -> None:
+        ClientOptions._check(self)
+        if not isinstance(self.compression, CompressionType):
+            known = ", ".join(str(kind) for kind in CompressionType)
+            raise ClientError(f"compression={self.compression!r}: must be one of {known}")
 
 
 def whole_ms(timeout_ms: object) -> int:
-    """`timeout_ms` if it can be one. Raises ClientError for seconds, that is a float or a timedelta, and below 0."""
+    """Returns `timeout_ms` if it is valid.
+
+    Raises ClientError if it is negative, or if it is in seconds: a float or a timedelta.
+    """
     if isinstance(timeout_ms, int) and not isinstance(timeout_ms, bool) and timeout_ms >= 0:
         return timeout_ms
     hint = ""
@@ -95,4 +87,4 @@ def whole_ms(timeout_ms: object) -> int:
         hint = f": that is {timeout_ms / timedelta(milliseconds=1):.0f}"
     elif isinstance(timeout_ms, float):
         hint = f": {timeout_ms} s are {timeout_ms * 1000:.0f}"
-    raise ClientError(f"timeout_ms={timeout_ms!r}: {_MS}{hint}")
+    raise ClientError(f"timeout_ms={timeout_ms!r}: must be a whole number of milliseconds{hint}")

@@ -1,8 +1,7 @@
-"""Producer: sends messages.
+"""Producer: sends messages (`DefaultMQProducerImpl`).
 
-The path of one message: `send` has it encoded (`outgoing`), a `Sender` picks a queue from the topic's route and makes
-the request. It makes no task; the body is copied once, into the frame.
-Source: client/impl/producer/DefaultMQProducerImpl.
+`send` encodes the message (`message_encoder`). A `Sender` picks a queue from the topic's route and makes the request.
+This path creates no task and copies the body once, into the frame.
 """
 
 from __future__ import annotations
@@ -16,21 +15,14 @@ from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.lifecycle import Lifecycle
 from gantrymq.client.namespace import without_namespace, wrap_namespace
-from gantrymq.client.producing.batch_accumulator import BATCH_SIZE, BUFFER_BYTES, BatchAccumulator, BatchKey
-from gantrymq.client.producing.options import check_names, check_options, whole_ms
-from gantrymq.client.producing.outgoing import (
-    COMPRESS_OVER,
-    MAX_MESSAGE_SIZE,
-    NOT_IN_A_BATCH,
-    Encoder,
-    Outgoing,
-    may_be_batched,
-)
+from gantrymq.client.options import takes
+from gantrymq.client.producing.batch_accumulator import BatchAccumulator, BatchKey
+from gantrymq.client.producing.message_encoder import NOT_IN_A_BATCH, EncodedMessage, Encoder, may_be_batched
+from gantrymq.client.producing.options import ProducerOptions, whole_ms
 from gantrymq.client.producing.queue_selector import QueueSelector
 from gantrymq.client.producing.request_reply import Requests, reply_topic
-from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
-from gantrymq.client.producing.send_hook import HookedSends, SendHook
-from gantrymq.client.producing.sender import Sender, SendSettings
+from gantrymq.client.producing.send_hook import HookedSends
+from gantrymq.client.producing.sender import Sender
 from gantrymq.client.trace import TraceDispatcher
 from gantrymq.client.trace_hook import SendTraceHook
 from gantrymq.errors import (
@@ -44,146 +36,78 @@ from gantrymq.errors import (
 )
 from gantrymq.protocol.bodies.heartbeat import ProducerData
 from gantrymq.protocol.codes import RequestCode
-from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.headers.timer import RecallMessageRequestHeader
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.recall_handle import decode_recall_handle
-from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, TRACE_TOPIC
-from gantrymq.remoting.connection import RequestHandler, RpcHook
-from gantrymq.system import clock, network, tls
+from gantrymq.remoting.connection import RequestHandler
+from gantrymq.system import clock, network
 
-#: How much of its time a call that needs brokers to know this client waits for them: one may hang, and others do.
+#: Share of a call's timeout for heartbeats to new brokers. It is limited because one of several brokers may hang.
 GREETING_SHARE = 0.25
-#: `MixAll.DEFAULT_PRODUCER_GROUP`: the group of those who name none.
+#: Default group of Java's producers (`MixAll.DEFAULT_PRODUCER_GROUP`).
 DEFAULT_PRODUCER_GROUP = "DEFAULT_PRODUCER"
 
 
 class Producer(Lifecycle):
-    """Sends messages: `async with Producer("127.0.0.1:9876", "group") as producer: await producer.send(message)`.
+    """Sends messages to a RocketMQ cluster.
 
-    `name_servers` is a list of HOST:PORT, one string with `;` between them, or the URL of a page that says them.
+    Example:
+        async with Producer("127.0.0.1:9876", "orders") as producer:
+            result = await producer.send(Message("orders", b"42 apples"))
 
-    A failed send is tried again `retry_times` times, on another broker where there is one; so is, with
-    `retry_when_not_stored_safely`, one that a broker stored without its flush or slave in time. All tries share the
-    send's timeout: where a topic has several brokers each of the first ones has one of `retry_times` + 2 shares of it,
-    so that a broker that hangs doesn't take all, and the last has what is left; `try_timeout_ms` is another bound for
-    each but the last, and with the send's whole timeout there is none, as in Java. Brokers that were slow or failed are
-    left out for a while, and those that owe answers asked last, unless `send_latency_fault_enable` is false; with
-    `start_detector_enable` those that failed come back when they answer again.
-
-    With `linger_ms` messages wait so long for others of their topic (or queue) and go out in one request, of at most
-    `batch_size` bytes; senders wait while `buffer_bytes` are under way.
-
-    A broker that makes topics by itself takes permissions of a new one from its topic `create_topic_key`, and gives it
-    that one's queues, at most `default_topic_queue_nums`.
-
-    Bodies of `compress_over` bytes and more are compressed, by `compression`; larger ones than `max_message_size` are
-    refused. `namespace` is put before topics and the group. `enable_trace` has every send told to `trace_topic`;
-    `send_hooks` are called around sends, `hooks` around requests; with an `ssl_context` connections are encrypted.
-    Every `timeout_ms` is a whole number of milliseconds, for all that the call does.
+    A failed send is retried on another broker if the topic has several. All attempts share the timeout of the call.
+    With `linger_ms`, messages are sent in batches. Each `timeout_ms` is a whole number of milliseconds.
     """
 
-    def __init__(
-        self,
-        name_servers: Sequence[str] | str,
-        group: str,
-        *,
-        namespace: str = "",
-        retry_times: int = 2,
-        retry_when_not_stored_safely: bool = False,
-        try_timeout_ms: int | None = None,
-        send_latency_fault_enable: bool = True,
-        start_detector_enable: bool = False,
-        linger_ms: float = 0,
-        batch_size: int = BATCH_SIZE,
-        buffer_bytes: int = BUFFER_BYTES,
-        compress_over: int = COMPRESS_OVER,
-        compression: CompressionType = CompressionType.ZLIB,
-        max_message_size: int = MAX_MESSAGE_SIZE,
-        create_topic_key: str = AUTO_CREATE_TOPIC,
-        default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS,
-        enable_trace: bool = False,
-        trace_topic: str = TRACE_TOPIC,
-        send_hooks: Sequence[SendHook] = (),
-        ssl_context: tls.SSLContext | None = None,
-        hooks: Sequence[RpcHook] = (),
-    ) -> None:
+    @takes(ProducerOptions)
+    def __init__(self, options: ProducerOptions) -> None:
         super().__init__()
-        check_names(name_servers, group)
-        check_options(
-            {
-                "retry_times": retry_times,
-                "try_timeout_ms": try_timeout_ms,
-                "linger_ms": linger_ms,
-                "compress_over": compress_over,
-                "compression": compression,
-                "max_message_size": max_message_size,
-                "default_topic_queue_nums": default_topic_queue_nums,
-                "send_hooks": send_hooks,
-                "ssl_context": ssl_context,
-                "hooks": hooks,
-            }
-        )
-        self.namespace = namespace
-        #: With its namespace.
-        self.group = wrap_namespace(namespace, group)
+        self._options = options
+        self.namespace = options.namespace
+        #: Group with its namespace.
+        self.group = options.wire_group
         self.trace: TraceDispatcher | None = None
-        self._user_group = group
-        self._settings = SendSettings(
-            retry_times,
-            retry_when_not_stored_safely,
-            try_timeout_ms,
-            send_latency_fault_enable,
-            start_detector_enable,
-            create_topic_key,
-            default_topic_queue_nums,
-        )
-        self._batching = (linger_ms, batch_size, buffer_bytes) if linger_ms > 0 else None
         self._batches: BatchAccumulator | None = None
-        self._encoding: dict[str, Any] = {
-            "compress_over": compress_over,
-            "compression": compression,
-            "max_message_size": max_message_size,
-        }
-        self._trace_topic = trace_topic if enable_trace else None
-        self._hooked = HookedSends(group, send_hooks)
-        self._name_servers = name_servers
-        self._ssl_context = ssl_context
-        self._hooks = hooks
+        self._trace_topic = options.trace_topic if options.enable_trace else None
+        self._hooked = HookedSends(options.group, options.send_hooks)
         self._sender: Sender | None = None
         self._requests = Requests()
         self._set_encoder(UniqueKeys())
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        if self._user_group == DEFAULT_PRODUCER_GROUP:
+        options = self._options
+        if options.group == DEFAULT_PRODUCER_GROUP:
             raise IllegalMessage(f"the group {DEFAULT_PRODUCER_GROUP} is no program's own: name another")
         client = ClientInstance(
-            self._name_servers,
-            producer_data=ProducerData(self.group),
+            options.name_servers,
+            group_data=ProducerData(self.group),
             handlers=self.handlers(),
-            ssl_context=self._ssl_context,
-            hooks=self._hooks,
+            ssl_context=options.ssl_context,
+            hooks=options.hooks,
+            unit_name=options.unit_name,
         )
-        stack.callback(self._forget)
+        stack.callback(self._forget, client)
         stack.push_async_callback(lambda: client.close(self._deadline.left()))
         client.start()
-        self._hooked.client = client
         self._set_encoder(UniqueKeys(network.packed_ip(client.ip)))
-        self._sender = Sender(client, self.group, self._settings)
+        self._sender = Sender(client, self.group, options)
         stack.push_async_callback(self._sender.close)
         stack.callback(self._requests.close)
+        hooks = list(options.send_hooks)
         if self._trace_topic is not None:
             self.trace = TraceDispatcher(self._send_one, self._trace_topic)
             stack.push_async_callback(lambda trace: trace.close(self._deadline.left()), self.trace)
-            self._hooked.trace_by(SendTraceHook(self.trace))
-        if self._batching is not None:
-            self._batches = BatchAccumulator(self._send_gathered, *self._batching)
+            hooks.append(SendTraceHook(self.trace))
+        self._hooked = HookedSends(options.group, hooks, client)
+        if options.linger_ms > 0:
+            self._batches = BatchAccumulator(self._send_gathered, options)
             stack.push_async_callback(lambda batches: batches.close(self._deadline.left()), self._batches)
 
-    def _forget(self) -> None:
+    def _forget(self, client: ClientInstance) -> None:
         self._sender = self._batches = self.trace = None
-        self._hooked.trace_by(None)
+        # Drops the trace hook.
+        self._hooked = HookedSends(self._options.group, self._options.send_hooks, client)
 
     @property
     def client(self) -> ClientInstance:
@@ -192,13 +116,13 @@ class Producer(Lifecycle):
 
     @property
     def sender(self) -> Sender:
-        """What brings encoded messages to brokers. Raises ClientClosed before the start and after the close."""
+        """Sends encoded messages to brokers. Raises ClientClosed before the start and after the close."""
         self._check_open()
         assert self._sender is not None
         return self._sender
 
     def handlers(self) -> Mapping[int, RequestHandler]:
-        """What answers the requests of brokers."""
+        """Returns the handlers of brokers' requests, by request code."""
         return {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.push}
 
     # -- sending ------------------------------------------------------------------------------------------------
@@ -206,14 +130,25 @@ class Producer(Lifecycle):
     async def send(
         self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> SendResult:
-        """Stores `message`; to `queue` alone if one is given. `timeout_ms` is for all tries together.
+        """Stores `message` in a broker.
 
-        The result's status is SEND_OK. Without a controller, it can also say that the master has the message, and that
-        its flush or its slaves were late.
+        Args:
+            message: Message to send.
+            timeout_ms: Timeout for all attempts together, ms. Default: 3000.
+            queue: Queue to send to. By default the client picks one.
 
-        Raises SendOutcomeUnknown if the message may be stored, also if the in-sync set of a broker with a controller
-        has not confirmed it (`status` says how far it got). If it is not stored, raises IllegalMessage, NoRouteInfo,
-        BrokerUnavailable (no master at present), BrokerError (refused) or another RemotingError.
+        Returns:
+            The result. Its status is SEND_OK. Without a controller, another status is possible: the master has the
+            message, but its flush or a slave was too slow.
+
+        Raises:
+            SendOutcomeUnknown: The message may be stored. If `status` is set, the master has the message, but the
+                in-sync set (of a broker with a controller) has not confirmed it.
+            IllegalMessage: The message is invalid and not stored.
+            NoRouteInfo: The topic has no route.
+            BrokerUnavailable: No broker of the topic has a master at present.
+            BrokerError: The broker rejected the message.
+            RemotingError: Another failure of the connection. The message is not stored.
         """
         if type(timeout_ms) is not int or timeout_ms < 0:
             timeout_ms = whole_ms(timeout_ms)
@@ -225,7 +160,7 @@ class Producer(Lifecycle):
     async def send_alone(
         self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> SendResult:
-        """As `send`, but never in a batch."""
+        """Sends like `send`, but never in a batch."""
         self._check_open()
         timeout_ms = whole_ms(timeout_ms)
         return await self._send_one(message, timeout_ms, queue)
@@ -233,7 +168,7 @@ class Producer(Lifecycle):
     def _send_one(
         self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> Coroutine[Any, Any, SendResult]:
-        """Also while the producer closes."""
+        """Sends one message. Also works during the close, for traces."""
         topic = self._topic(message, queue)
         if self._hooked.any and topic != self._trace_topic:
             return self._send_with_hooks(
@@ -244,7 +179,10 @@ class Producer(Lifecycle):
     async def send_batch(
         self, messages: Sequence[Message], timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> SendResult:
-        """Stores messages of one topic in one request, all in one queue; all or none. Raises as `send` does."""
+        """Stores messages of one topic in one queue, in one request.
+
+        The broker stores either all messages or none. Raises the errors of `send`.
+        """
         self._check_open()
         timeout_ms = whole_ms(timeout_ms)
         if not messages:
@@ -254,16 +192,25 @@ class Producer(Lifecycle):
             return await self._send_with_hooks(
                 messages, lambda own: self._encoder.encode_batch(topic, messages, own), timeout_ms, queue
             )
-        outgoing = self._encoder.encode_batch(topic, messages, [message.properties for message in messages])
-        return await self._send_encoded(outgoing, timeout_ms, queue)
+        encoded = self._encoder.encode_batch(topic, messages, [message.properties for message in messages])
+        return await self._send_encoded(encoded, timeout_ms, queue)
 
     async def enqueue(
         self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> asyncio.Future[SendResult]:
-        """Puts `message` into a batch and returns at once, or when there is room; the future is `send`'s result.
+        """Adds `message` to a batch and returns a future for the result of `send`.
 
-        The whole batch is stored or none of it: an error is that of all its messages. For producers with `linger_ms`.
-        Raises IllegalMessage, also for what can't go in a batch: delayed messages, those of transactions, replies.
+        It waits only if `buffer_bytes` are pending. The broker stores the whole batch or nothing, so an error applies
+        to all its messages.
+
+        Args:
+            message: Message to send.
+            timeout_ms: Timeout from the send of the batch, ms. Default: 3000.
+            queue: Queue to send to. By default the client picks one.
+
+        Raises:
+            ClientError: The producer has no `linger_ms`.
+            IllegalMessage: The message is invalid, or cannot be in a batch: delayed and half messages, replies.
         """
         self._check_open()
         if type(timeout_ms) is not int or timeout_ms < 0:
@@ -283,21 +230,21 @@ class Producer(Lifecycle):
         if context is not None:
             future.add_done_callback(lambda done: self._hooked.end_with(context, done))
         if batches.has_begun or batches.bytes >= batches.buffer_bytes:
-            await batches.room()
+            await batches.wait_for_space()
         return future
 
     async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
-        """Sends without an answer: it is not known whether the message is stored, and there is no second try."""
+        """Sends a message without a response. The result is unknown, and there are no retries."""
         topic, sender = self._topic(message, queue), self.sender
         context = self._hooked.begin([message]) if self._hooked.any and topic != self._trace_topic else None
         properties = message.properties if context is None else context.properties[0]
         try:
-            outgoing = self._encoder.encode(topic, message, properties)
-            if self._encoder.wants_compression(outgoing):
-                outgoing = await self._encoder.compress(outgoing)
-            address = await sender.send_oneway(outgoing, self._with_namespace(queue))
+            encoded = self._encoder.encode(topic, message, properties)
+            if self._encoder.wants_compression(encoded):
+                encoded = await self._encoder.compress(encoded)
+            address = await sender.send_oneway(encoded, self._with_namespace(queue))
             if context is not None:
-                context.oneway, context.msg_id, context.address = True, outgoing.msg_id, address
+                context.oneway, context.msg_id, context.address = True, encoded.msg_id, address
         except BaseException as e:
             if context is not None:
                 context.error = e
@@ -309,10 +256,20 @@ class Producer(Lifecycle):
     async def send_with(
         self, message: Message, selector: QueueSelector, arg: Any = None, timeout_ms: int = TIMEOUT_MS
     ) -> SendResult:
-        """Stores `message` in the queue that `selector` picks. There is no second try, which would pick the same, but
-        when its broker says that another is master.
+        """Stores `message` in the queue that `selector` returns.
 
-        Raises as `send`, and ClientError when the selector picks none, or fails.
+        A failed send is not retried, because the selector would pick the same queue. The exception is a broker that
+        reports another master.
+
+        Args:
+            message: Message to send.
+            selector: Called with the topic's writable queues, the message and `arg`. Returns one of the queues.
+            arg: Passed to the selector, for example a key. Default: None.
+            timeout_ms: Timeout, ms. Default: 3000.
+
+        Raises:
+            ClientError: The selector fails, or returns something else than one of the queues.
+            GantryError: As for `send`.
         """
         deadline = clock.monotonic() + whole_ms(timeout_ms) / 1000
         queues = await self._queues(message.topic, timeout_ms)
@@ -322,20 +279,22 @@ class Producer(Lifecycle):
             raise
         except Exception as e:
             raise ClientError(f"the selector of a queue for topic {message.topic} failed: {e!r}") from e
-        if queue is None:
-            raise ClientError(f"the selector picked no queue of topic {message.topic}")
+        if not isinstance(queue, MessageQueue) or queue not in queues:
+            raise ClientError(f"the selector returned {queue!r}, which is no writable queue of topic {message.topic!r}")
         return await self.send(message, max(1, int((deadline - clock.monotonic()) * 1000)), queue)
 
     async def request(self, message: Message, timeout_ms: int = TIMEOUT_MS) -> MessageExt:
-        """Sends `message` to whoever consumes its topic and returns the reply, which `reply_message` makes there.
+        """Sends `message` as a request and returns the consumer's reply, which `reply_message` creates.
 
-        Raises as `send`, and RequestTimeout when no reply has come in `timeout_ms`.
+        Raises:
+            RequestTimeout: No reply arrives within `timeout_ms`.
+            GantryError: As for `send`.
         """
         client, timeout_ms = self.client, whole_ms(timeout_ms)
         request, correlation_id, reply = self._requests.begin(message, client.client_id, timeout_ms)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                # The broker of the reply finds this client by its id: it must have heard of it.
+                # The broker routes the reply by client id, so it needs a heartbeat of this client first.
                 await self._greet_repliers(message.topic, timeout_ms)
                 await self.send_alone(request, timeout_ms)
                 return await reply
@@ -346,7 +305,7 @@ class Producer(Lifecycle):
             self._requests.end(correlation_id)
 
     async def _greet_repliers(self, topic: str, timeout_ms: int) -> None:
-        """Makes sure that all brokers of the topic's clusters have been told: a reply may come by way of any."""
+        """Sends heartbeats to all brokers of the topic's clusters, because a reply can arrive through any of them."""
         topic = wrap_namespace(self.namespace, topic)
         await self.sender.publish_info(topic, timeout_ms)
         routes = self.client.routes
@@ -357,10 +316,19 @@ class Producer(Lifecycle):
         await self.client.greet_new_brokers(timeout_ms * GREETING_SHARE / 1000)
 
     async def recall(self, topic: str, recall_handle: str, timeout_ms: int = TIMEOUT_MS) -> str:
-        """Takes back a timer message that is not yet delivered, by its send's `recall_handle`; its unique key.
+        """Recalls a timer message that is not delivered yet, and returns its unique key.
 
-        Raises IllegalMessage for a handle that can't be read, NoRouteInfo, BrokerUnavailable, BrokerError or a
-        RemotingError.
+        Args:
+            topic: Topic of the message.
+            recall_handle: `recall_handle` of the result of its send.
+            timeout_ms: Timeout, ms. Default: 3000.
+
+        Raises:
+            IllegalMessage: The handle is invalid.
+            NoRouteInfo: The topic has no route.
+            BrokerUnavailable: The broker has no master at present.
+            BrokerError: The broker rejected the request.
+            RemotingError: The connection failed.
         """
         timeout_ms = whole_ms(timeout_ms)
         handle = decode_recall_handle(recall_handle)
@@ -380,43 +348,47 @@ class Producer(Lifecycle):
             ) from None
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """The queues that a message of `topic` can go to.
+        """Returns the writable queues of `topic`.
 
-        Raises NoRouteInfo, and RouteNotReady while a NameServer that has just started awaits brokers of the topic.
+        Raises:
+            NoRouteInfo: The topic has no route.
+            RouteNotReady: A NameServer has just started, and not all brokers of the topic have registered with it.
         """
         return await self._queues(topic, TIMEOUT_MS)
 
-    # -- what subclasses use ------------------------------------------------------------------------------------
+    # -- for subclasses -----------------------------------------------------------------------------------------
 
     def next_unique_key(self) -> str:
-        """The id of the next message."""
+        """Returns a new message id."""
         return self._unique_keys.next()
 
     def with_namespace(self, topic: str) -> str:
-        """The topic as brokers know it."""
+        """Returns `topic` with the namespace, as brokers see it."""
         return wrap_namespace(self.namespace, topic)
 
     async def greet_brokers_of(self, topic: str, timeout_ms: int = TIMEOUT_MS) -> None:
-        """Makes sure that the brokers of `topic` have been told of this client, but for those that hang."""
+        """Sends heartbeats to the brokers of `topic`. It does not wait for brokers that hang."""
         await self.sender.publish_info(wrap_namespace(self.namespace, topic), timeout_ms)
         await self.client.greet_new_brokers(timeout_ms * GREETING_SHARE / 1000)
 
     # -- one send -----------------------------------------------------------------------------------------------
 
     def _send_encoded(
-        self, outgoing: Outgoing, timeout_ms: int, queue: MessageQueue | None
+        self, encoded: EncodedMessage, timeout_ms: int, queue: MessageQueue | None
     ) -> Coroutine[Any, Any, SendResult]:
-        """What sends `outgoing`: a sender's own coroutine where nothing else is to be done."""
-        if self.namespace or self._encoder.wants_compression(outgoing) or self._sender is None:
-            return self._prepare_and_send(outgoing, timeout_ms, queue)
-        return self._sender.send(outgoing, timeout_ms, queue)
+        """Returns a coroutine that sends `encoded`: that of the sender itself if there is nothing else to do."""
+        if self.namespace or self._encoder.wants_compression(encoded) or self._sender is None:
+            return self._prepare_and_send(encoded, timeout_ms, queue)
+        return self._sender.send(encoded, timeout_ms, queue)
 
-    async def _prepare_and_send(self, outgoing: Outgoing, timeout_ms: int, queue: MessageQueue | None) -> SendResult:
-        if self._encoder.wants_compression(outgoing):
-            outgoing = await self._encoder.compress(outgoing)
+    async def _prepare_and_send(
+        self, encoded: EncodedMessage, timeout_ms: int, queue: MessageQueue | None
+    ) -> SendResult:
+        if self._encoder.wants_compression(encoded):
+            encoded = await self._encoder.compress(encoded)
         if self._sender is None:
             raise ClientClosed("this producer was closed meanwhile")
-        result = await self._sender.send(outgoing, timeout_ms, self._with_namespace(queue))
+        result = await self._sender.send(encoded, timeout_ms, self._with_namespace(queue))
         if self.namespace:
             topic = without_namespace(result.queue.topic, self.namespace)
             result = result._replace(queue=result.queue._replace(topic=topic))
@@ -425,7 +397,7 @@ class Producer(Lifecycle):
     async def _send_with_hooks(
         self,
         messages: Sequence[Message],
-        encode: Callable[[list[dict[str, str]]], Outgoing],
+        encode: Callable[[list[dict[str, str]]], EncodedMessage],
         timeout_ms: int,
         queue: MessageQueue | None,
     ) -> SendResult:
@@ -439,15 +411,15 @@ class Producer(Lifecycle):
         finally:
             self._hooked.end(context)
 
-    async def _send_gathered(self, key: BatchKey, parts: Sequence[Outgoing], timeout_ms: int) -> SendResult:
+    async def _send_gathered(self, key: BatchKey, parts: Sequence[EncodedMessage], timeout_ms: int) -> SendResult:
         topic, queue = key
-        outgoing = parts[0] if len(parts) == 1 else self._encoder.join(topic, parts)
-        return await self._send_encoded(outgoing, timeout_ms, queue)
+        encoded = parts[0] if len(parts) == 1 else self._encoder.join(topic, parts)
+        return await self._send_encoded(encoded, timeout_ms, queue)
 
-    # -- where to -----------------------------------------------------------------------------------------------
+    # -- topics and queues --------------------------------------------------------------------------------------
 
     def _topic(self, message: Message, queue: MessageQueue | None) -> str:
-        """The message's topic as brokers know it."""
+        """Returns the topic of the message with its namespace. Raises IllegalMessage if `queue` has another topic."""
         topic = message.topic
         if queue is not None and queue.topic != topic:
             raise IllegalMessage(f"a message of topic {topic} can't go to a queue of {queue.topic}")
@@ -461,11 +433,11 @@ class Producer(Lifecycle):
     async def _queues(self, topic: str, timeout_ms: int) -> Sequence[MessageQueue]:
         wire_topic = wrap_namespace(self.namespace, topic)
         queues = (await self.sender.publish_info(wire_topic, timeout_ms)).queues
-        # A selector would map keys to other queues than it does when all brokers have registered.
+        # With part of the brokers, a selector would map keys to other queues than with all of them.
         if awaited := self.client.routes.awaited(wire_topic):
             raise RouteNotReady(topic, self.client.routes.name_servers, awaited)
         return [queue._replace(topic=topic) for queue in queues] if self.namespace else queues
 
     def _set_encoder(self, unique_keys: UniqueKeys) -> None:
         self._unique_keys = unique_keys
-        self._encoder = Encoder(unique_keys, namespace=self.namespace, **self._encoding)
+        self._encoder = Encoder(unique_keys, self._options)

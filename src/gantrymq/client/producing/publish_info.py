@@ -1,4 +1,4 @@
-"""TopicPublishInfo: which queue of a topic the next message goes to."""
+"""TopicPublishInfo: picks the queue for the next message of a topic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gantrymq.system import randomness
 
 
 class TopicPublishInfo:
-    """A topic's writable queues, taken in turn (client/impl/producer/TopicPublishInfo)."""
+    """The writable queues of a topic, used round robin (`TopicPublishInfo`)."""
 
     def __init__(self, queues: Sequence[MessageQueue]) -> None:
         self.queues = queues
@@ -17,7 +17,7 @@ class TopicPublishInfo:
         self._next = randomness.randrange(len(queues)) if queues else 0
 
     def select(self, last_broker: str | None = None) -> MessageQueue:
-        """The next queue; after a failure on `last_broker` the next one of another broker, if there is another.
+        """Returns the next queue. With `last_broker`, which failed, it prefers a queue of another broker.
 
         There must be queues.
         """
@@ -28,7 +28,7 @@ class TopicPublishInfo:
         return self._take()
 
     def next_where(self, usable: Callable[[str], bool]) -> MessageQueue | None:
-        """The next queue on a broker whose name is `usable`; None when there is none."""
+        """Returns the next queue whose broker name is `usable`, or None."""
         for _ in self.queues:
             queue = self._take()
             if usable(queue.broker_name):
@@ -36,7 +36,7 @@ class TopicPublishInfo:
         return None
 
     def reset(self) -> None:
-        """Goes on at any queue, so that producers that lost one broker don't all go on to the same."""
+        """Continues at a random queue, so that producers do not all move to the same broker after a failure."""
         self._next = randomness.randrange(len(self.queues))
 
     def _take(self) -> MessageQueue:

@@ -1,4 +1,4 @@
-"""Queue selectors: how `Producer.send_with` picks a queue (client/producer/selector/*)."""
+"""Queue selectors for `Producer.send_with` (`client/producer/selector/*`)."""
 
 from __future__ import annotations
 
@@ -13,28 +13,36 @@ from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.system import randomness
 
-#: Picks one of the topic's writable queues for a message; the last argument is `send_with`'s `arg`.
+#: Picks one of a topic's writable queues for a message. The last argument is the `arg` of `send_with`.
 QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
 
 
 def select_by_hash(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
-    """Messages with equal `arg` go to one of the `queues`: that which Java's SelectMessageQueueByHash picks.
+    """Picks one of the `queues` by the hash code of `arg`, as Java's SelectMessageQueueByHash does.
 
-    A str is hashed as Java's String, a bool as Boolean, a float as Double, an int as Integer, or as Long where it is
-    too large for one; of anything else its text is. Negative numbers have other hash codes as Longs: where Java's
-    programs have Longs, give `ctypes.c_int64(number)`. Raises ClientError for None, which has no hash code.
+    Messages with equal values go to the same queue.
+
+    Types: str as Java's String, bool as Boolean, float as Double, int as Integer, or as Long if it is too large. Other
+    values are hashed by their text. A negative number has a different hash code as a Long: if the Java programs use
+    Long, pass `ctypes.c_int64(number)`.
+
+    Raises:
+        ClientError: `arg` is None.
     """
-    # Java's % keeps the dividend's sign, and the selector takes the absolute value.
+    # Java's % keeps the sign of the dividend, and the Java selector takes the absolute value.
     return queues[abs(_hash_code(arg)) % len(queues)]
 
 
 def select_randomly(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
-    """Any of the `queues`, whatever `arg` is."""
+    """Picks one of the `queues` at random. `arg` is ignored."""
     return randomness.choice(queues)
 
 
 def select_by_machine_room(rooms: Collection[str]) -> QueueSelector:
-    """Any queue of the brokers in `rooms`, whose names are ROOM@NAME. Java's class of that name picks none at all."""
+    """Returns a selector for a random queue of the brokers in `rooms`. Broker names have the form ROOM@NAME.
+
+    Java's class of this name never picks a queue. The selector raises ClientError if no queue is in `rooms`.
+    """
 
     def select(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
         near = [queue for queue in queues if queue.broker_name.partition("@")[0] in rooms]
@@ -55,7 +63,7 @@ def _hash_code(arg: Any) -> int:
         case int():
             return arg if -0x80000000 <= arg < 0x80000000 else _long_hash_code(arg)
         case float():
-            # All that are no number are one to `Double.doubleToLongBits`.
+            # `Double.doubleToLongBits` has one value for all NaNs.
             return _long_hash_code(unpack(">q", pack(">d", arg if arg == arg else nan))[0])
         case c_int64():
             return _long_hash_code(arg.value)

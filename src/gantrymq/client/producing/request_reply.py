@@ -1,6 +1,6 @@
-"""Requests between clients: a message whose sender waits for another client's reply.
+"""Request-reply: a producer sends a message and waits for the reply of its consumer.
 
-A request names its sender's client id; its reply goes to the broker, which pushes it to that client.
+A request carries the client id of its producer. The reply goes to a broker, which pushes it to that client.
 Source: client/producer/RequestResponseFuture, client/utils/MessageUtil, client/impl/ClientRemotingProcessor.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gantrymq.client.producing.outgoing import REPLY_TYPE
+from gantrymq.client.producing.message_encoder import REPLY_TYPE
 from gantrymq.errors import ClientClosed, IllegalMessage
 from gantrymq.logs import peer_log
 from gantrymq.protocol import properties as names
@@ -26,14 +26,15 @@ log = peer_log(__name__)
 
 
 def reply_topic(cluster: str) -> str:
-    """Where replies go; every broker of the cluster has it (`MixAll.getReplyTopic`)."""
+    """Returns the topic of replies. Every broker of the cluster has it (`MixAll.getReplyTopic`)."""
     return f"{cluster}_REPLY_TOPIC"
 
 
 def reply_message(request: Message, body: bytes) -> Message:
-    """The reply to a received `request`, with `body`, to be sent by any producer of the same cluster.
+    """Returns a reply with `body` to a received `request`. Send it with any producer of the same cluster.
 
-    Raises IllegalMessage for a message that is no request.
+    Raises:
+        IllegalMessage: The message is not a request.
     """
     properties = request.properties
     cluster = properties.get(names.CLUSTER)
@@ -48,7 +49,7 @@ def reply_message(request: Message, body: bytes) -> Message:
 
 
 class Requests:
-    """One client's requests that wait for their replies."""
+    """The pending requests of one client."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Future[MessageExt]] = {}
@@ -56,7 +57,7 @@ class Requests:
     def begin(
         self, message: Message, client_id: str, timeout_ms: int
     ) -> tuple[Message, str, asyncio.Future[MessageExt]]:
-        """`message` as a request of `client_id`, its correlation id, and the future reply."""
+        """Returns `message` as a request of `client_id`, its correlation id, and a future for the reply."""
         correlation_id = str(randomness.uuid4())
         properties = message.properties | {
             names.CORRELATION_ID: correlation_id,
@@ -68,11 +69,11 @@ class Requests:
         return Message(message.topic, message.body, flag=message.flag, properties=properties), correlation_id, future
 
     def end(self, correlation_id: str) -> None:
-        """A reply that comes later is nobody's."""
+        """Removes a request. A later reply to it is logged and dropped."""
         self._waiting.pop(correlation_id, None)
 
     def close(self) -> None:
-        """Nobody will reply any more."""
+        """Fails all pending requests with ClientClosed."""
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(ClientClosed("this producer was closed before a reply came"))
@@ -90,7 +91,7 @@ class Requests:
 
 
 def decode_reply(command: RemotingCommand) -> MessageExt:
-    """The message that a pushed reply carries. Raises HeaderError or CompressionError."""
+    """Returns the message of a pushed reply. Raises HeaderError or CompressionError."""
     header = command.read_header(ReplyMessageRequestHeader)
     properties = names.decode_properties((header.properties or "").encode())
     properties[names.REPLY_ARRIVE_TIME] = str(now_ms())
@@ -120,5 +121,5 @@ def _host(address: str) -> bytes:
         ip, port = parse_address(address.rpartition("/")[2])
         return encode_host(ip, port)
     except (ValueError, OSError):
-        # Only shown to people: a host name, say, is no reason to lose a reply.
+        # Hosts are only displayed, so an invalid one, such as a host name, must not lose the reply.
         return encode_host("0.0.0.0", 0)

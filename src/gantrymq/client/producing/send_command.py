@@ -1,9 +1,9 @@
-"""A send's command, its header written straight to bytes: the producer's hot path.
+"""Encodes send requests: the hot path of a producer.
 
-SEND_MESSAGE_V2 with a binary header. Of its fields only the born time (g), the flag (h) and the properties (i) differ
-between the messages that go to one queue, so the bytes before and after them are made once per queue: 2 us a message
-instead of the 7 us of a typed header, a dictionary and an encoder. The order a..n is Java's, which the broker's fast
-path expects (`protocol.send_request`). Source: remoting/protocol/header/SendMessageRequestHeaderV2.
+The request is SEND_MESSAGE_V2 with a binary header. Between messages to one queue, only the born time (g), the flag (h)
+and the properties (i) differ. The bytes before and after them are cached for each queue. This costs 2 us a message; a
+typed header, a dictionary and an encoder cost 7 us. The broker's fast path (`protocol.send_request`) expects Java's
+field order a..n. Source: remoting/protocol/header/SendMessageRequestHeaderV2.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
 _SEND_REPLY = int(RequestCode.SEND_REPLY_MESSAGE_V2)
 _pack_length = Struct(">i").pack
 
-#: defaultTopicQueueNums: how many queues a topic gets that is made by the first message to it.
+#: Number of queues of a topic that is created by its first message (defaultTopicQueueNums).
 DEFAULT_TOPIC_QUEUE_NUMS = 4
-#: Queues whose bytes are remembered.
+#: Entries of each cache.
 _CACHE_SIZE = 4096
-#: The timeout that a broker assumes when a request doesn't name one, ms.
+#: Timeout that a broker assumes if a request has none, ms.
 DEFAULT_TIMEOUT_MS = 3000
-#: Other timeouts are rounded to the nearest of these: a broker caches one route for each distinct header, and the
-#: timeout of a retry is what is left of the send's time. A broker answers at a share of the timeout, so that it is safe
-#: to round up.
+#: Other timeouts are rounded to the nearest of these values, in ms. A broker caches a route for each distinct header,
+#: so there should be few. The timeout of a retry is the rest of the send's time and can have any value. Rounding up is
+#: safe, because a broker responds within a share of the timeout.
 _ROUND_TIMEOUTS_MS = (
     *(100, 200, 300, 500, 750, 1000, 1500, 2000, DEFAULT_TIMEOUT_MS, 4000, 5000, 7500),
     *(10_000, 15_000, 20_000, 30_000, 45_000, 60_000),
@@ -42,7 +42,7 @@ _ROUND_TIMEOUTS_MS = (
 
 @lru_cache(_CACHE_SIZE)
 def rounded_timeout(timeout_ms: int) -> int:
-    """The value of TIMEOUT_FIELD for a request with this timeout, in ms."""
+    """Returns the value of TIMEOUT_FIELD for a request with this timeout, in ms."""
     return min(_ROUND_TIMEOUTS_MS, key=lambda rounded: abs(rounded - timeout_ms))
 
 
@@ -52,13 +52,14 @@ def _constant_fields(
     queue: MessageQueue,
     create_topic_key: str,
     default_topic_queue_nums: int,
+    unit_mode: bool,
     sys_flag: int,
     batch: bool,
     reconsume_times: int,
     max_reconsume_times: int | None,
     timeout_ms: int,
 ) -> tuple[bytes, bytes]:
-    """The ext fields up to the last byte of g's length, and those after i."""
+    """Returns the encoded ext fields before the value of g (up to its length's last byte), and those after i."""
     before = {
         "a": group,
         "b": queue.topic,
@@ -67,7 +68,7 @@ def _constant_fields(
         "e": str(queue.queue_id),
         "f": str(sys_flag),
     }
-    after = {"j": str(reconsume_times), "k": "false"}
+    after = {"j": str(reconsume_times), "k": "true" if unit_mode else "false"}
     if max_reconsume_times is not None:
         after["l"] = str(max_reconsume_times)
     after |= {"m": "true" if batch else "false", "n": queue.broker_name}
@@ -91,22 +92,34 @@ def send_command(
     max_reconsume_times: int | None = None,
     create_topic_key: str = AUTO_CREATE_TOPIC,
     default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS,
+    unit_mode: bool = False,
     timeout_ms: int = DEFAULT_TIMEOUT_MS,
 ) -> RemotingCommand:
-    """The request that stores `body` in `queue` for producer `group`; `born_timestamp` in ms since the epoch.
+    """Returns the request that stores `body` in `queue` for producer `group`.
 
-    `timeout_ms`: for how long the client waits for the response, rounded in the request.
-
-    A broker makes the queue's topic, if it doesn't know it, of its topic `create_topic_key`.
-
-    `properties` are as `encode_properties` makes them. With `batch` the body is `encode_batch`'s; a `reply` is not
-    stored but pushed to who asked. The reconsume times are for messages to a retry topic.
+    Args:
+        group: Producer group.
+        queue: Queue to store the message in.
+        body: Body; with `batch`, the result of `encode_batch`.
+        properties: Result of `encode_properties`.
+        born_timestamp: Creation time, ms since the epoch.
+        flag: Flag of the message.
+        sys_flag: System flag, for example for compression.
+        batch: Whether the request has several messages.
+        reply: Whether the message is a reply. The broker pushes it to the requester.
+        reconsume_times: Number of redeliveries, for a retry topic.
+        max_reconsume_times: Largest number of redeliveries, for a retry topic.
+        create_topic_key: Topic whose settings a new topic gets, if the broker creates the topic.
+        default_topic_queue_nums: Number of queues of such a new topic.
+        unit_mode: Whether such a new topic is a topic of a unit.
+        timeout_ms: Timeout of the client, ms; rounded in the request.
     """
     before, after = _constant_fields(
         group,
         queue,
         create_topic_key,
         default_topic_queue_nums,
+        unit_mode,
         sys_flag,
         batch,
         reconsume_times,

@@ -1,4 +1,4 @@
-"""Hooks around a producer's sends: tracing, metrics, OpenTelemetry (client/hook/SendMessageHook)."""
+"""Hooks around the sends of a producer, for traces, metrics and OpenTelemetry (`SendMessageHook`)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,22 @@ log = peer_log(__name__)
 
 @dataclass(slots=True)
 class SendContext:
-    """One send of one message, or of a batch, by a producer of `group` with the id `client_id`.
+    """One send of a message or a batch. All attempts of a call are one send.
 
-    `properties` are those that go out with each of `messages`; a hook may add to them before the send. After it,
-    either `result` or `error` is set; `address` is the broker that was sent to last, host:port, empty when there was
-    none. All tries of a send are one: `began_ms` is when the first began, ms since the epoch. After a send that is
-    one-way (`oneway`) neither is set, as nobody knows what became of it; `msg_id` is its message's. `attributes` are
-    free for the hooks.
+    After the send, either `result` or `error` is set; after a one-way send, neither, because the result is unknown.
+
+    Attributes:
+        group: Producer group.
+        messages: The messages.
+        properties: Properties of each message. A hook can add to them before the send.
+        result: Result of a successful send.
+        error: Error of a failed send.
+        address: HOST:PORT of the last broker; empty if there was none.
+        began_ms: Start of the first attempt, ms since the epoch.
+        client_id: Id of the producer.
+        oneway: Whether the send is one-way.
+        msg_id: Id of the message of a one-way send.
+        attributes: Data of the hooks.
     """
 
     group: str
@@ -42,48 +51,44 @@ class SendContext:
 
 
 class SendHook(Protocol):
-    """Called around every send of a producer, in its event loop; what a hook raises is logged and changes nothing."""
+    """Called before and after each send of a producer, in its event loop. Errors of a hook are only logged."""
 
     def before_send(self, context: SendContext) -> None:
         """Called before the message is encoded."""
 
     def after_send(self, context: SendContext) -> None:
-        """Called when the message is stored, or is given up."""
+        """Called when the message is stored, or the send has failed."""
 
 
 class HookedSends:
-    """The hooks of one producer, which are told when a send begins and ends, if there are `any`."""
+    """Calls the hooks of one producer at the start and the end of a send. `any` is false without hooks.
 
-    def __init__(self, group: str, hooks: Sequence[SendHook]) -> None:
+    `client` is None before the producer's start.
+    """
+
+    def __init__(self, group: str, hooks: Sequence[SendHook], client: ClientInstance | None = None) -> None:
         self._group = group
         self._hooks = list(hooks)
-        #: The producer's own, when it traces, and what knows its id and brokers; both once it is started.
-        self._trace_hook: SendHook | None = None
-        self.client: ClientInstance | None = None
+        self._client = client
         self.any = bool(hooks)
 
-    def trace_by(self, hook: SendHook | None) -> None:
-        """Has the producer's own `hook` called after the user's, or no more."""
-        self._trace_hook = hook
-        self.any = bool(self._hooks) or hook is not None
-
     def begin(self, messages: Sequence[Message]) -> SendContext:
-        """A send of `messages`, of which the hooks have heard."""
+        """Calls `before_send` of the hooks and returns the context of the send."""
         context = SendContext(self._group, messages, [dict(message.properties) for message in messages])
-        if self.client is not None:
-            context.client_id = self.client.client_id
-        _run([hook.before_send for hook in self._all], context)
+        if self._client is not None:
+            context.client_id = self._client.client_id
+        _run([hook.before_send for hook in self._hooks], context)
         return context
 
     def end(self, context: SendContext) -> None:
-        if context.result is not None and self.client is not None:
-            context.address = self.client.routes.master_address(context.result.queue.broker_name) or ""
+        if context.result is not None and self._client is not None:
+            context.address = self._client.routes.master_address(context.result.queue.broker_name) or ""
         elif isinstance(context.error, RemotingError | BrokerError):
             context.address = context.error.address
-        _run([hook.after_send for hook in self._all], context)
+        _run([hook.after_send for hook in self._hooks], context)
 
     def end_with(self, context: SendContext, done: asyncio.Future[SendResult]) -> None:
-        """As `end`, with what a future says."""
+        """Calls `end` with the result of a future."""
         if done.cancelled():
             context.error = asyncio.CancelledError()
         elif (error := done.exception()) is not None:
@@ -92,13 +97,9 @@ class HookedSends:
             context.result = done.result()
         self.end(context)
 
-    @property
-    def _all(self) -> list[SendHook]:
-        return self._hooks if self._trace_hook is None else [*self._hooks, self._trace_hook]
-
 
 def _run(hooks: Sequence[Callable[[SendContext], None]], context: SendContext) -> None:
-    """Calls `hooks`; a failure is logged, as Java does."""
+    """Calls `hooks` and logs their failures, as Java does."""
     for hook in hooks:
         try:
             hook(context)

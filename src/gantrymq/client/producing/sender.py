@@ -1,13 +1,12 @@
-"""Sender: brings encoded messages to a broker: route, queue, request, further tries.
+"""Sender: sends encoded messages. Finds the route, picks a queue, makes the request and retries it.
 
-Topics have their namespace here. Source: client/impl/producer/DefaultMQProducerImpl (sendDefaultImpl, sendKernelImpl).
+Topics include the namespace. Source: client/impl/producer/DefaultMQProducerImpl (sendDefaultImpl, sendKernelImpl).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from gantrymq.background.repeating import Repeating
@@ -15,9 +14,10 @@ from gantrymq.client.broker_api import TIMEOUT_MS, SendResult, SendStatus
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.failover import is_role_change
 from gantrymq.client.producing.latency_fault import DETECT_INTERVAL_MS, DETECT_TIMEOUT_MS, LatencyFaults
-from gantrymq.client.producing.outgoing import Outgoing
+from gantrymq.client.producing.message_encoder import EncodedMessage
+from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.producing.publish_info import TopicPublishInfo
-from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS, send_command
+from gantrymq.client.producing.send_command import send_command
 from gantrymq.client.routes import no_writable_queue, write_queues
 from gantrymq.errors import (
     BrokerError,
@@ -35,13 +35,13 @@ from gantrymq.protocol.bodies.route import MASTER_ID, TopicRouteData
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageQueue
-from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, SEND_FORBIDDEN_TOPICS, topic_problem
+from gantrymq.protocol.topic_name import SEND_FORBIDDEN_TOPICS, topic_problem
 from gantrymq.system import clock
 from gantrymq.system.clock import now_ms
 
 log = peer_log(__name__)
 
-#: Answers after which another broker may take the message (`DefaultMQProducer.retryResponseCodes`).
+#: Responses after which another broker may accept the message (`DefaultMQProducer.retryResponseCodes`).
 RETRY_RESPONSE_CODES = frozenset(
     {
         ResponseCode.TOPIC_NOT_EXIST,
@@ -56,73 +56,66 @@ RETRY_RESPONSE_CODES = frozenset(
 )
 
 
-#: A try among several brokers has so much of the send's time at least: no broker stands still for longer in passing.
+#: Shortest timeout of an attempt among several brokers, ms. A healthy broker pauses for less.
 MIN_SHARE_MS = 250
-#: While a broker's master changes, the next attempt follows after so long or when the route changes; after twice as
-#: long each time, up to the second value, s.
+#: While a broker's master changes, the next attempt starts after this time, or when the route changes, s. The time
+#: doubles after each attempt, up to MOVING_MAX_S.
 MOVING_S = 0.05
 MOVING_MAX_S = 0.5
-#: A further try isn't begun with less time than this left: it would only hide what ended the others.
+#: With less time left, there is no further attempt, because its timeout would hide the earlier error, ms.
 MIN_TRY_MS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class SendSettings:
-    """How hard a producer tries; `Producer` says what each means."""
-
-    retry_times: int = 2
-    retry_when_not_stored_safely: bool = False
-    try_timeout_ms: int | None = None
-    send_latency_fault_enable: bool = True
-    start_detector_enable: bool = False
-    create_topic_key: str = AUTO_CREATE_TOPIC
-    default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS
-
-
 class Sender:
-    """Sends what is encoded, for a producer `group` whose connections and routes are `client`'s."""
+    """Sends encoded messages for a producer `group`, with the connections and routes of `client`."""
 
-    def __init__(self, client: ClientInstance, group: str, settings: SendSettings) -> None:
+    def __init__(self, client: ClientInstance, group: str, options: ProducerOptions) -> None:
         self.client = client
         self._group = group
-        self._retry_times = settings.retry_times
-        self._retry_when_not_stored_safely = settings.retry_when_not_stored_safely
-        self._try_timeout_ms = settings.try_timeout_ms
-        self._create_topic_key = settings.create_topic_key
-        self._default_topic_queue_nums = settings.default_topic_queue_nums
-        self._faults = LatencyFaults() if settings.send_latency_fault_enable else None
+        self._retry_times = options.retry_times
+        self._retry_when_not_stored_safely = options.retry_when_not_stored_safely
+        self._try_timeout_ms = options.try_timeout_ms
+        self._create_topic_key = options.create_topic_key
+        self._default_topic_queue_nums = options.default_topic_queue_nums
+        self._unit_mode = options.unit_mode
+        self._faults = LatencyFaults() if options.send_latency_fault_enable else None
         self._detector: Repeating | None = None
-        if settings.send_latency_fault_enable and settings.start_detector_enable:
+        if options.send_latency_fault_enable and options.start_detector_enable:
             self._detector = Repeating("the search for brokers that are back", self._detect, DETECT_INTERVAL_MS / 1000)
             self._detector.start()
         self._publish_infos: dict[str, tuple[TopicRouteData, TopicPublishInfo]] = {}
 
     async def close(self) -> None:
-        """Ends the detector; the client is its owner's to close."""
+        """Stops the detector. It does not close the client."""
         if self._detector is not None:
             await self._detector.stop()
 
-    def send(self, outgoing: Outgoing, timeout_ms: int, queue: MessageQueue | None) -> Coroutine[Any, Any, SendResult]:
-        """Stores `outgoing` in `queue`, or in the queues' turn with further tries. Raises as `Producer.send`."""
-        # Each coroutine that waits for another costs 0.2 us a message, so there are as few as can be.
-        if queue is not None:
-            return self._send_to_one(queue, outgoing, timeout_ms)
-        return self._send_with_retries(outgoing, timeout_ms)
+    def send(
+        self, encoded: EncodedMessage, timeout_ms: int, queue: MessageQueue | None
+    ) -> Coroutine[Any, Any, SendResult]:
+        """Stores `encoded` in `queue`. Without `queue`, it uses the queues round robin and retries.
 
-    async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None) -> str:
-        """Sends to `queue`, or to the next in turn, without an answer; host:port of its broker."""
+        Raises the errors of `Producer.send`.
+        """
+        # Each nested coroutine costs 0.2 us a message, so there are as few as possible.
+        if queue is not None:
+            return self._send_to_one(queue, encoded, timeout_ms)
+        return self._send_with_retries(encoded, timeout_ms)
+
+    async def send_oneway(self, encoded: EncodedMessage, queue: MessageQueue | None) -> str:
+        """Sends to `queue`, or to the next queue, without a response. Returns HOST:PORT of its broker."""
         if queue is None:
-            info = await self.publish_info(outgoing.topic, TIMEOUT_MS)
+            info = await self.publish_info(encoded.topic, TIMEOUT_MS)
             faults = self._faults
             queue = info.select() if faults is None else faults.select(info, None, int(clock.monotonic() * 1000))
         address = await self.broker_address(queue, TIMEOUT_MS)
-        await self.client.api.send_oneway(address, self._command(queue, outgoing))
+        await self.client.api.send_oneway(address, self._command(queue, encoded))
         return address
 
     async def publish_info(self, topic: str, timeout_ms: int) -> TopicPublishInfo:
-        """The topic's queues. While no broker of the topic has a master, it waits for one.
+        """Returns the queues of a topic. While no broker of the topic has a master, it waits.
 
-        Raises IllegalMessage, NoRouteInfo, ClientError, and after `timeout_ms` BrokerUnavailable or RequestTimeout.
+        Raises IllegalMessage, NoRouteInfo or ClientError; after `timeout_ms` BrokerUnavailable or RequestTimeout.
         """
         unavailable: BrokerUnavailable | None = None
         pause_s = MOVING_S
@@ -145,7 +138,7 @@ class Sender:
             raise RequestTimeout(message, name_servers) from None
 
     async def broker_address(self, queue: MessageQueue, timeout_ms: int) -> str:
-        """host:port of the master that has `queue`, once there is one. Raises BrokerUnavailable after `timeout_ms`."""
+        """Returns HOST:PORT of the master of `queue`. If it has none within `timeout_ms`, raises BrokerUnavailable."""
         routes, name = self.client.routes, queue.broker_name
         deadline = clock.monotonic() + timeout_ms / 1000
         while (address := routes.master_address(name)) is None:
@@ -157,35 +150,37 @@ class Sender:
             await self.client.route_change(queue.topic, min(left_s, MOVING_MAX_S))
         return address
 
-    async def _send_to_one(self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int) -> SendResult:
-        """To one queue, whichever broker of its name is master, or will be in time."""
+    async def _send_to_one(self, queue: MessageQueue, encoded: EncodedMessage, timeout_ms: int) -> SendResult:
+        """Sends to one queue. While its broker has no master or changes it, retries within the timeout."""
         deadline = clock.monotonic() + timeout_ms / 1000
         left_ms, pause_s = timeout_ms, MOVING_S
         unknown: SendOutcomeUnknown | None = None
+        repeats_left = self._retry_times
         while True:
             try:
-                return await self._send_to(queue, outgoing, left_ms, left_ms)
+                return await self._send_to(queue, encoded, left_ms, left_ms)
             except (BrokerError, RemotingError) as e:
                 self.client.report_failure(queue.topic, e)
                 if not self._is_moving(queue, e):
                     raise
                 refused = e
-            log.info("send of %s to %s failed: %s", outgoing.msg_id, queue, refused)
-            unknown = unknown or _stored_by_former_master(refused)
+            log.info("send of %s to %s failed: %s", encoded.msg_id, queue, refused)
+            if (stored := _stored_by_former_master(refused)) is not None:
+                unknown = unknown or stored
+                if not repeats_left:
+                    raise unknown from refused
+                repeats_left -= 1
             pause_s = await self._wait_for_master(queue, refused, deadline, pause_s)
             left_ms = int((deadline - clock.monotonic()) * 1000)
             if left_ms < MIN_TRY_MS:
                 raise unknown or _no_master(refused) from refused
 
-    async def _send_with_retries(self, outgoing: Outgoing, timeout_ms: int) -> SendResult:
+    async def _send_with_retries(self, encoded: EncodedMessage, timeout_ms: int) -> SendResult:
         now = clock.monotonic
         deadline = now() + timeout_ms / 1000
-        info = self._known_publish_info(outgoing.topic) or await self.publish_info(outgoing.topic, timeout_ms)
+        info = self._known_publish_info(encoded.topic) or await self.publish_info(encoded.topic, timeout_ms)
         faults = self._faults
-        try_timeout_ms = self._try_timeout_ms
-        if try_timeout_ms is None and info.has_several_brokers:
-            # The last try, which has what is left, gets two shares: nothing comes after it.
-            try_timeout_ms = max(timeout_ms // (2 + self._retry_times), MIN_SHARE_MS)
+        try_timeout_ms = self._try_timeout(info, timeout_ms)
         tried: list[str] = []
         error: BrokerError | RemotingError | BrokerUnavailable | None = None
         moving_s = MOVING_S
@@ -200,6 +195,9 @@ class Sender:
             try_ms = left_ms = int((deadline - began) * 1000)
             if left_ms <= (MIN_TRY_MS if tried else 0):
                 break
+            if error is not None:
+                info = self._current_publish_info(encoded.topic) or info
+                try_timeout_ms = self._try_timeout(info, timeout_ms)
             if try_timeout_ms is not None and attempt < self._retry_times:
                 try_ms = min(left_ms, try_timeout_ms)
             last = tried[-1] if tried else None
@@ -208,7 +206,7 @@ class Sender:
             fault = None if faults is None else faults.begin(queue.broker_name, began_ms)
             answered = is_moving = False
             try:
-                result = await self._send_to(queue, outgoing, try_ms, 0 if info.has_several_brokers else try_ms)
+                result = await self._send_to(queue, encoded, try_ms, master_wait_ms=0)
                 answered = True
             except RemotingError as e:
                 error = e
@@ -217,15 +215,14 @@ class Sender:
                 if isinstance(e, SendOutcomeUnknown):
                     unknown = e
                     if e.status is not None and not self._retry_when_not_stored_safely:
-                        break  # The master has the message: a further try would store it twice.
+                        break  # The master has the message: another attempt would store it twice.
                 if is_timeout(e) and try_ms == left_ms:
-                    break  # The time is over, whatever the clock's last millisecond says.
+                    break  # The timeout has ended, even if the clock shows one millisecond less.
                 is_moving = self._is_moving(queue, e)
             except BrokerUnavailable as e:
                 error = e
                 self._isolate(queue, began_ms, reachable=False)
-                if not info.has_several_brokers:
-                    break  # The attempt has waited for a master until its time was over.
+                is_moving = not info.has_several_brokers
             except BrokerError as e:
                 answered = True
                 self._isolate(queue, began_ms, reachable=False)
@@ -245,28 +242,38 @@ class Sender:
             finally:
                 if faults is not None and fault is not None:
                     faults.end(fault, int(now() * 1000), answered=answered)
-            log.info("send of %s to %s failed: %s", outgoing.msg_id, queue, error)
+            log.info("send of %s to %s failed: %s", encoded.msg_id, queue, error)
             if is_moving and not info.has_several_brokers and now() + MOVING_S < deadline:
-                # Another broker of that name is going to be master. The attempt doesn't count.
-                attempt -= 1
-                tried.pop()
-                moving_s = await self._wait_for_master(queue, error, deadline, moving_s)
+                # A broker of that name becomes master, or a broker of another name returns to the route. The attempt
+                # counts if it may have stored the message.
+                if _stored_by_former_master(error) is None:
+                    attempt -= 1
+                    tried.pop()
+                if attempt < self._retry_times:
+                    moving_s = await self._wait_for_master(queue, error, deadline, moving_s)
         if result is not None:
             return result
-        # What one broker refused another may have stored before.
+        # An earlier attempt may have stored the message, so a later rejection must not hide it.
         error = unknown or error
         if error is None:
             error = RequestTimeout(f"{timeout_ms} ms were over before the first try", info.queues[0].broker_name)
-        if is_moving and unknown is None:
+        if is_moving and unknown is None and not isinstance(error, BrokerUnavailable):
             refusal, error = error, _no_master(error)
             error.__cause__ = refusal
         error.add_note(f"tried {len(tried)} times in {timeout_ms} ms, on brokers {', '.join(tried)}")
         raise error
 
-    async def _wait_for_master(self, queue: MessageQueue, error: GantryError, deadline: float, pause_s: float) -> float:
-        """Waits for another master of the queue's broker, but not for long: the same one may take messages again.
+    def _try_timeout(self, info: TopicPublishInfo, timeout_ms: int) -> int | None:
+        """Returns the timeout of an attempt, in ms; None if an attempt may take the whole timeout of the send."""
+        if self._try_timeout_ms is None and info.has_several_brokers:
+            # The last attempt gets the rest, which is two shares, because none follows it.
+            return max(timeout_ms // (2 + self._retry_times), MIN_SHARE_MS)
+        return self._try_timeout_ms
 
-        Returns how long to wait after the next failure.
+    async def _wait_for_master(self, queue: MessageQueue, error: GantryError, deadline: float, pause_s: float) -> float:
+        """Waits until the route has another master for the queue's broker, for at most `pause_s`.
+
+        The wait is short because the old master may accept messages again. Returns the next pause, in seconds.
         """
         left_s = max(deadline - clock.monotonic(), 0.0)
         await asyncio.sleep(await self.client.recover(queue.topic, queue.broker_name, error, min(pause_s, left_s)))
@@ -278,7 +285,7 @@ class Sender:
             self._faults.update(queue.broker_name, now_ms - began_ms, now_ms, isolate=True, reachable=reachable)
 
     async def _detect(self) -> None:
-        """Asks the brokers that failed whether they answer again (`LatencyFaultToleranceImpl.detectByOneRound`)."""
+        """Probes the brokers that failed (`LatencyFaultToleranceImpl.detectByOneRound`)."""
         assert self._faults is not None
         client = self.client
         topic = next(iter(self._publish_infos), None)
@@ -294,33 +301,33 @@ class Sender:
                     log.debug("broker %s is not back: %s", broker, e)
 
     def _is_moving(self, queue: MessageQueue, error: GantryError) -> bool:
-        """Whether the failure of a send can mean that another broker of the same name becomes master."""
+        """Returns whether the failure can mean that the broker set is changing its master."""
         if isinstance(error, ConnectFailed):
             replicas = self.client.routes.all_brokers().get(queue.broker_name, {})
             return len(replicas) > 1 or MASTER_ID not in replicas
         return is_role_change(error)
 
     def _send_to(
-        self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int, master_wait_ms: int
+        self, queue: MessageQueue, encoded: EncodedMessage, timeout_ms: int, master_wait_ms: int
     ) -> Coroutine[Any, Any, SendResult]:
-        """Sends to the master of the queue's broker; waits up to `master_wait_ms` of the time until there is one."""
+        """Sends to the master of the queue's broker. If there is none, it waits up to `master_wait_ms` for one."""
         address = self.client.routes.master_address(queue.broker_name)
         if address is None:
-            return self._find_and_send_to(queue, outgoing, timeout_ms, master_wait_ms)
-        command = self._command(queue, outgoing, timeout_ms)
-        return self.client.api.send(address, command, queue, msg_id=outgoing.msg_id, timeout_ms=timeout_ms)
+            return self._find_and_send_to(queue, encoded, timeout_ms, master_wait_ms)
+        command = self._command(queue, encoded, timeout_ms)
+        return self.client.api.send(address, command, queue, msg_id=encoded.msg_id, timeout_ms=timeout_ms)
 
     async def _find_and_send_to(
-        self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int, master_wait_ms: int
+        self, queue: MessageQueue, encoded: EncodedMessage, timeout_ms: int, master_wait_ms: int
     ) -> SendResult:
         began = clock.monotonic()
         address = await self.broker_address(queue, master_wait_ms)
         timeout_ms = max(1, timeout_ms - int((clock.monotonic() - began) * 1000))
-        command = self._command(queue, outgoing, timeout_ms)
-        return await self.client.api.send(address, command, queue, msg_id=outgoing.msg_id, timeout_ms=timeout_ms)
+        command = self._command(queue, encoded, timeout_ms)
+        return await self.client.api.send(address, command, queue, msg_id=encoded.msg_id, timeout_ms=timeout_ms)
 
-    def _command(self, queue: MessageQueue, outgoing: Outgoing, timeout_ms: int = TIMEOUT_MS) -> RemotingCommand:
-        _, body, properties, flag, sys_flag, batch, _, reply, reconsume_times, max_reconsume_times = outgoing
+    def _command(self, queue: MessageQueue, encoded: EncodedMessage, timeout_ms: int = TIMEOUT_MS) -> RemotingCommand:
+        _, body, properties, flag, sys_flag, batch, _, reply, reconsume_times, max_reconsume_times = encoded
         return send_command(
             self._group,
             queue,
@@ -335,15 +342,25 @@ class Sender:
             max_reconsume_times=max_reconsume_times,
             create_topic_key=self._create_topic_key,
             default_topic_queue_nums=self._default_topic_queue_nums,
+            unit_mode=self._unit_mode,
             timeout_ms=timeout_ms,
         )
 
     def _known_publish_info(self, topic: str) -> TopicPublishInfo | None:
         known = self._publish_infos.get(topic)
-        # A changed route is another object.
+        # Each change of a route creates a new object.
         if known is not None and known[0] is self.client.routes.cached(topic):
             return known[1]
         return None
+
+    def _current_publish_info(self, topic: str) -> TopicPublishInfo | None:
+        """Returns the queues of the cached route. If there is none, or no broker in it has a master, returns None."""
+        info = self._known_publish_info(topic)
+        route = self.client.routes.cached(topic)
+        if info is None and route is not None and (queues := write_queues(topic, route)):
+            info = TopicPublishInfo(queues)
+            self._publish_infos[topic] = route, info
+        return info
 
     async def _find_publish_info(self, topic: str) -> TopicPublishInfo:
         if not isinstance(topic, str):
@@ -356,7 +373,7 @@ class Sender:
         route = await routes.get_or_default(topic, self._default_topic_queue_nums)
         queues = write_queues(topic, route)
         if not queues and not isinstance(no_writable_queue(topic, route), BrokerUnavailable):
-            # An operator may have changed the permission again.
+            # The cached route may be outdated: an operator can have restored the permission.
             route = await routes.refresh(topic)
             queues = write_queues(topic, route)
         if not queues:
@@ -367,7 +384,7 @@ class Sender:
 
 
 def _stored_by_former_master(refusal: GantryError) -> SendOutcomeUnknown | None:
-    """The error for a message that a former master has stored; a new master may have it."""
+    """Returns an error if a former master may have stored the message, and the new master may have it; else None."""
     if not isinstance(refusal, BrokerError) or refusal.reason is not RefusalReason.MAY_BE_STORED:
         return None
     unknown = SendOutcomeUnknown(f"the message may be stored: {refusal}", refusal.address)
@@ -376,10 +393,10 @@ def _stored_by_former_master(refusal: GantryError) -> SendOutcomeUnknown | None:
 
 
 def _no_master(refusal: GantryError) -> BrokerUnavailable:
-    """The error of a `send` that timed out before a broker of the topic was master."""
+    """Returns the error of a `send` that timed out before a broker of the topic was master."""
     return BrokerUnavailable(f"no broker takes the message at present: {refusal}")
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Whether a send ended because its time was over."""
+    """Returns whether a send ended by its timeout."""
     return isinstance(error, RequestTimeout) or isinstance(error.__cause__, RequestTimeout)

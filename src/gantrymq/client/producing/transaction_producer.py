@@ -1,7 +1,8 @@
 """TransactionProducer: messages that are delivered only if a local transaction succeeds.
 
-`send_in_transaction` stores a half message, which no consumer sees, runs the local transaction and tells the broker
-what became of it. A broker that doesn't learn asks some producer of the group later, by CHECK_TRANSACTION_STATE.
+`send_in_transaction` stores a half message, which consumers do not receive. It then runs the local transaction and
+sends commit or rollback to the broker. If neither arrives, the broker later checks the transaction with a producer of
+the group (CHECK_TRANSACTION_STATE).
 Source: client/producer/TransactionMQProducer, DefaultMQProducerImpl (sendMessageInTransaction, checkTransactionState).
 """
 
@@ -9,16 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, Unpack
+from typing import Any, NamedTuple, Protocol
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult, SendStatus
 from gantrymq.client.namespace import without_namespace
+from gantrymq.client.options import arguments, takes
+from gantrymq.client.producing.message_encoder import DELAYS
 from gantrymq.client.producing.options import ProducerOptions, whole_ms
-from gantrymq.client.producing.outgoing import DELAYS
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.trace import MessageType, TraceBean, TraceContext, TraceType
 from gantrymq.errors import ClientClosed, ClientError, GantryError, RequestTimeout, SendOutcomeUnknown
@@ -35,16 +38,16 @@ from gantrymq.system import clock
 
 log = peer_log(__name__)
 
-#: Checks that wait or are under way; the broker asks again for those that are dropped (checkRequestHoldMax).
+#: Largest number of pending checks (checkRequestHoldMax). Further ones are dropped; the broker repeats them.
 MAX_CHECKS = 2000
-#: So many bytes of them, whose messages wait with them.
+#: Largest size of the half messages of pending checks, in bytes.
 MAX_CHECK_BYTES = 64 * 1024 * 1024
-#: Checks that run at a time.
+#: Checks that run at the same time.
 CHECK_CONCURRENCY = 8
 
 
 class LocalTransactionState(Enum):
-    """What became of a local transaction. After UNKNOW (Java's spelling) the broker asks again later."""
+    """Result of a local transaction. After UNKNOW (Java's spelling) the broker checks it again later."""
 
     COMMIT_MESSAGE = sys_flag.TRANSACTION_COMMIT
     ROLLBACK_MESSAGE = sys_flag.TRANSACTION_ROLLBACK
@@ -52,46 +55,52 @@ class LocalTransactionState(Enum):
 
 
 class TransactionListener(Protocol):
-    """The user's side of transactions. Both may be plain functions, which run in threads, or coroutine functions."""
+    """Runs and checks local transactions. Methods are plain functions, which run in threads, or coroutine functions."""
 
     def execute_local_transaction(
         self, message: Message, arg: Any
     ) -> LocalTransactionState | Awaitable[LocalTransactionState]:
-        """Runs the local transaction when the half message is stored; `arg` is `send_in_transaction`'s.
+        """Runs the local transaction after the half message is stored. `arg` is that of `send_in_transaction`.
 
-        `message.properties["UNIQ_KEY"]` names it: a check's `msg_id`. What it raises counts as UNKNOW.
+        `message.properties["UNIQ_KEY"]` identifies it: a check has it as `msg_id`. An exception counts as UNKNOW.
         """
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | Awaitable[LocalTransactionState]:
-        """What became of a transaction that the broker has not heard of. What it raises counts as UNKNOW."""
+        """Returns the state of a transaction that the broker has no result for. An exception counts as UNKNOW."""
 
 
 class TransactionSendResult(NamedTuple):
-    """How the half message was stored, and what the local transaction said."""
+    """The result of the half message, and the state of the local transaction."""
 
     result: SendResult
     state: LocalTransactionState
 
 
-class TransactionProducer(Producer):
-    """A `Producer` whose `send_in_transaction` sends messages that a local transaction decides on.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionProducerOptions(ProducerOptions):
+    """Options of `TransactionProducer`."""
 
-    Its group must be that of all producers that can check the same transactions, and `listener` knows these. `options`
-    are Producer's.
+    listener: TransactionListener = field(
+        kw_only=False, metadata={"doc": "Runs local transactions, and checks those of its group."}
+    )
+
+    def _check(self) -> None:
+        ProducerOptions._check(self)
+        for name in ("execute_local_transaction", "check_local_transaction"):
+            if not callable(getattr(self.listener, name, None)):
+                raise ClientError(f"listener={self.listener!r} has no method {name}: see TransactionListener")
+
+
+class TransactionProducer(Producer):
+    """A `Producer` whose `send_in_transaction` delivers messages only if a local transaction succeeds.
+
+    All producers that can check the same transactions must have the same group.
     """
 
-    def __init__(
-        self,
-        name_servers: Sequence[str] | str,
-        group: str,
-        listener: TransactionListener,
-        **options: Unpack[ProducerOptions],
-    ) -> None:
-        super().__init__(name_servers, group, **options)
-        for name in ("execute_local_transaction", "check_local_transaction"):
-            if not callable(getattr(listener, name, None)):
-                raise ClientError(f"listener={listener!r} has no method {name}: see TransactionListener")
-        self._listener = listener
+    @takes(TransactionProducerOptions)
+    def __init__(self, options: TransactionProducerOptions) -> None:
+        super().__init__(**arguments(options, ProducerOptions))
+        self._listener = options.listener
         self._checks = Tasks("checks of transactions")
         self._check_bytes = 0
         self._check_slots = asyncio.Semaphore(CHECK_CONCURRENCY)
@@ -99,13 +108,24 @@ class TransactionProducer(Producer):
     async def send_in_transaction(
         self, message: Message, arg: Any = None, timeout_ms: int = TIMEOUT_MS
     ) -> TransactionSendResult:
-        """Stores `message` as a half message and runs the listener's local transaction, which decides on it.
+        """Stores `message` as a half message, runs the listener's local transaction, and commits or rolls back.
 
-        A half message that is not safely stored is rolled back, and the transaction not run. Raises as `send`; then
-        the transaction was not run either. Delays of the message are ignored.
+        If the half message's status is not SEND_OK, it is rolled back and the transaction does not run. Delays of the
+        message are ignored.
+
+        Args:
+            message: Message to send.
+            arg: Passed to `execute_local_transaction` of the listener. Default: None.
+            timeout_ms: Timeout for storing the half message, ms. Default: 3000.
+
+        Returns:
+            The result of the half message, and the state of the local transaction.
+
+        Raises:
+            GantryError: As for `send`. The local transaction has not run.
         """
         self._check_open()
-        # A broker asks the producers that it knows: it must know this one before it has a half message of it.
+        # The broker checks a transaction with connected producers, so it needs a heartbeat before the half message.
         deadline = clock.monotonic() + whole_ms(timeout_ms) / 1000
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -130,7 +150,7 @@ class TransactionProducer(Producer):
     async def _try_to_end(
         self, half: Message, result: SendResult, state: LocalTransactionState, remark: str | None
     ) -> None:
-        """If the broker can't be reached, it checks the transaction later."""
+        """Commits or rolls back. If that fails, only logs the error: the broker checks the transaction later."""
         try:
             await self._end(half, result, state, remark)
         except GantryError as e:
@@ -167,13 +187,13 @@ class TransactionProducer(Producer):
         self._trace(half, result.msg_id, header, address, state)
         await self.client.api.end_transaction(address, header, remark)
 
-    # -- what brokers ask ---------------------------------------------------------------------------------------
+    # -- requests of brokers ------------------------------------------------------------------------------------
 
     def handlers(self) -> Mapping[int, RequestHandler]:
         return {**super().handlers(), RequestCode.CHECK_TRANSACTION_STATE: self._check_received}
 
     def _check_received(self, connection: Connection, command: RemotingCommand) -> None:
-        """One-way: the answer is an END_TRANSACTION."""
+        """Starts a check. The request is one-way; the result goes to the broker as END_TRANSACTION."""
         header = command.read_header(CheckTransactionStateRequestHeader)
         (half,) = decode_messages(command.body, header.bname or "")
         size = len(command.body)
@@ -217,7 +237,7 @@ class TransactionProducer(Producer):
     async def _ask(
         self, function: Callable[..., LocalTransactionState | Awaitable[LocalTransactionState]], *args: Any
     ) -> tuple[LocalTransactionState, str | None]:
-        """The listener's word, and the remark for the broker when it raised."""
+        """Runs a function of the listener. Returns its state, and a remark for the broker if it raised."""
         try:
             if inspect.iscoroutinefunction(function):
                 state = await function(*args)

@@ -1,1 +1,1 @@
-"""What may be done by clicking: one module for each thing that is changed. `all_changes.py` lists them."""
+"""Changes through forms: one module for each kind of object. `all_changes.py` lists them."""

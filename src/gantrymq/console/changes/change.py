@@ -1,4 +1,4 @@
-"""Change: what may be done by clicking, a function of typed arguments that says what it did."""
+"""A change: a function of typed arguments that returns its outcome as text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
+from gantrymq.console.operations import Operation
 from gantrymq.console.pages import BadArguments
-from gantrymq.console.works import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Named:
-    """`name` is its address, /do/NAME. Values of `secrets` are never written down."""
+    """The common attributes of changes. The path of a change is /do/NAME. The audit log masks values of `secrets`."""
 
     name: str
     arguments: type[msgspec.Struct]
@@ -24,25 +24,25 @@ class _Named:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(_Named):
-    """One that its form's answer waits for; `back` is the page that it leads to."""
+    """A change that is complete before the response. `back` is the page that follows."""
 
-    perform: Callable[[Eye, Any], Awaitable[str]]
+    perform: Callable[[ClusterView, Any], Awaitable[str]]
     back: Callable[[Any], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongChange(_Named):
-    """One that goes on when its form was answered: it tells a Work how far it is.
+    """A change that runs in the background, as an Operation.
 
-    `check` raises BadArguments for arguments that it can't take, `about` says what it is about.
+    `check` raises BadArguments for invalid arguments. `about` names the changed object.
     """
 
     check: Callable[[Any], object]
     about: Callable[[Any], str]
-    perform: Callable[[Eye, Any, Work], Awaitable[str]]
+    perform: Callable[[ClusterView, Any, Operation], Awaitable[str]]
 
 
 def check_typed(name: str, typed: str) -> None:
-    """Raises BadArguments."""
+    """Raises BadArguments if the user did not type `name` as the confirmation."""
     if name != typed:
-        raise BadArguments(f"to delete {name}, type its name; this was {typed!r}")
+        raise BadArguments(f"to delete {name}, type its name: {typed!r} is another one")

@@ -1,4 +1,4 @@
-"""Consumer groups, made, changed and deleted, and where they go on."""
+"""Changes of consumer groups and their offsets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import msgspec
 
 from gantrymq.client.admin.offsets import LATEST
 from gantrymq.console.changes.change import Change, check_typed
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.links import link
-from gantrymq.console.pages import BadArguments
-from gantrymq.console.times import parse_time
+from gantrymq.console.pages import BadArguments, parse_time
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.topic_name import group_problem
 
@@ -17,7 +16,7 @@ MAX_RETRIES = 1_000_000
 
 
 class SaveGroup(msgspec.Struct):
-    """Makes a group, or changes it: what is empty stays as it is, or gets Java's default."""
+    """Creates or changes a group. Empty values mean no change, or the default for a new group."""
 
     name: str
     cluster: str
@@ -34,7 +33,7 @@ class DeleteGroup(msgspec.Struct):
 
 
 class ResetOffset(msgspec.Struct):
-    """`to` is earliest, latest or time, which `time` says."""
+    """Resets the offsets of a group. `to` is earliest, latest or time. `time` is used only for the last of these."""
 
     group: str
     topic: str
@@ -48,47 +47,47 @@ class CloneOffsets(msgspec.Struct):
     topic: str
 
 
-async def save_group(eye: Eye, one: SaveGroup) -> str:
+async def save_group(view: ClusterView, one: SaveGroup) -> str:
     if problem := group_problem(one.name):
         raise BadArguments(problem)
     if one.retry_max_times is not None and not -1 <= one.retry_max_times <= MAX_RETRIES:
-        raise BadArguments(f"{one.retry_max_times} retries: -1 to {MAX_RETRIES}")
+        raise BadArguments(f"{one.retry_max_times} retries: expected -1 to {MAX_RETRIES}")
     given = {
         key: value
         for key, value in msgspec.structs.asdict(one).items()
         if key not in ("name", "cluster") and value is not None
     }
-    masters = await eye.admin.masters_of(one.cluster)
+    masters = await view.admin.masters_of(one.cluster)
     for address in masters:
-        config = await eye.admin.group_config(address, one.name) or SubscriptionGroupConfig(one.name)
-        # Attributes that aren't named stay.
+        config = await view.admin.group_config(address, one.name) or SubscriptionGroupConfig(one.name)
+        # The broker keeps attributes that the request does not contain.
         changed = msgspec.structs.replace(config, attributes={}, **given)
-        await eye.admin.create_group(changed, broker=address)
-    return f"group {one.name} is on {len(masters)} brokers as it is to be"
+        await view.admin.create_group(changed, broker=address)
+    return f"group {one.name} is on {len(masters)} brokers"
 
 
-async def delete_group(eye: Eye, one: DeleteGroup) -> str:
+async def delete_group(view: ClusterView, one: DeleteGroup) -> str:
     check_typed(one.name, one.typed)
-    brokers = await eye.admin.delete_group(one.name, cluster=one.cluster, remove_offsets=one.remove_offsets)
+    brokers = await view.admin.delete_group(one.name, cluster=one.cluster, remove_offsets=one.remove_offsets)
     return f"group {one.name} is deleted from {len(brokers)} brokers"
 
 
-async def reset_offset(eye: Eye, one: ResetOffset) -> str:
+async def reset_offset(view: ClusterView, one: ResetOffset) -> str:
     if one.to == "time":
         at = parse_time(one.time)
         if at is None:
-            raise BadArguments("to which time?")
+            raise BadArguments("a time is required")
     elif one.to in ("earliest", "latest"):
         at = 0 if one.to == "earliest" else LATEST
     else:
-        raise BadArguments(f"{one.to!r}: earliest, latest or time")
-    queues = await eye.admin.reset_offset(one.group, one.topic, at)
-    return f"group {one.group} goes on at other offsets in {len(queues)} queues of {one.topic}"
+        raise BadArguments(f"{one.to!r}: expected earliest, latest or time")
+    queues = await view.admin.reset_offset(one.group, one.topic, at)
+    return f"offsets of group {one.group} are reset in {len(queues)} queues of {one.topic}"
 
 
-async def clone_offsets(eye: Eye, one: CloneOffsets) -> str:
-    queues = await eye.admin.clone_offsets(one.group, one.target, one.topic)
-    return f"group {one.target} goes on where {one.group} is, in {len(queues)} queues of {one.topic}"
+async def clone_offsets(view: ClusterView, one: CloneOffsets) -> str:
+    queues = await view.admin.clone_offsets(one.group, one.target, one.topic)
+    return f"offsets of group {one.group} are cloned to {one.target} in {len(queues)} queues of {one.topic}"
 
 
 CHANGES = (

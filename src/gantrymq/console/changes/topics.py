@@ -1,11 +1,11 @@
-"""Topics, made, changed and deleted."""
+"""Changes of topics."""
 
 from __future__ import annotations
 
 import msgspec
 
 from gantrymq.console.changes.change import Change, check_typed
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.links import link
 from gantrymq.console.pages import BadArguments
 from gantrymq.errors import GantryError
@@ -24,7 +24,7 @@ class CreateTopic(msgspec.Struct):
 
 
 class AlterTopic(msgspec.Struct):
-    """Queues on each broker; no broker of the cluster loses other settings."""
+    """Changes the queues and permissions of a topic on each broker. Other settings do not change."""
 
     name: str
     cluster: str
@@ -34,51 +34,51 @@ class AlterTopic(msgspec.Struct):
 
 
 class DeleteTopic(msgspec.Struct):
-    """`typed` is the name once more, as its user typed it."""
+    """Deletes a topic. `typed` is the name that the user typed as a confirmation."""
 
     name: str
     cluster: str
     typed: str = ""
 
 
-async def create_topic(eye: Eye, one: CreateTopic) -> str:
+async def create_topic(view: ClusterView, one: CreateTopic) -> str:
     _check_queues(one.queues)
     if one.message_type not in MESSAGE_TYPES:
-        raise BadArguments(f"{one.message_type!r}: a topic's type is one of {', '.join(MESSAGE_TYPES)}")
-    if one.name in (await eye.admin.topics_of_cluster(one.cluster)):
-        raise GantryError(f"there is a topic {one.name} already")
+        raise BadArguments(f"message type {one.message_type!r}: expected one of {', '.join(MESSAGE_TYPES)}")
+    if one.name in (await view.admin.topics_of_cluster(one.cluster)):
+        raise GantryError(f"topic {one.name} exists already")
     attributes = {} if one.message_type == "NORMAL" else {"+message.type": one.message_type}
     config = TopicConfig(one.name, one.queues, one.queues, attributes=attributes)
-    brokers = await eye.admin.create_topic(config, cluster=one.cluster)
+    brokers = await view.admin.create_topic(config, cluster=one.cluster)
     return f"topic {one.name} is on {len(brokers)} brokers, with {one.queues} queues on each"
 
 
-async def alter_topic(eye: Eye, one: AlterTopic) -> str:
-    _check_queues(one.write_queues)
+async def alter_topic(view: ClusterView, one: AlterTopic) -> str:
+    _check_queues(one.write_queues, 0)
     _check_queues(one.read_queues)
     perm = _PERMS.get(one.perm)
     if perm is None:
-        raise BadArguments(f"{one.perm!r}: a topic's rights are one of {', '.join(_PERMS)}")
-    masters = await eye.admin.masters_of(one.cluster)
+        raise BadArguments(f"permission {one.perm!r}: expected one of {', '.join(_PERMS)}")
+    masters = await view.admin.masters_of(one.cluster)
     for address in masters:
-        config = await eye.admin.topic_config(address, one.name)
-        # Attributes that aren't named stay.
+        config = await view.admin.topic_config(address, one.name)
+        # The broker keeps attributes that the request does not contain.
         changed = msgspec.structs.replace(
             config, write_queue_nums=one.write_queues, read_queue_nums=one.read_queues, perm=perm, attributes={}
         )
-        await eye.admin.create_topic(changed, broker=address)
+        await view.admin.create_topic(changed, broker=address)
     return f"topic {one.name} is changed on {len(masters)} brokers"
 
 
-async def delete_topic(eye: Eye, one: DeleteTopic) -> str:
+async def delete_topic(view: ClusterView, one: DeleteTopic) -> str:
     check_typed(one.name, one.typed)
-    brokers = await eye.admin.delete_topic(one.name, one.cluster)
+    brokers = await view.admin.delete_topic(one.name, one.cluster)
     return f"topic {one.name} is deleted from {len(brokers)} brokers"
 
 
-def _check_queues(count: int) -> None:
-    if not 1 <= count <= MAX_QUEUES:
-        raise BadArguments(f"{count} queues: 1 to {MAX_QUEUES}")
+def _check_queues(count: int, fewest: int = 1) -> None:
+    if not fewest <= count <= MAX_QUEUES:
+        raise BadArguments(f"{count} queues: expected {fewest} to {MAX_QUEUES}")
 
 
 CHANGES = (

@@ -1,4 +1,4 @@
-"""Users of RocketMQ 5.x, and what they may do."""
+"""Changes of users of RocketMQ 5.x and their policies."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import msgspec
 from gantrymq.auth.policy import Acl
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.console.changes.change import Change, check_typed
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.links import link
 from gantrymq.console.pages import BadArguments
 from gantrymq.protocol.bodies.auth import UserInfo
 
 
 class SaveUser(msgspec.Struct):
-    """An empty password, type or status stays as it is."""
+    """Creates or changes a user. An empty password, type or status is not changed."""
 
     cluster: str
     username: str
@@ -30,7 +30,7 @@ class DeleteUser(msgspec.Struct):
 
 
 class SaveRight(msgspec.Struct):
-    """What a user may do with a resource, or mayn't; `actions` and `source_ips` have commas between them."""
+    """Sets a user's policy entry for a resource. `actions` and `source_ips` are lists with commas."""
 
     cluster: str
     username: str
@@ -46,47 +46,47 @@ class DeleteRight(msgspec.Struct):
     resource: str
 
 
-async def save_user(eye: Eye, one: SaveUser) -> str:
-    brokers = await eye.admin.all_brokers_of(one.cluster)
+async def save_user(view: ClusterView, one: SaveUser) -> str:
+    brokers = await view.admin.all_brokers_of(one.cluster)
     user = UserInfo(one.username, one.password or None, one.user_type or None, one.user_status or None)
     made = changed = 0
     for address in brokers:
-        if await eye.admin.user(address, one.username) is None:
-            await eye.admin.create_user([address], user)
+        if await view.admin.user(address, one.username) is None:
+            await view.admin.create_user([address], user)
             made += 1
         else:
-            await eye.admin.update_user([address], user)
+            await view.admin.update_user([address], user)
             changed += 1
-    return f"user {one.username} is made on {made} brokers, changed on {changed}"
+    return f"user {one.username} is created on {made} brokers, changed on {changed}"
 
 
-async def delete_user(eye: Eye, one: DeleteUser) -> str:
+async def delete_user(view: ClusterView, one: DeleteUser) -> str:
     check_typed(one.username, one.typed)
-    brokers = await eye.admin.all_brokers_of(one.cluster)
-    await eye.admin.delete_user(brokers, one.username)
+    brokers = await view.admin.all_brokers_of(one.cluster)
+    await view.admin.delete_user(brokers, one.username)
     return f"user {one.username} is deleted from {len(brokers)} brokers"
 
 
-async def save_right(eye: Eye, one: SaveRight) -> str:
+async def save_right(view: ClusterView, one: SaveRight) -> str:
     subject = f"User:{one.username}"
     acl = acl_of(subject, [one.resource.strip()], _listed(one.actions), _listed(one.source_ips), one.decision)
     try:
         Acl.from_info(acl.policies)
     except ValueError as e:
         raise BadArguments(str(e)) from None
-    brokers = await eye.admin.all_brokers_of(one.cluster)
+    brokers = await view.admin.all_brokers_of(one.cluster)
     for address in brokers:
-        if await eye.admin.acl(address, subject) is None:
-            await eye.admin.create_acl([address], acl)
+        if await view.admin.acl(address, subject) is None:
+            await view.admin.create_acl([address], acl)
         else:
-            await eye.admin.update_acl([address], acl)
-    return f"what user {one.username} may do with {one.resource.strip()} is changed on {len(brokers)} brokers"
+            await view.admin.update_acl([address], acl)
+    return f"rights of user {one.username} on {one.resource.strip()} are changed on {len(brokers)} brokers"
 
 
-async def delete_right(eye: Eye, one: DeleteRight) -> str:
-    brokers = await eye.admin.all_brokers_of(one.cluster)
-    await eye.admin.delete_acl(brokers, f"User:{one.username}", one.resource.strip())
-    return f"the entry of user {one.username} for {one.resource.strip()} is taken away on {len(brokers)} brokers"
+async def delete_right(view: ClusterView, one: DeleteRight) -> str:
+    brokers = await view.admin.all_brokers_of(one.cluster)
+    await view.admin.delete_acl(brokers, f"User:{one.username}", one.resource.strip())
+    return f"rights of user {one.username} on {one.resource.strip()} are deleted on {len(brokers)} brokers"
 
 
 def _listed(text: str) -> list[str]:

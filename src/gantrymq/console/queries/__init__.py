@@ -1,1 +1,1 @@
-"""What the pages ask for: one module a page or a few that belong together. `all_pages.py` lists them."""
+"""The queries of the pages: one module for each page or for a few related pages. `all_pages.py` lists them."""

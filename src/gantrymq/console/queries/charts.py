@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gantrymq.console import prometheus
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.history import Points
 from gantrymq.console.pages import BadArguments
 from gantrymq.console.queries.servers import servers_of
@@ -23,7 +23,10 @@ SPANS = {
 
 
 class HistoryArguments(msgspec.Struct, kw_only=True):
-    """Of a `broker` by its name, of a `group`, or of the whole cluster; `span` is 15m, 1h, 6h, 1d, 1w or 1mo."""
+    """Selects the history of a `broker` by name or of a `group`. Default: the whole cluster.
+
+    `span` is 15m, 1h, 6h, 1d, 1w or 1mo.
+    """
 
     broker: str = ""
     group: str = ""
@@ -31,7 +34,7 @@ class HistoryArguments(msgspec.Struct, kw_only=True):
 
 
 class Chart(msgspec.Struct):
-    """One figure's points; `least`, `most` and `last` are None without any."""
+    """The points of one series. `least`, `most` and `last` are None without points."""
 
     title: str
     series: str
@@ -42,7 +45,7 @@ class Chart(msgspec.Struct):
 
 
 class HistoryPage(msgspec.Struct):
-    """Points from `begin` to `end` at `times`, s since 1970."""
+    """Charts with points at `times` between `begin` and `end`, in s since 1970."""
 
     about: str
     span: str
@@ -53,44 +56,47 @@ class HistoryPage(msgspec.Struct):
     charts: list[Chart]
 
 
-async def charts(eye: Eye, arguments: HistoryArguments) -> HistoryPage:
-    """Raises GantryError for what this user may not see, or when there is no history."""
+async def charts(view: ClusterView, arguments: HistoryArguments) -> HistoryPage:
+    """Returns the charts. Raises GantryError if the user has no right to see them, or if there is no history."""
     length = SPANS.get(arguments.span)
     if length is None:
-        raise BadArguments(f"{arguments.span!r}: one of {', '.join(SPANS)}")
-    if eye.history is None:
+        raise BadArguments(f"{arguments.span!r}: expected one of {', '.join(SPANS)}")
+    if view.history is None:
         raise GantryError("this console keeps no history")
-    await _check(eye, arguments)
+    await _check(view, arguments)
     titles = _series(arguments)
     now = time()
-    if eye.settings.prometheus:
-        clusters = sorted((await servers_of(eye)).info.cluster_addr_table)
-        points = await prometheus.points(eye.settings.prometheus, clusters, list(titles), now - length, now)
+    if view.settings.prometheus:
+        clusters = sorted((await servers_of(view)).info.cluster_addr_table)
+        points = await prometheus.points(view.settings.prometheus, clusters, list(titles), now - length, now)
     else:
-        points = await eye.history.points(list(titles), now - length, now)
+        points = await view.history.points(list(titles), now - length, now)
     found = [_chart(title, name, points) for name, title in titles.items()]
     return HistoryPage(
         arguments.group or arguments.broker, arguments.span, list(SPANS), now - length, now, points.times, found
     )
 
 
-async def _check(eye: Eye, arguments: HistoryArguments) -> None:
-    """The history was asked for with the console's keys: users see what they could ask for themselves."""
-    if eye.settings.login != "cluster":
+async def _check(view: ClusterView, arguments: HistoryArguments) -> None:
+    """Raises GantryError if the user has no right to query the data.
+
+    The console's own keys signed the requests for the history, so the user's rights must be checked here.
+    """
+    if view.settings.login != "cluster":
         return
     if arguments.group:
-        await eye.admin.consume_stats(arguments.group)
-    elif not (await servers_of(eye)).runtime:
-        raise ClientError("you may not ask brokers for their figures")
+        await view.admin.consume_stats(arguments.group)
+    elif not (await servers_of(view)).runtime:
+        raise ClientError("you have no right to query the figures of brokers")
 
 
 def _series(arguments: HistoryArguments) -> dict[str, str]:
-    """{series: title}"""
+    """Returns the series to show: {name: title}."""
     if arguments.group:
         of_group = f"group/{arguments.group}/"
         return {
-            f"{of_group}behind": "Behind, messages",
-            f"{of_group}seconds": "Behind, seconds",
+            f"{of_group}behind": "Lag, messages",
+            f"{of_group}seconds": "Lag, seconds",
             f"{of_group}tps": "Consumes/s",
         }
     if arguments.broker:
@@ -100,7 +106,7 @@ def _series(arguments: HistoryArguments) -> dict[str, str]:
             f"{of_broker}out": "Out, messages/s",
             f"{of_broker}disk": "Disk, used ratio",
         }
-    return {"in": "In, messages/s", "out": "Out, messages/s", "behind": "Not consumed yet"}
+    return {"in": "In, messages/s", "out": "Out, messages/s", "behind": "Lag, all groups"}
 
 
 def _chart(title: str, name: str, points: Points) -> Chart:

@@ -1,4 +1,4 @@
-"""Consumer groups: how far all of them are behind, and one with its members, subscriptions and queues."""
+"""Consumer groups: a list of all groups with their lag, and one group with its members, subscriptions and queues."""
 
 from __future__ import annotations
 
@@ -7,54 +7,46 @@ import msgspec
 from gantrymq.client.admin.base import any_address
 from gantrymq.client.broker_api import PullStatus
 from gantrymq.client.doctor.groups_seen import MAX_MEMBERS, subscriptions_of
-from gantrymq.console.asking import Unasked
-from gantrymq.console.eye import Eye, TopicProgress
+from gantrymq.console.cluster_view import ClusterView
+from gantrymq.console.fan_out import Unasked
 from gantrymq.console.history import Rebalance
 from gantrymq.console.listing import Cut, ListArguments, cut
+from gantrymq.console.queries.group_state import STATES, Group, group_of, state_of
 from gantrymq.console.queries.kinds import is_tools_group
 from gantrymq.console.queries.servers import servers_of
-from gantrymq.errors import BrokerError, NoRouteInfo
+from gantrymq.errors import BrokerError, GantryError, NoRouteInfo
 from gantrymq.protocol.bodies.connection import ConsumerConnection
 from gantrymq.protocol.bodies.consumer import (
     PROP_CLIENT_VERSION,
     PROP_CONSUMER_START_TIMESTAMP,
+    PROP_PROXY_CLIENT_LANGUAGE,
     PROP_THREADPOOL_CORE_SIZE,
     ConsumerRunningInfo,
 )
 from gantrymq.protocol.bodies.stats import OffsetWrapper
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageQueue, decode_messages
-from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from gantrymq.protocol.version_name import version_name
 from gantrymq.system.clock import now_ms, time
 
-#: Queues that are behind of which the next message is looked at.
-MAX_QUEUES_LOOKED_INTO = 64
+#: Limit of the queues with lag whose next message is read.
+MAX_QUEUES_READ = 64
 MAX_REBALANCES = 20
-#: Of so long the trend is, s.
+#: Period of the trend, s.
 TREND_S = 900
-#: Of a message only the time is wanted.
+#: Bytes to read of a message, because only its store time is needed.
 _FIRST_BYTES = 1
 
 
 class GroupsArguments(ListArguments, kw_only=True):
-    """With `system` those of tools and brokers, too."""
+    """Arguments of the list. `system` includes the internal groups of tools and brokers."""
 
     system: bool = False
 
 
-class Group(msgspec.Struct):
-    """A group. `seconds` is at most how old the oldest message is that it hasn't consumed, None where nothing waits."""
-
-    name: str
-    topics: list[str]
-    behind: int
-    seconds: float | None
-    tps: float
-
-
 class Groups(msgspec.Struct):
-    #: None while they are being asked for.
+    #: None until the first query is complete.
     table: Cut[Group] | None
     system: bool
     clusters: list[str]
@@ -72,7 +64,7 @@ class Subscription(msgspec.Struct, frozen=True):
 
 
 class Rate(msgspec.Struct):
-    """A member's speed in a topic: messages a second, ms a message, failures of the last hour."""
+    """Rates of a member in a topic: messages/s, ms for each message, failures in the last hour."""
 
     topic: str
     ok_tps: float
@@ -82,7 +74,7 @@ class Rate(msgspec.Struct):
 
 
 class Member(msgspec.Struct):
-    """A consumer; what it didn't tell itself is None. `cached` messages wait in it for a handler."""
+    """A consumer. Values that it does not report are None. `cached` is the number of messages in its wait queue."""
 
     client_id: str
     address: str
@@ -94,12 +86,14 @@ class Member(msgspec.Struct):
     started_ms: int | None = None
     subscriptions: list[Subscription] | None = None
     rates: list[Rate] = []
-    #: It speaks gRPC: `address` is its proxy's.
+    #: If true, the consumer is connected through a proxy, and `address` is the proxy's.
     by_proxy: bool = False
+    #: Lag of its queues, messages.
+    behind: int = 0
 
 
 class GroupQueue(msgspec.Struct):
-    """How far the group is in a queue. `seconds` is how long its next message has been waiting."""
+    """The group's progress in a queue. `seconds` is the age of the next message."""
 
     topic: str
     broker: str
@@ -113,28 +107,34 @@ class GroupQueue(msgspec.Struct):
 
 class GroupPage(msgspec.Struct):
     name: str
-    #: All that there are: a group belongs to none of them.
+    #: All clusters, because a group does not belong to one of them.
     clusters: list[str]
     topics: list[str]
     tps: float
     behind: int
     seconds: float | None
-    #: So many messages a second it got further behind in the last quarter of an hour; less than 0: it catches up.
+    #: Growth of the lag in the last 15 minutes, messages/s. If it is below 0, the group catches up.
     trend: float | None
     model: str
     consume_from: str
     members: list[Member]
-    #: Whether all members that told subscribe to the same.
+    #: True if all members that report subscriptions have the same ones.
     subscriptions_agree: bool
     queues: list[GroupQueue]
-    #: Who came and left, as the console has seen it since it was started, or keeps it; the newest first.
+    #: Recorded rebalances, newest first.
     rebalances: list[Rebalance]
     unasked: list[Unasked]
+    #: See `state_of`.
+    state: str
+    #: Lag of queues that no reporting member has, messages.
+    behind_without_member: int
+    #: Number of dead-letter messages; None if it is unknown.
+    dead_letters: int | None
 
 
-async def groups(eye: Eye, arguments: GroupsArguments) -> Groups:
-    known = await eye.groups.get()
-    clusters = sorted((await servers_of(eye)).info.cluster_addr_table)
+async def groups(view: ClusterView, arguments: GroupsArguments) -> Groups:
+    known = await view.groups.get()
+    clusters = sorted((await servers_of(view)).info.cluster_addr_table)
     if known is None:
         return Groups(None, arguments.system, clusters, [])
     now = now_ms()
@@ -148,45 +148,46 @@ async def groups(eye: Eye, arguments: GroupsArguments) -> Groups:
         "behind": lambda g: g.behind,
         "seconds": lambda g: g.seconds or 0.0,
         "tps": lambda g: g.tps,
+        "state": lambda g: STATES.index(g.state),
     }
     found = cut(rows, arguments, columns, text=lambda g: f"{g.name} {' '.join(g.topics)}", default="-behind")
     return Groups(found, arguments.system, clusters, known.unasked)
 
 
-async def group(eye: Eye, arguments: GroupArguments) -> GroupPage:
-    """Raises NoRouteInfo for a group that nobody knows."""
+async def group(view: ClusterView, arguments: GroupArguments) -> GroupPage:
+    """Returns the page of a group. Raises NoRouteInfo if the group is unknown."""
     name = arguments.name
-    servers = await servers_of(eye)
+    servers = await servers_of(view)
     unasked: list[Unasked] = []
     try:
-        stats = await eye.admin.consume_stats(name)
+        stats = await view.admin.consume_stats(name)
         progress, tps = stats.offset_table, stats.consume_tps
     except NoRouteInfo:
-        known = await eye.groups.get()
+        known = await view.groups.get()
         if known is not None and name not in known.progress:
             raise
         progress, tps = {}, 0.0
-    connections = await eye.each(servers.masters.values(), lambda address: connected(eye, name, address))
+    connections = await view.each(servers.masters.values(), lambda address: connected(view, name, address))
     unasked += connections.unasked
     merged = ConsumerConnection()
     known_at: dict[str, str] = {}
     members: dict[str, Member] = {}
-    for address, connection in connections.answers.items():
+    for address, connection in connections.results.items():
         if connection.connection_set:
             merged = connection
         for one in connection.connection_set:
             known_at[one.client_id] = address
             members[one.client_id] = Member(one.client_id, one.client_addr, one.language, version_name(one.version))
-    running = await eye.each(
+    running = await view.each(
         sorted(members)[:MAX_MEMBERS],
-        lambda client_id: eye.admin.consumer_running_info(name, client_id, broker=known_at[client_id]),
+        lambda client_id: view.admin.consumer_running_info(name, client_id, broker=known_at[client_id]),
     )
     unasked += running.unasked
     owners: dict[MessageQueue, str] = {}
-    for client_id, info in running.answers.items():
-        tell(members[client_id], info)
+    for client_id, info in running.results.items():
+        add_running_info(members[client_id], info)
         owners |= dict.fromkeys([*info.mq_table, *info.mq_pop_table], client_id)
-    waiting = await _waiting_since(eye, progress)
+    waiting = await _waiting_since(view, progress)
     now = now_ms()
     queues = [
         GroupQueue(
@@ -201,45 +202,54 @@ async def group(eye: Eye, arguments: GroupArguments) -> GroupPage:
         )
         for queue, offsets in sorted(progress.items())
     ]
-    told = {tuple(member.subscriptions) for member in members.values() if member.subscriptions is not None}
+    behind_without_member = 0
+    for queue in queues:
+        if queue.member:
+            members[queue.member].behind += queue.behind
+        else:
+            behind_without_member += queue.behind
+    behind = sum(queue.behind for queue in queues)
+    seconds = max((queue.seconds for queue in queues if queue.seconds is not None), default=None)
+    growth = await trend(view, name)
+    # A member can be connected to a broker that did not respond.
+    count = None if connections.unasked and not members else len(members)
+    reported = {tuple(member.subscriptions) for member in members.values() if member.subscriptions is not None}
     return GroupPage(
         name,
         sorted(servers.info.cluster_addr_table),
         sorted({queue.topic for queue in progress if not queue.topic.startswith(RETRY_TOPIC_PREFIX)}),
         tps,
-        sum(queue.behind for queue in queues),
-        max((queue.seconds for queue in queues if queue.seconds is not None), default=None),
-        await trend(eye, name),
+        behind,
+        seconds,
+        growth,
         merged.message_model if members else "",
         merged.consume_from_where if members else "",
         [members[client_id] for client_id in sorted(members)],
-        len(told) <= 1,
+        len(reported) <= 1,
         queues,
-        await eye.history.rebalances(name, MAX_REBALANCES) if eye.history is not None else [],
+        await view.history.rebalances(name, MAX_REBALANCES) if view.history is not None else [],
         list(dict.fromkeys(unasked)),
+        state_of(behind, seconds, tps, count, growth),
+        behind_without_member,
+        await _dead_letter_count(view, name),
     )
 
 
-def group_of(name: str, of_topics: dict[str, TopicProgress], now: int) -> Group:
-    behind = sum(progress.behind for progress in of_topics.values())
-    oldest = min(
-        (progress.oldest_ms for progress in of_topics.values() if progress.behind and progress.oldest_ms), default=0
-    )
-    return Group(
-        name,
-        sorted(topic for topic in of_topics if not topic.startswith(RETRY_TOPIC_PREFIX)),
-        behind,
-        max(now - oldest, 0) / 1000 if oldest else None,
-        sum(progress.tps for progress in of_topics.values()),
-    )
+async def _dead_letter_count(view: ClusterView, name: str) -> int | None:
+    try:
+        return (await view.admin.topic_stats(DLQ_TOPIC_PREFIX + name)).message_count
+    except NoRouteInfo:
+        return 0
+    except GantryError:
+        return None
 
 
-async def trend(eye: Eye, name: str) -> float | None:
-    """None where too little is kept of it."""
-    if eye.history is None:
+async def trend(view: ClusterView, name: str) -> float | None:
+    """Returns the growth of the lag, messages/s; None if the history has too few samples."""
+    if view.history is None:
         return None
     series = f"group/{name}/behind"
-    points = await eye.history.points([series], time() - TREND_S, time())
+    points = await view.history.points([series], time() - TREND_S, time())
     known = [(at, value) for at, value in zip(points.times, points.values[series], strict=True) if value is not None]
     if len(known) < 2:
         return None
@@ -247,17 +257,17 @@ async def trend(eye: Eye, name: str) -> float | None:
     return (now - before) / (last - first)
 
 
-async def connected(eye: Eye, name: str, address: str) -> ConsumerConnection:
+async def connected(view: ClusterView, name: str, address: str) -> ConsumerConnection:
     try:
-        return await eye.admin.consumer_connection(name, address)
+        return await view.admin.consumer_connection(name, address)
     except BrokerError as e:
         if e.code == ResponseCode.CONSUMER_NOT_ONLINE:
             return ConsumerConnection()
         raise
 
 
-def tell(member: Member, info: ConsumerRunningInfo) -> None:
-    """What it says of itself."""
+def add_running_info(member: Member, info: ConsumerRunningInfo) -> None:
+    """Adds a member's own report to its data."""
     member.queues = len(info.mq_table) + len(info.mq_pop_table)
     member.cached = sum(queue.cached_msg_count for queue in info.mq_table.values())
     member.threads = info.properties.get(PROP_THREADPOOL_CORE_SIZE)
@@ -265,11 +275,12 @@ def tell(member: Member, info: ConsumerRunningInfo) -> None:
     member.started_ms = int(started) if started.isascii() and started.isdigit() else None
     member.subscriptions = [Subscription(*subscription) for subscription in subscriptions_of(info)]
     member.rates = rates_of(info)
-    # A proxy answers for its clients, and writes their language before their version.
-    told = info.properties.get(PROP_CLIENT_VERSION, "").split(" ", 1)
-    if len(told) == 2:
+    # A proxy responds for its clients. Versions of direct clients can contain a space, too.
+    language = info.properties.get(PROP_PROXY_CLIENT_LANGUAGE)
+    if language is not None:
         member.by_proxy = True
-        member.language, member.version = told
+        member.language = language
+        member.version = info.properties.get(PROP_CLIENT_VERSION, "").removeprefix(f"{language} ")
 
 
 def rates_of(info: ConsumerRunningInfo) -> list[Rate]:
@@ -279,33 +290,34 @@ def rates_of(info: ConsumerRunningInfo) -> list[Rate]:
     ]
 
 
-async def _waiting_since(eye: Eye, progress: dict[MessageQueue, OffsetWrapper]) -> dict[MessageQueue, int]:
-    """When the next message of each queue that is behind was stored, ms; else when the last consumed one was.
+async def _waiting_since(view: ClusterView, progress: dict[MessageQueue, OffsetWrapper]) -> dict[MessageQueue, int]:
+    """Returns the store time of the next message of each queue with lag, ms.
 
-    The last consumed one alone would say an hour of a queue that was idle for so long and has got a message just now.
+    If it is unknown, returns the store time of the last consumed message. That one is too old if the queue was idle
+    before its next message.
     """
     behind = {queue: offsets for queue, offsets in progress.items() if offsets.lag}
     found = {queue: offsets.last_timestamp for queue, offsets in behind.items() if offsets.last_timestamp}
-    info = (await servers_of(eye)).info.broker_addr_table
-    asked = {str(n): queue for n, queue in enumerate(list(behind)[:MAX_QUEUES_LOOKED_INTO])}
+    info = (await servers_of(view)).info.broker_addr_table
+    asked = {str(n): queue for n, queue in enumerate(list(behind)[:MAX_QUEUES_READ])}
 
-    async def ask(number: str) -> int | None:
+    async def query(number: str) -> int | None:
         queue = asked[number]
         address = any_address(info[queue.broker_name]) if queue.broker_name in info else None
         if address is None:
             return None
-        result = await eye.admin.api.pull_at_once(
+        result = await view.admin.api.pull_at_once(
             address,
             queue,
             behind[queue].consumer_offset,
             1,
             "TOOLS_CONSUMER",
             max_bytes=_FIRST_BYTES,
-            timeout_ms=eye.settings.timeout_ms,
+            timeout_ms=view.settings.timeout_ms,
         )
         if result.status is not PullStatus.FOUND:
             return None
         return next((message.store_timestamp for message in decode_messages(result.body)), None)
 
-    answers = await eye.each(asked, ask)
-    return found | {asked[number]: time for number, time in answers.answers.items() if time}
+    answers = await view.each(asked, query)
+    return found | {asked[number]: time for number, time in answers.results.items() if time}

@@ -1,11 +1,11 @@
-"""What kind of topic or group a name is."""
+"""Classifies topics and groups by their names."""
 
 from __future__ import annotations
 
-from gantrymq.console.eye import Servers
+from gantrymq.console.cluster_view import Servers
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
 
-#: Groups that tools and brokers use, and nobody waits for.
+#: Prefixes of the internal groups of tools and brokers.
 _TOOLS = (
     "CID_RMQ_SYS_",
     "TOOLS_CONSUMER",
@@ -17,14 +17,15 @@ _TOOLS = (
 
 
 def topic_kind(name: str, servers: Servers | None) -> str:
-    """topic, retry, dlq or system."""
+    """Returns topic, retry, dlq or system."""
     if name.startswith(RETRY_TOPIC_PREFIX):
         return "retry"
     if name.startswith(DLQ_TOPIC_PREFIX):
         return "dlq"
     if is_system_topic(name):
         return "system"
-    # Every broker has a topic of its own name, of its cluster's and for the cluster's replies (TopicConfigManager).
+    # Each broker has system topics with its own name, its cluster's name, and for the cluster's replies
+    # (TopicConfigManager).
     if servers is not None:
         clusters = servers.info.cluster_addr_table
         if name in servers.info.broker_addr_table or name in clusters or name.removesuffix("_REPLY_TOPIC") in clusters:

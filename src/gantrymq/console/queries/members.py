@@ -1,17 +1,17 @@
-"""One consumer: what it says of itself, and where its handlers are: why it is slow."""
+"""One consumer: its running info, and the stacks of its handlers. They show why a consumer is slow."""
 
 from __future__ import annotations
 
 import msgspec
 
 from gantrymq.client.doctor.groups_seen import subscriptions_of
-from gantrymq.console.asking import Unasked
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
+from gantrymq.console.fan_out import Unasked
 from gantrymq.console.queries.groups import Rate, Subscription, rates_of
 from gantrymq.console.queries.servers import servers_of
 from gantrymq.errors import ClientError
 
-#: Characters of stacks that are shown; one has some thousand.
+#: Limit of the stacks on a page, characters. One stack has some thousand.
 MAX_STACKS = 200_000
 
 
@@ -21,7 +21,10 @@ class MemberArguments(msgspec.Struct):
 
 
 class MemberQueue(msgspec.Struct):
-    """What it holds of one queue; times in ms. `waiting` messages were pulled, or popped, and wait for a handler."""
+    """The consumer's state of one queue. Times are in ms.
+
+    `waiting` is the number of messages that were pulled or popped and wait for a handler.
+    """
 
     topic: str
     broker: str
@@ -41,24 +44,24 @@ class MemberPage(msgspec.Struct):
     subscriptions: list[Subscription]
     queues: list[MemberQueue]
     rates: list[Rate]
-    #: Of a Java client all threads, of ours the handlers at work; empty where the client doesn't tell.
+    #: Stacks of all threads of a Java client, or of the running handlers of a GantryMQ client. Empty if not reported.
     stacks: str
     unasked: list[Unasked]
 
 
-async def member(eye: Eye, arguments: MemberArguments) -> MemberPage:
-    """By way of the first broker that knows it. Raises ClientError when none does."""
+async def member(view: ClusterView, arguments: MemberArguments) -> MemberPage:
+    """Returns the page. Queries the consumer through a broker. Raises ClientError if no broker is connected to it."""
     group, client_id = arguments.group, arguments.client_id
-    servers = await servers_of(eye)
-    answers = await eye.each(
+    servers = await servers_of(view)
+    answers = await view.each(
         servers.masters.values(),
-        lambda address: eye.admin.consumer_running_info(group, client_id, jstack=True, broker=address),
-        3 * eye.settings.timeout_ms / 1000,
+        lambda address: view.admin.consumer_running_info(group, client_id, jstack=True, broker=address),
+        3 * view.settings.timeout_ms / 1000,
     )
-    if not answers.answers:
+    if not answers.results:
         why = "; ".join(unasked.why for unasked in answers.unasked)
-        raise ClientError(f"no broker reaches {client_id!r} of group {group!r}: {why}")
-    info = next(iter(answers.answers.values()))
+        raise ClientError(f"no broker has a connection to {client_id!r} of group {group!r}: {why}")
+    info = next(iter(answers.results.values()))
     queues = [
         MemberQueue(
             queue.topic,

@@ -1,4 +1,4 @@
-"""Messages: of a topic by time, by key or id; one with its body, its properties and who has consumed it; its trace."""
+"""Pages about messages: a topic's messages by time, key or id; one message with its consumers; a message's trace."""
 
 from __future__ import annotations
 
@@ -9,41 +9,64 @@ from collections.abc import Sequence
 import msgspec
 
 from gantrymq.client.admin.trace import TraceView, decode_trace
-from gantrymq.console.asking import Unasked
-from gantrymq.console.bodies import Body, beginning_of, preview_of, start_of
-from gantrymq.console.eye import Eye
-from gantrymq.console.pages import BadArguments
-from gantrymq.console.queries.reading import Reader, parse_token
-from gantrymq.console.times import parse_time
+from gantrymq.console.bodies import Body, beginning_of, contains, preview_of, start_of
+from gantrymq.console.cluster_view import ClusterView
+from gantrymq.console.fan_out import Unasked, query_each
+from gantrymq.console.pages import BadArguments, parse_time
+from gantrymq.console.queries.queue_reader import QueueReader, parse_token
 from gantrymq.errors import BodyError, ClientError, GantryError, NoRouteInfo
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.protocol.topic_name import TRACE_TOPIC
+from gantrymq.system.clock import now_ms
 
 MAX_MESSAGES = 200
-#: Groups that are asked whether they have consumed a message.
+#: Limit of the groups whose state of a message is queried.
 MAX_GROUPS = 32
-#: Trace messages that are read, and their size; clients write up to 128,000 bytes.
+#: Limits: number of trace messages that are read, and their size, bytes. Clients write up to 128,000 bytes.
 MAX_TRACES = 128
 MAX_TRACE_BYTES = 1024 * 1024
-#: Topics in which the traced message is looked up; one, unless a trace is forged.
+#: Limit of the topics in which a traced message is searched. A trace has only one topic unless it is forged.
 MAX_TRACED_TOPICS = 4
 _STEPS = {"Pub": "send", "SubAfter": "consume", "EndTransaction": "end"}
 
 
-class MessagesArguments(msgspec.Struct, kw_only=True):
-    """One of `key`, `id`, or times: `begin` and `end`; else the newest messages. `token` is of the page before."""
+#: Time ranges that end now, s.
+SPANS = {"5m": 300, "15m": 900, "1h": 3600, "6h": 6 * 3600, "1d": 86400}
+#: Limit of the messages that are read for one page with `search`. Possibly only a few of them match.
+MAX_SEARCHED = 5000
 
-    topic: str = ""
+
+class MessageFilter(msgspec.Struct, kw_only=True):
+    """Selects messages by `key`, `id`, or time. Default: the newest messages.
+
+    `span` is a time range that ends now: 5m, 15m, 1h, 6h or 1d. `begin` and `end` override it. `search` is a text in
+    keys, tags or body. `order` is newest (first) or earliest. `token` is the token from the previous page. With `id`,
+    the other fields have no effect.
+    """
+
     begin: str = ""
     end: str = ""
+    span: str = ""
     key: str = ""
     id: str = ""
+    search: str = ""
+    order: str = "newest"
     token: str = ""
     size: int = 40
 
+    @property
+    def is_filtered(self) -> bool:
+        return any((self.begin, self.end, self.span, self.key, self.id, self.search))
+
+
+class MessagesArguments(MessageFilter, kw_only=True):
+    """Selects messages of a topic."""
+
+    topic: str = ""
+
 
 class MessageRow(msgspec.Struct):
-    """A message in a list; times in ms, `bytes` as stored."""
+    """A message in a list. Times are in ms. `bytes` is the stored size."""
 
     topic: str
     broker: str
@@ -58,17 +81,19 @@ class MessageRow(msgspec.Struct):
 
 
 class MessagesPage(msgspec.Struct):
-    """`order` is newest or earliest first; `token` gets the next page, None when this is the last."""
+    """A list of messages. `order` is newest or earliest first. `token` requests the next page; None on the last one."""
 
     topic: str
     order: str
     rows: list[MessageRow]
     token: str | None
     unasked: list[Unasked]
+    #: Number of messages that were read; more than the rows if `search` is given.
+    looked: int = 0
 
 
 class MessageArguments(msgspec.Struct, kw_only=True):
-    """By either id, or by broker, queue and offset."""
+    """Selects a message by an `id` of either kind, or by broker, queue and offset."""
 
     topic: str
     id: str = ""
@@ -84,7 +109,7 @@ class Track(msgspec.Struct):
 
 
 class MessagePage(msgspec.Struct):
-    """One message; times in ms."""
+    """One message. Times are in ms."""
 
     topic: str
     broker: str
@@ -99,7 +124,7 @@ class MessagePage(msgspec.Struct):
     reconsume_times: int
     properties: dict[str, str]
     body: Body
-    #: None when nobody was asked.
+    #: The state of the message in each group.
     tracks: list[Track]
     unasked: list[Unasked]
 
@@ -110,8 +135,10 @@ class TracesArguments(msgspec.Struct, kw_only=True):
 
 
 class TraceStep(msgspec.Struct):
-    """A send, store, consume or end of a transaction: when it began, ms, how long it took, ms, and where in the whole
-    it lies, 0 to 1. `attempt` counts a group's consumptions from 1; `state` says how a transaction ended.
+    """One step of a trace: a send, a store, a consumption, or the end of a transaction.
+
+    `begin` and `length` are fractions of the whole trace. `attempt` counts the consumptions of a group from 1. `state`
+    is the outcome of a transaction.
     """
 
     type: str
@@ -130,66 +157,126 @@ class TracesPage(msgspec.Struct):
     id: str
     topic: str
     steps: list[TraceStep]
-    #: Why there is nothing.
+    #: The reason if there are no steps.
     problem: str
     unasked: list[Unasked]
 
 
-async def messages(eye: Eye, arguments: MessagesArguments) -> MessagesPage:
-    """Raises NoRouteInfo, BadArguments."""
+async def messages(view: ClusterView, arguments: MessagesArguments) -> MessagesPage:
+    """Returns a list of messages. Raises NoRouteInfo or BadArguments."""
     topic = arguments.topic.strip()
     if not topic:
         return MessagesPage("", "newest", [], None, [])
+    return await filtered(view, topic, arguments)
+
+
+async def filtered(view: ClusterView, topic: str, arguments: MessageFilter) -> MessagesPage:
+    """Returns the messages of a topic that match a filter. Raises NoRouteInfo or BadArguments."""
     size = min(max(arguments.size, 1), MAX_MESSAGES)
-    begin_ms, end_ms = parse_time(arguments.begin), parse_time(arguments.end)
+    begin_ms, end_ms = _times(arguments)
+    if arguments.order not in ("newest", "earliest"):
+        raise BadArguments(f"{arguments.order!r}: expected newest or earliest")
     if arguments.id:
-        async with eye.bodies:
-            one = await eye.admin.message_by_id(topic, arguments.id.strip())
+        async with view.bodies:
+            one, unasked = await _by_id(view, topic, arguments.id.strip())
             found = [] if one is None else [one]
-            await _name_brokers(eye, found)
-            return MessagesPage(topic, "newest", await asyncio.to_thread(_rows_of, found), None, [])
+            return MessagesPage(topic, "newest", await rows_of(view, found), None, unasked)
+    wanted = arguments.search.strip()
     if arguments.key:
-        async with eye.bodies:
-            keyed = await eye.admin.messages_by_key(
-                topic,
-                # Only spaces separate keys: other white space is part of a key.
-                arguments.key.strip(" "),
-                max_num=size,
-                begin_ms=begin_ms or 0,
-                end_ms=end_ms if end_ms is not None else 2**63 - 1,
-            )
-            await _name_brokers(eye, keyed)
-            newest = list(reversed(keyed))[:size]
-            return MessagesPage(topic, "newest", await asyncio.to_thread(_rows_of, newest), None, [])
-    reader = Reader(eye, topic, row_of)
-    token = parse_token(arguments.token) if arguments.token else None
-    await reader.look(begin_ms, end_ms)
-    if begin_ms is None and token is None:
-        rows = await reader.latest(size)
-        return MessagesPage(topic, "newest", _rows(rows), None, reader.unasked)
-    if token is not None:
-        reader.go_on(token)
-    rows = await reader.next_ones(size)
-    return MessagesPage(topic, "earliest", _rows(rows), reader.token(), reader.unasked)
+        async with view.bodies:
+            # Brokers return the newest messages with the key.
+            max_num = MAX_MESSAGES if wanted or arguments.order == "earliest" else size
+            # Only spaces separate keys. Other white space is part of a key.
+            keyed, unasked = await _by_key(view, topic, arguments.key.strip(" "), max_num, begin_ms, end_ms)
+            matching = keyed
+            if wanted:
+                # In a thread, because it can decompress the bodies.
+                matching = await asyncio.to_thread(lambda: [one for one in keyed if contains(one, wanted)])
+            if arguments.order == "newest":
+                matching.reverse()
+            listed = await rows_of(view, matching[:size])
+            return MessagesPage(topic, arguments.order, listed, None, unasked, len(keyed))
+    reader = QueueReader(
+        view,
+        topic,
+        row_of,
+        wanted=(lambda message: contains(message, wanted)) if wanted else None,
+        max_read=MAX_SEARCHED if wanted else None,
+    )
+    is_newest = arguments.order == "newest"
+    token = parse_token(arguments.token) if arguments.token else {}
+    await reader.open(begin_ms, end_ms)
+    if is_newest:
+        reader.resume_backwards(token)
+        rows = await reader.previous_ones(size)
+    else:
+        reader.resume(token)
+        rows = await reader.next_ones(size)
+    return MessagesPage(
+        topic,
+        arguments.order,
+        _rows(rows),
+        reader.token_backwards() if is_newest else reader.token(),
+        reader.unasked,
+        reader.messages_read,
+    )
 
 
-async def message(eye: Eye, arguments: MessageArguments) -> MessagePage:
-    """Raises ClientError when there is none, NoRouteInfo, BadArguments."""
-    async with eye.bodies:
-        found = await find(eye, arguments)
+async def _by_id(view: ClusterView, topic: str, message_id: str) -> tuple[MessageExt | None, list[Unasked]]:
+    """Returns the message with an id of either kind, and the failed brokers. Raises the errors of `each_holder`."""
+    responses = await view.each_holder(
+        topic, lambda address: view.admin.message_by_id(topic, message_id, broker=address)
+    )
+    found = [message for message in responses.results.values() if message is not None]
+    return min(found, key=lambda message: message.store_timestamp, default=None), responses.unasked
+
+
+async def _by_key(
+    view: ClusterView, topic: str, key: str, max_num: int, begin_ms: int | None = None, end_ms: int | None = None
+) -> tuple[list[MessageExt], list[Unasked]]:
+    """Returns messages with a key, earliest first, and the failed brokers. Raises the errors of `each_holder`."""
+    responses = await view.each_holder(
+        topic,
+        lambda address: view.admin.messages_by_key(
+            topic,
+            key,
+            max_num=max_num,
+            begin_ms=begin_ms or 0,
+            end_ms=end_ms if end_ms is not None else 2**63 - 1,
+            broker=address,
+        ),
+    )
+    found = [message for of_broker in responses.results.values() for message in of_broker]
+    return sorted(found, key=lambda message: message.store_timestamp), responses.unasked
+
+
+def _times(arguments: MessageFilter) -> tuple[int | None, int | None]:
+    """Returns the begin and the end of the filter, ms. Raises BadArguments."""
+    begin_ms, end_ms = parse_time(arguments.begin), parse_time(arguments.end)
+    if arguments.span and begin_ms is None and end_ms is None:
+        if arguments.span not in SPANS:
+            raise BadArguments(f"{arguments.span!r}: expected one of {', '.join(SPANS)}")
+        begin_ms = now_ms() - SPANS[arguments.span] * 1000
+    return begin_ms, end_ms
+
+
+async def message(view: ClusterView, arguments: MessageArguments) -> MessagePage:
+    """Returns the page of a message. Raises ClientError if there is no such message, NoRouteInfo or BadArguments."""
+    async with view.bodies:
+        found, unasked = await _find(view, arguments)
         body = await asyncio.to_thread(preview_of, found)
-        # It isn't needed while the groups are queried.
+        # Free the memory of the body while the groups are queried.
         found.body = b""
     tracks: list[Track] = []
-    unasked: list[Unasked] = []
+    groups: list[str] = []
     try:
-        groups = await eye.admin.groups_of_topic(found.topic)
+        groups, failed = await view.groups_of_topic(found.topic)
+        unasked += failed
     except GantryError as e:
-        groups = []
         unasked.append(Unasked(found.topic, str(e)))
-    asked = await eye.each(groups[:MAX_GROUPS], lambda group: eye.admin.track(found, group))
-    unasked += asked.unasked
-    tracks = [Track(one.consumer_group, one.status, one.reason) for _, one in sorted(asked.answers.items())]
+    responses = await view.each(groups[:MAX_GROUPS], lambda group: view.admin.track(found, group))
+    unasked += responses.unasked
+    tracks = [Track(one.consumer_group, one.status, one.reason) for _, one in sorted(responses.results.items())]
     return MessagePage(
         found.topic,
         found.broker_name,
@@ -205,79 +292,89 @@ async def message(eye: Eye, arguments: MessageArguments) -> MessagePage:
         dict(sorted(found.properties.items())),
         body,
         tracks,
-        unasked,
+        list(dict.fromkeys(unasked)),
     )
 
 
-async def find(eye: Eye, arguments: MessageArguments) -> MessageExt:
-    """Raises as `message`."""
+async def find(view: ClusterView, arguments: MessageArguments) -> MessageExt:
+    """Returns a message. Raises the same errors as `message`."""
+    return (await _find(view, arguments))[0]
+
+
+async def _find(view: ClusterView, arguments: MessageArguments) -> tuple[MessageExt, list[Unasked]]:
+    """Returns a message, and the brokers that failed in the search for its id."""
+    unasked: list[Unasked] = []
     if arguments.id:
-        found = await eye.admin.message_by_id(arguments.topic, arguments.id.strip())
+        found, unasked = await _by_id(view, arguments.topic, arguments.id.strip())
         if found is not None:
-            await _name_brokers(eye, [found])
+            await _name_brokers(view, [found])
     elif arguments.broker and arguments.offset >= 0:
         queue = MessageQueue(arguments.topic, arguments.broker, arguments.queue)
-        found = await eye.admin.message_at(queue, arguments.offset)
+        found = await view.admin.message_at(queue, arguments.offset)
     else:
-        raise BadArguments("an id is needed, or broker, queue and offset")
+        raise BadArguments("an id is required, or broker, queue and offset")
     if found is None:
-        raise ClientError(f"no such message in topic {arguments.topic!r}")
-    return found
+        failed = "".join(f"; {one.what}: {one.why}" for one in unasked)
+        raise ClientError(f"no such message in topic {arguments.topic!r}{failed}")
+    return found, unasked
 
 
-async def traces(eye: Eye, arguments: TracesArguments) -> TracesPage:
+async def traces(view: ClusterView, arguments: TracesArguments) -> TracesPage:
     message_id = arguments.id.strip()
     if not message_id:
         return TracesPage("", arguments.trace_topic, [], "", [])
     try:
-        async with eye.bodies:
-            found = await eye.admin.messages_by_key(arguments.trace_topic, message_id, max_num=MAX_TRACES)
-            views = await asyncio.to_thread(_views_of, found, message_id)
+        async with view.bodies:
+            found, unasked = await _by_key(view, arguments.trace_topic, message_id, MAX_TRACES)
+            events = await asyncio.to_thread(_events_of, found, message_id)
     except NoRouteInfo as e:
         return TracesPage(message_id, arguments.trace_topic, [], str(e), [])
-    problem = "" if views else f"no client has told of message {message_id}"
-    topics = dict.fromkeys(view.topic for view in views if view.topic)
+    problem = "" if events or unasked else f"no client has traced message {message_id}"
+    topics = dict.fromkeys(event.topic for event in events if event.topic)
 
     async def stored_in(topic: str) -> MessageExt | None:
-        async with eye.bodies:
-            message = await eye.admin.message_by_id(topic, message_id)
+        async with view.bodies:
+            message, failed = await _by_id(view, topic, message_id)
+        unasked.extend(failed)
         if message is not None:
-            # The timeline has its times and its address only.
+            # Free the memory: the timeline needs only the message's times and address.
             message.body = b""
         return message
 
-    stored = await eye.each(list(topics)[:MAX_TRACED_TOPICS], stored_in)
-    messages = [message for message in stored.answers.values() if message is not None]
-    return TracesPage(message_id, arguments.trace_topic, timeline(views, messages), problem, stored.unasked)
+    stored = await query_each(list(topics)[:MAX_TRACED_TOPICS], stored_in, None)
+    unasked = list(dict.fromkeys([*unasked, *stored.unasked]))
+    messages = [message for message in stored.results.values() if message is not None]
+    return TracesPage(message_id, arguments.trace_topic, timeline(events, messages), problem, unasked)
 
 
-def _views_of(found: Sequence[MessageExt], message_id: str) -> list[TraceView]:
-    """What trace messages tell of one message, by time. Raises BodyError."""
-    views: list[TraceView] = []
+def _events_of(found: Sequence[MessageExt], message_id: str) -> list[TraceView]:
+    """Returns the events of one message in trace messages, by time. Raises BodyError for an invalid trace message."""
+    events: list[TraceView] = []
     for message in found:
         body = beginning_of(message, MAX_TRACE_BYTES + 1)
         if len(body) > MAX_TRACE_BYTES:
             raise BodyError(f"a trace of more than {MAX_TRACE_BYTES} bytes can't be shown")
-        views += [view for view in decode_trace(body, message.born_host, ends=True) if view.msg_id == message_id]
-    return sorted(views, key=lambda view: view.timestamp)
+        events += [event for event in decode_trace(body, message.born_host, ends=True) if event.msg_id == message_id]
+    return sorted(events, key=lambda event: event.timestamp)
 
 
-def timeline(views: list[TraceView], stored: Sequence[MessageExt] = ()) -> list[TraceStep]:
-    """The steps by when they began, each with its place in the time of all; a message that is `stored` has one, too.
+def timeline(events: list[TraceView], stored: Sequence[MessageExt] = ()) -> list[TraceStep]:
+    """Returns the steps by start time. Each message in `stored` adds a step.
 
-    A send's time is its begin, a consumption's its end (`TraceDataEncoder`); old clients don't say the latter.
+    The recorded time of a send is its start. That of a consumption is its end, which old clients omit
+    (`TraceDataEncoder`).
     """
     steps = [
         TraceStep(
-            _STEPS[view.msg_type],
-            view.group,
-            view.client_host,
-            view.timestamp - (view.cost_time if view.msg_type == "SubAfter" and view.timestamp else 0),
-            view.cost_time,
-            view.success,
-            state=view.transaction_state,
+            _STEPS[event.msg_type],
+            event.group,
+            event.client_host,
+            event.timestamp - (event.cost_time if event.msg_type == "SubAfter" and event.timestamp else 0),
+            event.cost_time,
+            event.success,
+            state=event.transaction_state,
         )
-        for view in views
+        for event in events
     ]
     steps += [TraceStep("store", "", one.store_host, one.store_timestamp, 0, True) for one in stored]
     timed = [step for step in steps if step.began_ms > 0]
@@ -311,17 +408,20 @@ def row_of(message: MessageExt) -> MessageRow:
     )
 
 
-def _rows_of(messages: Sequence[MessageExt]) -> list[MessageRow]:
-    return [row_of(message) for message in messages]
+async def rows_of(view: ClusterView, found: list[MessageExt]) -> list[MessageRow]:
+    """Returns rows of messages that were found by key or id. Hold `view.bodies` until the messages are released."""
+    await _name_brokers(view, found)
+    # In a thread, because it can decompress the bodies.
+    return await asyncio.to_thread(lambda: [row_of(message) for message in found])
 
 
 def _rows(rows: list[msgspec.Struct]) -> list[MessageRow]:
     return [row for row in rows if isinstance(row, MessageRow)]
 
 
-async def _name_brokers(eye: Eye, found: list[MessageExt]) -> None:
-    """What comes by key or id doesn't say which broker it comes from but by its address."""
-    servers = await eye.servers.get()
+async def _name_brokers(view: ClusterView, found: list[MessageExt]) -> None:
+    """Sets the broker names of messages. Messages found by key or id have only the broker's address."""
+    servers = await view.servers.get()
     names = {
         address: name
         for name, broker in (servers.info.broker_addr_table.items() if servers is not None else ())

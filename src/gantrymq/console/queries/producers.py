@@ -1,18 +1,18 @@
-"""Producers of all brokers: who sends, from where, with what version. A proxy's senders are there as the proxy."""
+"""Producers on all brokers. The page shows the proxy in place of its producers."""
 
 from __future__ import annotations
 
 import msgspec
 
-from gantrymq.console.asking import Unasked
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
+from gantrymq.console.fan_out import Unasked
 from gantrymq.console.listing import Cut, ListArguments, cut
 from gantrymq.console.queries.servers import servers_of
 from gantrymq.protocol.version_name import version_name
 
 
 class Producer(msgspec.Struct):
-    """One client in one group. `heard_ms` is its last heartbeat to any of `brokers`."""
+    """One producer in one group. `heard_ms` is the time of its last heartbeat to any of `brokers`."""
 
     group: str
     client_id: str
@@ -28,12 +28,12 @@ class ProducersPage(msgspec.Struct):
     unasked: list[Unasked]
 
 
-async def producers(eye: Eye, arguments: ListArguments) -> ProducersPage:
-    servers = await servers_of(eye)
+async def producers(view: ClusterView, arguments: ListArguments) -> ProducersPage:
+    servers = await servers_of(view)
     names = {address: name for name, address in servers.masters.items()}
-    answers = await eye.each(names, eye.admin.producers)
+    answers = await view.each(names, view.admin.producers)
     known: dict[tuple[str, str], Producer] = {}
-    for address, by_group in sorted(answers.answers.items()):
+    for address, by_group in sorted(answers.results.items()):
         for group, clients in by_group.items():
             for client in clients:
                 producer = known.get((group, client.client_id))

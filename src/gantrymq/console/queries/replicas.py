@@ -1,18 +1,18 @@
-"""Replicas: how far slaves are behind their masters; what controllers say of broker sets."""
+"""Pages about replication: the lag of slaves, and the sync-state sets of controllers."""
 
 from __future__ import annotations
 
 import msgspec
 
-from gantrymq.console.asking import Unasked
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
+from gantrymq.console.fan_out import Unasked
 from gantrymq.console.queries.servers import Nothing, servers_of
 from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.controller import ReplicasInfo
 
 
 class Slave(msgspec.Struct):
-    """As its master sees it; `behind_ms` is None where the master doesn't tell."""
+    """The state of a slave from its master. `behind_ms` is None if the master does not report it."""
 
     broker: str
     master: str
@@ -24,7 +24,7 @@ class Slave(msgspec.Struct):
 
 
 class BrokerSet(msgspec.Struct):
-    """A set as its controller knows it; a `master` may be missing."""
+    """The state of a broker set from its controller. `master` is None if there is no master."""
 
     name: str
     controller: str
@@ -40,10 +40,15 @@ class ReplicasPage(msgspec.Struct):
     unasked: list[Unasked]
 
 
-async def replicas(eye: Eye, arguments: Nothing) -> ReplicasPage:
-    servers = await servers_of(eye)
+class ControllersPage(msgspec.Struct):
+    sets: list[BrokerSet]
+    unasked: list[Unasked]
+
+
+async def replicas(view: ClusterView, arguments: Nothing) -> ReplicasPage:
+    servers = await servers_of(view)
     names = {address: name for name, address in servers.masters.items()}
-    status = await eye.each(names, eye.admin.ha_status)
+    status = await view.each(names, view.admin.ha_status)
     slaves = [
         Slave(
             names[address],
@@ -54,32 +59,43 @@ async def replicas(eye: Eye, arguments: Nothing) -> ReplicasPage:
             slave.in_sync,
             slave.transferred_byte_in_second,
         )
-        for address, one in sorted(status.answers.items())
+        for address, one in sorted(status.results.items())
         for slave in one.connections
     ]
-    configs = await eye.each(names, eye.admin.broker_config)
-    controllers: dict[str, list[str]] = {}
-    for address, config in configs.answers.items():
+    of_controllers = await controllers(view, arguments)
+    return ReplicasPage(slaves, of_controllers.sets, list(dict.fromkeys([*status.unasked, *of_controllers.unasked])))
+
+
+async def controllers(view: ClusterView, arguments: Nothing) -> ControllersPage:
+    servers = await servers_of(view)
+    names = {address: name for name, address in servers.masters.items()}
+    configs = await view.each(names, view.admin.broker_config)
+    by_controllers: dict[str, list[str]] = {}
+    for address, config in configs.results.items():
         if config.get("enableControllerMode") == "true":
-            controllers.setdefault(config.get("controllerAddr", ""), []).append(names[address])
+            by_controllers.setdefault(config.get("controllerAddr", ""), []).append(names[address])
     sets: list[BrokerSet] = []
-    unasked = [*status.unasked, *configs.unasked]
-    for listed, brokers in controllers.items():
+    unasked = list(configs.unasked)
+    for listed, brokers in by_controllers.items():
         try:
-            controller, found = await _asked(eye, [one.strip() for one in listed.split(";") if one.strip()], brokers)
+            controller, found = await _query_first(
+                view, [one.strip() for one in listed.split(";") if one.strip()], brokers
+            )
         except GantryError as e:
             unasked.append(Unasked(listed, str(e)))
             continue
         sets += [_set(name, controller, info) for name, info in sorted(found.items())]
-    return ReplicasPage(slaves, sets, list(dict.fromkeys(unasked)))
+    return ControllersPage(sets, list(dict.fromkeys(unasked)))
 
 
-async def _asked(eye: Eye, controllers: list[str], brokers: list[str]) -> tuple[str, dict[str, ReplicasInfo]]:
-    """What the first controller that answers says."""
-    error = GantryError("no controller is named")
+async def _query_first(
+    view: ClusterView, controllers: list[str], brokers: list[str]
+) -> tuple[str, dict[str, ReplicasInfo]]:
+    """Returns the response of the first controller that responds."""
+    error = GantryError("controllerAddr is empty")
     for controller in controllers:
         try:
-            return controller, await eye.admin.sync_state_sets(controller, brokers)
+            return controller, await view.admin.sync_state_sets(controller, brokers)
         except GantryError as e:
             error = e
     raise error

@@ -1,6 +1,6 @@
-"""What a user may do, and why: the entry that decides, as each broker's users and policies have it.
+"""The rights of a user on each broker, and the policy entries that decide.
 
-It is reckoned here, by the rules that brokers decide by, from what they tell of the user; so it holds for Java's, too.
+The console computes them from the users and policies that the brokers report, by the rules of RocketMQ's brokers.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from ipaddress import ip_address
 import msgspec
 
 from gantrymq.auth.policy import Acl, Action, Decision, PolicyEntry, Resource, ResourceType
-from gantrymq.console.asking import Unasked
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
+from gantrymq.console.fan_out import Unasked
 from gantrymq.console.pages import BadArguments
 from gantrymq.console.queries.servers import servers_of
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
 
-#: What is asked of a resource, in the order of the page.
+#: Actions in the order of the page.
 ACTIONS = ("Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
 
 
 class RightsArguments(msgspec.Struct):
-    """Whether `user` may do something with `resource` (Topic:NAME, Group:NAME, Cluster:NAME) from the address `ip`."""
+    """Arguments of the page. `resource` is Topic:NAME, Group:NAME or Cluster:NAME. `ip` is the client's address."""
 
     user: str = ""
     resource: str = ""
@@ -29,7 +29,7 @@ class RightsArguments(msgspec.Struct):
 
 
 class Verdict(msgspec.Struct):
-    """What one broker decides about an action. `why` is super, unknown, disabled, entry or none; `entry` is which."""
+    """The decision of one broker about an action. The reason `why` is super, unknown, disabled, entry or none."""
 
     broker: str
     action: str
@@ -46,8 +46,8 @@ class RightsPage(msgspec.Struct):
     unasked: list[Unasked]
 
 
-async def rights(eye: Eye, arguments: RightsArguments) -> RightsPage:
-    """Raises BadArguments."""
+async def rights(view: ClusterView, arguments: RightsArguments) -> RightsPage:
+    """Returns the page. Raises BadArguments for an invalid resource or address."""
     user, text, ip = arguments.user.strip(), arguments.resource.strip(), arguments.ip.strip()
     if not user or not text:
         return RightsPage(user, text, ip, [], [])
@@ -57,19 +57,19 @@ async def rights(eye: Eye, arguments: RightsArguments) -> RightsPage:
     except ValueError as e:
         raise BadArguments(str(e)) from None
     if resource.type is ResourceType.ANY:
-        raise BadArguments("one topic, group or cluster, or all of a kind: Topic:NAME, Group:*")
-    servers = await servers_of(eye)
+        raise BadArguments("expected a resource such as Topic:NAME, Group:NAME* or Cluster:*")
+    servers = await servers_of(view)
     names = {address: name for name, address in servers.masters.items()}
 
-    async def ask(address: str) -> tuple[UserInfo | None, AclInfo | None]:
-        known = await eye.admin.user(address, user)
-        # About somebody unknown brokers refuse to answer.
-        return known, await eye.admin.acl(address, f"User:{user}") if known is not None else None
+    async def query(address: str) -> tuple[UserInfo | None, AclInfo | None]:
+        known = await view.admin.user(address, user)
+        # Brokers reject this request for an unknown user.
+        return known, await view.admin.acl(address, f"User:{user}") if known is not None else None
 
-    answers = await eye.each(names, ask)
+    answers = await view.each(names, query)
     verdicts: list[Verdict] = []
     unasked = list(answers.unasked)
-    for address, (known, acl) in sorted(answers.answers.items(), key=lambda answer: names[answer[0]]):
+    for address, (known, acl) in sorted(answers.results.items(), key=lambda answer: names[answer[0]]):
         for action in ACTIONS:
             try:
                 may, why, entry = verdict(known, acl, resource, action, ip)
@@ -83,7 +83,7 @@ async def rights(eye: Eye, arguments: RightsArguments) -> RightsPage:
 def verdict(
     user: UserInfo | None, acl: AclInfo | None, resource: Resource, action_name: str, ip: str
 ) -> tuple[bool, str, str]:
-    """Whether it may, why, and by which entry. Raises ValueError for entries that nobody can read."""
+    """Returns whether the action is allowed, the reason, and the entry. Raises ValueError for an invalid entry."""
     action = Action.parse(action_name)
     assert action is not None
     if user is None:

@@ -1,33 +1,38 @@
-"""Servers: the overview, all brokers, one broker."""
+"""Pages about servers: the overview, all brokers, and one broker."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import re
 
 import msgspec
 
 from gantrymq.background.failures import failed_jobs
 from gantrymq.client.doctor.finding import Finding, Severity
-from gantrymq.console.asking import Unasked
-from gantrymq.console.eye import Eye, Servers
+from gantrymq.console.cluster_view import ClusterView, Servers
+from gantrymq.console.fan_out import Unasked
 from gantrymq.console.listing import Cut, ListArguments, cut
+from gantrymq.console.queries.group_state import Group, group_of
 from gantrymq.console.queries.kinds import is_tools_group, topic_kind
 from gantrymq.errors import BrokerError, ClientError
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.protocol.broker_keys import READ_AT_START
+from gantrymq.system.clock import now_ms
 
-#: Values of these are never shown.
+#: Configuration keys whose values are never shown.
 _SECRET = re.compile(r"password|secret|credential|initAuthenticationUser|accessKey|token", re.IGNORECASE)
 HIDDEN = "********"
-#: A key that only GantryMQ's brokers have.
+#: A configuration key that only brokers of GantryMQ have.
 OUR_KEY = "idempotentWriterMaxNum"
-#: The overview has much else to show, and asks again by itself, s.
+#: Longest wait of the overview, s. Until the data arrives, it shows other data and reloads itself.
 _OVERVIEW_WAIT_S = 0.3
+#: Limit of the groups on the overview.
+MAX_WORST_GROUPS = 5
 
 
 class Broker(msgspec.Struct):
-    """A broker; rates in messages a second over the last 10 s, times in ms. What it didn't tell is None."""
+    """A broker. Rates are messages/s over the last 10 s, times are in ms. Values that it does not report are None."""
 
     cluster: str
     name: str
@@ -55,16 +60,18 @@ class Nothing(msgspec.Struct):
 class Overview(msgspec.Struct):
     name_servers: list[str]
     brokers: list[Broker]
-    #: None while it is being asked for.
+    #: None until the first query is complete.
     topics: int | None
     groups: int | None
-    #: Messages that consumer groups haven't consumed yet.
+    #: Lag of all consumer groups, messages.
     behind: int | None
     in_tps: float
     out_tps: float
-    #: What doctor says that isn't well; None while it looks.
+    #: Problems and warnings of `gantry doctor`; None until the first check is complete.
     findings: list[Finding] | None
     unasked: list[Unasked]
+    #: The groups with the largest lag. Groups without lag are omitted.
+    worst_groups: list[Group]
 
 
 class Brokers(msgspec.Struct):
@@ -77,48 +84,48 @@ class BrokerArguments(msgspec.Struct):
 
 
 class BrokerPage(msgspec.Struct):
-    """`is_gantry` says whose broker it is: Apache's tells less."""
+    """One broker. `is_gantry` is false for a broker of Apache RocketMQ, which reports less data."""
 
     broker: Broker
     is_gantry: bool
     config: dict[str, str]
-    #: Keys that it reads when it starts; all others take effect at once. Apache's doesn't tell.
+    #: Keys that the broker reads only at the start; others take effect at once. None for a broker of Apache RocketMQ.
     read_at_start: list[str] | None
     runtime: dict[str, str]
     unasked: list[Unasked]
 
 
-async def overview(eye: Eye, arguments: Nothing) -> Overview:
-    servers = await servers_of(eye)
+async def overview(view: ClusterView, arguments: Nothing) -> Overview:
+    servers = await servers_of(view)
     brokers = all_brokers(servers)
     topics, groups, findings = await asyncio.gather(
-        eye.topics.get(_OVERVIEW_WAIT_S), eye.groups.get(_OVERVIEW_WAIT_S), eye.findings.get(_OVERVIEW_WAIT_S)
+        view.topics.get(_OVERVIEW_WAIT_S), view.groups.get(_OVERVIEW_WAIT_S), view.findings.get(_OVERVIEW_WAIT_S)
     )
     if findings is not None:
         findings = [finding for finding in findings if finding.severity is not Severity.OK]
     unasked = [*servers.unasked, *(topics.unasked if topics else []), *(groups.unasked if groups else [])]
+    now = now_ms()
+    rows = [
+        group_of(name, of_topics, now)
+        for name, of_topics in (groups.progress.items() if groups is not None else ())
+        if not is_tools_group(name)
+    ]
     return Overview(
-        eye.admin.name_servers,
+        view.admin.name_servers,
         brokers,
         None if topics is None else sum(topic_kind(name, servers) == "topic" for name in topics.seen),
-        None if groups is None else sum(not is_tools_group(name) for name in groups.progress),
-        None
-        if groups is None
-        else sum(
-            progress.behind
-            for group, of_topics in groups.progress.items()
-            if not is_tools_group(group)
-            for progress in of_topics.values()
-        ),
+        None if groups is None else len(rows),
+        None if groups is None else sum(row.behind for row in rows),
         sum(broker.in_tps or 0.0 for broker in brokers),
         sum(broker.out_tps or 0.0 for broker in brokers),
         findings,
         list(dict.fromkeys(unasked)),
+        heapq.nlargest(MAX_WORST_GROUPS, (row for row in rows if row.behind), key=lambda row: row.behind),
     )
 
 
-async def brokers(eye: Eye, arguments: ListArguments) -> Brokers:
-    servers = await servers_of(eye)
+async def brokers(view: ClusterView, arguments: ListArguments) -> Brokers:
+    servers = await servers_of(view)
     columns = {
         "name": lambda b: (b.cluster, b.name, b.broker_id),
         "address": lambda b: b.address,
@@ -136,14 +143,17 @@ async def brokers(eye: Eye, arguments: ListArguments) -> Brokers:
     return Brokers(found, servers.unasked)
 
 
-async def broker(eye: Eye, arguments: BrokerArguments) -> BrokerPage:
-    """Raises ClientError for an address that no NameServer names: no page asks servers that a user thinks of."""
-    servers = await check_address(eye, arguments.address)
+async def broker(view: ClusterView, arguments: BrokerArguments) -> BrokerPage:
+    """Returns the page of a broker. Raises ClientError for an address that no NameServer lists.
+
+    Otherwise users could make the console send requests to any server.
+    """
+    servers = await check_address(view, arguments.address)
     (found,) = [broker for broker in all_brokers(servers) if broker.address == arguments.address]
     unasked = [unasked for unasked in servers.unasked if unasked.what == arguments.address]
     config: dict[str, str] = {}
     try:
-        config = await eye.admin.broker_config(arguments.address)
+        config = await view.admin.broker_config(arguments.address)
     except BrokerError as e:
         unasked.append(Unasked(arguments.address, str(e)))
     is_gantry = OUR_KEY in config
@@ -157,29 +167,29 @@ async def broker(eye: Eye, arguments: BrokerArguments) -> BrokerPage:
     )
 
 
-async def check_address(eye: Eye, address: str) -> Servers:
-    """Raises ClientError for one that no NameServer names."""
-    servers = await servers_of(eye)
+async def check_address(view: ClusterView, address: str) -> Servers:
+    """Returns the servers. Raises ClientError for an address that no NameServer lists."""
+    servers = await servers_of(view)
     if all(address not in broker.broker_addrs.values() for broker in servers.info.broker_addr_table.values()):
-        raise ClientError(f"no broker at {address!r}")
+        raise ClientError(f"no broker at {address!r} is registered")
     return servers
 
 
 def is_secret(key: str) -> bool:
-    """Whether the value of a broker's key is never shown."""
+    """Returns True if the value of a configuration key is never shown."""
     return _SECRET.search(key) is not None
 
 
-async def servers_of(eye: Eye) -> Servers:
-    """Raises ClientError when they aren't known yet, or the NameServers' error."""
-    servers = await eye.servers.get(eye.settings.timeout_ms / 1000 + 0.5)
+async def servers_of(view: ClusterView) -> Servers:
+    """Returns the servers. Raises ClientError if no NameServer has responded yet, or the error of the NameServers."""
+    servers = await view.servers.get(view.settings.timeout_ms / 1000 + 0.5)
     if servers is None:
         raise ClientError("the NameServers have not answered yet")
     return servers
 
 
 def all_brokers(servers: Servers) -> list[Broker]:
-    """By cluster, name and id."""
+    """Returns all brokers, ordered by cluster, name and id."""
     found = [
         _broker(data.cluster, name, broker_id, address, servers.runtime.get(address))
         for name, data in servers.info.broker_addr_table.items()

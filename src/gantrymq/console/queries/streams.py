@@ -1,7 +1,7 @@
-"""Streams: groups that commit offsets without being there, as Spark's queries do, and what queries tell of themselves.
+"""Streams: groups with offsets but without members, such as Spark queries, and the progress of queries.
 
-A query with the option consumerGroup commits for that group after each batch; no broker knows a member of it. What a
-query tells (`watch_queries`) is in a topic that its owner names.
+A Spark query with the option consumerGroup commits offsets for that group after each batch, but is not a member of it.
+With `watch_queries`, a query writes its progress to a topic.
 """
 
 from __future__ import annotations
@@ -11,35 +11,36 @@ from typing import Any
 
 import msgspec
 
-from gantrymq.console.asking import Unasked
 from gantrymq.console.bodies import beginning_of
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
+from gantrymq.console.fan_out import Unasked
 from gantrymq.console.listing import Cut, ListArguments, cut
-from gantrymq.console.queries.groups import Group, connected, group_of
+from gantrymq.console.queries.group_state import Group, group_of
+from gantrymq.console.queries.groups import connected
 from gantrymq.console.queries.kinds import is_tools_group
-from gantrymq.console.queries.reading import Reader
+from gantrymq.console.queries.queue_reader import QueueReader
 from gantrymq.console.queries.servers import servers_of
 from gantrymq.errors import NoRouteInfo, ProtocolError
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 from gantrymq.system.clock import now_ms
 
-#: Groups of which it is asked whether anybody is there.
+#: Limit of the groups whose members are queried.
 MAX_ASKED = 100
-#: Messages of the topic of progress that are read: the newest ones.
+#: Limit of the newest messages of the progress topic that are read.
 MAX_PROGRESS = 200
-#: A query's progress is some KiB; what is longer is something else.
+#: Largest decoded message, bytes. The progress of a query has some KiB.
 _MAX_PROGRESS_BYTES = 256 * 1024
 
 
 class StreamsArguments(ListArguments, kw_only=True):
-    """`progress` is the topic to which queries tell how they get on."""
+    """Arguments of the page. `progress` is the topic with the progress of queries."""
 
     progress: str = ""
 
 
 class Query(msgspec.Struct):
-    """A streaming query as it told of its last batch; rates are rows a second."""
+    """The last batch of a streaming query. Rates are in rows/s."""
 
     id: str
     name: str
@@ -52,25 +53,25 @@ class Query(msgspec.Struct):
 
 
 class StreamsPage(msgspec.Struct):
-    #: None while they are being asked for.
+    #: None until the first query is complete.
     table: Cut[Group] | None
     progress: str
     queries: list[Query]
     unasked: list[Unasked]
 
 
-async def streams(eye: Eye, arguments: StreamsArguments) -> StreamsPage:
+async def streams(view: ClusterView, arguments: StreamsArguments) -> StreamsPage:
     topic = arguments.progress.strip()
     unasked: list[Unasked] = []
     queries: list[Query] = []
     if topic:
-        queries, unasked = await _queries(eye, topic)
-    known = await eye.groups.get()
+        queries, unasked = await _queries(view, topic)
+    known = await view.groups.get()
     if known is None:
         return StreamsPage(None, topic, queries, unasked)
-    servers = await servers_of(eye)
+    servers = await servers_of(view)
     now = now_ms()
-    # Push consumers read their group's retry topic, too; what only commits has no offsets there.
+    # Push consumers also have offsets in their group's retry topic.
     maybe = [
         group_of(name, of_topics, now)
         for name, of_topics in known.progress.items()
@@ -80,23 +81,23 @@ async def streams(eye: Eye, arguments: StreamsArguments) -> StreamsPage:
     maybe = [one for one in maybe if wanted in _text(one).casefold()]
     maybe.sort(key=lambda one: (-one.behind, one.name))
     if len(maybe) > MAX_ASKED:
-        unasked.append(Unasked(f"{len(maybe) - MAX_ASKED} groups", f"only {MAX_ASKED} are asked about at once"))
+        unasked.append(Unasked(f"{len(maybe) - MAX_ASKED} groups", f"only {MAX_ASKED} are queried at once"))
 
     async def has_members(name: str) -> bool:
         for address in servers.masters.values():
-            if (await connected(eye, name, address)).connection_set:
+            if (await connected(view, name, address)).connection_set:
                 return True
         return False
 
-    answers = await eye.each([one.name for one in maybe[:MAX_ASKED]], has_members)
+    answers = await view.each([one.name for one in maybe[:MAX_ASKED]], has_members)
     columns = {
         "name": lambda g: g.name,
         "behind": lambda g: g.behind,
         "seconds": lambda g: g.seconds or 0.0,
         "tps": lambda g: g.tps,
     }
-    alone = [one for one in maybe[:MAX_ASKED] if answers.answers.get(one.name) is False]
-    table = cut(alone, arguments, columns, text=_text, default="-behind")
+    without_members = [one for one in maybe[:MAX_ASKED] if answers.results.get(one.name) is False]
+    table = cut(without_members, arguments, columns, text=_text, default="-behind")
     return StreamsPage(table, topic, queries, list(dict.fromkeys([*unasked, *known.unasked, *answers.unasked])))
 
 
@@ -104,43 +105,43 @@ def _text(group: Group) -> str:
     return f"{group.name} {' '.join(group.topics)}"
 
 
-async def _queries(eye: Eye, topic: str) -> tuple[list[Query], list[Unasked]]:
-    """The last word of each query among the newest messages of the topic."""
-    reader = Reader(eye, topic, _query)
+async def _queries(view: ClusterView, topic: str) -> tuple[list[Query], list[Unasked]]:
+    """Returns the last report of each query among the newest messages of the topic."""
+    reader = QueueReader(view, topic, _query)
     try:
-        await reader.look(None, None)
+        await reader.open(None, None)
     except NoRouteInfo as e:
         return [], [Unasked(topic, str(e))]
-    told = [one for one in await reader.latest(MAX_PROGRESS) if isinstance(one, Query)]
-    return last_words(told), reader.unasked
+    reports = [one for one in await reader.latest(MAX_PROGRESS) if isinstance(one, Query)]
+    return last_reports(reports), reader.unasked
 
 
-def last_words(told: Iterable[Query]) -> list[Query]:
-    """What each query told last, by its name. In one millisecond it may tell two brokers of two batches."""
+def last_reports(reports: Iterable[Query]) -> list[Query]:
+    """Returns the last report of each query, by name. Reports of two batches can have the same millisecond."""
     last: dict[str, Query] = {}
-    for one in sorted(told, key=lambda query: (query.told_ms, query.batch)):
+    for one in sorted(reports, key=lambda query: (query.told_ms, query.batch)):
         if one.id:
             last[one.id] = one
     return sorted(last.values(), key=lambda query: query.name)
 
 
 def _query(message: MessageExt) -> Query:
-    """Of Spark's JSON of a StreamingQueryProgress; without an id where it is something else."""
+    """Decodes Spark's JSON of a StreamingQueryProgress. The result has no id if the message is something else."""
     try:
-        told = msgspec.json.decode(beginning_of(message, _MAX_PROGRESS_BYTES))
+        progress = msgspec.json.decode(beginning_of(message, _MAX_PROGRESS_BYTES))
     except (msgspec.DecodeError, ProtocolError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
-        told = {}
-    duration = told.get("durationMs")
+        progress = None
+    if not isinstance(progress, dict):
+        progress = {}
+    duration = progress.get("durationMs")
     return Query(
-        str(told.get("id") or ""),
-        str(told.get("name") or told.get("id") or ""),
+        str(progress.get("id") or ""),
+        str(progress.get("name") or progress.get("id") or ""),
         message.store_timestamp,
-        int(_number(told, "batchId")),
-        int(_number(told, "numInputRows")),
-        _number(told, "inputRowsPerSecond"),
-        _number(told, "processedRowsPerSecond"),
+        int(_number(progress, "batchId")),
+        int(_number(progress, "numInputRows")),
+        _number(progress, "inputRowsPerSecond"),
+        _number(progress, "processedRowsPerSecond"),
         int(_number(duration if isinstance(duration, dict) else {}, "triggerExecution")),
     )
 

@@ -1,18 +1,18 @@
-"""Users of RocketMQ 5.x and what they may do. Passwords are asked for by nobody, and shown to nobody."""
+"""Users of RocketMQ 5.x and their policies. Passwords are neither queried nor shown."""
 
 from __future__ import annotations
 
 import msgspec
 
-from gantrymq.console.asking import Unasked
-from gantrymq.console.eye import Eye
+from gantrymq.console.cluster_view import ClusterView
+from gantrymq.console.fan_out import Unasked
 from gantrymq.console.listing import Cut, ListArguments, cut
 from gantrymq.console.queries.servers import servers_of
 from gantrymq.protocol.bodies.auth import AclInfo
 
 
 class Right(msgspec.Struct):
-    """What is allowed or denied; `policy` is Custom, or Default, which counts where no Custom entry fits."""
+    """A policy entry. `policy` is Custom, or Default, which applies if no Custom entry matches."""
 
     policy: str
     resource: str
@@ -22,7 +22,7 @@ class Right(msgspec.Struct):
 
 
 class User(msgspec.Struct):
-    """One user; a Super one may do everything. `lacking` are brokers that don't know it."""
+    """One user. A Super user has all rights. `lacking` has the brokers without this user."""
 
     name: str
     type: str
@@ -37,22 +37,22 @@ class UsersPage(msgspec.Struct):
     unasked: list[Unasked]
 
 
-async def users(eye: Eye, arguments: ListArguments) -> UsersPage:
-    """Each broker has users of its own: rights are those of the first that knows the user."""
-    servers = await servers_of(eye)
+async def users(view: ClusterView, arguments: ListArguments) -> UsersPage:
+    """Returns the users of all brokers. Their rights are those on the first broker that has the user."""
+    servers = await servers_of(view)
     names = {address: name for name, address in servers.masters.items()}
-    answers = await eye.each(names, eye.admin.users)
-    rights = await eye.each(answers.answers, eye.admin.acls)
+    answers = await view.each(names, view.admin.users)
+    rights = await view.each(answers.results, view.admin.acls)
     known: dict[str, User] = {}
-    for address, of_broker in answers.answers.items():
-        acls = {acl.subject: acl for acl in rights.answers.get(address, ())}
+    for address, of_broker in answers.results.items():
+        acls = {acl.subject: acl for acl in rights.results.get(address, ())}
         for one in of_broker:
             if one.username and one.username not in known:
                 user = User(one.username, one.user_type or "", one.user_status or "", [], [])
                 known[one.username] = user
                 acl = acls.get(f"User:{one.username}")
                 user.rights = _rights(acl) if acl is not None else []
-    for address, of_broker in answers.answers.items():
+    for address, of_broker in answers.results.items():
         there = {one.username for one in of_broker}
         for user in known.values():
             if user.name not in there:

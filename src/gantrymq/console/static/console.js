@@ -1,16 +1,63 @@
-// What a page can't do without a script: times in the browser's zone, the live tail, charts, tables that are scrolled by
-// keyboard. The rest is htmx, or works without.
+// Enhancements that need a script: times in the browser's zone, messages that open in place, the live tail, charts, the
+// key of the search, tables that scroll with the keyboard. Everything else works without a script.
 "use strict";
 (() => {
-  const lang = document.documentElement.lang;
-  // Days and months in the order that the visitor knows, where the page is in the visitor's language.
-  const locale = navigator.languages.find((one) => one.slice(0, 2) === lang.slice(0, 2)) || lang;
-  const format = new Intl.DateTimeFormat(locale, {dateStyle: "short", timeStyle: "medium"});
+  // ISO 8601 with ms in the browser's zone, such as 2026-05-31 14:02:07.250+02:00.
+  const pad = (number, digits = 2) => String(number).padStart(digits, "0");
+  const isoOf = (at) => {
+    const minutes = -at.getTimezoneOffset();
+    const zone = minutes === 0 ? "Z"
+      : (minutes < 0 ? "-" : "+") + pad(Math.floor(Math.abs(minutes) / 60)) + ":" + pad(Math.abs(minutes) % 60);
+    return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${pad(at.getHours())}:` +
+      `${pad(at.getMinutes())}:${pad(at.getSeconds())}.${pad(at.getMilliseconds(), 3)}${zone}`;
+  };
   const localize = (root) => {
     for (const time of root.querySelectorAll("time[datetime]:not([title])")) {
       time.title = time.textContent;
-      time.textContent = format.format(new Date(time.dateTime));
+      time.textContent = isoOf(new Date(time.dateTime));
     }
+  };
+
+  // Opens a message below its row. Without a script, or with a modifier key, the link leads to the page of the message.
+  const openInPlace = async (event) => {
+    const link = event.target.closest("a[data-open]");
+    if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+    event.preventDefault();
+    const row = link.closest("tr");
+    if (link.getAttribute("aria-expanded") === "true") {
+      link.setAttribute("aria-expanded", "false");
+      row.nextElementSibling.remove();
+      return;
+    }
+    link.setAttribute("aria-expanded", "true");
+    const opened = document.createElement("tr");
+    opened.className = "opened";
+    const holder = opened.insertCell();
+    holder.colSpan = row.cells.length;
+    row.after(opened);
+    let answer, page;
+    try {
+      answer = await fetch(link.href);
+      page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    } catch {
+      location.href = link.href;
+      return;
+    }
+    const found = page.getElementById("message") || page.querySelector(".problem");
+    if (!answer.redirected && found) {
+      found.removeAttribute("id");
+      const actions = page.querySelector(".actions");
+      if (actions) {
+        for (const button of actions.querySelectorAll("button")) button.remove();
+        const whole = document.createElement("a");
+        whole.className = "button";
+        whole.href = link.href;
+        whole.textContent = page.querySelector("h1").textContent;
+        actions.prepend(whole);
+      }
+      holder.replaceChildren(...[actions, found].filter(Boolean).map((one) => document.adoptNode(one)));
+      settled();
+    } else location.href = link.href;
   };
 
   // A table that is wider than the page is scrolled with the arrow keys: it has to be reached for that.
@@ -20,6 +67,15 @@
       else one.removeAttribute("tabindex");
     }
   };
+
+  // A screen reader reads which links open below their row.
+  const collapsed = () => {
+    for (const link of document.querySelectorAll("a[data-open]:not([aria-expanded])")) {
+      link.setAttribute("aria-expanded", "false");
+    }
+  };
+
+  const settled = () => { localize(document); reachable(); collapsed(); };
 
   // Rows that are kept on the page; the rate is bounded by the server.
   const MAX_ROWS = 200;
@@ -41,7 +97,7 @@
       const round = JSON.parse(event.data);
       for (const message of round.rows) {
         const row = document.createElement("tr");
-        cell(row, format.format(new Date(message.stored_ms)));
+        cell(row, isoOf(new Date(message.stored_ms)));
         cell(row, `${message.broker} ${message.queue_id}`);
         const link = document.createElement("a");
         link.href = "/message?" + new URLSearchParams(
@@ -50,7 +106,7 @@
         cell(row, "", "n").append(link);
         cell(row, message.tags, "name");
         cell(row, message.keys.join(" "), "name");
-        cell(row, message.start, "name");
+        cell(row, message.start, "text");
         table.tBodies[0].prepend(row);
       }
       while (table.rows.length > MAX_ROWS) table.deleteRow(-1);
@@ -62,7 +118,7 @@
     stream.addEventListener("over", () => { stream.close(); state.textContent = state.dataset.over; });
   };
 
-  // The points are asked for apart from the page: a page that is drawn needs them once.
+  // The points come with a separate request, because a reload of the page does not need them.
   const draw = async (holder) => {
     const answer = await fetch(holder.dataset.history);
     if (!answer.ok) return;
@@ -84,8 +140,16 @@
   };
 
   const whenReady = () => {
-    const settled = () => { localize(document); reachable(); };
     settled();
+    document.body.addEventListener("click", openInPlace);
+    document.addEventListener("keydown", (event) => {
+      const isTyping = event.target.closest("input, select, textarea, [contenteditable]");
+      const find = document.querySelector(".find input");
+      if (event.key !== "/" || !find || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      find.focus();
+      find.select();
+    });
     document.body.addEventListener("htmx:afterSettle", settled);
     window.addEventListener("resize", reachable);
     for (const table of document.querySelectorAll("table[data-stream]")) follow(table);

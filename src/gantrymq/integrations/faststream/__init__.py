@@ -1,4 +1,4 @@
-"""A broker for FastStream: subscribers are PushConsumers, publishers a Producer. The extra `gantrymq[faststream]`.
+"""Broker for FastStream: subscribers are PushConsumers, publishers use a Producer. Extra: `gantrymq[faststream]`.
 
     broker = RocketMQBroker("127.0.0.1:9876")
 
@@ -6,9 +6,9 @@
     @broker.publisher("invoices")
     async def handle(order: Order) -> Invoice: ...
 
-`broker.py` is what users make; `subscriber.py` runs handlers, `publisher.py` sends, `messages.py` has what goes between
-FastStream and the client, `testing.py` the broker for tests. FastStream has no public interface for brokers of others:
-this is built on its `_internal` as of 0.7, like its own brokers, and the extra allows that version only.
+`broker.py` has the public classes. `subscriber.py` runs handlers, `publisher.py` sends, `messages.py` converts between
+FastStream and the client, `testing.py` has the broker for tests. FastStream has no public interface for external
+brokers. This package therefore uses its `_internal` module of version 0.7, and the extra allows only that version.
 """
 
 from gantrymq.extras import missing

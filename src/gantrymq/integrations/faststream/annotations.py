@@ -1,4 +1,4 @@
-"""What handlers may ask for besides the body, as with FastStream's own brokers."""
+"""Annotations for arguments of handlers other than the body, as in FastStream's own brokers."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ __all__ = ["DRIVER_ANNOTATIONS", "ContextRepo", "Logger", "RocketMQMessage"]
 
 RocketMQMessage = Annotated[ReceivedMessage, Context("message")]
 
-#: Who asks for the class itself is told what to import instead.
+#: If a handler uses the class itself as annotation, FastStream's error names the annotation to import.
 DRIVER_ANNOTATIONS = {
     ReceivedMessage: UnderlyingDriverAnnotation(type_hint=RocketMQMessage, module=__name__, name="RocketMQMessage")
 }

@@ -1,4 +1,4 @@
-"""RocketMQBroker and RocketMQRouter: what users make, and register their handlers with."""
+"""RocketMQBroker and RocketMQRouter, with which users register their handlers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from gantrymq.integrations.faststream.subscriber import (
     RocketMQSubscriberSpecification,
     RocketMQSubscriberSpecificationConfig,
 )
-from gantrymq.integrations.held import ConnectionOptions
+from gantrymq.integrations.in_flight import ConnectionOptions
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_LAST_OFFSET, EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageExt
 
@@ -55,17 +55,17 @@ PROTOCOL = "rocketmq"
 
 
 class _LogParameters(DefaultLoggerStorage):
-    """FastStream's log, with topics and groups in it."""
+    """FastStream's logger with topic and group in each line."""
 
     def register_subscriber(self, params: dict[str, Any]) -> None:
-        """Columns have no width here."""
+        """Does nothing: columns have no fixed width."""
 
     def set_level(self, level: int) -> None:
-        """As the broker is told."""
+        """Sets the log level of the broker."""
         self.logger_log_level = level
 
     def get_logger(self, *, context: ContextRepo) -> Any:
-        """Made when it is first asked for."""
+        """Returns the logger, which is created on first use."""
         if (known := self._get_logger_ref()) is not None:
             return known
         logger = get_broker_logger(
@@ -81,7 +81,7 @@ class _LogParameters(DefaultLoggerStorage):
 
 
 class _Registrator(Registrator[MessageExt, RocketMQBrokerConfig]):
-    """Subscribers and publishers, of a broker or a router."""
+    """Registers subscribers and publishers of a broker or a router."""
 
     def subscriber(  # type: ignore[override]
         self,
@@ -106,10 +106,11 @@ class _Registrator(Registrator[MessageExt, RocketMQBrokerConfig]):
         description: str | None = None,
         include_in_schema: bool = True,
     ) -> RocketMQSubscriber:
-        """Has a handler called with a topic's messages, as a member of `group`, which has this subscription alone.
+        """Calls the decorated handler with a topic's messages, as a member of `group`.
 
-        The arguments up to `consumer_options`, which are further ones, are those of PushConsumer, the others those of
-        all of FastStream's brokers. When a handler raises the message comes again, unless `ack_policy` says otherwise.
+        A group can have only one subscriber. If a handler raises, the message is redelivered, unless `ack_policy` sets
+        another behaviour. The arguments up to `consume_from_where` are those of PushConsumer. `consumer_options`
+        contains further ones. The other arguments are those of all FastStream brokers.
         """
         outer: Any = self.config
         calls = CallsCollection[MessageExt]()
@@ -155,7 +156,7 @@ class _Registrator(Registrator[MessageExt, RocketMQBrokerConfig]):
         include_in_schema: bool = True,
         **options: Unpack[MessageOptions],
     ) -> RocketMQPublisher:
-        """Publishes to a topic; above a handler, what that returns. `options` are those of Message."""
+        """Publishes to a topic; as a decorator, publishes the handler's result. `options` are arguments of Message."""
         outer: Any = self.config
         publisher = RocketMQPublisher(
             topic,
@@ -178,7 +179,7 @@ class _Registrator(Registrator[MessageExt, RocketMQBrokerConfig]):
 
 
 class RocketMQRouter(_Registrator):
-    """Handlers of a module of their own, for `broker.include_router`; `prefix` is put before their topics."""
+    """Handlers of a module, for `broker.include_router`. `prefix` is added to their topics."""
 
     def __init__(
         self,
@@ -199,10 +200,14 @@ class RocketMQRouter(_Registrator):
 
 
 class RocketMQBroker(_Registrator, BrokerUsecase[MessageExt, Producer, RocketMQBrokerConfig]):
-    """FastStream's broker for RocketMQ's NameServers `name_servers` (host:port, several with `;` between them).
+    """FastStream's broker for RocketMQ.
 
-    `producer_group` names those who publish; `connection` has `namespace`, `ssl_context` and `hooks` of the clients.
-    The other arguments are those of all of FastStream's brokers.
+    The arguments after `connection` are those of all FastStream brokers.
+
+    Args:
+        name_servers: NameServers: HOST:PORT, several separated by `;`. Default: 127.0.0.1:9876.
+        producer_group: Group of the producer. Default: faststream.
+        connection: `namespace`, `ssl_context` and `hooks` of the clients.
     """
 
     def __init__(
@@ -269,7 +274,7 @@ class RocketMQBroker(_Registrator, BrokerUsecase[MessageExt, Producer, RocketMQB
         return self._client
 
     async def start(self) -> None:
-        """Connects, and has the subscribers join their groups. Raises ClientError for a group of two subscribers."""
+        """Starts the producer and the subscribers. Raises ClientError if a group is missing or has two subscribers."""
         groups: set[str] = set()
         for subscriber in self.subscribers:
             assert isinstance(subscriber, RocketMQSubscriber)
@@ -290,14 +295,14 @@ class RocketMQBroker(_Registrator, BrokerUsecase[MessageExt, Producer, RocketMQB
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> None:
-        """Stops the subscribers, then disconnects."""
+        """Stops the subscribers, then the producer."""
         await super().stop(exc_type, exc_val, exc_tb)
         if self._connection is not None:
             self._connection = None
             await self._client.close()
 
     async def ping(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109
-        """Whether a NameServer answers."""
+        """Returns whether a NameServer responds."""
         from gantrymq.client.admin.client import AdminClient
 
         config = self.config.broker_config
@@ -311,7 +316,10 @@ class RocketMQBroker(_Registrator, BrokerUsecase[MessageExt, Producer, RocketMQB
         return True
 
     async def publish(self, message: Any = None, topic: str = "", **options: Unpack[PublishOptions]) -> SendResult:
-        """Sends a message; `options` are PublishOptions. Returns when a broker has it, raises as `Producer.send`."""
+        """Sends a message. `options` are PublishOptions. Returns when a broker has stored it.
+
+        Raises the errors of `Producer.send`.
+        """
         command = self._command(message, topic, options, PublishType.PUBLISH)
         result: SendResult = await self._basic_publish(command, producer=self.config.producer)
         return result
@@ -319,7 +327,10 @@ class RocketMQBroker(_Registrator, BrokerUsecase[MessageExt, Producer, RocketMQB
     async def request(  # type: ignore[override]
         self, message: Any = None, topic: str = "", **options: Unpack[PublishOptions]
     ) -> RocketMQMessage:
-        """Sends a message and returns the reply, what a subscriber's handler has returned. Raises RequestTimeout."""
+        """Sends a message and returns the reply, which is the result of a subscriber's handler.
+
+        Raises RequestTimeout.
+        """
         command = self._command(message, topic, options, PublishType.REQUEST)
         reply: RocketMQMessage = await self._basic_request(command, producer=self.config.producer)
         return reply

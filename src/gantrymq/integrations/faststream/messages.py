@@ -1,4 +1,4 @@
-"""What goes between FastStream and the client: received messages, and commands to publish."""
+"""Conversion between FastStream and the client: received messages, and commands to publish."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gantrymq.codecs.codec import CONTENT_TYPE, MessageOptions
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.message import Message, MessageExt
 
-#: The property of FastStream's correlation id; RocketMQ's own is for requests and their replies.
+#: Property for FastStream's correlation id. RocketMQ's own one is used for requests and replies.
 CORRELATION_ID = "correlation_id"
 TIMEOUT_MS = 3000
 
 
 class RocketMQMessage(StreamMessage[MessageExt]):
-    """A received message; `raw_message` is the client's MessageExt, `headers` are its properties.
+    """A received message. `raw_message` is the client's MessageExt, `headers` are its properties.
 
-    What its handler decides is carried out when the handler has ended: one that was nacked comes again later.
+    The outcome takes effect when the handler has ended: after `nack`, the message is redelivered later.
     """
 
     def __init__(self, raw_message: MessageExt, outcomes: list[AckStatus]) -> None:
@@ -35,37 +35,37 @@ class RocketMQMessage(StreamMessage[MessageExt]):
             correlation_id=properties.get(CORRELATION_ID),
             message_id=raw_message.msg_id,
         )
-        #: Shared by copies of it.
+        #: Shared by copies of this object.
         self._outcomes = outcomes
 
     async def ack(self) -> None:
-        """It is consumed."""
+        """Acknowledges the message: it is consumed."""
         self._outcomes.append(AckStatus.ACKED)
         await super().ack()
 
     async def nack(self) -> None:
-        """It comes again later, and goes to the dead letters at last."""
+        """Fails the message: it is redelivered later, and finally becomes a dead-letter message."""
         self._outcomes.append(AckStatus.NACKED)
         await super().nack()
 
     async def reject(self) -> None:
-        """It doesn't come again."""
+        """Drops the message: it is not redelivered."""
         self._outcomes.append(AckStatus.REJECTED)
         await super().reject()
 
 
 async def parse(message: MessageExt) -> RocketMQMessage:
-    """A message that nothing is to be decided about: a reply."""
+    """Parses a reply, which needs no acknowledgement."""
     return RocketMQMessage(message, [])
 
 
 async def decode(message: StreamMessage[Any]) -> Any:
-    """The body by its content type, as FastStream does it everywhere."""
+    """Decodes the body by its content type, as all FastStream brokers do."""
     return decode_message(message)
 
 
 class PublishOptions(MessageOptions, total=False):
-    """How a message is published: the arguments of Message, its headers, how long to wait (`timeout_ms`, 3000)."""
+    """Options of a publication: arguments of Message, headers, correlation id, and `timeout_ms` (default 3000 ms)."""
 
     headers: dict[str, str] | None
     correlation_id: str | None
@@ -73,13 +73,13 @@ class PublishOptions(MessageOptions, total=False):
 
 
 def message_options(options: PublishOptions) -> MessageOptions:
-    """Those of Message among them."""
+    """Returns the arguments of Message among the options."""
     found = {name: value for name, value in options.items() if name in MessageOptions.__optional_keys__}
     return cast(MessageOptions, found)
 
 
 class RocketMQPublishCommand(PublishCommand):
-    """What to publish where; `options` are those of Message, `request` is what it replies to."""
+    """A message to publish. `options` are arguments of Message. `request` is the message to which it replies."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class RocketMQPublishCommand(PublishCommand):
     def made(
         cls, body: Any, topic: str, options: PublishOptions, publish_type: PublishType, new_id: Callable[[], str]
     ) -> RocketMQPublishCommand:
-        """As `publish` and `request` are told; `new_id` makes the correlation id where there is none."""
+        """Creates a command from the arguments of `publish` or `request`. `new_id` returns a missing correlation id."""
         return cls(
             body,
             topic,
@@ -116,7 +116,7 @@ class RocketMQPublishCommand(PublishCommand):
 
     @classmethod
     def of(cls, command: PublishCommand) -> RocketMQPublishCommand:
-        """A command as handlers' results make them."""
+        """Converts a command that FastStream created from a handler's result."""
         if isinstance(command, cls):
             return command
         return cls(
@@ -128,13 +128,13 @@ class RocketMQPublishCommand(PublishCommand):
         )
 
     def message(self, body: bytes, content_type: str | None) -> Message:
-        """The message to send. Raises IllegalMessage."""
+        """Returns the message to send. Raises IllegalMessage."""
         message = Message(self.destination, body, **self.options)
         message.properties.update(self.properties(content_type))
         return message
 
     def properties(self, content_type: str | None) -> dict[str, str]:
-        """FastStream's headers as properties."""
+        """Returns FastStream's headers as properties."""
         found = {name: str(value) for name, value in self.headers.items()}
         if self.correlation_id:
             found[CORRELATION_ID] = self.correlation_id

@@ -1,4 +1,4 @@
-"""Publishing: FastStream's producer over the client's, publishers of a topic, and replies to requests."""
+"""Publishing: FastStream's producer over the client's producer, publishers of a topic, and replies."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.client.producing.request_reply import reply_message
 from gantrymq.codecs.codec import MessageOptions
 from gantrymq.integrations.faststream.messages import PublishOptions, RocketMQPublishCommand, decode, parse
-from gantrymq.integrations.held import ConnectionOptions
+from gantrymq.integrations.in_flight import ConnectionOptions
 from gantrymq.protocol.message import MessageExt
 
 
 class RocketMQProducer(ProducerProto[RocketMQPublishCommand]):
-    """Sends commands; `client` is started by the broker."""
+    """Sends commands. The broker starts `client`."""
 
     def __init__(self, client: Producer, parser: Any, decoder: Any, codec: Any) -> None:
         self.client = client
@@ -40,7 +40,7 @@ class RocketMQProducer(ProducerProto[RocketMQPublishCommand]):
         self._decoder = ParserComposition(decoder, decode)
 
     async def publish(self, cmd: RocketMQPublishCommand) -> SendResult:
-        """Returns when a broker has it; raises what `Producer.send` raises."""
+        """Sends a message. Returns when a broker has stored it. Raises the errors of `Producer.send`."""
         body, content_type = await self.codec.encode(cmd.body, self.serializer)
         if cmd.request is not None:
             reply = reply_message(cmd.request, body)
@@ -52,18 +52,18 @@ class RocketMQProducer(ProducerProto[RocketMQPublishCommand]):
         return await self.client.send(message, timeout_ms=cmd.timeout_ms)
 
     async def request(self, cmd: RocketMQPublishCommand) -> MessageExt:
-        """The reply; raises RequestTimeout when none comes."""
+        """Sends a request and returns the reply. Raises RequestTimeout if none arrives."""
         body, content_type = await self.codec.encode(cmd.body, self.serializer)
         return await self.client.request(cmd.message(body, content_type), timeout_ms=cmd.timeout_ms)
 
     async def publish_batch(self, cmd: RocketMQPublishCommand) -> Any:
-        """Not there."""
+        """Raises FeatureNotSupportedException."""
         raise FeatureNotSupportedException("publish messages one by one; those of a moment share a packet anyway")
 
 
 @dataclass(kw_only=True)
 class RocketMQBrokerConfig(BrokerConfig):
-    """What subscribers and publishers know of their broker."""
+    """Settings of the broker for its subscribers and publishers."""
 
     name_servers: str = ""
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
@@ -71,7 +71,7 @@ class RocketMQBrokerConfig(BrokerConfig):
 
 @dataclass(kw_only=True)
 class RocketMQPublisherSpecificationConfig(PublisherSpecificationConfig):
-    """What the AsyncAPI page says of a publisher."""
+    """Settings for a publisher in the AsyncAPI document."""
 
     topic: str
 
@@ -79,20 +79,20 @@ class RocketMQPublisherSpecificationConfig(PublisherSpecificationConfig):
 class RocketMQPublisherSpecification(
     PublisherSpecification[RocketMQBrokerConfig, RocketMQPublisherSpecificationConfig]
 ):
-    """A publisher's part of the AsyncAPI page; AsyncAPI has no binding for RocketMQ."""
+    """A publisher's part of the AsyncAPI document. AsyncAPI has no binding for RocketMQ."""
 
     @property
     def topic(self) -> str:
-        """With its router's prefix."""
+        """The topic with the prefix of its router."""
         return f"{self._outer_config.prefix}{self.config.topic}"
 
     @property
     def name(self) -> str:
-        """The channel's."""
+        """Name of the channel."""
         return self.config.title_ or f"{self.topic}:Publisher"
 
     def get_schema(self) -> dict[str, PublisherSpec]:
-        """The channel."""
+        """Returns the channel."""
         payload = resolve_payloads(self.get_payloads(), "Publisher")
         message = SchemaMessage(title=f"{self.name}:Message", payload=payload)
         return {
@@ -106,7 +106,7 @@ class RocketMQPublisherSpecification(
 
 
 class RocketMQPublisher(PublisherUsecase):
-    """Publishes to one topic; as a decorator what the handler returns."""
+    """Publishes to one topic. As a decorator, publishes the handler's result."""
 
     def __init__(
         self,
@@ -123,11 +123,11 @@ class RocketMQPublisher(PublisherUsecase):
 
     @property
     def topic(self) -> str:
-        """With its router's prefix."""
+        """The topic with the prefix of its router."""
         return f"{self._outer_config.prefix}{self._topic}"
 
     async def publish(self, message: Any = None, topic: str = "", **options: Unpack[PublishOptions]) -> SendResult:
-        """Sends to the topic, or another; `options` are PublishOptions. Returns when a broker has it."""
+        """Sends to the topic, or another one. `options` are PublishOptions. Returns when a broker has stored it."""
         command = self._command(message, topic, options, PublishType.PUBLISH)
         result: SendResult = await self._basic_publish(
             command, producer=self._outer_config.producer, _extra_middlewares=()
@@ -135,7 +135,7 @@ class RocketMQPublisher(PublisherUsecase):
         return result
 
     async def request(self, message: Any = None, topic: str = "", **options: Unpack[PublishOptions]) -> Any:
-        """Sends, and returns the reply, a RocketMQMessage. Raises RequestTimeout."""
+        """Sends a request and returns the reply, a RocketMQMessage. Raises RequestTimeout."""
         command = self._command(message, topic, options, PublishType.REQUEST)
         return await self._basic_request(command, producer=self._outer_config.producer)
 
@@ -156,14 +156,14 @@ class RocketMQPublisher(PublisherUsecase):
 
 
 class ReplyPublisher(FakePublisher):
-    """Sends what a handler returns to who has asked."""
+    """Sends the result of a handler as reply to the requester."""
 
     def __init__(self, producer: ProducerProto[Any], request: MessageExt) -> None:
         super().__init__(producer=producer)
         self._request = request
 
     def patch_command(self, cmd: PublishCommand) -> RocketMQPublishCommand:
-        """To the request's sender."""
+        """Addresses the command to the sender of the request."""
         command = RocketMQPublishCommand.of(super().patch_command(cmd))
         command.request = self._request
         return command

@@ -1,4 +1,4 @@
-"""Subscribing: a PushConsumer that has FastStream process each message."""
+"""Subscribing: a PushConsumer whose messages FastStream processes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from gantrymq.protocol.message import MessageExt
 
 @dataclass(kw_only=True)
 class RocketMQSubscriberConfig(SubscriberUsecaseConfig):
-    """By default what a handler raises has the message come again, as it is in RocketMQ."""
+    """Settings of a subscriber. By default, a message is redelivered if its handler raises, as in RocketMQ."""
 
     @property
     def ack_policy(self) -> AckPolicy:
-        """The subscriber's, else the broker's."""
+        """The policy of the subscriber, else that of the broker."""
         for policy in (self._ack_policy, self._outer_config.ack_policy):
             if policy is not EMPTY:
                 return policy
@@ -41,7 +41,7 @@ class RocketMQSubscriberConfig(SubscriberUsecaseConfig):
 
 @dataclass(kw_only=True)
 class RocketMQSubscriberSpecificationConfig(SubscriberSpecificationConfig):
-    """What the AsyncAPI page says of a subscriber."""
+    """Settings for a subscriber in the AsyncAPI document."""
 
     topic: str
 
@@ -49,20 +49,20 @@ class RocketMQSubscriberSpecificationConfig(SubscriberSpecificationConfig):
 class RocketMQSubscriberSpecification(
     SubscriberSpecification[RocketMQBrokerConfig, RocketMQSubscriberSpecificationConfig]
 ):
-    """A subscriber's part of the AsyncAPI page; AsyncAPI has no binding for RocketMQ."""
+    """A subscriber's part of the AsyncAPI document. AsyncAPI has no binding for RocketMQ."""
 
     @property
     def topic(self) -> str:
-        """With its router's prefix."""
+        """The topic with the prefix of its router."""
         return f"{self._outer_config.prefix}{self.config.topic}"
 
     @property
     def channel_labels(self) -> list[str]:
-        """One."""
+        """Names of the channels: the topic."""
         return [self.topic]
 
     def get_schema(self) -> dict[str, SubscriberSpec]:
-        """The channel."""
+        """Returns the channel."""
         message = SchemaMessage(title=f"{self.name}:Message", payload=resolve_payloads(self.get_payloads()))
         return {
             self.name: SubscriberSpec(
@@ -75,7 +75,7 @@ class RocketMQSubscriberSpecification(
 
 
 class RocketMQSubscriber(SubscriberUsecase[MessageExt]):
-    """A topic's messages for a group; `options` are those of PushConsumer."""
+    """Processes the messages of a topic for a group. `options` are arguments of PushConsumer."""
 
     def __init__(
         self,
@@ -96,22 +96,22 @@ class RocketMQSubscriber(SubscriberUsecase[MessageExt]):
         self._expression = expression, expression_type
         self._options = options
         self._consumer: PushConsumer | None = None
-        #: What was decided about messages in handlers.
+        #: Outcomes of messages in handlers.
         self._outcomes: dict[MessageExt, list[AckStatus]] = {}
         self._stopping = Tasks(f"stopping the subscriber of {topic}")
 
     @property
     def topic(self) -> str:
-        """With its router's prefix."""
+        """The topic with the prefix of its router."""
         return f"{self._outer_config.prefix}{self._topic}"
 
     @property
     def consumer(self) -> PushConsumer | None:
-        """The client's consumer, while it runs: its health, lag and assignment."""
+        """The client's consumer while it runs, for health, lag and assignment; else None."""
         return self._consumer
 
     async def start(self) -> None:
-        """Joins the group. Raises what `PushConsumer.start` raises."""
+        """Joins the group. Raises the errors of `PushConsumer.start`."""
         await super().start()
         self._post_start()
         if self.calls:
@@ -122,7 +122,7 @@ class RocketMQSubscriber(SubscriberUsecase[MessageExt]):
             self._consumer = consumer
 
     async def stop(self) -> None:
-        """Leaves the group, after handlers have ended."""
+        """Leaves the group after running handlers have ended."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             graceful_s = self._outer_config.graceful_timeout
@@ -130,18 +130,18 @@ class RocketMQSubscriber(SubscriberUsecase[MessageExt]):
         await super().stop()
 
     async def _handle(self, message: MessageExt) -> None:
-        """The consumer's handler: what it raises has the message come again."""
+        """Processes a message, as handler of the consumer. If it raises, the message is redelivered."""
         outcomes = self._outcomes[message] = []
         try:
             await self.process_message(message)
         except (StopConsume, SystemExit) as e:
-            # Beside the handler, which the stop waits for.
+            # In another task, because `stop` waits for this handler.
             self._stopping.start(self.stop())
             if isinstance(e, SystemExit) and (app := self._outer_config.context.get("app")):
                 app.exit()
             return
         except Exception:
-            # FastStream has logged it.
+            # FastStream has logged the error.
             if not outcomes or outcomes[0] is AckStatus.NACKED:
                 raise
         finally:
@@ -156,13 +156,13 @@ class RocketMQSubscriber(SubscriberUsecase[MessageExt]):
         return (ReplyPublisher(self._outer_config.producer, message.raw_message),)
 
     def get_log_context(self, message: StreamMessage[MessageExt] | None) -> dict[str, str]:
-        """What each line of the log has."""
+        """Returns the fields of each log line."""
         return {"topic": self.topic, "group": self.group, "message_id": getattr(message, "message_id", "")}
 
     async def get_one(self, *, timeout: float = 5) -> RocketMQMessage | None:  # noqa: ASYNC109
-        """Not there."""
+        """Raises FeatureNotSupportedException."""
         raise FeatureNotSupportedException("to ask for messages yourself use gantrymq.LitePullConsumer")
 
     def __aiter__(self) -> AsyncIterator[RocketMQMessage]:
-        """Not there."""
+        """Raises FeatureNotSupportedException."""
         raise FeatureNotSupportedException("to iterate over messages use gantrymq.LitePullConsumer")

@@ -1,6 +1,6 @@
-"""TestRocketMQBroker: FastStream's broker for tests, without a network: subscribers get at once what is published.
+"""TestRocketMQBroker: FastStream's test broker. Subscribers receive published messages at once, without a network.
 
-For tests with a real broker there is the fixture `gantry_cluster`.
+For tests with a real broker, use the fixture `gantry_cluster`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from gantrymq.system.clock import now_ms
 
 
 class TestRocketMQBroker(TestBroker[RocketMQBroker, Any], broker=RocketMQBroker):
-    """`async with TestRocketMQBroker(broker):` each message goes to one subscriber of each group, in this process.
+    """Delivers published messages inside this process, with `async with TestRocketMQBroker(broker):`.
 
-    Tags and SQL92 aren't looked at, nor is anything delayed.
+    Every subscriber of the topic receives each message. Filters by tags or SQL92 and delays are ignored.
     """
 
     def create_publisher_fake_subscriber(
         self, broker: RocketMQBroker, publisher: RocketMQPublisher
     ) -> tuple[RocketMQSubscriber, bool]:
-        """Who gets what is published to a topic, so that tests can ask about it."""
+        """Returns a subscriber of the publisher's topic, so that tests can inspect it. Creates one if there is none."""
         for subscriber in broker.subscribers:
             assert isinstance(subscriber, RocketMQSubscriber)
             if subscriber.topic == publisher.topic:
@@ -51,7 +51,7 @@ class TestRocketMQBroker(TestBroker[RocketMQBroker, Any], broker=RocketMQBroker)
 
 
 class _ProducerInMemory(RocketMQProducer):
-    """Has the subscribers of a topic process what is published."""
+    """Passes published messages to the subscribers of their topic."""
 
     def __init__(self, broker: RocketMQBroker) -> None:
         config = broker.config.broker_config
@@ -92,7 +92,7 @@ class _ProducerInMemory(RocketMQProducer):
 
 
 def received(message: Message, offset: int = 0) -> MessageExt:
-    """A message as a consumer gets it."""
+    """Returns the message in the form that a consumer receives."""
     properties = encode_properties({UNIQUE_KEY: f"TEST{offset:028X}"} | message.properties)
     now = now_ms()
     record = Record(

@@ -1,1 +1,1 @@
-"""What the bodies of requests and answers hold: JSON, read and written by `protocol/fastjson.py`."""
+"""The JSON bodies of requests and responses, encoded and decoded by `protocol/fastjson.py`."""

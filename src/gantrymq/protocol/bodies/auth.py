@@ -1,4 +1,4 @@
-"""JSON bodies of requests about users and what they may do (remoting/protocol/body/UserInfo, AclInfo)."""
+"""Bodies about users and their permissions (remoting/protocol/body/UserInfo, AclInfo)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class UserInfo(msgspec.Struct, rename="camel", omit_defaults=True):
-    """A user; what is None stays as it is in a change. `user_type` Super, Normal; `user_status` enable, disable."""
+    """A user. `user_type` is Super or Normal, `user_status` enable or disable. In a change, None keeps a value."""
 
     username: str | None = None
     password: str | None = None
@@ -18,7 +18,7 @@ class UserInfo(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class PolicyEntryInfo(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What may be done, or not, with one resource: Topic:*, Group:prefix*, Cluster:name."""
+    """Allows or denies actions on one resource, for example Topic:*, Group:prefix* or Cluster:name."""
 
     resource: str | None = None
     actions: list[str] = []
@@ -27,14 +27,14 @@ class PolicyEntryInfo(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class PolicyInfo(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Entries of one kind: Custom, or Default, which counts where no Custom entry fits."""
+    """Permissions of one kind: Custom, or Default, which applies if no Custom entry matches."""
 
     policy_type: str | None = None
     entries: list[PolicyEntryInfo] = []
 
 
 class AclInfo(msgspec.Struct, rename="camel", omit_defaults=True):
-    """All that a subject, User:name, may do."""
+    """All permissions of a subject, User:name."""
 
     subject: str | None = None
     policies: list[PolicyInfo] = []

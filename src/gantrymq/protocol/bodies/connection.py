@@ -1,4 +1,4 @@
-"""Who is connected, as a broker lists it (body/ConsumerConnection, ProducerConnection, ProducerTableInfo)."""
+"""Bodies with the clients of a broker (body/ConsumerConnection, ProducerConnection, ProducerTableInfo)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gantrymq.protocol.codes import LanguageCode
 
 
 class ClientConnection(msgspec.Struct, rename="camel"):
-    """One client (`Connection`); `version` is an ordinal of MQVersion."""
+    """One client (`Connection`). `version` is a number of MQVersion."""
 
     client_id: str
     client_addr: str
@@ -18,7 +18,7 @@ class ClientConnection(msgspec.Struct, rename="camel"):
 
 
 class ConsumerConnection(msgspec.Struct, rename="camel"):
-    """The answer to GET_CONSUMER_CONNECTION_LIST (203)."""
+    """The response to GET_CONSUMER_CONNECTION_LIST (203)."""
 
     connection_set: list[ClientConnection] = []
     subscription_table: dict[str, SubscriptionData] = {}
@@ -28,13 +28,13 @@ class ConsumerConnection(msgspec.Struct, rename="camel"):
 
 
 class ProducerConnection(msgspec.Struct, rename="camel"):
-    """The answer to GET_PRODUCER_CONNECTION_LIST (204)."""
+    """The response to GET_PRODUCER_CONNECTION_LIST (204)."""
 
     connection_set: list[ClientConnection] = []
 
 
 class ProducerInfo(msgspec.Struct, rename="camel"):
-    """One producer; `last_update_timestamp` is its last heartbeat, ms."""
+    """One producer. `last_update_timestamp` is the time of its last heartbeat, in ms."""
 
     client_id: str
     remote_ip: str = msgspec.field(name="remoteIP")
@@ -44,7 +44,7 @@ class ProducerInfo(msgspec.Struct, rename="camel"):
 
 
 class ProducerTableInfo(msgspec.Struct):
-    """The answer to GET_ALL_PRODUCER_INFO (328): producers by group."""
+    """The response to GET_ALL_PRODUCER_INFO (328): producers by group."""
 
     data: dict[str, list[ProducerInfo]] = {}
 

@@ -1,4 +1,4 @@
-"""What consumers answer to an operator, by way of their broker (remoting/protocol/body/*)."""
+"""Bodies with the state of consumers, which their broker requests for an administrator (remoting/protocol/body/*)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ PROP_THREADPOOL_CORE_SIZE = "PROP_THREADPOOL_CORE_SIZE"
 PROP_CONSUME_ORDERLY = "PROP_CONSUMEORDERLY"
 PROP_CONSUME_TYPE = "PROP_CONSUME_TYPE"
 PROP_CLIENT_VERSION = "PROP_CLIENT_VERSION"
+#: Only a GantryMQ proxy sets it, for its clients. PROP_CLIENT_VERSION then starts with the same language.
+PROP_PROXY_CLIENT_LANGUAGE = "PROP_PROXY_CLIENT_LANGUAGE"
 PROP_CONSUMER_START_TIMESTAMP = "PROP_CONSUMER_START_TIMESTAMP"
 
 
 class ProcessQueueInfo(msgspec.Struct, rename="camel"):
-    """What a consumer has of one queue; times in ms since the epoch."""
+    """A consumer's state for one queue. Times are in ms since the epoch."""
 
     commit_offset: int = 0
     cached_msg_min_offset: int = 0
@@ -41,7 +43,7 @@ class ProcessQueueInfo(msgspec.Struct, rename="camel"):
 
 
 class PopProcessQueueInfo(msgspec.Struct, rename="camel"):
-    """What a consumer has of one queue in POP mode."""
+    """A consumer's state for one queue in POP mode."""
 
     wait_ack_count: int = 0
     droped: bool = False
@@ -49,7 +51,7 @@ class PopProcessQueueInfo(msgspec.Struct, rename="camel"):
 
 
 class ConsumeStatus(msgspec.Struct, rename="camel"):
-    """A consumer's speed in one topic: rates a second, times (RT) in ms, failures of the last hour."""
+    """A consumer's rates in one topic: per second, times (RT) in ms, failures of the last hour."""
 
     pull_rt: float = msgspec.field(name="pullRT", default=0.0)
     pull_tps: float = msgspec.field(name="pullTPS", default=0.0)
@@ -79,7 +81,7 @@ class _ConsumerRunningInfoOut(msgspec.Struct, rename="camel", omit_defaults=True
 
 @dataclass(slots=True)
 class ConsumerRunningInfo:
-    """The answer to GET_CONSUMER_RUNNING_INFO (307): `status_table` is by topic."""
+    """The response to GET_CONSUMER_RUNNING_INFO (307). `status_table` is by topic."""
 
     properties: dict[str, str] = field(default_factory=dict)
     subscription_set: list[SubscriptionData] = field(default_factory=list)
@@ -102,7 +104,7 @@ class ConsumerRunningInfo:
 
     @classmethod
     def decode(cls, data: bytes) -> ConsumerRunningInfo:
-        """Raises BodyError."""
+        """Parses the body. Raises BodyError."""
         body = decode_with_queue_maps(data, _ConsumerRunningInfo)
         return cls(
             body.properties,
@@ -115,7 +117,7 @@ class ConsumerRunningInfo:
 
 
 class ConsumeMessageDirectlyResult(msgspec.Struct, rename="camel"):
-    """The answer to CONSUME_MESSAGE_DIRECTLY (309); `consume_result` is CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION ..."""
+    """The response to CONSUME_MESSAGE_DIRECTLY (309). `consume_result` is, for example, CR_SUCCESS or CR_LATER."""
 
     order: bool = False
     auto_commit: bool = True

@@ -1,4 +1,4 @@
-"""What controllers and brokers of one name tell each other in bodies (remoting/protocol/body/*)."""
+"""Bodies of requests between controllers and brokers (remoting/protocol/body/*)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from gantrymq.protocol.java import Int32, Int64
 
 
 class SyncStateSet(msgspec.Struct, rename="camel"):
-    """The ids of the brokers that have all that is acknowledged, and how often that set has changed."""
+    """The ids of the brokers with all acknowledged messages, and the number of changes of this set."""
 
     sync_state_set: list[Int64] = []
     sync_state_set_epoch: Int32 = 0
 
 
 class BrokerMemberGroup(msgspec.Struct, rename="camel"):
-    """The brokers of one name: host:port by id."""
+    """The addresses of the brokers of one name, HOST:PORT by broker id."""
 
     cluster: str | None = None
     broker_name: str | None = None
@@ -23,14 +23,14 @@ class BrokerMemberGroup(msgspec.Struct, rename="camel"):
 
 
 class ElectMasterResponseBody(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Answer to CONTROLLER_ELECT_MASTER; without the members when the master is still the same."""
+    """The response to CONTROLLER_ELECT_MASTER. Contains no members if the master has not changed."""
 
     broker_member_group: BrokerMemberGroup | None = None
     sync_state_set: list[Int64] | None = None
 
 
 class ReplicaIdentity(msgspec.Struct, rename="camel"):
-    """A broker of a set, as the controller knows it."""
+    """A broker of a broker set."""
 
     broker_name: str
     broker_id: int
@@ -39,7 +39,7 @@ class ReplicaIdentity(msgspec.Struct, rename="camel"):
 
 
 class ReplicasInfo(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
-    """A broker set. There may be no master."""
+    """A broker set. The master fields are None if there is no master."""
 
     master_broker_id: int | None = None
     master_address: str | None = None
@@ -50,13 +50,13 @@ class ReplicasInfo(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=T
 
 
 class BrokerReplicasInfo(msgspec.Struct, rename="camel"):
-    """Answer to CONTROLLER_GET_SYNC_STATE_DATA: broker sets by name."""
+    """The response to CONTROLLER_GET_SYNC_STATE_DATA: broker sets by name."""
 
     replicas_info_table: dict[str, ReplicasInfo] = {}
 
 
 class EpochEntry(msgspec.Struct, rename="camel"):
-    """From where to where the log was written by the master of an epoch; the last epoch has no end yet."""
+    """The part of the log of one epoch's master. The last epoch has no real end yet."""
 
     epoch: int
     start_offset: int
@@ -64,7 +64,7 @@ class EpochEntry(msgspec.Struct, rename="camel"):
 
 
 class EpochEntryCache(msgspec.Struct, rename="camel"):
-    """Answer to GET_BROKER_EPOCH_CACHE (1007)."""
+    """The response to GET_BROKER_EPOCH_CACHE (1007)."""
 
     cluster_name: str
     broker_name: str

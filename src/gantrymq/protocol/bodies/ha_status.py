@@ -1,6 +1,6 @@
-"""How replication fares: the answer to GET_BROKER_HA_STATUS (907; remoting/protocol/body/HARuntimeInfo).
+"""The state of replication: the response to GET_BROKER_HA_STATUS (907; remoting/protocol/body/HARuntimeInfo).
 
-Offsets are physical, times ms since the epoch, rates bytes a second.
+Offsets are physical, times are in ms since the epoch, rates in bytes per second.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from gantrymq.protocol.fastjson import decode_json, encode_json
 
 
 class HaConnectionStatus(msgspec.Struct, rename="camel"):
-    """One slave, as its master sees it; `broker_id` and `behind_millis` are told by our brokers only, else -1.
+    """A master's data about one slave. `broker_id` and `behind_millis` are -1 from Java's brokers.
 
-    `behind_millis` is the age of the oldest message that the slave lacks, 0 when it has all.
+    `behind_millis` is the age of the oldest message that the slave lacks, in ms, or 0 if it has all.
     """
 
     addr: str = ""
@@ -27,9 +27,10 @@ class HaConnectionStatus(msgspec.Struct, rename="camel"):
 
 
 class HaClientStatus(msgspec.Struct, rename="camel"):
-    """A slave, as it sees itself; `master_addr` is the one for replication.
+    """A slave's data about itself. `master_addr` is the master's replication address.
 
-    `refusal` says why it doesn't follow, "" while it does or can't reach its master; told by our brokers only.
+    `refusal` is the reason why the slave does not follow its master. It is "" if it does, if the master is unreachable,
+    or if the broker is Java's.
     """
 
     master_addr: str = ""
@@ -43,7 +44,7 @@ class HaClientStatus(msgspec.Struct, rename="camel"):
 
 
 class HaStatus(msgspec.Struct, rename="camel"):
-    """Of one broker; a master has slaves, a slave has `client`."""
+    """The replication state of one broker. A master has `connections`, a slave has `client`."""
 
     master: bool = False
     master_commit_log_max_offset: int = 0
@@ -56,5 +57,5 @@ class HaStatus(msgspec.Struct, rename="camel"):
 
     @classmethod
     def decode(cls, data: bytes) -> HaStatus:
-        """Raises BodyError."""
+        """Parses the body. Raises BodyError."""
         return decode_json(data, cls)

@@ -1,4 +1,4 @@
-"""What a client tells every broker each 30 s: its groups and subscriptions (remoting/protocol/heartbeat/*)."""
+"""The heartbeat of a client to each broker, every 30 s: groups and subscriptions (remoting/protocol/heartbeat/*)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUBSCRIBE_ALL = "*"
 
 
 class SubscriptionData(msgspec.Struct, rename="camel"):
-    """A group's subscription to one topic; `code_set` is the Java hash codes of `tags_set`."""
+    """A group's subscription to one topic. `code_set` has Java's hash codes of `tags_set`."""
 
     topic: str
     sub_string: str = SUBSCRIBE_ALL
@@ -41,9 +41,9 @@ class SubscriptionData(msgspec.Struct, rename="camel"):
     def parse(
         cls, topic: str, expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG
     ) -> SubscriptionData:
-        """`expression` is `*`, tags separated by `||`, or SQL92 (`FilterAPI.build`).
+        """Creates a subscription. `expression` is `*`, tags separated by `||`, or SQL92 (`FilterAPI.build`).
 
-        Raises ClientError for an expression that has only separators: it would match nothing.
+        Raises ClientError if a tag expression contains only separators, because it would match nothing.
         """
         if expression_type != EXPRESSION_TAG:
             if not expression:
@@ -85,6 +85,6 @@ class HeartbeatData(msgspec.Struct, rename="camel"):
 
 
 class ConsumerList(msgspec.Struct, rename="camel"):
-    """The answer to GET_CONSUMER_LIST_BY_GROUP: client ids."""
+    """The response to GET_CONSUMER_LIST_BY_GROUP: client ids."""
 
     consumer_id_list: list[str] = []

@@ -1,4 +1,4 @@
-"""Offsets and locks of queues, in requests to a broker or from it to a client (remoting/protocol/body/*)."""
+"""Bodies with offsets and locks of queues, from clients to brokers or the other way (remoting/protocol/body/*)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _OffsetTableForC(msgspec.Struct, rename="camel"):
 
 @dataclass(slots=True)
 class ResetOffsetBody:
-    """New offsets by queue: RESET_CONSUMER_CLIENT_OFFSET (220), the answer to INVOKE_BROKER_TO_RESET_OFFSET (222)."""
+    """New offsets by queue: the body of RESET_CONSUMER_CLIENT_OFFSET (220) and of the response to 222."""
 
     offset_table: dict[MessageQueue, int] = field(default_factory=dict)
 
@@ -48,17 +48,17 @@ class ResetOffsetBody:
         return finish(self.encode_in_steps())
 
     def encode_in_steps(self) -> Generator[None, None, bytes]:
-        """As `encode`, in steps, because a topic may have 65,536 queues."""
+        """Like `encode`, but in steps, because a topic may have 65,536 queues."""
         return encode_json(_OffsetTableOut((yield from encode_queue_map_in_steps(self.offset_table))))
 
     def encode_for_c(self) -> bytes:
-        """As clients in C++ read it: a list."""
+        """Returns the body as a list, for C++ clients."""
         rows = [_OffsetForC(q.topic, q.broker_name, q.queue_id, offset) for q, offset in self.offset_table.items()]
         return encode_json(_OffsetTableForC(rows))
 
     @classmethod
     def decode(cls, data: bytes) -> ResetOffsetBody:
-        """Raises BodyError."""
+        """Parses the body. Raises BodyError."""
         return cls(by_queue(decode_with_queue_maps(data, _OffsetTable).offset_table))
 
 
@@ -74,7 +74,7 @@ class _ConsumerStatusOut(msgspec.Struct, rename="camel"):
 
 @dataclass(slots=True)
 class ConsumerStatusBody:
-    """A client's offsets by queue (answer to 221), or those of all clients by client id (answer to 223)."""
+    """A client's offsets by queue (response to 221), or those of all clients by client id (response to 223)."""
 
     consumer_table: dict[str, dict[MessageQueue, int]] = field(default_factory=dict)
     message_queue_table: dict[MessageQueue, int] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class ConsumerStatusBody:
 
     @classmethod
     def decode(cls, data: bytes) -> ConsumerStatusBody:
-        """Raises BodyError."""
+        """Parses the body. Raises BodyError."""
         body = decode_with_queue_maps(data, _ConsumerStatus)
         tables = {client_id: by_queue(table) for client_id, table in body.consumer_table.items()}
         return cls(tables, by_queue(body.message_queue_table))
@@ -105,18 +105,18 @@ class QueueLockRequest(msgspec.Struct, rename="camel"):
 
 
 class QueueLockAnswer(msgspec.Struct):
-    """The answer to LOCK_BATCH_MQ: the queues that are the client's now."""
+    """The response to LOCK_BATCH_MQ: the queues that the client has locked."""
 
     lock_ok_mq_set: list[QueueObject] = msgspec.field(name="lockOKMQSet", default_factory=list)
 
 
 class CorrectionOffsetBody(msgspec.Struct, rename="camel"):
-    """The answer to QUERY_CORRECTION_OFFSET (308): offsets by queue id."""
+    """The response to QUERY_CORRECTION_OFFSET (308): offsets by queue id."""
 
     correction_offsets: dict[int, int] = {}
 
 
 class GroupList(msgspec.Struct, rename="camel"):
-    """The answer to QUERY_TOPIC_CONSUME_BY_WHO (300)."""
+    """The response to QUERY_TOPIC_CONSUME_BY_WHO (300)."""
 
     group_list: list[str] = []

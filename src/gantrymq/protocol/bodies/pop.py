@@ -1,6 +1,6 @@
-"""Bodies of POP: what the revive log keeps, batches of acknowledgements, assignments and request modes.
+"""Bodies of POP: records of the revive log, batches of acknowledgements, assignments and request modes.
 
-The short names are those of the JSON. Sources: store/pop/PopCheckPoint, AckMsg, BatchAckMsg,
+The short field names are those of the JSON. Source: store/pop/PopCheckPoint, AckMsg, BatchAckMsg,
 remoting/protocol/body/BatchAck*, QueryAssignment*, SetMessageRequestModeRequestBody.
 """
 
@@ -23,21 +23,22 @@ BATCH_ACK_TAG = "bAck"
 MODE_PULL = "PULL"
 MODE_POP = "POP"
 
-#: Which checkpoint an acknowledgement belongs to: topic, group, queue id, start offset, pop time, broker name.
+#: Identifies the checkpoint of an acknowledgement: topic, group, queue id, start offset, pop time, broker name.
 PopKey = tuple[str, str, int, int, int, str]
 
-#: A checkpoint has a bit for each message of its pop.
+#: Most messages of a pop, because a checkpoint has one bit per message.
 MAX_MESSAGES = 32
-#: Bits in a BitSet that a client may send: a filter may have spread the messages of a pop.
+#: Most bits in a client's BitSet. With a filter, the messages of a pop can have distant offsets.
 _MAX_BITS = 1 << 20
 
 
 class Checkpoint(msgspec.Struct, omit_defaults=True):
-    """What one pop took from one queue: the messages at `start_offset + diffs`. Times in ms.
+    """The messages that one pop returned from one queue: those at `start_offset + diffs`. Times are in ms.
 
-    Bit i of `bit_map` says that the i-th of them is acknowledged. `reput_times` counts how often it was written again
-    because the messages could not be brought back; `suspend`: coming back doesn't count as an attempt. `log_end` is the
-    end of the commit log at the pop, -1 if unknown; Java's brokers ignore it.
+    - Bit i of `bit_map` is set if the i-th message is acknowledged.
+    - `reput_times` counts how often the checkpoint was rewritten because a redelivery failed.
+    - If `suspend` is true, a redelivery does not count as an attempt.
+    - `log_end` is the end of the commit log at the time of the pop, or -1 if unknown. Java's brokers ignore it.
     """
 
     start_offset: Int64 = msgspec.field(name="so")
@@ -56,12 +57,12 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
 
     @property
     def revive_time(self) -> int:
-        """When what isn't acknowledged by then comes back."""
+        """The time at which unacknowledged messages are redelivered, in ms."""
         return self.pop_time + self.invisible_time
 
     @property
     def offsets(self) -> list[int]:
-        """The messages' queue offsets; checkpoints of old brokers have no diffs."""
+        """The messages' queue offsets. Checkpoints of old brokers have no diffs."""
         return [self.start_offset + diff for diff in self.diffs or range(self.count)]
 
     @property
@@ -70,7 +71,7 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
 
 
 class Ack(msgspec.Struct, omit_defaults=True):
-    """Acknowledges one message of a checkpoint, or with `offsets` several."""
+    """Acknowledges one message of a checkpoint, or several if `offsets` is set."""
 
     start_offset: Int64 = msgspec.field(name="so")
     group: str = msgspec.field(name="c")
@@ -87,7 +88,7 @@ class Ack(msgspec.Struct, omit_defaults=True):
 
 
 class BatchAck(msgspec.Struct):
-    """Some messages of one checkpoint; bit i of `bits`, the lowest first, is the message at start_offset + i."""
+    """Acknowledges messages of one checkpoint. Bit i of `bits`, lowest first, is the message at start_offset + i."""
 
     group: str = msgspec.field(name="c")
     topic: str = msgspec.field(name="t")
@@ -100,7 +101,7 @@ class BatchAck(msgspec.Struct):
     bits: bytes = msgspec.field(name="b", default=b"")
 
     def offsets(self) -> Iterator[int]:
-        """The queue offsets of the acknowledged messages. Raises BodyError for more than one pop has."""
+        """Yields the queue offsets of the acknowledged messages. Raises BodyError for more than a pop can have."""
         bits = int.from_bytes(self.bits[: _MAX_BITS // 8], "little")
         if bits.bit_count() > MAX_MESSAGES:
             raise BodyError(f"{bits.bit_count()} messages of one pop: it has at most {MAX_MESSAGES}")
@@ -120,7 +121,8 @@ class BatchAckBody(msgspec.Struct, rename="camel"):
 class RequestMode(msgspec.Struct, rename="camel"):
     """The body of SET_MESSAGE_REQUEST_MODE (401), and an entry of messageRequestMode.json.
 
-    With a positive `pop_share_queue_num` a client pops its own queues and those of so many others, else all.
+    If `pop_share_queue_num` is positive, a client pops its own queues and those of this many other clients. Otherwise
+    it pops all queues.
     """
 
     topic: str
@@ -130,7 +132,7 @@ class RequestMode(msgspec.Struct, rename="camel"):
 
 
 class RequestModeTable(msgspec.Struct, rename="camel"):
-    """All modes by topic and group: messageRequestMode.json."""
+    """All request modes by topic and group: the content of messageRequestMode.json."""
 
     message_request_mode_map: dict[str, dict[str, RequestMode]] = {}
 
@@ -146,13 +148,13 @@ class QueryAssignmentRequestBody(msgspec.Struct, rename="camel"):
 
 
 class QueueAssignment(msgspec.Struct, rename="camel"):
-    """One queue and how to get its messages; queue id -1 means all of the topic's queues on that broker."""
+    """A queue, and the mode in which to consume it. Queue id -1 means all queues of the topic on that broker."""
 
     message_queue: QueueObject
     mode: str = MODE_PULL
 
 
 class QueryAssignmentResponseBody(msgspec.Struct, rename="camel", omit_defaults=True):
-    """The answer to 400; without assignments the client keeps those it has."""
+    """The response to QUERY_ASSIGNMENT (400). If it has no assignments, the client keeps its current ones."""
 
     message_queue_assignments: list[QueueAssignment] | None = None

@@ -1,9 +1,9 @@
-"""Maps whose keys are MessageQueue objects, as fastjson writes them.
+"""Encodes and decodes maps with MessageQueue objects as keys, in fastjson's form.
 
     {{"brokerName":"b","queueId":0,"topic":"t"}:{...}}
 
-That is no JSON. Java reads it and nothing else in its place: keys that are quoted it refuses (fastjson2 2.0.59). A body
-with such a map holds it as `msgspec.Raw` on the way out, and as a dictionary by the keys' text on the way in.
+This is not valid JSON, but Java accepts no other form: it rejects quoted keys (fastjson2 2.0.59). A body with such a
+map contains it as `msgspec.Raw` when encoded. When decoded, the keys are strings with the object's text.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from gantrymq.protocol.steps import finish
 
 T = TypeVar("T")
 
-# As in fastjson: a string without an end is one, too, so that no quote is tried twice.
+# As in `fastjson`, an unterminated string is matched, too, so that no quote is tried twice.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\],:]', re.DOTALL)
-#: What an open bracket waits for.
+#: What follows next in an open bracket.
 _ARRAY, _KEY_NEXT, _VALUE_NEXT = range(3)
-#: Entries that are encoded in a step.
+#: Number of entries encoded per step.
 _STEP = 500
-#: Deeper nesting is no body of RocketMQ's.
+#: Deepest nesting. RocketMQ's bodies stay below it.
 _MAX_DEPTH = 100
 
 
 class QueueObject(msgspec.Struct, rename="camel", frozen=True):
-    """A MessageQueue as an object; fields in Java's order."""
+    """A MessageQueue as a JSON object, with the fields in Java's order."""
 
     broker_name: str
     queue_id: Int32
@@ -49,12 +49,12 @@ class QueueObject(msgspec.Struct, rename="camel", frozen=True):
 
 
 def encode_queue_map(table: Mapping[MessageQueue, Any]) -> msgspec.Raw:
-    """The map as it stands in a body."""
+    """Returns the encoded map, as it appears in a body."""
     return finish(encode_queue_map_in_steps(table))
 
 
 def encode_queue_map_in_steps(table: Mapping[MessageQueue, Any]) -> Generator[None, None, msgspec.Raw]:
-    """As `encode_queue_map`: a topic may have 65,536 queues, which take 60 ms."""
+    """Like `encode_queue_map`, but in steps, because a topic may have 65,536 queues, which take 60 ms."""
     items = []
     for number, (queue, value) in enumerate(table.items(), 1):
         items.append(encode_json(QueueObject.of(queue)) + b":" + encode_json(value))
@@ -64,17 +64,17 @@ def encode_queue_map_in_steps(table: Mapping[MessageQueue, Any]) -> Generator[No
 
 
 def decode_with_queue_maps(data: bytes, json_type: type[T]) -> T:
-    """A body in which some maps have objects as keys: these are `dict[str, ...]` of `json_type`. Raises BodyError."""
+    """Decodes a body with such maps, which have the type `dict[str, ...]` in `json_type`. Raises BodyError."""
     return decode_json(quote_object_keys(data), json_type)
 
 
 def by_queue(table: Mapping[str, T]) -> dict[MessageQueue, T]:
-    """A map of `decode_with_queue_maps` by its queues. Raises BodyError."""
+    """Converts a map of `decode_with_queue_maps` to one with MessageQueue keys. Raises BodyError."""
     return {decode_json(key.encode(), QueueObject).queue: value for key, value in table.items()}
 
 
 def quote_object_keys(data: bytes) -> bytes:
-    """JSON in which keys that are objects have become strings with the object's text. Raises BodyError."""
+    """Converts to standard JSON: keys that are objects become strings with the object's text. Raises BodyError."""
     pieces: list[bytes] = []
     open_brackets: list[int] = []
     copied = 0

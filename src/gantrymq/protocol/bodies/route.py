@@ -1,4 +1,4 @@
-"""Routes: which queues a topic has, and where the brokers are (remoting/protocol/route/*, body/ClusterInfo)."""
+"""Bodies with routes: a topic's queues and the brokers' addresses (remoting/protocol/route/*, body/ClusterInfo)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MASTER_ID = 0
 
 
 class QueueData(msgspec.Struct, rename="camel"):
-    """One broker's queues of a topic."""
+    """The queues of a topic on one broker."""
 
     broker_name: str
     read_queue_nums: int
@@ -21,7 +21,7 @@ class QueueData(msgspec.Struct, rename="camel"):
 
 
 class BrokerData(msgspec.Struct, rename="camel"):
-    """One broker name: the addresses (host:port) of its master (id 0) and slaves."""
+    """The brokers of one name: addresses (HOST:PORT) of its master (id 0) and slaves."""
 
     cluster: str
     broker_name: str
@@ -35,7 +35,7 @@ class BrokerData(msgspec.Struct, rename="camel"):
 
 
 class TopicRouteData(msgspec.Struct, rename="camel"):
-    """The answer to GET_ROUTEINFO_BY_TOPIC."""
+    """The response to GET_ROUTEINFO_BY_TOPIC."""
 
     queue_datas: list[QueueData] = []
     broker_datas: list[BrokerData] = []
@@ -45,20 +45,20 @@ class TopicRouteData(msgspec.Struct, rename="camel"):
 
 
 class ClusterInfo(msgspec.Struct, rename="camel"):
-    """The answer to GET_BROKER_CLUSTER_INFO."""
+    """The response to GET_BROKER_CLUSTER_INFO."""
 
     broker_addr_table: dict[str, BrokerData] = {}
     cluster_addr_table: dict[str, list[str]] = {}
 
 
 class TopicList(msgspec.Struct, rename="camel"):
-    """The answer to requests for topic names."""
+    """The response to requests for topic names."""
 
     topic_list: list[str] = []
     broker_addr: str | None = None
 
 
 class KVTable(msgspec.Struct):
-    """A table of strings: KV configuration, run-time figures."""
+    """A table of strings, for example a KV configuration or runtime statistics."""
 
     table: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""What a broker says of its topics and groups: offsets, rates, times (remoting/protocol/admin/*, body/*).
+"""Bodies with statistics of a broker's topics and groups (remoting/protocol/admin/*, body/*).
 
-Bodies with a table by MessageQueue are plain classes with `encode` and `decode`; see `protocol.queue_map`. Times are ms
-since the epoch, rates messages a second.
+Bodies with a table by MessageQueue are plain classes with `encode` and `decode`. See `bodies/queue_map.py`. Times are
+in ms since the epoch, rates in messages per second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gantrymq.protocol.steps import finish
 
 
 class OffsetWrapper(msgspec.Struct, rename="camel"):
-    """How far a group has got in a queue; `last_timestamp` is when the last consumed message was stored, 0 without."""
+    """A group's progress in a queue. `last_timestamp` is the store time of the last consumed message, or 0."""
 
     broker_offset: int = 0
     consumer_offset: int = 0
@@ -29,17 +29,17 @@ class OffsetWrapper(msgspec.Struct, rename="camel"):
 
     @property
     def lag(self) -> int:
-        """Messages that the group has yet to consume; 0 if its offset is beyond the end of the queue."""
+        """The lag in messages. 0 if the group's offset is after the end of the queue."""
         return max(self.broker_offset - self.consumer_offset, 0)
 
     @property
     def inflight(self) -> int:
-        """Messages that were delivered to the group and are not acknowledged."""
+        """The number of messages in flight: delivered to the group but not acknowledged."""
         return max(self.pull_offset - self.consumer_offset, 0)
 
 
 class TopicOffset(msgspec.Struct, rename="camel"):
-    """What a queue holds; `last_update_timestamp` is when its last message was stored, 0 for an empty queue."""
+    """The offsets of a queue. `last_update_timestamp` is the store time of its last message, or 0 if it is empty."""
 
     min_offset: int = 0
     max_offset: int = 0
@@ -58,21 +58,21 @@ class _ConsumeStatsOut(msgspec.Struct, rename="camel"):
 
 @dataclass(slots=True)
 class ConsumeStats:
-    """The answer to GET_CONSUME_STATS (208)."""
+    """The response to GET_CONSUME_STATS (208)."""
 
     consume_tps: float = 0.0
     offset_table: dict[MessageQueue, OffsetWrapper] = field(default_factory=dict)
 
     @property
     def total_diff(self) -> int:
-        """How many messages the group has yet to consume."""
-        # Summing `lag` takes seven times as long for 65,536 queues.
+        """The group's lag in messages."""
+        # Calling `lag` for each of 65,536 queues takes seven times as long.
         table = self.offset_table.values()
         return sum(o.broker_offset - o.consumer_offset for o in table if o.broker_offset > o.consumer_offset)
 
     @property
     def inflight_total_diff(self) -> int:
-        """How many messages the group has been given and hasn't acknowledged."""
+        """The number of messages in flight."""
         table = self.offset_table.values()
         return sum(o.pull_offset - o.consumer_offset for o in table if o.pull_offset > o.consumer_offset)
 
@@ -85,7 +85,7 @@ class ConsumeStats:
 
     @classmethod
     def decode(cls, data: bytes) -> ConsumeStats:
-        """Raises BodyError."""
+        """Parses the body. Raises BodyError."""
         return cls._of(decode_with_queue_maps(data, _ConsumeStats))
 
     @classmethod
@@ -105,14 +105,14 @@ class _TopicStatsOut(msgspec.Struct, rename="camel"):
 
 @dataclass(slots=True)
 class TopicStatsTable:
-    """The answer to GET_TOPIC_STATS_INFO (202)."""
+    """The response to GET_TOPIC_STATS_INFO (202)."""
 
     offset_table: dict[MessageQueue, TopicOffset] = field(default_factory=dict)
     topic_put_tps: float = 0.0
 
     @property
     def message_count(self) -> int:
-        """Number of messages in all queues."""
+        """The number of messages in all queues."""
         return sum(max(queue.max_offset - queue.min_offset, 0) for queue in self.offset_table.values())
 
     def encode(self) -> bytes:
@@ -124,24 +124,24 @@ class TopicStatsTable:
 
     @classmethod
     def decode(cls, data: bytes) -> TopicStatsTable:
-        """Raises BodyError."""
+        """Parses the body. Raises BodyError."""
         body = decode_with_queue_maps(data, _TopicStats)
         return cls(by_queue(body.offset_table), body.topic_put_tps)
 
 
 def max_offsets(data: bytes) -> dict[int, int]:
-    """{queue id: max offset} of a TopicStatsTable of one topic and broker. Takes a fortieth of the time of `decode`.
+    """Returns {queue id: max offset} from a TopicStatsTable of one topic and broker.
 
-    Raises BodyError.
+    Takes 1/40 of the time of `decode`. Raises BodyError.
     """
     found = _MAX_OFFSETS.findall(data)
     if len(found) == data.count(b'"queueId"'):
         return {int(queue_id): int(offset) for queue_id, offset in found}
-    # A topic's or broker's name contains brackets.
+    # The name of a topic or broker contains brackets.
     return {queue.queue_id: offsets.max_offset for queue, offsets in TopicStatsTable.decode(data).offset_table.items()}
 
 
-#: Queue id and max offset of one queue. The fields of an object come in any order.
+#: Matches queue id and max offset of one queue. The fields of an object can have any order.
 _MAX_OFFSETS = re.compile(rb'"queueId":([0-9]{1,10})[^{}]*\}:\{[^{}]*?"maxOffset":([0-9]{1,19})')
 
 
@@ -154,21 +154,21 @@ class _ConsumeStatsList(msgspec.Struct, rename="camel"):
 
 @dataclass(slots=True)
 class ConsumeStatsList:
-    """The answer to GET_BROKER_CONSUME_STATS (317): for each group one ConsumeStats a topic."""
+    """The response to GET_BROKER_CONSUME_STATS (317): one ConsumeStats per group and topic."""
 
     by_group: dict[str, list[ConsumeStats]] = field(default_factory=dict)
     broker_addr: str = ""
 
     @classmethod
     def decode(cls, data: bytes) -> ConsumeStatsList:
-        """Raises BodyError."""
+        """Parses the body. Raises BodyError."""
         body = decode_with_queue_maps(data, _ConsumeStatsList)
         groups = {group: topics for table in body.consume_stats_list for group, topics in table.items()}
         return cls({group: [ConsumeStats._of(s) for s in topics] for group, topics in groups.items()}, body.broker_addr)
 
 
 class ConsumeStatsListEncoder:
-    """Makes a ConsumeStatsList group by group: there may be thousands."""
+    """Encodes a ConsumeStatsList group by group, because there may be thousands of groups."""
 
     def __init__(self, broker_addr: str) -> None:
         self._broker_addr = broker_addr
@@ -176,7 +176,7 @@ class ConsumeStatsListEncoder:
         self._diff = self._inflight_diff = 0
 
     def add(self, group: str, topics: list[ConsumeStats]) -> Generator[None, None, None]:
-        """Does so in steps."""
+        """Adds a group, in steps."""
         encoded = []
         for stats in topics:
             encoded.append((yield from stats.encode_in_steps()))
@@ -185,7 +185,7 @@ class ConsumeStatsListEncoder:
         self._inflight_diff += sum(stats.inflight_total_diff for stats in topics)
 
     def end(self) -> bytes:
-        """The body."""
+        """Returns the body."""
         return b'{"consumeStatsList":[%b],"brokerAddr":%b,"totalDiff":%d,"totalInflightDiff":%d}' % (
             b",".join(self._groups),
             encode_json(self._broker_addr),
@@ -195,7 +195,7 @@ class ConsumeStatsListEncoder:
 
 
 class QueueTimeSpan(msgspec.Struct, rename="camel"):
-    """When a queue's first, last and last consumed message were stored; `delay_time` is ms behind, 0 for none."""
+    """Store times of a queue's first, last and last consumed message. `delay_time` is the lag in ms, or 0."""
 
     message_queue: QueueObject
     min_time_stamp: int = 0
@@ -205,13 +205,13 @@ class QueueTimeSpan(msgspec.Struct, rename="camel"):
 
 
 class QueryConsumeTimeSpanBody(msgspec.Struct, rename="camel"):
-    """The answer to QUERY_CONSUME_TIME_SPAN (303)."""
+    """The response to QUERY_CONSUME_TIME_SPAN (303)."""
 
     consume_time_span_set: list[QueueTimeSpan] = []
 
 
 class ConsumeQueueData(msgspec.Struct, rename="camel"):
-    """One unit of a consume queue."""
+    """One entry of a consume queue."""
 
     physic_offset: int = 0
     physic_size: int = 0
@@ -221,7 +221,7 @@ class ConsumeQueueData(msgspec.Struct, rename="camel"):
 
 
 class QueryConsumeQueueResponseBody(msgspec.Struct, rename="camel"):
-    """The answer to QUERY_CONSUME_QUEUE (321); without a group there is no subscription."""
+    """The response to QUERY_CONSUME_QUEUE (321). Without a group in the request it has no subscription."""
 
     queue_data: list[ConsumeQueueData] = []
     max_queue_index: int = 0
@@ -231,7 +231,7 @@ class QueryConsumeQueueResponseBody(msgspec.Struct, rename="camel"):
 
 
 class BrokerStatsItem(msgspec.Struct):
-    """Messages in a span of time, their rate, and their average per call."""
+    """The number of messages in a period, their rate, and their average number per call."""
 
     sum: int = 0
     tps: float = 0.0
@@ -239,7 +239,7 @@ class BrokerStatsItem(msgspec.Struct):
 
 
 class BrokerStatsData(msgspec.Struct, rename="camel"):
-    """The answer to VIEW_BROKER_STATS_DATA (315)."""
+    """The response to VIEW_BROKER_STATS_DATA (315)."""
 
     stats_minute: BrokerStatsItem = msgspec.field(default_factory=BrokerStatsItem)
     stats_hour: BrokerStatsItem = msgspec.field(default_factory=BrokerStatsItem)

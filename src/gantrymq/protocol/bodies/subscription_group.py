@@ -1,4 +1,4 @@
-"""A consumer group as brokers are told of it and keep it (remoting/protocol/subscription/*, body/*)."""
+"""Bodies with consumer groups, which brokers also store (remoting/protocol/subscription/*, body/*)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gantrymq.protocol.java import Int32, Int64
 
 
 class GroupRetryPolicy(msgspec.Struct, rename="camel"):
-    """How the delays between retries grow; CUSTOMIZED is the delay levels."""
+    """The delays between retries. CUSTOMIZED uses the delay levels."""
 
     type: str = "CUSTOMIZED"
     exponential_retry_policy: dict[str, Any] | None = None
@@ -20,7 +20,7 @@ class GroupRetryPolicy(msgspec.Struct, rename="camel"):
 
 
 class SubscriptionGroupConfig(msgspec.Struct, rename="camel"):
-    """One group; `consume_timeout_minute` in minutes."""
+    """The configuration of one group. `consume_timeout_minute` is in minutes."""
 
     group_name: str
     consume_enable: bool = True
@@ -46,9 +46,9 @@ class SubscriptionGroupList(msgspec.Struct, rename="camel"):
 
 
 class SubscriptionGroupWrapper(msgspec.Struct, rename="camel"):
-    """All groups of a broker: the answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201), and subscriptionGroup.json.
+    """All groups of a broker: the response to GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201), and subscriptionGroup.json.
 
-    `forbidden_table` is group -> topic -> bits of what the group may not do.
+    `forbidden_table` maps group and topic to the bits of forbidden operations.
     """
 
     subscription_group_table: dict[str, SubscriptionGroupConfig] = {}
@@ -57,7 +57,7 @@ class SubscriptionGroupWrapper(msgspec.Struct, rename="camel"):
 
 
 class GroupForbidden(msgspec.Struct):
-    """The answer to UPDATE_AND_GET_GROUP_FORBIDDEN (353)."""
+    """The response to UPDATE_AND_GET_GROUP_FORBIDDEN (353)."""
 
     group: str
     topic: str
@@ -65,7 +65,7 @@ class GroupForbidden(msgspec.Struct):
 
 
 class QuerySubscriptionResponseBody(msgspec.Struct, rename="camel"):
-    """The answer to QUERY_SUBSCRIPTION_BY_CONSUMER (345); no subscription when the group has none or isn't online."""
+    """The response to QUERY_SUBSCRIPTION_BY_CONSUMER (345). No subscription if the group has none or is not online."""
 
     group: str
     topic: str

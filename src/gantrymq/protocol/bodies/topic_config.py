@@ -1,6 +1,6 @@
-"""TopicConfig, its version, and the body with which a broker registers its topics.
+"""Topic configurations, their version, and the body of a broker's registration.
 
-Sources: common/TopicConfig, common/constant/PermName, remoting/protocol/DataVersion,
+Source: common/TopicConfig, common/constant/PermName, remoting/protocol/DataVersion,
 remoting/protocol/body/RegisterBrokerBody and TopicConfigSerializeWrapper.
 """
 
@@ -26,33 +26,33 @@ PERM_READ = 4
 PERM_WRITE = 2
 PERM_INHERIT = 1
 
-#: No registration is larger, nor is what it decompresses to: as large as a frame. 100,000 topics take 16 MB of JSON,
-#: those of a compressed one 4 MB.
+#: Largest registration, also after decompression, in bytes. It is the size of a frame. 100,000 topics take 16 MB of
+#: JSON, or 4 MB in the compact form that is compressed.
 MAX_REGISTER_BODY = 16 * 1024 * 1024
-#: So large are a topic with its attributes and a static topic's mapping at most.
+#: Largest topic with its attributes, and largest mapping of a static topic, in bytes.
 MAX_TOPIC_BYTES = 64 * 1024
 MAX_MAPPING_BYTES = 256 * 1024
 
 _I32 = Struct(">i")
-#: So many bytes are decoded in a step, which takes less than a millisecond; of a large topic or mapping all.
+#: Bytes decoded per step, which takes less than 1 ms. A large topic or mapping is one step.
 _STEP_BYTES = 64 * 1024
 
 
 class DataVersion(msgspec.Struct, rename="camel", order=False):
-    """Says which of two states is newer; `timestamp` in ms."""
+    """The version of a state, to compare with another one. `timestamp` is in ms."""
 
     state_version: int = 0
     timestamp: int = msgspec.field(default_factory=now_ms)
     counter: int = 0
 
     def advance(self) -> None:
-        """The next version, made whenever the state changes."""
+        """Advances to the next version. Called when the state changes."""
         self.timestamp = now_ms()
         self.counter += 1
 
 
 class TopicConfig(msgspec.Struct, rename="camel"):
-    """One topic on one broker."""
+    """The configuration of a topic on one broker."""
 
     topic_name: str
     read_queue_nums: int = 16
@@ -73,7 +73,7 @@ class TopicConfig(msgspec.Struct, rename="camel"):
 
 
 class TopicConfigTable(msgspec.Struct, rename="camel"):
-    """All topics of a broker (`TopicConfigAndMappingSerializeWrapper`); also the form of topics.json."""
+    """All topics of a broker (`TopicConfigAndMappingSerializeWrapper`). Also the content of topics.json."""
 
     topic_config_table: dict[str, TopicConfig] = {}
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
@@ -81,7 +81,7 @@ class TopicConfigTable(msgspec.Struct, rename="camel"):
 
 
 class _RawTopicConfigTable(msgspec.Struct, rename="camel"):
-    """TopicConfigTable, of which only the parts are found yet: a tenth of the time of decoding them all."""
+    """A TopicConfigTable with undecoded entries. Finding them takes a tenth of the time of decoding them."""
 
     topic_config_table: dict[str, msgspec.Raw] | None = None
     data_version: msgspec.Raw = msgspec.Raw(b"null")
@@ -105,7 +105,7 @@ class RegisterBrokerBody(msgspec.Struct, rename="camel"):
 
 
 def encode_register_body(body: RegisterBrokerBody, *, compress: bool = False) -> bytes:
-    """JSON, or the zlib stream of length-prefixed parts that `compressed=true` announces."""
+    """Returns JSON, or a zlib stream of length-prefixed parts, which the header announces with `compressed=true`."""
     if not compress:
         return encode_json(body)
     table = body.topic_config_serialize_wrapper
@@ -118,12 +118,12 @@ def encode_register_body(body: RegisterBrokerBody, *, compress: bool = False) ->
 
 
 def decode_register_body(data: bytes, *, compressed: bool, version: int) -> RegisterBrokerBody:
-    """The registration of a broker of MQVersion `version`. Raises BodyError."""
+    """Decodes the registration of a broker with the MQVersion `version`. Raises BodyError."""
     return finish(register_body_in_steps(data, compressed=compressed, version=version))
 
 
 def register_body_in_steps(data: bytes, *, compressed: bool, version: int) -> Generator[None, None, RegisterBrokerBody]:
-    """`decode_register_body` in steps of about a millisecond; the longest finds the parts of 16 MiB of JSON, 25 ms."""
+    """Runs `decode_register_body` in steps of about 1 ms. The first one can take 25 ms, for 16 MiB of JSON."""
     if len(data) > MAX_REGISTER_BODY:
         raise BodyError(f"registration of {len(data)} bytes: larger than {MAX_REGISTER_BODY} bytes")
     if version < VERSION_3_0_11:
@@ -140,7 +140,7 @@ def _decode_raw(data: bytes, raw_type: type[_Raw]) -> Generator[None, None, _Raw
     try:
         return msgspec.json.decode(data, type=raw_type, strict=False)
     except UNREADABLE_JSON:
-        # fastjson's, perhaps: it leaves numeric keys unquoted.
+        # It may be fastjson's form, with unquoted numeric keys.
         pass
     quoted = yield from bare_keys_quoted_in_steps(data)
     try:
@@ -170,7 +170,7 @@ def _table(raw: _RawTopicConfigTable) -> Generator[None, None, TopicConfigTable]
 
 
 def _json_of(raw: msgspec.Raw) -> bytes | None:
-    """None for null."""
+    """Returns the bytes of a JSON value, or None for null."""
     data = bytes(raw)
     return data if data != b"null" else None
 
@@ -239,7 +239,7 @@ def _decode_parts(plain: bytes, version: int) -> Generator[None, None, RegisterB
         for _ in range(number()):
             config = _topic_from_text(part(MAX_TOPIC_BYTES).decode())
             topics[config.topic_name] = config
-            # Each topic costs as much as some hundred bytes do, however short it is.
+            # Each topic costs as much time as about 100 bytes, in addition to its name.
             next_step += len(config.topic_name) + 100
             if next_step > _STEP_BYTES:
                 next_step = 0
@@ -260,9 +260,9 @@ def _prefixed(data: bytes) -> bytes:
 
 
 def _topic_text(config: TopicConfig) -> str:
-    """`TopicConfig.encode`: fields separated by spaces, attributes as JSON at the end.
+    """Returns the text form of a topic (`TopicConfig.encode`): fields separated by spaces, then attributes as JSON.
 
-    NameServers before 5.0 take five fields only, so empty attributes are left out.
+    Empty attributes are omitted, because NameServers before 5.0 accept only five fields.
     """
     text = (
         f"{config.topic_name} {config.read_queue_nums} {config.write_queue_nums} {config.perm} "

@@ -1,1 +1,1 @@
-"""What the ext fields of requests and answers hold. Open `header.py` first; the rest is named for what it is about."""
+"""The ext fields of requests and responses, as typed headers, grouped by subject. Start with `header.py`."""

@@ -1,4 +1,4 @@
-"""Headers of requests about users and what they may do (codes 3001 to 3010)."""
+"""Headers of requests about users and their permissions (codes 3001 to 3010)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class AclRequestHeader(Header):
 
 
 class DeleteAclRequestHeader(AclRequestHeader):
-    """AUTH_DELETE_ACL; all of the subject's entries without `resource`."""
+    """AUTH_DELETE_ACL. Without `resource`, deletes all entries of the subject."""
 
     policy_type: str | None = None
     resource: str | None = None
 
 
 class ListAclsRequestHeader(Header):
-    """AUTH_LIST_ACL: subjects and resources that contain these texts."""
+    """AUTH_LIST_ACL: entries whose subjects and resources contain these texts."""
 
     subject_filter: str | None = None
     resource_filter: str | None = None

@@ -1,4 +1,4 @@
-"""Headers of what brokers, administrators and controllers say to each other (remoting/protocol/header/controller/*)."""
+"""Headers of requests between brokers, administrators and controllers (remoting/protocol/header/controller/*)."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from gantrymq.protocol.headers.header import Header
 from gantrymq.protocol.headers.namesrv import BrokerHeartbeatRequestHeader
 from gantrymq.protocol.java import Int32, Int64
 
-#: The field of an answer to a heartbeat with which a controller of ours grants a lease, ms; 0 where it doesn't lead. A
-#: master of ours takes no messages when so much has passed since it sent a heartbeat that was answered.
+#: Lease in a GantryMQ controller's response to a heartbeat, in ms. 0 if the controller is not the leader. A GantryMQ
+#: master stops accepting messages when the lease has passed, counted from the time at which it sent the heartbeat.
 LEASE_FIELD = "leaseMillis"
-#: The set's epoch as that controller knows it: the lease is for brokers that were told of who is master in it.
+#: Master epoch of the set in that response. The lease is valid only for brokers with this epoch.
 LEASE_EPOCH_FIELD = "leaseMasterEpoch"
 
 
 class BrokerSetRequestHeader(Header):
-    """CONTROLLER_GET_NEXT_BROKER_ID (1012), and what other requests of a broker begin with."""
+    """CONTROLLER_GET_NEXT_BROKER_ID (1012), and the common first fields of a broker's other requests."""
 
     cluster_name: str
     broker_name: str
 
 
 class GetNextBrokerIdResponseHeader(Header):
-    """Answer to CONTROLLER_GET_NEXT_BROKER_ID."""
+    """The response to CONTROLLER_GET_NEXT_BROKER_ID."""
 
     cluster_name: str | None = None
     broker_name: str | None = None
@@ -29,9 +29,9 @@ class GetNextBrokerIdResponseHeader(Header):
 
 
 class ApplyBrokerIdRequestHeader(BrokerSetRequestHeader):
-    """CONTROLLER_APPLY_BROKER_ID (1013); the check code is the broker's address, a semicolon, and what tells it apart.
+    """CONTROLLER_APPLY_BROKER_ID (1013). The check code is the broker's address, a semicolon, and a unique text.
 
-    Who applies for an id once more with the check code that it was given to gets it again.
+    A repeated request with the same check code succeeds and gets the same id.
     """
 
     applied_broker_id: Int64
@@ -39,7 +39,7 @@ class ApplyBrokerIdRequestHeader(BrokerSetRequestHeader):
 
 
 class ApplyBrokerIdResponseHeader(Header):
-    """Answer to CONTROLLER_APPLY_BROKER_ID."""
+    """The response to CONTROLLER_APPLY_BROKER_ID."""
 
     cluster_name: str | None = None
     broker_name: str | None = None
@@ -53,7 +53,7 @@ class RegisterBrokerToControllerRequestHeader(BrokerSetRequestHeader):
 
 
 class RegisterBrokerToControllerResponseHeader(Header):
-    """Answer to CONTROLLER_REGISTER_BROKER: the master, if there is one that lives; the body is a SyncStateSet."""
+    """The response to CONTROLLER_REGISTER_BROKER: the master, if there is a live one. The body is a SyncStateSet."""
 
     cluster_name: str | None = None
     broker_name: str | None = None
@@ -64,7 +64,7 @@ class RegisterBrokerToControllerResponseHeader(Header):
 
 
 class AlterSyncStateSetRequestHeader(Header):
-    """CONTROLLER_ALTER_SYNC_STATE_SET (1001) of a master; the body is the SyncStateSet, with the epoch before it."""
+    """CONTROLLER_ALTER_SYNC_STATE_SET (1001) of a master. The body is the new SyncStateSet with the old epoch."""
 
     broker_name: str
     master_broker_id: Int64
@@ -72,15 +72,15 @@ class AlterSyncStateSetRequestHeader(Header):
 
 
 class AlterSyncStateSetResponseHeader(Header):
-    """Answer to CONTROLLER_ALTER_SYNC_STATE_SET; the body is the new SyncStateSet."""
+    """The response to CONTROLLER_ALTER_SYNC_STATE_SET. The body is the new SyncStateSet."""
 
     new_sync_state_set_epoch: Int32 = 0
 
 
 class ElectMasterRequestHeader(Header):
-    """CONTROLLER_ELECT_MASTER (1002) of a broker or, with `designate_elect`, of an administrator for this broker id.
+    """CONTROLLER_ELECT_MASTER (1002) of a broker. With `designate_elect`, an administrator selects this broker id.
 
-    A broker id of -1 is no broker's.
+    A broker id of -1 means that the request does not come from a broker.
     """
 
     cluster_name: str = ""
@@ -90,7 +90,7 @@ class ElectMasterRequestHeader(Header):
 
 
 class ElectMasterResponseHeader(Header):
-    """Answer to CONTROLLER_ELECT_MASTER; the body is an ElectMasterResponseBody."""
+    """The response to CONTROLLER_ELECT_MASTER. The body is an ElectMasterResponseBody."""
 
     master_broker_id: Int64 | None = None
     master_address: str | None = None
@@ -105,7 +105,7 @@ class GetReplicaInfoRequestHeader(Header):
 
 
 class GetReplicaInfoResponseHeader(Header):
-    """Answer to CONTROLLER_GET_REPLICA_INFO; the body is a SyncStateSet."""
+    """The response to CONTROLLER_GET_REPLICA_INFO. The body is a SyncStateSet."""
 
     master_broker_id: Int64 | None = None
     master_address: str | None = None
@@ -113,7 +113,7 @@ class GetReplicaInfoResponseHeader(Header):
 
 
 class GetMetaDataResponseHeader(Header):
-    """Answer to CONTROLLER_GET_METADATA_INFO (1005); `peers` are "id:host:port;..." ."""
+    """The response to CONTROLLER_GET_METADATA_INFO (1005). `peers` has the form "id:host:port;..."."""
 
     group: str | None = None
     controller_leader_id: str | None = None
@@ -123,7 +123,7 @@ class GetMetaDataResponseHeader(Header):
 
 
 class NotifyBrokerRoleChangedRequestHeader(Header):
-    """NOTIFY_BROKER_ROLE_CHANGED (1008), sent by a controller to the brokers of a set; the body is a SyncStateSet."""
+    """NOTIFY_BROKER_ROLE_CHANGED (1008), from a controller to the brokers of a set. The body is a SyncStateSet."""
 
     master_address: str | None = None
     master_epoch: Int32 | None = None
@@ -132,7 +132,7 @@ class NotifyBrokerRoleChangedRequestHeader(Header):
 
 
 class CleanControllerBrokerDataRequestHeader(Header):
-    """CLEAN_BROKER_DATA (1011); the ids are "1;2;3", without any the whole broker set is meant."""
+    """CLEAN_BROKER_DATA (1011). The ids have the form "1;2;3". Without ids, the whole broker set is removed."""
 
     broker_name: str
     cluster_name: str | None = None
@@ -141,9 +141,9 @@ class CleanControllerBrokerDataRequestHeader(Header):
 
 
 class ControllerHeartbeatRequestHeader(BrokerHeartbeatRequestHeader):
-    """BROKER_HEARTBEAT (904) to a controller: how far the broker is, and how much it wants to be master.
+    """BROKER_HEARTBEAT (904) to a controller, with the progress of the broker's log and its election priority.
 
-    The lower its priority, the rather it is elected.
+    A lower priority number is elected first.
     """
 
     epoch: Int32 | None = None

@@ -1,4 +1,4 @@
-"""Headers about groups and their clients."""
+"""Headers of requests about groups and their clients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class GetProducerConnectionListRequestHeader(Header):
 
 
 class DeleteSubscriptionGroupRequestHeader(Header):
-    """DELETE_SUBSCRIPTIONGROUP (207); `clean_offset` forgets how far the group has got."""
+    """DELETE_SUBSCRIPTIONGROUP (207). `clean_offset` also deletes the group's offsets."""
 
     group_name: str
     clean_offset: bool = False
@@ -42,7 +42,7 @@ class GetSubscriptionGroupConfigRequestHeader(Header):
 
 
 class UpdateGroupForbiddenRequestHeader(Header):
-    """UPDATE_AND_GET_GROUP_FORBIDDEN (353); without `readable` nothing changes."""
+    """UPDATE_AND_GET_GROUP_FORBIDDEN (353). Without `readable`, nothing changes."""
 
     group: str
     topic: str
@@ -57,7 +57,7 @@ class QuerySubscriptionByConsumerRequestHeader(Header):
 
 
 class GetConsumerRunningInfoRequestHeader(Header):
-    """GET_CONSUMER_RUNNING_INFO (307), to a broker and from it to the client."""
+    """GET_CONSUMER_RUNNING_INFO (307), to a broker and from the broker to the client."""
 
     consumer_group: str
     client_id: str
@@ -65,7 +65,7 @@ class GetConsumerRunningInfoRequestHeader(Header):
 
 
 class ConsumeMessageDirectlyResultRequestHeader(Header):
-    """CONSUME_MESSAGE_DIRECTLY (309), to a broker and from it to the client; `msg_id` is an offset message id."""
+    """CONSUME_MESSAGE_DIRECTLY (309), to a broker and from there to the client. `msg_id` is an offset message id."""
 
     consumer_group: str
     client_id: str | None = None

@@ -1,4 +1,4 @@
-"""Headers of requests about replication (906 to 908); offsets are physical."""
+"""Headers of requests about replication (906 to 908). Offsets are physical."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gantrymq.protocol.java import Int64
 
 
 class ExchangeHaInfoRequestHeader(Header):
-    """EXCHANGE_BROKER_HA_INFO (906): a master tells a slave of itself, or, with nothing in it, is asked by one."""
+    """EXCHANGE_BROKER_HA_INFO (906): a master sends its data to a slave. Without fields, a slave requests it."""
 
     master_ha_address: str | None = None
     master_flush_offset: Int64 | None = None
@@ -15,7 +15,7 @@ class ExchangeHaInfoRequestHeader(Header):
 
 
 class ExchangeHaInfoResponseHeader(Header):
-    """What a master answers: where slaves connect, where its log ended when it became master, and its address."""
+    """A master's response: its replication address, the end of its log when it became master, and its address."""
 
     master_ha_address: str | None = None
     master_flush_offset: Int64 | None = None

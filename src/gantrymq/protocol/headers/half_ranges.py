@@ -1,4 +1,4 @@
-"""Headers of ending many half messages at once, see `protocol.half_ranges`."""
+"""Headers of requests that end many half messages at once. See `protocol.half_ranges`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from gantrymq.protocol.java import Int32, Int64
 
 
 class EndHalfMessagesRequestHeader(Header):
-    """END_HALF_MESSAGES (31037), whose body is `encode_half_ranges`'; `commit_or_rollback` as in END_TRANSACTION.
+    """END_HALF_MESSAGES (31037), with a body from `encode_half_ranges`.
 
-    `topics` are those that the messages are for, with commas between: who ends them must have the right to send there.
+    `commit_or_rollback` is as in END_TRANSACTION. `topics` are the topics of the messages, separated by commas. The
+    sender needs permission to send to them.
     """
 
     producer_group: str
@@ -18,9 +19,9 @@ class EndHalfMessagesRequestHeader(Header):
 
 
 class EndHalfMessagesResponseHeader(Header):
-    """What is decided is carried out whatever becomes of the connection; `left` half messages are still to be ended.
+    """The response to END_HALF_MESSAGES. The broker still has to end `left` half messages.
 
-    The same request once more waits on, until none are left.
+    The broker completes the decision even if the connection is lost. A repeated request waits until none are left.
     """
 
     left: Int64

@@ -1,8 +1,8 @@
-"""What a typed header is: plain data that says what a command's ext fields mean.
+"""The base class of typed headers, which define a command's ext fields.
 
-The headers themselves are in the modules beside this one, each named for what its requests are about. Their wire names
-are Java's camel case (remoting/protocol/header/*); fields without a default are required (@CFNotNull). Read one with
-`RemotingCommand.read_header`, write one with `RemotingCommand.request`.
+The headers are in the other modules of this package, by subject. Field names on the wire are Java's camel case
+(remoting/protocol/header/*). Fields without a default are required (@CFNotNull). Decode a header with
+`RemotingCommand.read_header`, and pass one to `RemotingCommand.request` to encode it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 
 class Header(msgspec.Struct, rename="camel", kw_only=True):
-    """Base of all headers."""
+    """Base class of all headers."""
 
 
 @cache
@@ -22,7 +22,7 @@ def _field_names(header_type: type[Header]) -> tuple[tuple[str, str], ...]:
 
 
 def header_fields(header: Header) -> dict[str, str]:
-    """The ext fields of a header: every value as Java's toString, None left out."""
+    """Returns the ext fields of a header. Values are formatted as by Java's toString. None is omitted."""
     fields: dict[str, str] = {}
     for name, wire_name in _field_names(type(header)):
         value = getattr(header, name)

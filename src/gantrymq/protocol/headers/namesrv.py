@@ -1,4 +1,4 @@
-"""Headers of what brokers and NameServers say to each other, and of administering a NameServer."""
+"""Headers of requests between brokers and NameServers, and of requests that administer a NameServer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gantrymq.protocol.java import Int32, Int64
 
 
 class BrokerRequestHeader(Header):
-    """What every request of a broker to a NameServer says of itself (104, 322)."""
+    """The common fields of a broker's requests to a NameServer (104, 322)."""
 
     broker_name: str
     broker_addr: str
@@ -16,7 +16,7 @@ class BrokerRequestHeader(Header):
 
 
 class RegisterBrokerRequestHeader(BrokerRequestHeader):
-    """REGISTER_BROKER (103); a `body_crc32` of 0 is not checked."""
+    """REGISTER_BROKER (103). A `body_crc32` of 0 is not checked."""
 
     ha_server_addr: str
     heartbeat_timeout_millis: Int64 | None = None
@@ -26,7 +26,7 @@ class RegisterBrokerRequestHeader(BrokerRequestHeader):
 
 
 class RegisterBrokerResponseHeader(Header):
-    """Answer to REGISTER_BROKER: a slave learns its master."""
+    """The response to REGISTER_BROKER. A slave gets the addresses of its master."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
@@ -43,7 +43,7 @@ class BrokerHeartbeatRequestHeader(Header):
 
 
 class QueryDataVersionResponseHeader(Header):
-    """Answer to QUERY_DATA_VERSION (322): whether the broker must register again."""
+    """The response to QUERY_DATA_VERSION (322): `changed` is true if the broker must register again."""
 
     changed: bool
 
@@ -56,7 +56,7 @@ class GetBrokerMemberGroupRequestHeader(Header):
 
 
 class NotifyMinBrokerIdChangeRequestHeader(Header):
-    """NOTIFY_MIN_BROKER_ID_CHANGE (905), sent by a NameServer to the brokers of one name."""
+    """NOTIFY_MIN_BROKER_ID_CHANGE (905), from a NameServer to the brokers of one name."""
 
     min_broker_id: Int64
     min_broker_addr: str
@@ -72,13 +72,13 @@ class BrokerNameRequestHeader(Header):
 
 
 class WipeWritePermResponseHeader(Header):
-    """Answer to WIPE_WRITE_PERM_OF_BROKER: how many topics it touched."""
+    """The response to WIPE_WRITE_PERM_OF_BROKER: the number of changed topics."""
 
     wipe_topic_count: Int32
 
 
 class AddWritePermResponseHeader(Header):
-    """Answer to ADD_WRITE_PERM_OF_BROKER: how many topics it touched."""
+    """The response to ADD_WRITE_PERM_OF_BROKER: the number of changed topics."""
 
     add_topic_count: Int32
 
@@ -99,7 +99,7 @@ class KVConfigRequestHeader(Header):
 
 
 class GetKVConfigResponseHeader(Header):
-    """Answer to GET_KV_CONFIG."""
+    """The response to GET_KV_CONFIG."""
 
     value: str
 

@@ -1,6 +1,6 @@
-"""Headers about offsets: of a queue, and how far consumer groups have got.
+"""Headers of requests about offsets, of queues and of consumer groups.
 
-`bname` is the name of the broker that is asked: to a proxy it says whom a request is for.
+`bname` is the name of the target broker. A proxy uses it to forward the request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class QueueRequestHeader(Header):
 
 
 class SearchOffsetRequestHeader(Header):
-    """SEARCH_OFFSET_BY_TIMESTAMP (29); `boundary_type` is LOWER or UPPER."""
+    """SEARCH_OFFSET_BY_TIMESTAMP (29). `boundary_type` is LOWER or UPPER."""
 
     topic: str
     queue_id: Int32
@@ -28,13 +28,13 @@ class SearchOffsetRequestHeader(Header):
 
 
 class OffsetResponseHeader(Header):
-    """Answer to 14, 29, 30 and 31."""
+    """The response to requests 14, 29, 30 and 31."""
 
     offset: Int64
 
 
 class StoreTimeResponseHeader(Header):
-    """Answer to GET_EARLIEST_MSG_STORETIME (32), in ms."""
+    """The response to GET_EARLIEST_MSG_STORETIME (32), in ms."""
 
     timestamp: Int64
 
@@ -62,7 +62,8 @@ class UpdateConsumerOffsetRequestHeader(Header):
 class ResetOffsetRequestHeader(Header):
     """INVOKE_BROKER_TO_RESET_OFFSET (222), RESET_CONSUMER_CLIENT_OFFSET (220).
 
-    A `timestamp` (ms) of -1 is the end. With a `queue_id` and an `offset` other than -1 that queue goes to that offset.
+    A `timestamp` (ms) of -1 means the end. If `queue_id` and `offset` are given and not -1, only this queue is reset,
+    to this offset.
     """
 
     topic: str
@@ -76,7 +77,7 @@ class ResetOffsetRequestHeader(Header):
 class GetConsumerStatusRequestHeader(Header):
     """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223) and GET_CONSUMER_STATUS_FROM_CLIENT (221).
 
-    `client_addr` is a client id, None for all of the group.
+    `client_addr` is a client id, or None for all clients of the group.
     """
 
     topic: str
@@ -85,7 +86,7 @@ class GetConsumerStatusRequestHeader(Header):
 
 
 class CloneGroupOffsetRequestHeader(Header):
-    """CLONE_GROUP_OFFSET (314); without a topic all topics of the source group."""
+    """CLONE_GROUP_OFFSET (314). Without a topic, copies the offsets of all topics of the source group."""
 
     src_group: str
     dest_group: str
@@ -94,7 +95,7 @@ class CloneGroupOffsetRequestHeader(Header):
 
 
 class QueryCorrectionOffsetHeader(Header):
-    """QUERY_CORRECTION_OFFSET (308); `filter_groups` are separated by commas and don't count."""
+    """QUERY_CORRECTION_OFFSET (308). `filter_groups` are ignored groups, separated by commas."""
 
     topic: str
     compare_group: str

@@ -1,7 +1,7 @@
-"""Headers of POP, the requests that need no assigned queues (remoting/protocol/header/*); they fit JSON only.
+"""Headers of POP requests, which need no assigned queues (remoting/protocol/header/*). They need JSON headers.
 
-Times are in ms; `pop_time` and `born_time` since the epoch. `bname` is the name of the broker that is asked: to a proxy
-it says whom a request is for.
+Times are in ms. `pop_time` and `born_time` are ms since the epoch. `bname` is the name of the target broker. A proxy
+uses it to forward the request.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from gantrymq.protocol.headers.header import Header
 from gantrymq.protocol.java import Int32, Int64
 
-#: `init_mode`: where a group begins that has never been there.
+#: Values of `init_mode`: the start position of a new group.
 INIT_FROM_MIN = 0
 INIT_FROM_MAX = 1
 
 
 class PopMessageRequestHeader(Header):
-    """POP_MESSAGE (200050); `queue_id` -1 means all queues."""
+    """POP_MESSAGE (200050). A `queue_id` of -1 means all queues."""
 
     consumer_group: str
     topic: str
@@ -33,7 +33,7 @@ class PopMessageRequestHeader(Header):
 
 
 class PopMessageResponseHeader(Header):
-    """Answer to a pop; the lists' form is in `protocol.receipt_handle`."""
+    """The response to a pop. `protocol.receipt_handle` defines the format of the lists."""
 
     pop_time: Int64
     invisible_time: Int64
@@ -54,7 +54,7 @@ class PeekMessageRequestHeader(Header):
 
 
 class AckMessageRequestHeader(Header):
-    """ACK_MESSAGE (200051); `topic` is the one that the message stands in, `extra_info` its receipt handle."""
+    """ACK_MESSAGE (200051). `topic` is the topic that stores the message, `extra_info` its receipt handle."""
 
     consumer_group: str
     topic: str
@@ -65,7 +65,7 @@ class AckMessageRequestHeader(Header):
 
 
 class ChangeInvisibleTimeRequestHeader(Header):
-    """CHANGE_MESSAGE_INVISIBLETIME (200053); `suspend`: the time doesn't count as an attempt."""
+    """CHANGE_MESSAGE_INVISIBLETIME (200053). With `suspend`, the redelivery does not count as an attempt."""
 
     consumer_group: str
     topic: str
@@ -78,7 +78,7 @@ class ChangeInvisibleTimeRequestHeader(Header):
 
 
 class ChangeInvisibleTimeResponseHeader(Header):
-    """Answer to 200053: the parts of the new receipt handle that changed."""
+    """The response to 200053: the changed parts of the receipt handle."""
 
     pop_time: Int64
     invisible_time: Int64
@@ -86,7 +86,7 @@ class ChangeInvisibleTimeResponseHeader(Header):
 
 
 class NotificationRequestHeader(Header):
-    """NOTIFICATION (200054): whether there is something to pop, waiting for it."""
+    """NOTIFICATION (200054): waits until there is a message to pop."""
 
     consumer_group: str
     topic: str
@@ -100,7 +100,7 @@ class NotificationRequestHeader(Header):
 
 
 class NotificationResponseHeader(Header):
-    """Answer to 200054."""
+    """The response to 200054."""
 
     has_msg: bool
     polling_full: bool = False
@@ -115,6 +115,6 @@ class PollingInfoRequestHeader(Header):
 
 
 class PollingInfoResponseHeader(Header):
-    """Answer to 200055: how many pops of this group wait for this queue (-1: for all)."""
+    """The response to 200055: the number of waiting pops of this group for this queue (-1: for all queues)."""
 
     polling_num: Int32

@@ -1,4 +1,4 @@
-"""Headers of a pull and its answer."""
+"""Headers of pull requests and responses."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from gantrymq.protocol.java import Int32, Int64
 
 
 class PullMessageRequestHeader(Header):
-    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361); `sys_flag` holds the PULL_ bits of `protocol.sys_flag`.
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361). `sys_flag` has the PULL_ bits of `protocol.sys_flag`.
 
-    `bulk_msg_nums` and `bulk_msg_bytes` are ours, and ignored by Java's brokers: with the first, a bulk reader wants so
-    many messages and bytes, whatever `max_msg_nums` and `max_msg_bytes` say to those. `bname` is the name of the broker
-    that has the queue: to a proxy it says whom the pull is for.
+    `bulk_msg_nums` and `bulk_msg_bytes` are for bulk reads from GantryMQ brokers. They replace `max_msg_nums` and
+    `max_msg_bytes`, which Java's brokers use instead. `bname` is the name of the queue's broker. A proxy uses it to
+    forward the request.
     """
 
     consumer_group: str
@@ -34,7 +34,7 @@ class PullMessageRequestHeader(Header):
 
 
 class PullMessageResponseHeader(Header):
-    """Answer to a pull; the body is the found records, one after the other.
+    """The response to a pull. The body has the found records, one after the other.
 
     `gantry_topic_begin` is `private_fields.TOPIC_BEGIN_FIELD`.
     """

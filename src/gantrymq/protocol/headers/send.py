@@ -1,4 +1,4 @@
-"""Headers of sending: a message, a reply, and a message that a consumer gives back."""
+"""Headers of requests that send a message, send a reply, or return a message for another attempt."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader, rename=None):
 
 
 class SendMessageResponseHeader(Header):
-    """Answer to a send; `msg_id` is the offset message id, joined by commas for a batch.
+    """The response to a send. `msg_id` is the offset message id. For a batch, several ids are joined by commas.
 
-    `msg_region` and `trace_on` ("true" or "false") tell clients whether to write a trace of it. `gantry_last_row`
-    answers an idempotent writer (`protocol.row_ids`).
+    `msg_region` and `trace_on` ("true" or "false") control whether clients write a trace. `gantry_last_row` is for an
+    idempotent writer (`protocol.row_ids`).
     """
 
     msg_id: str
@@ -64,7 +64,7 @@ class SendMessageResponseHeader(Header):
 
 
 class GetWriterQueuesRequestHeader(Header):
-    """GET_WRITER_QUEUES (31038); `writer` is `write-partition`, as in `row_ids.RowId`."""
+    """GET_WRITER_QUEUES (31038). `writer` is `write-partition`, as in `row_ids.RowId`."""
 
     topic: str
     writer: str
@@ -72,13 +72,13 @@ class GetWriterQueuesRequestHeader(Header):
 
 
 class GetWriterQueuesResponseHeader(Header):
-    """`queues` is None if the broker has no rows of this batch or no list of its queues."""
+    """The response to GET_WRITER_QUEUES. `queues` is None if the broker has no rows of this batch or no queue list."""
 
     queues: str | None = None
 
 
 class ReplyMessageRequestHeader(SendMessageRequestHeader, kw_only=True):
-    """PUSH_REPLY_MESSAGE_TO_CLIENT (326): the send header of the reply, and where it came from (host:port, ms)."""
+    """PUSH_REPLY_MESSAGE_TO_CLIENT (326): the reply's send header, its hosts (HOST:PORT) and its store time (ms)."""
 
     born_host: str
     store_host: str
@@ -86,7 +86,7 @@ class ReplyMessageRequestHeader(SendMessageRequestHeader, kw_only=True):
 
 
 class ConsumerSendMsgBackRequestHeader(Header):
-    """CONSUMER_SEND_MSG_BACK (36); `offset` is the record's place in the commit log of the broker named `bname`."""
+    """CONSUMER_SEND_MSG_BACK (36). `offset` is the record's position in the commit log of the broker `bname`."""
 
     offset: Int64
     group: str

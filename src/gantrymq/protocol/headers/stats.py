@@ -1,4 +1,4 @@
-"""Headers about a broker's configuration and figures, and how far behind groups are."""
+"""Headers of requests about a broker's configuration and statistics, and about the lag of groups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gantrymq.protocol.headers.header import Header
 
 
 class GetBrokerConfigResponseHeader(Header):
-    """Answer to GET_BROKER_CONFIG (26): a DataVersion in JSON."""
+    """The response to GET_BROKER_CONFIG (26): a DataVersion in JSON."""
 
     version: str
 
@@ -19,7 +19,7 @@ class ViewBrokerStatsDataRequestHeader(Header):
 
 
 class GetConsumeStatsRequestHeader(Header):
-    """GET_CONSUME_STATS (208); `topic_list` separates names by semicolons and goes before `topic`."""
+    """GET_CONSUME_STATS (208). `topic_list` has names separated by semicolons and overrides `topic`."""
 
     consumer_group: str
     topic: str | None = None
@@ -27,7 +27,7 @@ class GetConsumeStatsRequestHeader(Header):
 
 
 class GetConsumeStatsInBrokerHeader(Header):
-    """GET_BROKER_CONSUME_STATS (317); `is_order` leaves out topics that keep no order."""
+    """GET_BROKER_CONSUME_STATS (317). With `is_order`, only topics with ordered messages are included."""
 
     is_order: bool = False
 

@@ -1,4 +1,4 @@
-"""Headers for messages with a delivery time of their own."""
+"""Headers of requests about messages with a delivery time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gantrymq.protocol.headers.header import Header
 
 
 class RecallMessageRequestHeader(Header):
-    """RECALL_MESSAGE (370); `recall_handle` from the answer to the send of the broker named `bname`."""
+    """RECALL_MESSAGE (370). `recall_handle` comes from the send response of the broker `bname`."""
 
     topic: str
     recall_handle: str
@@ -15,6 +15,6 @@ class RecallMessageRequestHeader(Header):
 
 
 class RecallMessageResponseHeader(Header):
-    """`msg_id` is the unique key of the message taken back."""
+    """The response to RECALL_MESSAGE. `msg_id` is the unique key of the cancelled message."""
 
     msg_id: str

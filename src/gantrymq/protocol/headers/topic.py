@@ -1,4 +1,4 @@
-"""Headers about topics and their routes."""
+"""Headers of requests about topics and their routes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GetRouteInfoRequestHeader(Header):
 
 
 class DeleteTopicInNamesrvRequestHeader(Header):
-    """DELETE_TOPIC_IN_NAMESRV (216); without a cluster the topic goes everywhere."""
+    """DELETE_TOPIC_IN_NAMESRV (216). Without a cluster, deletes the topic everywhere."""
 
     topic: str
     cluster_name: str | None = None

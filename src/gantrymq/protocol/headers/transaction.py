@@ -1,4 +1,4 @@
-"""Headers of what producers and brokers, and administrators, say to each other about transactions."""
+"""Headers of requests about transactions, from producers, brokers and administrators."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gantrymq.protocol.java import Int32, Int64
 
 
 class EndTransactionRequestHeader(Header):
-    """END_TRANSACTION (37); `commit_or_rollback` is a TRANSACTION_ bit of `protocol.sys_flag`, 0 for not known yet.
+    """END_TRANSACTION (37). `commit_or_rollback` is a TRANSACTION_ bit of `protocol.sys_flag`, or 0 if it is unknown.
 
     `tran_state_table_offset` is the half message's queue offset, `msg_id` its unique key.
     """
@@ -24,7 +24,7 @@ class EndTransactionRequestHeader(Header):
 
 
 class CheckTransactionStateRequestHeader(Header):
-    """CHECK_TRANSACTION_STATE (39), a broker's question; the body is the half message's record."""
+    """CHECK_TRANSACTION_STATE (39), from a broker to a producer. The body is the half message's record."""
 
     tran_state_table_offset: Int64
     commit_log_offset: Int64
@@ -36,7 +36,7 @@ class CheckTransactionStateRequestHeader(Header):
 
 
 class ResumeCheckHalfMessageRequestHeader(Header):
-    """RESUME_CHECK_HALF_MESSAGE (323); `msg_id` is an offset message id."""
+    """RESUME_CHECK_HALF_MESSAGE (323). `msg_id` is an offset message id."""
 
     msg_id: str
     topic: str | None = None

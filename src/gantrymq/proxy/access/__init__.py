@@ -1,5 +1,6 @@
-"""Access control: who calls (`signature.py`), what a request needs (`needs.py`), whether it has it (`access.py`).
+"""Access control: the signature of a call (`signature.py`), the rights that a request needs (`needs.py`), the decision
+(`access.py`).
 
-Users and policies are the brokers', asked of them and remembered for some seconds: `gantry admin createUser` and its
-like change them.
+Users and policies are stored by the brokers. The proxy requests them and caches them for some seconds. Commands such as
+`gantry admin createUser` change them.
 """

@@ -1,4 +1,4 @@
-"""Access: authenticates a call by its signature, and authorizes its requests by its user's policies.
+"""Authentication of calls by their signature, and authorization of requests by the user's policies.
 
 Sources: auth/authentication/chain/DefaultAuthenticationHandler, auth/authorization/chain (UserAuthorizationHandler,
 AclAuthorizationHandler).
@@ -13,7 +13,7 @@ from gantrymq.auth.users import User, UserStatus, UserType, subject_of
 from gantrymq.errors import GantryError
 from gantrymq.proxy.access.needs import needs
 from gantrymq.proxy.access.signature import Signed, signed, unauthorized
-from gantrymq.proxy.call import METHODS, Call
+from gantrymq.proxy.call import METHODS, Call, Slices
 from gantrymq.proxy.clients import Clients
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.metadata import Metadata
@@ -26,21 +26,22 @@ _REQUEST_NAMES = {method.name: method.request.DESCRIPTOR.full_name for method in
 
 
 class Access:
-    """Of one proxy, which has it on."""
+    """Access control of gRPC calls in one proxy."""
 
     def __init__(self, config: ProxyConfig, metadata: Metadata, clients: Clients) -> None:
         self._clients = clients
         self._metadata = metadata
         self._authenticates = config.authentication_enabled
         self._authorizes = config.authorization_enabled
-        #: Full names of requests, as apache.rocketmq.v2.QueryRouteRequest.
+        #: Full names of requests that need no check, for example apache.rocketmq.v2.QueryRouteRequest.
         self._unauthenticated = frozenset(_listed(config.authentication_whitelist))
         self._unauthorized = frozenset(_listed(config.authorization_whitelist))
 
     async def authenticate(self, call: Call) -> User | None:
-        """The user who signed a call; None if it needs no user. Raises ProxyError: no known user, or a wrong signature.
+        """Returns the user who signed a call, or None if it needs no user.
 
-        It reads the call's metadata only, so that no message of a stranger is built.
+        It reads only the metadata, so that no message is parsed without authentication. Raises ProxyError if the user
+        is unknown or disabled, if the signature is wrong, or if no broker returns the user.
         """
         if not self._needs_user(call):
             return None
@@ -52,7 +53,11 @@ class Access:
         return self._verified(call, sign, user)
 
     def is_authenticated(self, call: Call) -> bool:
-        """As `authenticate`, for a message that is still being received: False while a broker must be asked."""
+        """Authenticates a call whose message is still incomplete, with cached users only.
+
+        Returns False if the user is not cached; `authenticate` then requests it from a broker. Raises ProxyError as
+        `authenticate` does.
+        """
         if not self._needs_user(call):
             return True
         sign = _signed(call)
@@ -62,15 +67,15 @@ class Access:
         return is_cached
 
     async def authorize(self, call: Call, user: User | None, request: Message) -> None:
-        """Raises ProxyError when the client id is another user's, or no policy of the user allows the request."""
+        """Raises ProxyError if the client id belongs to another user, or no policy of the user allows the request."""
         client = self._clients.get(call.client_id)
         if client is not None and user is not None and client.user != user.username:
             raise ProxyError(Code.FORBIDDEN, f"client id {call.client_id} belongs to another user")
         if self._authorizes and request.DESCRIPTOR.full_name not in self._unauthorized:
-            # Only requests that need neither user nor rights come without a user.
+            # A request without a user needs no rights.
             assert user is not None
             if user.user_type is not UserType.SUPER:
-                await self._authorize(user.username, parse_address(call.peer)[0], request)
+                await self._authorize(call, user.username, request)
 
     def _needs_user(self, call: Call) -> bool:
         name = _REQUEST_NAMES[call.method]
@@ -88,13 +93,15 @@ class Access:
             raise unauthorized("check signature failed.")
         return user
 
-    async def _authorize(self, username: str, host: str, request: Message) -> None:
+    async def _authorize(self, call: Call, username: str, request: Message) -> None:
+        """Raises ProxyError if a right that the request needs is missing or denied."""
+        host = parse_address(call.peer)[0]
         acl: Acl | None = None
         try:
             acl = await self._metadata.acl(username)
         except GantryError as e:
             raise ProxyError(Code.INTERNAL_SERVER_ERROR, f"can't ask a broker what {username} may do: {e}") from e
-        for need in needs(request):
+        async for need in Slices(call, needs(request)):
             entry = None if acl is None else acl.decisive(need.resource, need.actions, host)
             if entry is None or entry.decision is not Decision.ALLOW:
                 why = "no matched policies" if entry is None else "the decision is deny"

@@ -1,7 +1,7 @@
-"""What each request needs, by the rules of the broker's own requests (`auth/needs.py`).
+"""The rights that each gRPC request needs. The rules are the same as for requests to a broker (`auth/needs.py`).
 
-Sources: auth/authorization/builder/DefaultAuthorizationContextBuilder. Marked with + is what Java lets through without
-a right, or with fewer: it doesn't serve some of these methods, and asks nothing for the topic of some others.
+Source: auth/authorization/builder/DefaultAuthorizationContextBuilder. Requests marked with + need fewer rights in Java:
+it does not serve some of these methods, and does not check the topic of others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROUTE = (Action.PUB, Action.SUB, Action.GET)
 
 
 def _sending(request: pb.SendMessageRequest) -> Iterator[Need]:
-    # All of one topic: others are refused anyway.
+    # The first topic suffices: the handler rejects a request with messages of several topics.
     yield send_need(request.messages[0].topic.name if request.messages else "")
 
 
@@ -48,7 +48,7 @@ def _of_queue(actions: tuple[Action, ...]) -> Callable[[Any], Iterator[Need]]:
 
 
 def _settings(command: pb.TelemetryCommand) -> Iterator[Need]:
-    """What a client says that it will do; answers to questions need nothing."""
+    """Settings need the rights of their topics and group; responses to commands need none."""
     if command.WhichOneof("command") != "settings":
         return
     for topic in command.settings.publishing.topics:
@@ -81,6 +81,9 @@ _RULES: dict[type[Message], Callable[[Any], Iterator[Need]]] = {
 
 
 def needs(request: Message) -> Iterator[Need]:
-    """What a request needs; nothing for some that say nothing yet. One without a rule is for who may do something."""
+    """Returns the rights that a request needs. Some empty requests need none.
+
+    A request without a rule needs `ANYTHING`.
+    """
     rule = _RULES.get(type(request))
     return rule(request) if rule is not None else iter((ANYTHING,))

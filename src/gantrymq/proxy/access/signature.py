@@ -1,6 +1,7 @@
 """The signature in a call's metadata: MQv2-HMAC-SHA1 (auth/authentication/builder/DefaultAuthenticationContextBuilder).
 
-What is signed is the time alone, which clients write in their own zones: a signature proves the key, not the request.
+Clients sign only the time, in their own time zone. A signature therefore proves that the client has the secret key. It
+does not protect the request.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from gantrymq.proxy.v2.definition_pb2 import Code
 
 
 class Signed(NamedTuple):
-    """`content` is what was signed, `signature` in hexadecimal."""
+    """The signature of a call. `content` is the signed text, `signature` is hexadecimal."""
 
     username: str
     signature: str
     content: bytes
 
     def is_by(self, secret: str) -> bool:
-        """Whether it is that secret key's. Takes the same time whatever differs."""
+        """Returns True if the signature was made with that secret key. Compares in constant time."""
         expected = hmac.new(secret.encode(), self.content, hashlib.sha1).hexdigest()
         return hmac.compare_digest(expected.encode(), self.signature.lower().encode(errors="replace"))
 
 
 def signed(authorization: str, date_time: str) -> Signed:
-    """What the fields `authorization` and `x-mq-date-time` say. Raises ProxyError for what can't be read."""
+    """Parses the fields `authorization` and `x-mq-date-time`. Raises ProxyError for invalid ones."""
     if not authorization:
         raise unauthorized("username cannot be null.")
     if not date_time:

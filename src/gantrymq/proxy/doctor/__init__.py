@@ -1,5 +1,5 @@
-"""What is wrong with a proxy, as its clients see it: the library behind `gantry doctor --proxy`.
+"""Diagnosis of a proxy from a client's point of view: the library behind `gantry doctor --proxy`.
 
-`proxy_client.py` makes calls as Apache's clients do, `observation.py` makes those that say most and writes down what
-came, `diagnosis.py` says what follows from it. Open `diagnosis.py` first.
+Start with `diagnosis.py`: it turns observations into findings. `observation.py` makes a few calls and records the
+results. `proxy_client.py` is the gRPC client for these calls; its requests look like those of Apache's clients.
 """

@@ -1,4 +1,4 @@
-"""diagnose_proxy: looks at a proxy as its clients do, and says what is broken, why, and what to change."""
+"""Checks a proxy as its clients would, and reports each fault with its cause and a remedy."""
 
 from __future__ import annotations
 
@@ -25,18 +25,24 @@ async def diagnose_proxy(
     credentials: tuple[str, str] | None = None,
     timeout_ms: int = 3000,
 ) -> list[Finding]:
-    """The proxy at host:port as it looks from this machine, to a user (`credentials`: name and password), if any.
+    """Checks a proxy from this machine and returns the findings.
 
-    With `topic`, whether clients get its route, and whether the proxy reaches its brokers. Nothing is changed, and no
-    broker hears of it. A proxy that doesn't answer is a finding, not an error; each question waits at most
-    `timeout_ms`.
+    The check changes nothing, and registers no client at a broker. If the proxy does not respond, that is a finding,
+    not an error.
+
+    Args:
+        address: The proxy's host:port.
+        topic: If given, also checks the topic's route, and that the proxy reaches the topic's brokers.
+        ssl_context: Settings for TLS. Without them, the check tries both TLS and plain connections.
+        credentials: Name and password of the user who signs the calls.
+        timeout_ms: Timeout of each step, ms. Default: 3000.
     """
     seen = await observe(address, topic, ssl_context=ssl_context, credentials=credentials, timeout_s=timeout_ms / 1000)
     return judge(seen)
 
 
 def judge(seen: ProxySeen) -> list[Finding]:
-    """What follows from what was seen, the way a client would go: the connection, the route, its settings, brokers."""
+    """Returns the findings for an observation, in a client's order: connection, route, settings, addresses, brokers."""
     unusable = _unusable(seen)
     if unusable is not None:
         return [unusable]
@@ -49,6 +55,7 @@ def judge(seen: ProxySeen) -> list[Finding]:
 
 
 def _unusable(seen: ProxySeen) -> Finding | None:
+    """Returns the finding if no connection to the proxy works; None if one does."""
     error = seen.over_tls if seen.tls_given else seen.plain and seen.over_tls and seen.plain
     if error is None:
         return None
@@ -64,6 +71,7 @@ def _unusable(seen: ProxySeen) -> Finding | None:
 
 
 def _connections(seen: ProxySeen) -> Iterator[Finding]:
+    """Yields findings about plain and TLS connections and the certificate."""
     if seen.over_tls is not None:
         yield warning(
             f"proxy {seen.address} takes no TLS: {seen.over_tls}",
@@ -80,6 +88,7 @@ def _connections(seen: ProxySeen) -> Iterator[Finding]:
 
 
 def _certificate(seen: ProxySeen) -> tuple[str, Finding | None]:
+    """Returns a description of the certificate, and a finding if it has expired."""
     from cryptography import x509
 
     assert seen.certificate is not None
@@ -99,6 +108,7 @@ def _certificate(seen: ProxySeen) -> tuple[str, Finding | None]:
 
 
 def _route(seen: ProxySeen) -> Iterator[Finding]:
+    """Yields findings about the response to QueryRoute."""
     route = seen.route
     if not isinstance(route, Answer):
         yield _no_answer(seen, "QueryRoute", route)
@@ -146,21 +156,22 @@ def _route(seen: ProxySeen) -> Iterator[Finding]:
             )
         case _:
             yield problem(
-                f"the proxy can't say where topic {seen.topic} is: {_told(status)}"
+                f"the proxy can't say where topic {seen.topic} is: {_status_text(status)}"
                 if seen.topic is not None
-                else f"the proxy gets no answer of its NameServers: {_told(status)}",
+                else f"the proxy gets no answer of its NameServers: {_status_text(status)}",
                 "it is there itself, and can't reach its NameServers or brokers: its clients can do nothing.",
                 f"Check namesrvAddr in its rmq-proxy.json, and that these run. {_LOG}",
             )
 
 
 def _settings(seen: ProxySeen) -> Iterator[Finding]:
+    """Yields findings about the settings that the proxy returns to a producer."""
     answer = seen.settings
     if isinstance(answer, Answer) and answer.response is not None and answer.response.status.code == pb.OK:
-        told = answer.response.settings
+        settings = answer.response.settings
         yield ok(
-            f"it tells producers their settings, as streams go: bodies of at most {told.publishing.max_body_size} "
-            f"bytes, {told.backoff_policy.max_attempts} attempts"
+            f"it tells producers their settings, as streams go: bodies of at most {settings.publishing.max_body_size} "
+            f"bytes, {settings.backoff_policy.max_attempts} attempts"
         )
     elif isinstance(answer, RequestTimeout):
         yield problem(
@@ -171,13 +182,14 @@ def _settings(seen: ProxySeen) -> Iterator[Finding]:
         )
     elif isinstance(answer, Answer):
         status = answer.response.status if answer.response is not None else None
-        what = _told(status) if status is not None else f"gRPC's {_grpc_name(answer.code)}: {answer.message}"
+        what = _status_text(status) if status is not None else f"gRPC's {_grpc_name(answer.code)}: {answer.message}"
         yield problem(f"the proxy refuses a producer's settings: {what}", "clients don't start without them.", _LOG)
     else:
         yield _no_answer(seen, "Telemetry", answer)
 
 
 def _named(seen: ProxySeen) -> Iterator[Finding]:
+    """Yields findings about the other addresses in the route."""
     for address, error in seen.named.items():
         if error is None:
             yield ok(f"routes name {address} as the proxy, which answers, too")
@@ -194,6 +206,7 @@ def _named(seen: ProxySeen) -> Iterator[Finding]:
 
 
 def _brokers(seen: ProxySeen) -> Iterator[Finding]:
+    """Yields findings about the proxy's connections to the topic's brokers."""
     for name, answer in sorted(seen.brokers.items()):
         if isinstance(answer, Answer):
             if answer.response is None or answer.response.status.code in (
@@ -201,14 +214,14 @@ def _brokers(seen: ProxySeen) -> Iterator[Finding]:
                 pb.UNAUTHORIZED,
                 pb.FORBIDDEN,
             ):
-                # Apache's proxy has no such call, and this user may not make it: nothing follows from that.
+                # No finding: Apache's proxy has no such call, or the user has no right to make it.
                 continue
             if answer.response.status.code == pb.OK:
                 yield ok(f"the proxy reaches {name}, in {answer.took_ms:.1f} ms")
                 continue
-        told = _told(answer.response.status) if isinstance(answer, Answer) else str(answer)
+        text = _status_text(answer.response.status) if isinstance(answer, Answer) else str(answer)
         yield problem(
-            f"the proxy doesn't reach {name}: {told}",
+            f"the proxy doesn't reach {name}: {text}",
             "what clients send to this broker's queues fails, and what is there isn't delivered.",
             f"The proxy's machine must reach the address that {name} advertises (brokerIP1, listenPort), with TLS if "
             f"that is demanded. {_LOG}",
@@ -227,7 +240,7 @@ def _is_unauthorized(route: Answer) -> bool:
     return route.response is not None and route.response.status.code == pb.UNAUTHORIZED
 
 
-def _told(status: pb.Status) -> str:
+def _status_text(status: pb.Status) -> str:
     try:
         name = pb.Code.Name(status.code)
     except ValueError:

@@ -1,4 +1,7 @@
-"""What a proxy says to a client that asks for a route, tells its settings, and looks at the brokers behind."""
+"""Observations of a proxy: its connections, and its responses to a client's calls.
+
+The calls request a route, send settings, and query an offset at each broker.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +18,35 @@ from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.tls import TlsConfig, client_context
 from gantrymq.system import tls
 
-#: Asked for where no topic is named: who says that it isn't there has asked a NameServer.
+#: Topic of the route request if none is given. It does not exist: the error shows that a NameServer responded.
 PROBE = "gantry-doctor"
-#: So many of a topic's brokers, and of the addresses that a route names, are tried.
+#: Limit of the checked brokers of a topic, and of the checked addresses in a route.
 MOST_TRIED = 20
 
 
 @dataclass
 class ProxySeen:
-    """What came, or the error that came instead."""
+    """The result of each step, or the error of a failed step. Steps that were not reached stay None or empty."""
 
     address: str
     topic: str | None
-    #: As whom it was asked; None for nobody.
+    #: The user who signed the calls; None for unsigned calls.
     user: str | None
-    #: The connection was made with what the user gave for TLS.
+    #: If true, TLS used the caller's settings.
     tls_given: bool
     plain: GantryError | None = None
     over_tls: GantryError | None = None
     certificate: bytes | None = None
     route: Answer | GantryError | None = None
     settings: Answer | GantryError | None = None
-    #: Of the other addresses that the route names, what is wrong with them.
+    #: Other addresses in the route, with the error of a connection to each; None if it works.
     named: dict[str, GantryError | None] = field(default_factory=dict)
-    #: Of the topic's brokers, what the proxy says when it has to ask them.
+    #: By broker of the topic: the response to a call for which the proxy needs this broker, or its error.
     brokers: dict[str, Answer | GantryError] = field(default_factory=dict)
 
     @property
     def queues(self) -> list[Any]:
-        """The route's."""
+        """The queues in the route; empty if there is no route."""
         return (
             list(self.route.response.message_queues) if isinstance(self.route, Answer) and self.route.response else []
         )
@@ -57,6 +60,7 @@ async def observe(
     credentials: tuple[str, str] | None,
     timeout_s: float,
 ) -> ProxySeen:
+    """Observes a proxy. Errors of the proxy are recorded, not raised. The timeout of each step is `timeout_s`."""
     seen = ProxySeen(address, topic, credentials[0] if credentials is not None else None, ssl_context is not None)
     any_server = client_context(TlsConfig(tls_enable=True))
     for_tls = ssl_context or any_server
@@ -94,6 +98,7 @@ async def observe(
 
 
 async def _ask(seen: ProxySeen, caller: ProxyClient) -> None:
+    """Makes the calls and records their results."""
     try:
         endpoints = _endpoints(seen.address)
         request = rpc_pb.QueryRouteRequest(topic=pb.Resource(name=seen.topic or PROBE), endpoints=endpoints)
@@ -106,7 +111,7 @@ async def _ask(seen: ProxySeen, caller: ProxyClient) -> None:
             where = format_address(each.host, each.port)
             if where != seen.address and len(seen.named) < MOST_TRIED:
                 seen.named[where] = None
-    # A producer that sends to nothing: it asks for no rights, and brokers aren't told of it.
+    # A producer without topics: it needs no rights, and the proxy registers it at no broker.
     settings = pb.Settings(client_type=pb.PRODUCER, publishing=pb.Publishing(), user_agent=pb.UA(language=pb.PYTHON))
     try:
         seen.settings = await caller.call("Telemetry", rpc_pb.TelemetryCommand(settings=settings))
@@ -127,7 +132,7 @@ async def _ask(seen: ProxySeen, caller: ProxyClient) -> None:
 
 
 def _endpoints(address: str) -> pb.Endpoints:
-    """As Apache's clients write them."""
+    """Returns an address in the format of Apache's clients."""
     host, port = parse_address(address)
     try:
         scheme = pb.IPv6 if ipaddress.ip_address(host).version == 6 else pb.IPv4

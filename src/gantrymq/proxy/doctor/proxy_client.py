@@ -1,6 +1,6 @@
-"""ProxyClient: calls of one client, one after the other, on one connection; for who looks at a proxy now and then.
+"""A small gRPC client for diagnosis: one call at a time on one connection.
 
-It says which step fails, which gRPC's own clients don't: no connection, no TLS, no HTTP/2, no gRPC.
+Unlike gRPC's own clients it reports which step failed: the connection, TLS, HTTP/2 or gRPC.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gantrymq.remoting.tls_problems import tls_problem
 from gantrymq.system import clock, network, randomness, tls
 from gantrymq.system.clock import monotonic
 
-#: Of an answer, bytes: also what the proxy may send ahead of what was read.
+#: Limit of a response, bytes. It is also the size of the receive windows.
 _MOST_BYTES = 16 * 1024 * 1024
 _MOST_FIELDS = 64 * 1024
 #: ":method POST" of the static table.
@@ -34,19 +34,19 @@ _POST = b"\x83"
 #: ":scheme http" and ":scheme https".
 _SCHEMES = (b"\x86", b"\x87")
 _FRAME_SIZE = frames.DEFAULT_FRAME_SIZE
-#: Of a message: whether it is compressed, and its length.
+#: Size of a message's prefix, bytes: the compression flag and the length.
 _PREFIX = 5
 
 
 class NotGrpc(ProtocolError):
-    """What answers there speaks HTTP/2, and isn't a proxy.
+    """Raised if the server speaks HTTP/2, but not gRPC.
 
-    Remedy: correct the address; what stands between (a load balancer, an ingress) must pass gRPC on.
+    Remedy: correct the address. A load balancer or an ingress in between must forward gRPC.
     """
 
 
 class Answer(NamedTuple):
-    """What came to a call: `response` is None when the call ended with `code`, gRPC's own, other than OK."""
+    """The result of a call. `response` is None if the call ended with a gRPC status (`code`) other than OK."""
 
     response: Any
     code: int
@@ -55,9 +55,10 @@ class Answer(NamedTuple):
 
 
 class ProxyClient:
-    """To be used in `async with`, which connects with host:port. `credentials` are a user's name and password.
+    """A client for `async with`, which connects to host:port. `credentials` are a user's name and password.
 
-    Each step has `timeout_s`. Raises ConnectFailed, ConnectionLost, RequestTimeout or ProtocolError.
+    Each step has a timeout of `timeout_s` seconds. Raises ConnectFailed, ConnectionLost, RequestTimeout or
+    ProtocolError.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class ProxyClient:
 
     async def __aenter__(self) -> ProxyClient:
         if self._ssl_context is not None:
-            # Java's server wants it (RFC 9113, 3.2).
+            # Java's server requires ALPN (RFC 9113, 3.2).
             self._ssl_context.set_alpn_protocols(["h2"])
         self._reader, self._writer = await self._connect()
         try:
@@ -102,13 +103,13 @@ class ProxyClient:
 
     @property
     def certificate(self) -> bytes | None:
-        """The server's, in DER; None without TLS."""
+        """The server's certificate in DER; None without TLS."""
         ssl_object = self._writer.get_extra_info("ssl_object")
         der: bytes | None = ssl_object.getpeercert(binary_form=True) if ssl_object is not None else None
         return der
 
     async def call(self, method: str, request: Message) -> Answer:
-        """The response, or the first of them: then the call is given up."""
+        """Makes a call and returns its first response. The rest of the call is cancelled."""
         began = monotonic()
         self._last_stream_id += 2
         stream_id = self._last_stream_id
@@ -118,7 +119,7 @@ class ProxyClient:
         data = request.SerializeToString()
         data = b"\x00" + len(data).to_bytes(4, "big") + data
         self._writer.write(frames.frame_head(frames.HEADERS, frames.END_HEADERS, stream_id, len(block)) + block)
-        # A client's stream stays open: who ends it gets no answer maybe.
+        # A stream of requests stays open: if the client ends it, the proxy may send no response.
         flags = 0 if kind.client_streams else frames.END_STREAM
         self._writer.write(frames.frame_head(frames.DATA, flags, stream_id, len(data)) + data)
         try:
@@ -140,6 +141,7 @@ class ProxyClient:
         return Answer(None, int(code) if code.isdigit() else GrpcCode.INTERNAL, message, took_ms)
 
     def _fields(self, path: str) -> Mapping[str, str]:
+        """Returns the header fields of a call, with a signature if there are credentials."""
         now = datetime.fromtimestamp(clock.now_ms() / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
         fields = {
             ":path": path,
@@ -147,7 +149,7 @@ class ProxyClient:
             "te": "trailers",
             "content-type": "application/grpc",
             CLIENT_ID: self._client_id,
-            # One that Apache's proxy knows.
+            # A language that Apache's proxy supports.
             LANGUAGE: "PYTHON",
             CLIENT_VERSION: "5.0.0",
             "x-mq-protocol": "v2",
@@ -181,13 +183,14 @@ class ProxyClient:
             raise ConnectFailed(f"can't connect to {self.address}: {reason}", self.address) from e
 
     async def _first_settings(self) -> None:
-        """A server's first frame."""
+        """Reads the server's first frame. Raises ProtocolError if it is not SETTINGS."""
         kind, flags, _, _ = await self._frame()
         if kind != frames.SETTINGS or flags & frames.ACK:
             raise ProtocolError(f"{self.address} doesn't begin with HTTP/2's settings")
         self._writer.write(frames.SETTINGS_ACK)
 
     async def _frame(self) -> tuple[int, int, int, bytes]:
+        """Reads a frame. Returns its type, flags, stream id and payload."""
         try:
             head = await self._reader.readexactly(frames.HEADER_LENGTH)
             length, flags, stream_id = frames.read_header(head, 0)
@@ -200,7 +203,7 @@ class ProxyClient:
         return kind, flags, stream_id & 0x7FFFFFFF, payload
 
     async def _response(self, mine: int) -> tuple[dict[bytes, bytes], bytes]:
-        """The fields that came, and the first message with its prefix; none when the call has ended."""
+        """Returns the received fields, and the first message with its prefix. The message is empty if there is none."""
         fields: dict[bytes, bytes] = {}
         block = b""
         body = bytearray()
@@ -216,7 +219,7 @@ class ProxyClient:
                     raise ProtocolError(f"{self.address} sends fields without end")
                 if not flags & frames.END_HEADERS:
                     continue
-                # The table has to know those of other streams, too.
+                # Decode the fields of other streams, too: they change the decoder's table.
                 told, block = self._decode(block), b""
                 if is_mine:
                     fields |= told

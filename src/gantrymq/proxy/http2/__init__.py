@@ -1,7 +1,7 @@
-"""HTTP/2 as a gRPC server needs it: frames in, streams out (RFC 9113, RFC 7541).
+"""The server side of HTTP/2 for gRPC (RFC 9113, RFC 7541).
 
-Open `connection.py` first: one connection, which knows nothing of gRPC. `frame_reader.py` has the rules for what a
-client sends, `limits.py` what it may take. `hpack.py` and `huffman.py` read header blocks; those that are sent are
-constant and need no encoder. There is no push, no priority, no client. docs/decisions/http2.md says why it isn't a
-library.
+Start with `connection.py`: one connection, independent of gRPC. `frame_reader.py` processes the frames of clients, and
+`limits.py` has the limits. `hpack.py` and `huffman.py` decode header blocks. Sent header blocks are constants and need
+no encoder. Push, priorities and the client side are not implemented. docs/decisions/http2.md explains why the proxy
+does not use a library.
 """

@@ -1,9 +1,9 @@
-"""Http2Connection: the server's side of one connection (RFC 9113).
+"""The server side of one HTTP/2 connection (RFC 9113).
 
-It gives what it reads to its `FrameReader`, for one slice of time. All that is sent in one iteration of the event loop
-is written together. What a peer can take of this process is bounded (`limits.py`): streams, fields, processor time
-(`time_quota.py`), incomplete frames and header blocks (`remoting/incomplete_input.py`), unread responses
-(`untaken.py`).
+Its `FrameReader` processes the received bytes for one time slice (`read_slices.py`). All data that is sent in one
+iteration of the event loop is written together. Limits apply to each peer (`limits.py`): streams, fields, processor
+time (`time_quota.py`), incomplete frames and header blocks (`remoting/incomplete_input.py`), and unread responses
+(`unread_responses.py`).
 
 `tests/proxy/test_proxy_http2_rules.py` has a test for each rule; `interop/test_h2spec.py` runs the conformance suite.
 """
@@ -21,6 +21,7 @@ from gantrymq.proxy.http2.frames import ConnectionEnded, ErrorCode
 from gantrymq.proxy.http2.hpack import SHRUNK_TABLE
 from gantrymq.proxy.http2.limits import Limits
 from gantrymq.proxy.http2.peer_settings import PeerSettings
+from gantrymq.proxy.http2.read_slices import LARGE_READ
 from gantrymq.proxy.http2.stream import Http2Stream
 from gantrymq.proxy.http2.time_quota import TimeQuota
 from gantrymq.remoting.address import format_address
@@ -28,17 +29,17 @@ from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
 
-#: Unwritten bytes at which a connection isn't read, and no stream's data is written. They then count in `untaken`.
+#: Size of the write buffer at which the connection stops reading and sending data, bytes. It then counts in `unread`.
 _WRITE_HIGH_WATER = 64 * 1024
-#: Data that is written without waiting for the rest of this iteration of the loop.
+#: Bytes of data after which the connection writes immediately, not at the end of the event-loop iteration.
 _GATHERED = 256 * 1024
-#: A connection before its first request, with and without TLS, bytes.
+#: Memory of a connection before its first request, with and without TLS, bytes.
 _TLS_BYTES = 64 * 1024
 _PLAIN_BYTES = 8 * 1024
 
 
 class Http2Connection(asyncio.Protocol):
-    """`peer` and `local` are host:port."""
+    """One server-side connection. `peer` and `local` are host:port."""
 
     def __init__(
         self,
@@ -48,35 +49,38 @@ class Http2Connection(asyncio.Protocol):
         on_close: Callable[[Http2Connection], None],
     ) -> None:
         self.peer = self.local = "?"
-        #: When something was read, s.
+        #: Time of the last read, s.
         self.last_read = monotonic()
-        #: A ping was sent and not yet answered.
+        #: True while a ping has no response.
         self.is_asked = False
         self.streams: dict[int, Http2Stream] = {}
-        #: Streams that wait for the connection's window or its socket, not for a window of their own.
+        #: Streams with data that wait for the connection's window or for its socket.
         self.blocked: dict[int, Http2Stream] = {}
-        #: How many bytes the peer still takes on all streams.
+        #: Number of bytes that the peer accepts on all streams together.
         self.window = frames.DEFAULT_WINDOW
-        #: The socket takes what is written.
+        #: False while the write buffer is full.
         self.is_writable = True
-        #: No more streams are taken; nothing is read any more.
+        #: `is_ending`: no more streams are accepted. `is_over`: nothing more is read.
         self.is_ending = self.is_over = False
         self.settings = PeerSettings()
         self.quota = TimeQuota(limits.time, self.last_read)
-        self.untaken = limits.untaken
+        self.unread = limits.unread
         self._reader = FrameReader(self, accept, limits.streams)
         self._limits = limits
         self._on_open = on_open
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        #: What was read and not handled: an incomplete frame, or what waits for the next slice.
+        #: Unprocessed input: an incomplete frame, or frames that wait for the next slice.
         self._rest = b""
+        #: True while the connection waits for `go_on`. It then neither processes frames nor reads.
         self._is_deferred = False
-        #: There is an entry in `limits.incomplete`; before the first request it counts so many bytes more.
+        self.last_slice_s = 0.0
+        #: Whether `limits.incomplete` has an entry for it, and whether that has a deadline. Before the first request,
+        #: the entry also counts `_idle_bytes`.
         self._is_incomplete = self._has_deadline = True
         self._idle_bytes = _PLAIN_BYTES
-        #: What the socket didn't take, as it counts in `untaken`.
+        #: Bytes of the write buffer that count in `unread`.
         self._unwritten = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -107,27 +111,36 @@ class Http2Connection(asyncio.Protocol):
         self.last_read = monotonic()
         self.is_asked = False
         if self._is_deferred:
-            # TLS may deliver what it had decrypted before reading was paused.
+            # After reading is paused, TLS can still deliver bytes that it has already decrypted.
             self._rest += data
             self._limits.incomplete.resize(self, self._idle_bytes + len(self._rest))
             return
         self._take(self._rest + data if self._rest else data)
 
     def _take(self, data: bytes) -> None:
+        """Processes input for one time slice. Defers the connection if frames remain."""
         if self.is_over:
             return
         self._is_flush_due = True
+        slices = self._limits.slices
+        began = monotonic()
+        slice_end = slices.begin(began)
         try:
-            self._rest = rest = self._reader.read(data)
-            if not self.quota.settle(self.last_read):
+            self._rest = self._reader.read(data, slice_end)
+            if not self.quota.settle(began):
                 raise ConnectionEnded(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that belong to no call")
-            if rest and self.quota.is_slice_over:
-                self._defer()
         except ConnectionEnded as e:
             log.info("closing the HTTP/2 connection with %s: %s", self.peer, e)
             self._end(e.code, str(e))
         finally:
             self._flush()
+            ended = monotonic()
+            self.last_slice_s = ended - began
+            slices.ended(ended - began)
+        if self._rest and ended > slice_end:
+            self._defer(has_frames=True)
+        elif slices.is_used_up and len(data) >= LARGE_READ:
+            self._defer(has_frames=False)
         if self._rest or self._is_incomplete or self._reader.block_bytes is not None:
             self._count_incomplete(has_progress=len(self._rest) < len(data))
 
@@ -161,22 +174,22 @@ class Http2Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing() or self._is_deferred or not self.is_writable:
             return
         if self._is_incomplete:
-            # The deadline doesn't count the time in which this side read nothing.
+            # Start the deadline again: it must not include the time in which the server paused reading.
             self._count_incomplete(has_progress=True)
         self._transport.resume_reading()
 
     def _count_unwritten(self, size: int) -> None:
-        """What the socket doesn't take counts as unread from the high-water mark on."""
+        """Counts a full write buffer in `unread`. `size` is its size in bytes, or 0 when it is writable again."""
         unwritten, self._unwritten = self._unwritten, size
         if size:
-            self.untaken.keep(self, size)
+            self.unread.add(self, size)
         elif unwritten:
-            self.untaken.taken(self, unwritten)
+            self.unread.remove(self, unwritten)
 
     # -- incomplete input ---------------------------------------------------------------------------------------
 
     def _count_incomplete(self, *, has_progress: bool) -> None:
-        """With `has_progress`, what is incomplete is a new frame, with an age of its own."""
+        """Updates the entry in `limits.incomplete`. `has_progress` starts a new deadline: a frame was completed."""
         incomplete = self._limits.incomplete
         block_bytes = self._reader.block_bytes
         size = len(self._rest) + (block_bytes or 0)
@@ -187,7 +200,7 @@ class Http2Connection(asyncio.Protocol):
             self._is_incomplete = False
             incomplete.complete(self)
         elif is_complete:
-            # Idle before its first request: as long as it likes, but one of the first to go.
+            # An idle connection before its first request has no deadline, but it is among the first to be closed.
             self._has_deadline = False
             incomplete.resize(self, self._idle_bytes)
             incomplete.lift_deadline(self)
@@ -198,49 +211,49 @@ class Http2Connection(asyncio.Protocol):
             incomplete.resize(self, self._idle_bytes + size)
 
     def input_refused(self, reason: str) -> None:
-        """As `IncompleteInputs` demands."""
+        """Closes the connection. `IncompleteInputs` calls this when the incomplete input exceeds a limit."""
         log.info("closing the HTTP/2 connection with %s: %s", self.peer, reason)
         self.abort()
 
     @property
     def is_paused(self) -> bool:
-        """Its input is incomplete because this side doesn't read."""
+        """True while the server does not read. Its input can then not be completed."""
         return self._is_deferred or not self.is_writable
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def _defer(self) -> None:
-        """Other connections have their slice before this one goes on."""
-        self._is_deferred = True
-        self.quota.wait()
-        if self._transport is not None:
+    def _defer(self, *, has_frames: bool) -> None:
+        """Pauses this connection until other connections have had their slices."""
+        if self._transport is not None and not self.is_over:
+            self._is_deferred = True
             self._transport.pause_reading()
-        self._loop.call_soon(self._go_on)
+            self._limits.slices.wait(self, has_frames=has_frames)
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """Processes deferred frames and reads again. `ReadSlices` calls this."""
         self._is_deferred = False
-        self.quota.go_on()
         if self._transport is None or self.is_over:
             return
-        self._take(self._rest)
+        if self._rest:
+            self._take(self._rest)
         self._resume_reading()
 
     def pump_all(self) -> None:
-        """In turn, while the connection takes anything. A stream that isn't done waits behind the others."""
+        """Sends data of the blocked streams in turn until the connection accepts no more."""
         while self.blocked and self.window > 0 and self.is_writable:
             self.blocked.pop(next(iter(self.blocked))).pump()
 
     # -- writing ------------------------------------------------------------------------------------------------
 
     def send(self, *pieces: bytes) -> None:
-        """Writes them with all else of this turn of the loop."""
+        """Adds pieces to the output, which is written once per event-loop iteration."""
         self._out += pieces
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
 
     def send_data(self, head: bytes, data: bytes) -> None:
-        """Like `send`; but of much data some is written at once, so that it's seen what the socket takes."""
+        """Sends data like `send`, but writes large amounts immediately to detect a full socket in time."""
         self.send(head, data)
         self._out_bytes += len(data)
         if self._out_bytes > _GATHERED:
@@ -250,19 +263,19 @@ class Http2Connection(asyncio.Protocol):
         self._is_flush_due = False
         out, self._out = self._out, []
         self._out_bytes = 0
-        # uvloop raises for a transport that it closes, such as one whose start was cancelled.
+        # uvloop raises an error for a closing transport, for example if its start was cancelled.
         if out and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(out))
 
     def header_block(self, block: bytes) -> bytes:
-        """A block as it must be sent now."""
+        """Returns the block to send. If the peer has reduced the size of its table, a confirmation precedes it."""
         if self.settings.must_shrink_table:
             self.settings.must_shrink_table = False
             return SHRUNK_TABLE + block
         return block
 
     def local_end(self, stream: Http2Stream) -> None:
-        """A stream was answered; what its peer still sends on it is thrown away."""
+        """Closes a stream whose response is sent. Further frames of the peer for it are discarded."""
         if stream.is_remote_open:
             stream.is_remote_open = False
             self.send(frames.rst_stream(stream.stream_id, ErrorCode.NO_ERROR))
@@ -273,12 +286,12 @@ class Http2Connection(asyncio.Protocol):
             self._close()
 
     def ask(self) -> None:
-        """Sends a ping, whose answer shows that the peer is there."""
+        """Sends a ping. A response shows that the peer is alive."""
         self.is_asked = True
         self.send(frames.ping(b"gantrymq"))
 
     def end(self) -> None:
-        """Takes no more streams, and closes when those that there are have ended."""
+        """Accepts no more streams, and closes when all streams have ended."""
         if not self.is_ending:
             self.send(frames.goaway(self._reader.last_stream_id, ErrorCode.NO_ERROR))
             self.is_ending = True
@@ -300,17 +313,17 @@ class Http2Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def takes_nothing(self) -> None:
+    def reads_nothing(self) -> None:
         log.warning("closing the HTTP/2 connection with %s, which doesn't read its responses", self.peer)
         self.abort()
 
     @property
     def is_closing(self) -> bool:
-        """It closes as soon as its peer has taken what was sent, which some never do."""
+        """True if the connection closes after the peer has read everything. That may never happen."""
         return self.is_ending or self.is_over
 
     def abort(self) -> None:
-        """Closes at once."""
+        """Closes the connection at once and discards unwritten data."""
         self.is_over = True
         if self._transport is not None:
             self._transport.abort()

@@ -1,7 +1,7 @@
-"""FrameReader: the rules for the frames that a client sends (RFC 9113, 5 to 8).
+"""Processes the frames of a client by the rules of RFC 9113, 5 to 8.
 
-A violation that concerns one stream resets that stream, all others end the connection (`ConnectionEnded`). Streams that
-have ended are not kept: `_skipped` and `_reset` hold what the rules need of them.
+A violation that concerns one stream resets that stream. All others end the connection (`ConnectionEnded`). Ended
+streams are removed: `_skipped` and `_reset` keep the ids that the rules still need.
 """
 
 from __future__ import annotations
@@ -27,27 +27,29 @@ from gantrymq.proxy.http2.time_quota import (
     USUAL_FIELDS,
     WINDOW_US,
 )
+from gantrymq.system.clock import monotonic
 
 if TYPE_CHECKING:
     from gantrymq.proxy.http2.connection import Http2Connection
 
 log = peer_log(__name__)
 
-#: The window of the whole connection, bytes. The receiver of a stream decides on its window beyond the first 64 KiB.
+#: The window of the whole connection, bytes. The receiver of a stream extends the stream's window beyond 64 KiB.
 CONNECTION_WINDOW = 8 * 1024 * 1024
-#: The default of the RFC: gRPC's own core offers no more, and a larger one saves 1 us per 16 KiB.
+#: Largest frame, bytes: the default of the RFC, as in gRPC's own core. Larger frames would save only 1 us per 16 KiB.
 _FRAME_SIZE = frames.DEFAULT_FRAME_SIZE
-#: A request's fields, each with 32 bytes more (RFC 9113, 6.5.2), and the encoded block. Java's server takes 8 KiB.
+#: Limit of a request's fields, bytes, with 32 more for each field (RFC 9113, 6.5.2). It also limits the encoded block.
+#: The limit of Java's server is 8 KiB.
 MOST_FIELDS = 16 * 1024
-#: Streams that this side has reset, and on which frames of their peer may still be under way.
+#: Number of remembered streams that this side has reset. Frames of the peer can still arrive on them.
 _MOST_RESET = 128
 
-#: Gets a new stream and its fields; returns the receiver of the stream's events, None if the stream was answered.
+#: Accepts a new stream with its fields. Returns the receiver of its events, or None if the response is already sent.
 Accept = Callable[[Http2Stream, Fields], "Receiver | None"]
 
 
 class FrameReader:
-    """Of one connection."""
+    """Processes the frames of one connection."""
 
     def __init__(self, connection: Http2Connection, accept: Accept, most_streams: int) -> None:
         self._connection = connection
@@ -56,10 +58,10 @@ class FrameReader:
         self._streams = connection.streams
         self._quota = connection.quota
         self._decoder = HpackDecoder()
-        #: The preface has come.
+        #: True after the preface has arrived.
         self.began = False
         self.last_stream_id = 0
-        #: The ids between these two were skipped by the peer.
+        #: Range of stream ids that the peer has skipped.
         self._skipped = (0, 0)
         self._reset: dict[int, None] = {}
         self._unacknowledged = 0
@@ -71,16 +73,17 @@ class FrameReader:
         """The size of an incomplete header block; None if there is none."""
         return None if self._headers is None else len(self._headers[2])
 
-    def read(self, data: bytes) -> bytes:
-        """Handles all complete frames, or those of one slice; returns the rest. Raises ConnectionEnded."""
+    def read(self, data: bytes, slice_end: float) -> bytes:
+        """Processes complete frames until `slice_end` (monotonic clock, s). Returns the remaining bytes.
+
+        Raises ConnectionEnded.
+        """
         at = 0
         if not self.began:
             if not self._is_preface(data):
                 return data
             at = len(frames.PREFACE)
         end = len(data)
-        quota = self._quota
-        slice_end_us = quota.begin_slice()
         while end - at >= frames.HEADER_LENGTH and not self._connection.is_over:
             length, flags, stream_id = frames.read_header(data, at)
             kind, length = length & 0xFF, length >> 8
@@ -91,12 +94,15 @@ class FrameReader:
                 break
             at = begin + length
             self._frame(kind, flags, stream_id & 0x7FFFFFFF, data[begin:at])
-            if quota.slice_us > slice_end_us:
+            if monotonic() > slice_end:
                 break
         return data[at:]
 
     def _is_preface(self, data: bytes) -> bool:
-        """Whether the preface and the head of the first frame, SETTINGS, are there (RFC 9113, 3.4)."""
+        """Returns True if the preface and the header of the first frame have arrived (RFC 9113, 3.4).
+
+        Raises ConnectionEnded if they are invalid: the first frame must be SETTINGS.
+        """
         preface = frames.PREFACE
         if not preface.startswith(data[: len(preface)]):
             raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, "it doesn't speak HTTP/2")
@@ -109,6 +115,7 @@ class FrameReader:
         return True
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        """Processes one frame, and charges frames that belong to no call to the quota. Raises ConnectionEnded."""
         if self._headers is not None and (kind != frames.CONTINUATION or stream_id != self._headers[0]):
             raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, "a header block isn't finished")
         if kind == frames.DATA:
@@ -117,7 +124,7 @@ class FrameReader:
         if kind == frames.HEADERS:
             self._headers_frame(flags, stream_id, payload)
             return
-        self._quota.charge(FRAME_US)
+        self._quota.spent_us += FRAME_US
         if kind == frames.WINDOW_UPDATE:
             self._window_update(stream_id, payload)
         elif kind == frames.CONTINUATION:
@@ -126,7 +133,7 @@ class FrameReader:
             self._expect(payload, 4, 0 < stream_id <= self.last_stream_id)
             stream = self._streams.pop(stream_id, None)
             if stream is not None:
-                self._quota.charge(EMPTY_CALL_US)
+                self._quota.spent_us += EMPTY_CALL_US
                 stream.lost()
         elif kind == frames.SETTINGS:
             self._settings(flags, stream_id, payload)
@@ -147,10 +154,10 @@ class FrameReader:
         # Unknown types are ignored (RFC 9113, 4.1).
 
     def _data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Passes data to the receiver of its stream. Opens the connection's window again after a quarter of it."""
         size = len(payload)
         if not stream_id & 1 or stream_id > self.last_stream_id:
             raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, f"data for stream {stream_id}, which didn't begin")
-        self._quota.slice_us += FRAME_US
         self._unacknowledged += size
         if self._unacknowledged > CONNECTION_WINDOW:
             raise ConnectionEnded(ErrorCode.FLOW_CONTROL_ERROR, "more data than the connection's window allows")
@@ -186,6 +193,7 @@ class FrameReader:
             self._streams.pop(stream_id, None)
 
     def _headers_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Processes the start of a header block. It is complete, or CONTINUATION frames follow."""
         if not stream_id & 1:
             raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, f"a client has no stream {stream_id}")
         block = _unpadded(payload, flags)
@@ -197,7 +205,7 @@ class FrameReader:
         if flags & frames.END_HEADERS:
             self._header_block(stream_id, flags, block)
         else:
-            self._quota.charge(FRAME_US)
+            self._quota.spent_us += FRAME_US
             self._headers = stream_id, flags, bytearray(block)
 
     def _continuation(self, flags: int, payload: bytes) -> None:
@@ -212,19 +220,19 @@ class FrameReader:
             self._header_block(stream_id, first_flags, bytes(block))
 
     def _header_block(self, stream_id: int, flags: int, block: bytes) -> None:
+        """Decodes a complete header block. It starts a new stream, or has the trailers of an open one."""
         try:
             fields = self._decoder.decode(block, MOST_FIELDS)
         except TooManyHeaders as e:
             raise ConnectionEnded(ErrorCode.ENHANCE_YOUR_CALM, f"fields of more than {MOST_FIELDS} bytes") from e
         except MalformedField as e:
-            # The table goes on with such a field in it; so the connection ends, not the stream alone.
+            # End the whole connection, because the invalid field is now in the decoder's table.
             raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, str(e)) from e
         except HpackError as e:
             raise ConnectionEnded(ErrorCode.COMPRESSION_ERROR, str(e)) from e
         cost_us = HEADERS_US + len(fields) * FIELD_US
-        self._quota.slice_us += cost_us
         if len(block) > SMALL_BLOCK or len(fields) > USUAL_FIELDS:
-            self._quota.charge(len(fields) * FIELD_US + len(block) * BYTE_US)
+            self._quota.spent_us += len(fields) * FIELD_US + len(block) * BYTE_US
         ended = bool(flags & frames.END_STREAM)
         if stream_id <= self.last_stream_id:
             self._quota.spent_us += cost_us
@@ -254,7 +262,7 @@ class FrameReader:
             stream.receiver.data_received(b"", True)
 
     def _trailers(self, stream_id: int, fields: Fields, ended: bool) -> None:
-        """A second header block. Trailers say nothing to gRPC but the end of the request."""
+        """Processes the second header block of a stream. gRPC uses trailers of a request only as its end."""
         stream = self._streams.get(stream_id)
         if stream is None:
             if stream_id in self._reset:
@@ -278,12 +286,13 @@ class FrameReader:
             stream.receiver.data_received(b"", True)
 
     def _malformed(self, stream_id: int, reason: str) -> None:
+        """Resets the stream of an invalid request."""
         log.info("resetting a stream of %s: %s", self._connection.peer, reason)
         self._quota.spent_us += HEADERS_US
         self._reset_stream(stream_id, ErrorCode.PROTOCOL_ERROR)
 
     def _reset_stream(self, stream_id: int, code: ErrorCode) -> None:
-        """A stream error. Frames that the peer sent before it sees the reset are ignored."""
+        """Resets a stream after an error. Frames that the peer has sent before it receives the reset are ignored."""
         self._connection.send(frames.rst_stream(stream_id, code))
         self.expect_late_frames(stream_id)
         stream = self._streams.pop(stream_id, None)
@@ -291,11 +300,13 @@ class FrameReader:
             stream.lost()
 
     def expect_late_frames(self, stream_id: int) -> None:
+        """Remembers a closed stream on which frames of the peer can still arrive."""
         if len(self._reset) >= _MOST_RESET:
             del self._reset[next(iter(self._reset))]
         self._reset[stream_id] = None
 
     def _window_update(self, stream_id: int, payload: bytes) -> None:
+        """Opens the window of a stream or, with stream id 0, of the connection."""
         self._expect(payload, 4, stream_id <= self.last_stream_id)
         increment = frames.read_u32(payload)[0] & 0x7FFFFFFF
         if not stream_id:
@@ -317,20 +328,21 @@ class FrameReader:
                 stream.pump()
 
     def _settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        """Applies the peer's settings. A new window size applies to all open streams."""
         if stream_id:
             raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, "a SETTINGS frame of a stream")
         if len(payload) % 6 or (flags & frames.ACK and payload):
             raise ConnectionEnded(ErrorCode.FRAME_SIZE_ERROR, f"a SETTINGS frame of {len(payload)} bytes")
         if flags & frames.ACK:
             return
-        self._quota.charge(len(payload) // 6 * SETTING_US)
+        self._quota.spent_us += len(payload) // 6 * SETTING_US
         former = self._connection.settings.stream_window
         self._connection.settings.update(payload)
-        # Before anything is sent that the peer takes by its new settings alone.
+        # Acknowledge first: the frames that follow are valid only with the new settings.
         self._connection.send(frames.SETTINGS_ACK)
         change = self._connection.settings.stream_window - former
         if change:
-            self._quota.charge(len(self._streams) * WINDOW_US)
+            self._quota.spent_us += len(self._streams) * WINDOW_US
             for stream in list(self._streams.values()):
                 stream.window += change
                 if stream.window > frames.MAX_WINDOW:
@@ -354,6 +366,6 @@ def _unpadded(payload: bytes, flags: int) -> bytes:
 
 
 def _check_dependency(priority: bytes, stream_id: int) -> None:
-    """Priorities are ignored (RFC 9113, 5.3.2), but a stream that depends on itself is an error of RFC 7540."""
+    """Raises an error if a stream depends on itself (RFC 7540). Priorities are otherwise ignored (RFC 9113, 5.3.2)."""
     if frames.read_u32(priority)[0] & 0x7FFFFFFF == stream_id:
         raise ConnectionEnded(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} depends on itself")

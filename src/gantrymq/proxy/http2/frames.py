@@ -1,4 +1,4 @@
-"""Frames: their types, flags, errors and settings, and how they are written (RFC 9113, 4 and 6)."""
+"""HTTP/2 frames: types, flags, error codes, settings and encoding (RFC 9113, 4 and 6)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HEADER_LENGTH = 9
 _U32 = Struct(">I")
 _SETTING = Struct(">HI")
 _TWO = Struct(">II")
-#: Length and type in one, flags, stream.
+#: Frame header: length and type in one number, flags, stream id.
 _HEADER = Struct(">IBI")
 
 read_header = _HEADER.unpack_from
@@ -49,7 +49,7 @@ read_setting = _SETTING.iter_unpack
 
 
 class ErrorCode(IntEnum):
-    """Why a stream or a connection ends."""
+    """The reason why a stream or a connection ends (RFC 9113, 7)."""
 
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1
@@ -64,7 +64,7 @@ class ErrorCode(IntEnum):
 
 
 class ConnectionEnded(Exception):
-    """The peer violated HTTP/2 or exceeded a limit: the connection is closed with this code."""
+    """Raised if the peer violates HTTP/2 or exceeds a limit. The connection is closed with this code."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(reason)
@@ -72,7 +72,7 @@ class ConnectionEnded(Exception):
 
 
 def frame_head(kind: int, flags: int, stream_id: int, length: int) -> bytes:
-    """What comes before a payload of so many bytes."""
+    """Returns the header of a frame with a payload of `length` bytes."""
     return _HEADER.pack(length << 8 | kind, flags, stream_id)
 
 

@@ -1,4 +1,4 @@
-"""Header blocks, read (RFC 7541). What a server sends is literal and needs no table."""
+"""Decoder of header blocks (HPACK, RFC 7541). Sent header blocks are literal and need no table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 from gantrymq.proxy.http2 import huffman
 
-#: Appendix A, from 1 on.
+#: The static table of RFC 7541, appendix A, from index 1 on.
 _STATIC_TEXT = (
     ":authority|:method=GET|:method=POST|:path=/|:path=/index.html|:scheme=http|:scheme=https|:status=200|"
     ":status=204|:status=206|:status=304|:status=400|:status=404|:status=500|accept-charset|"
@@ -18,7 +18,7 @@ _STATIC_TEXT = (
     "proxy-authenticate|proxy-authorization|range|referer|refresh|retry-after|server|set-cookie|"
     "strict-transport-security|transfer-encoding|user-agent|vary|via|www-authenticate"
 )
-#: The first is nobody's: a field has no number 0.
+#: The first entry is unused: indexes begin at 1.
 _STATIC: tuple[tuple[bytes, bytes], ...] = (
     (b"", b""),
     *(
@@ -27,47 +27,47 @@ _STATIC: tuple[tuple[bytes, bytes], ...] = (
     ),
 )
 _FIRST_DYNAMIC = len(_STATIC)
-#: SETTINGS_HEADER_TABLE_SIZE's default, which is never changed here.
+#: Size of the dynamic table, bytes: the default of SETTINGS_HEADER_TABLE_SIZE, which the server never changes.
 TABLE_SIZE = 4096
-#: What an entry counts for beside its bytes.
+#: Bytes that each entry counts in addition to its name and value.
 _ENTRY_OVERHEAD = 32
 
 
 class HpackError(Exception):
-    """A header block that can't be read; the connection can't go on, since its table isn't known any more."""
+    """Raised for an invalid header block. The table is then unusable, so the connection ends."""
 
 
 class TooManyHeaders(Exception):
-    """The fields of a block exceed the limit. The rest of the block was not decoded, so the table is unusable."""
+    """Raised if the fields of a block exceed the limit. The rest is not decoded, so the table is unusable."""
 
 
 class MalformedField(HpackError):
-    """A name or value has characters that HTTP/2 forbids (RFC 9113, 8.2.1 and 8.3)."""
+    """Raised if a name or value has characters that HTTP/2 forbids (RFC 9113, 8.2.1 and 8.3)."""
 
 
 #: Pseudo-header fields; any other name that begins with a colon is malformed.
 PSEUDO_HEADERS = frozenset((b":method", b":scheme", b":authority", b":path", b":status", b":protocol"))
 #: Control characters, space, uppercase letters, a colon, DEL and bytes that are not ASCII.
 _FORBIDDEN_IN_NAME = re.compile(rb"[\x00-\x20A-Z:\x7f-\xff]")
-#: Spaces at the ends of a value are tolerated: gRPC lets a receiver strip them.
+#: Spaces at the ends of a value are allowed, because gRPC permits a receiver to strip them.
 _FORBIDDEN_IN_VALUE = re.compile(rb"[\x00\r\n]")
 
 
 class HpackDecoder:
-    """The table of one connection, and what reads its blocks in the order in which they come."""
+    """Decodes the header blocks of one connection in their order, with its dynamic table."""
 
     def __init__(self) -> None:
-        #: The newest first.
+        #: The dynamic table, newest entry first.
         self._table: deque[tuple[bytes, bytes]] = deque()
         self._size = 0
         self._max_size = TABLE_SIZE
 
     def decode(self, block: bytes, most: int) -> list[tuple[bytes, bytes]]:
-        """The fields of a block. Raises HpackError, MalformedField, or TooManyHeaders for more than `most` bytes.
+        """Returns the fields of a block.
 
-        Each field counts with its bytes and 32 more (RFC 9113, 6.5.2). The characters of literals are checked, so those
-        of the table are valid. It takes 12 us for the 14 fields of a client that signs its requests: nearly all are in
-        the table.
+        Raises HpackError, MalformedField, or TooManyHeaders for more than `most` bytes. A field counts as its bytes and
+        32 more (RFC 9113, 6.5.2). Only the characters of literals are checked: fields from the table were checked when
+        they were added. The 14 fields of a client with signed requests take 12 us, because nearly all are in the table.
         """
         fields: list[tuple[bytes, bytes]] = []
         total = 0
@@ -112,6 +112,7 @@ class HpackDecoder:
         return _STATIC[index]
 
     def _literal(self, block: bytes, at: int, mask: int) -> tuple[tuple[bytes, bytes], int]:
+        """Decodes a literal field. Its name is an index or a text. Returns the field and the position after it."""
         index, at = _integer(block, at, mask)
         if index:
             name = self._entry(index)[0]
@@ -136,12 +137,13 @@ class HpackDecoder:
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """A number whose first bits are those of `mask` in its first byte, and where it ends."""
+    """Returns a number and the position after it. `mask` selects the bits of the first byte that belong to it."""
     number = block[at] & mask
     return (number, at + 1) if number < mask else _long_integer(block, at + 1, mask)
 
 
 def _long_integer(block: bytes, at: int, number: int) -> tuple[int, int]:
+    """Decodes the further bytes of a number that does not fit into its first byte."""
     for shift in range(0, 35, 7):
         byte = block[at]
         at += 1
@@ -152,6 +154,7 @@ def _long_integer(block: bytes, at: int, number: int) -> tuple[int, int]:
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
+    """Decodes a text with or without Huffman code. Returns it and the position after it."""
     is_coded = block[at] & 0x80
     length, at = _integer(block, at, 0x7F)
     end = at + length
@@ -161,16 +164,17 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     return (huffman.decode(text) if is_coded else text), end
 
 
-#: Begins a block whose sender has no table from now on.
+#: Starts a block after which the sender uses no dynamic table.
 SHRUNK_TABLE = b"\x20"
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A field for a block that is sent: it isn't to be kept, and its texts are not coded."""
+    """Encodes a field for a sent block, without index and without Huffman code."""
     return b"\x00" + _sent_string(name) + _sent_string(value)
 
 
 def _sent_string(text: bytes) -> bytes:
+    """Encodes a text for a sent block: its length and its bytes."""
     length = len(text)
     if length < 0x7F:
         return bytes((length,)) + text

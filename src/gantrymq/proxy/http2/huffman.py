@@ -1,11 +1,11 @@
-"""The Huffman code of header blocks, decoded byte by byte (RFC 7541, 5.2 and appendix B)."""
+"""Decoder for the Huffman code of header blocks, byte by byte (RFC 7541, 5.2 and appendix B)."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-#: The length of each symbol's code, 256 bytes and the end: "a" is 5 bits. The code is canonical: of codes with one
-#: length, as of lengths, the next is the former plus one, so that the lengths say them all.
+#: The code length of each symbol: of the 256 bytes and the end symbol. The letter "a" means 5 bits. The code is
+#: canonical: each code follows from the one before it, so the lengths suffice to calculate all codes.
 _LENGTHS = (
     "isxxxxxxxtzxxzxxxxxxxxzxxxxxxxxxbffhibdgffdgdbbbaaabbbbbbbcdkbhfibccccccccccccccccccccccdcdioijb"
     "kabababbbaccbbbabcbaabccccckgjixprpprrrsrssssststtrstssssqrsrsstrqprrssqsrrtqrssqqrqsrssprrrsrrs"
@@ -16,7 +16,7 @@ _SHORTEST = 5
 
 
 def _codes() -> dict[tuple[int, int], int]:
-    """{(length, code): symbol}"""
+    """Returns {(length, code): symbol}."""
     codes: dict[tuple[int, int], int] = {}
     code = length = 0
     for symbol in sorted(range(len(_LENGTHS)), key=lambda symbol: (_LENGTHS[symbol], symbol)):
@@ -28,12 +28,13 @@ def _codes() -> dict[tuple[int, int], int]:
 
 
 _CODES = _codes()
-#: What a byte does after a rest of some bits, made when it first comes: (rest, byte) to (symbols, new rest). A rest is
-#: its bits with a one before them. There are at most some 60,000; those of text are a few hundred.
+#: Cached decoding steps: (remaining bits, byte) to (symbols, new remaining bits). Remaining bits have a leading one.
+#: At most about 60,000 steps exist; text needs a few hundred.
 _steps: dict[tuple[int, int], tuple[bytes, int]] = {}
 
 
 def _step(rest: int, byte: int) -> tuple[bytes, int]:
+    """Calculates and caches one decoding step. Raises ValueError if the byte contains the end symbol."""
     symbols = bytearray()
     before = rest
     for shift in range(7, -1, -1):
@@ -49,14 +50,14 @@ def _step(rest: int, byte: int) -> tuple[bytes, int]:
     return step
 
 
-#: Longer texts are not cached: peers choose them, and 4,096 of 16 KiB would take 150 MiB.
+#: Longest cached text, bytes. Peers choose the texts, and 4,096 texts of 16 KiB would take 150 MiB.
 _LONGEST_CACHED = 128
 
 
 def decode(data: bytes) -> bytes:
-    """The text of some bytes. Raises ValueError for an invalid code, or if the padding isn't fewer than 8 ones.
+    """Decodes bytes. Raises ValueError for an invalid code, or for padding other than fewer than 8 ones.
 
-    4 us for 27 bytes. Repeated texts, such as most of a client's signature, are cached.
+    27 bytes take 4 us. Repeated texts, such as most of a client's signature, are cached.
     """
     return _cached(data) if len(data) <= _LONGEST_CACHED else _decoded(data)
 
@@ -67,7 +68,7 @@ def _decoded(data: bytes) -> bytes:
     for byte in data:
         symbols, rest = _steps.get((rest, byte)) or _step(rest, byte)
         text.append(symbols)
-    # The rest must be ones: the beginning of the end's code.
+    # The padding must be ones: the beginning of the end symbol's code.
     if rest & (rest + 1) or rest > 0xFF:
         raise ValueError("a Huffman code that isn't padded as it should be")
     return b"".join(text)

@@ -1,19 +1,21 @@
-"""Limits: what a peer may take of a server, and the tables that all its connections share."""
+"""The limits of a server for its peers. All its connections share them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gantrymq.proxy.http2.read_slices import ReadSlices
 from gantrymq.proxy.http2.time_quota import SharedTime
-from gantrymq.proxy.http2.untaken import UntakenBytes
+from gantrymq.proxy.http2.unread_responses import UnreadResponses
 from gantrymq.remoting.incomplete_input import IncompleteInputs
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one server; at most `streams` at once on one connection."""
+    """The limits of one server. A connection has at most `streams` concurrent streams."""
 
-    untaken: UntakenBytes = field(default_factory=UntakenBytes)
+    unread: UnreadResponses = field(default_factory=UnreadResponses)
     incomplete: IncompleteInputs = field(default_factory=IncompleteInputs)
     time: SharedTime = field(default_factory=SharedTime)
+    slices: ReadSlices = field(default_factory=ReadSlices)
     streams: int = 1024

@@ -1,4 +1,4 @@
-"""PeerSettings: the settings of a peer that a server has to respect (RFC 9113, 6.5)."""
+"""The settings of a peer that a server must respect (RFC 9113, 6.5)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from gantrymq.proxy.http2 import frames
 from gantrymq.proxy.http2.frames import ConnectionEnded, ErrorCode
 from gantrymq.proxy.http2.hpack import TABLE_SIZE
 
-#: No larger frames are sent, whatever the peer accepts.
+#: Largest frame that is sent, bytes, even if the peer accepts larger ones.
 _LARGEST_SENT = 64 * 1024
 
 
 class PeerSettings:
-    """Of one connection."""
+    """The peer's settings on one connection."""
 
     __slots__ = ("frame_size", "must_shrink_table", "stream_window")
 
@@ -20,11 +20,11 @@ class PeerSettings:
         self.stream_window = frames.DEFAULT_WINDOW
         #: The largest frame to send, bytes.
         self.frame_size = frames.DEFAULT_FRAME_SIZE
-        #: The peer chose a smaller table for the fields that it reads. The next block confirms it (RFC 7541, 4.2).
+        #: True if the peer has reduced its header table. The next header block must confirm this (RFC 7541, 4.2).
         self.must_shrink_table = False
 
     def update(self, payload: bytes) -> None:
-        """Applies a SETTINGS frame, its entries in their order. Raises ConnectionEnded."""
+        """Applies the entries of a SETTINGS frame in their order. Raises ConnectionEnded for invalid values."""
         for key, value in frames.read_setting(payload):
             if key == frames.SETTING_INITIAL_WINDOW_SIZE:
                 if value > frames.MAX_WINDOW:

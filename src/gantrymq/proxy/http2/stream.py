@@ -1,4 +1,4 @@
-"""Http2Stream: one request and its response, as far as its peer's windows let it."""
+"""One HTTP/2 stream: a request and its response, which is sent within the peer's windows."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 class Receiver(Protocol):
-    """What is told of a stream's events."""
+    """Receives the events of a stream."""
 
     def data_received(self, data: bytes, ended: bool) -> None:
-        """Some bytes came, or none; with `ended` they were the last."""
+        """Receives bytes, possibly none. If `ended` is true, they are the last ones."""
 
     def server_stops(self) -> None:
-        """The connection takes no more streams; it closes when those that there are have ended."""
+        """Called when the connection accepts no more streams. It closes when all streams have ended."""
 
     def stream_lost(self) -> None:
-        """The peer gave the stream up, or its connection was lost; nothing can be sent any more."""
+        """Called when the peer has reset the stream or disconnected. Nothing more can be sent."""
 
 
 class Http2Stream:
-    """What is sent is kept while the windows of stream and connection are full."""
+    """One stream. It buffers data while the window of the stream or of the connection is closed."""
 
     __slots__ = (
         "_drained",
@@ -47,15 +47,15 @@ class Http2Stream:
     def __init__(self, connection: Http2Connection, stream_id: int, window: int) -> None:
         self.connection = connection
         self.stream_id = stream_id
-        #: How many bytes the peer still takes.
+        #: Number of bytes that the peer accepts.
         self.window = window
-        #: How many bytes the peer may send.
+        #: Number of bytes that the peer may send.
         self.receive_window = frames.DEFAULT_WINDOW
         self.is_remote_open = True
-        #: What the request's `content-length` announces and didn't come yet; None without one.
+        #: Missing bytes of the request by its `content-length`; None without that field.
         self.missing_bytes: int | None = None
         self.has_sent_data = False
-        #: Nothing is sent any more.
+        #: True if nothing more is sent.
         self.is_closed = False
         self.receiver: Receiver | None = None
         self._waiting: deque[memoryview] | None = None
@@ -64,16 +64,16 @@ class Http2Stream:
 
     @property
     def is_full(self) -> bool:
-        """Something waits for the peer's windows."""
+        """True while data waits for the peer's windows."""
         return bool(self._waiting)
 
     @property
     def waiting_bytes(self) -> int:
-        """How much waits for the peer's windows."""
+        """Size of the data that waits for the peer's windows, bytes."""
         return sum(map(len, self._waiting)) if self._waiting else 0
 
     def send_headers(self, block: bytes) -> None:
-        """Begins the response."""
+        """Sends the first header block of the response."""
         if not self.is_closed:
             block = self.connection.header_block(block)
             self.connection.send(
@@ -81,6 +81,7 @@ class Http2Stream:
             )
 
     def send_data(self, data: bytes) -> None:
+        """Sends data at once if the windows and the socket accept all of it; otherwise buffers it."""
         if self.is_closed:
             return
         self.has_sent_data = True
@@ -101,11 +102,11 @@ class Http2Stream:
         if self._waiting is None:
             self._waiting = deque()
         self._waiting.append(memoryview(data))
-        connection.untaken.keep(connection, size)
+        connection.unread.add(connection, size)
         self.pump()
 
     def finish(self, trailers: bytes) -> None:
-        """Ends the response, after what waits, with these fields."""
+        """Ends the response with these fields, after the buffered data."""
         if self.is_closed or self._trailers is not None:
             return
         if self._waiting:
@@ -125,13 +126,13 @@ class Http2Stream:
         self.connection.local_end(self)
 
     def let_in(self, size: int) -> None:
-        """The peer may send so many bytes more."""
+        """Opens the peer's window by `size` bytes."""
         if self.is_remote_open and not self.is_closed and size > 0:
             self.receive_window += size
             self.connection.send(frames.window_update(self.stream_id, size))
 
     def pump(self) -> None:
-        """Sends of what waits as much as the windows let, and the socket takes."""
+        """Sends as much of the buffered data as the windows and the socket accept."""
         waiting, connection = self._waiting, self.connection
         while waiting:
             data = waiting[0]
@@ -147,7 +148,7 @@ class Http2Stream:
                 connection.quota.earned_us += EARNED_US
             elif size < len(data):
                 connection.quota.spent_us += FRAME_US
-            connection.untaken.taken(connection, size)
+            connection.unread.remove(connection, size)
             connection.send_data(frames.frame_head(frames.DATA, 0, self.stream_id, size), bytes(data[:size]))
             if size == len(data):
                 waiting.popleft()
@@ -159,17 +160,17 @@ class Http2Stream:
             self._finish(self._trailers)
 
     async def drained(self) -> None:
-        """Returns when nothing waits any more, or nobody listens."""
+        """Returns when all data is sent, or when the stream is closed."""
         while self._waiting and not self.is_closed:
             if self._drained is None:
                 self._drained = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._drained)
 
     def lost(self) -> None:
-        """Its connection tells that the peer gave it up."""
+        """Closes the stream after the peer has reset it or disconnected. Buffered data is discarded."""
         self.is_closed = True
         if self._waiting:
-            self.connection.untaken.taken(self.connection, self.waiting_bytes)
+            self.connection.unread.remove(self.connection, self.waiting_bytes)
         self._waiting = None
         self.connection.blocked.pop(self.stream_id, None)
         self._wake()

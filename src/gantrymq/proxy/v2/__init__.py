@@ -1,1 +1,1 @@
-"""RocketMQ's gRPC messages, made from proto/ by `./dev proto`: nothing here is written by hand."""
+"""RocketMQ's gRPC messages. `./dev proto` generates these modules from proto/."""

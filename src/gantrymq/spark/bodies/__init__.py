@@ -1,7 +1,9 @@
-"""Bodies as a column `value`, both ways: what the option bodyFormat means. Nothing here asks a broker.
+"""Decodes and encodes message bodies as the column `value` (option bodyFormat). It sends no requests to brokers.
 
-`body_format.py` has the options and the column's type; open it first. `decoding.py` makes an Arrow array of many bodies
-and tells which ones can't be read, `encoding.py` is the way back; `json_bodies.py`, `avro_bodies.py` and the two of
-protobuf are one format each. `registry.py` asks a schema registry, `registered.py` makes schemas and decoders of what
-it says, and `confluent.py` has what stands before such bodies.
+- Open `body_format.py` first: it has the options and the type of the column.
+- `decoding.py` decodes many bodies into an Arrow array, and reports those that fail. `encoding.py` encodes bodies.
+- `json_bodies.py`, `avro_bodies.py` and the two protobuf modules implement one format each.
+- `registry.py` is the client of a schema registry. `registry_options.py` has its options, `registry_http.py` its
+  connections. `registered.py` builds schemas and decoders from its responses. `confluent.py` has the prefix of bodies
+  from Confluent's serializers.
 """

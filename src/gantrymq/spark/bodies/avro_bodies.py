@@ -1,14 +1,17 @@
-"""Avro bodies: a value's binary encoding without a header, of one schema. The extra `gantrymq[avro]`.
+"""Avro bodies: a binary-encoded value of one schema, without a header. Requires the extra `gantrymq[avro]`.
 
-    record                      struct
-    array, map                  array, map of strings
-    [null, X] in any order      X; other unions have no type in Spark
-    enum, string                string
-    bytes, fixed                binary
-    int, long, float, double, boolean
-    date, timestamp-millis, timestamp-micros, local-timestamp-..., decimal      what Spark calls so
+| Avro | Spark |
+|---|---|
+| record | struct |
+| array, map | array, map with string keys |
+| [null, X], in any order | X (other unions have no type in Spark) |
+| enum, string | string |
+| bytes, fixed | binary |
+| int, long, float, double, boolean | the same type |
+| date, timestamp-millis, timestamp-micros, decimal | date, timestamp, decimal |
+| local-timestamp-millis, local-timestamp-micros | timestamp_ntz |
 
-Other logical types are read as what they are made of. Every column may be null.
+Other logical types are read as their underlying type. Every column is nullable.
 """
 
 from __future__ import annotations
@@ -36,9 +39,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from gantrymq.arrow.body_values import DecodeBody
 from gantrymq.codecs.avro import AvroCodec
 from gantrymq.errors import ConfigError
-from gantrymq.spark.bodies.decoding import DecodeBody
 
 _PRIMITIVE: dict[str, DataType] = {
     "null": NullType(),
@@ -57,14 +60,17 @@ _LOGICAL: dict[tuple[str, str], DataType] = {
     ("long", "local-timestamp-millis"): TimestampNTZType(),
     ("long", "local-timestamp-micros"): TimestampNTZType(),
 }
-#: Spark's most digits of a decimal.
+#: The largest precision of a decimal in Spark.
 _MOST_DIGITS = 38
 
 
 def avro_bodies(text: str) -> tuple[DataType, DecodeBody]:
-    """The column's type and the decoder, of a schema's JSON. Raises ConfigError for one that Spark has no type for.
+    """Returns the type of the column and the decoder, from the JSON of a schema.
 
-    Raises CodecError for one that is none, MissingExtra without fastavro.
+    Raises:
+        ConfigError: The schema is no JSON, or Spark has no type for it.
+        CodecError: The schema is no Avro schema.
+        MissingExtra: fastavro is not installed.
     """
     schema = _schema(text)
     codec = AvroCodec(without_other_logical_types(schema))
@@ -72,7 +78,7 @@ def avro_bodies(text: str) -> tuple[DataType, DecodeBody]:
 
 
 def avro_codec(text: str) -> AvroCodec:
-    """For the values of columns. Raises as `avro_bodies` does."""
+    """Returns a codec that encodes the values of a column. Raises as `avro_bodies` does."""
     return AvroCodec(without_other_logical_types(_schema(text)))
 
 
@@ -84,34 +90,34 @@ def _schema(text: str) -> Any:
 
 
 class _Types:
-    """Spark's types; `place` is where a schema stands, `namespace` the one that names in it are of."""
+    """Converts schemas to Spark's types. `path` is the field in errors, `namespace` completes names without one."""
 
     def __init__(self) -> None:
-        #: By full name; None for one whose fields are being looked at.
+        #: {full name: type}; None while the fields of the type are being converted.
         self._named: dict[str, DataType | None] = {}
 
-    def of(self, schema: Any, place: str, namespace: str) -> DataType:
+    def of(self, schema: Any, path: str, namespace: str) -> DataType:
         if isinstance(schema, list):
             others = [branch for branch in schema if branch != "null"]
             if len(others) != 1:
-                raise ConfigError(f"{place} is a union of {json.dumps(schema)}, for which Spark has no type")
-            return self.of(others[0], place, namespace)
+                raise ConfigError(f"{path} is a union of {json.dumps(schema)}, for which Spark has no type")
+            return self.of(others[0], path, namespace)
         if isinstance(schema, str):
-            return _PRIMITIVE.get(schema) or self._reference(schema, place, namespace)
+            return _PRIMITIVE.get(schema) or self._reference(schema, path, namespace)
         kind = schema["type"]
         if not isinstance(kind, str):
-            return self.of(kind, place, namespace)
+            return self.of(kind, path, namespace)
         if (logical := _logical(schema)) is not None:
             return logical
         if kind == "array":
-            return ArrayType(self.of(schema["items"], f"{place}[]", namespace))
+            return ArrayType(self.of(schema["items"], f"{path}[]", namespace))
         if kind == "map":
-            return MapType(StringType(), self.of(schema["values"], f"{place}[]", namespace))
+            return MapType(StringType(), self.of(schema["values"], f"{path}[]", namespace))
         if kind in ("record", "error", "enum", "fixed"):
-            return self._definition(kind, schema, place, namespace)
-        return self.of(kind, place, namespace)
+            return self._definition(kind, schema, path, namespace)
+        return self.of(kind, path, namespace)
 
-    def _definition(self, kind: str, schema: dict[str, Any], place: str, namespace: str) -> DataType:
+    def _definition(self, kind: str, schema: dict[str, Any], path: str, namespace: str) -> DataType:
         name = _full_name(schema["name"], schema.get("namespace", namespace))
         self._named[name] = None
         found: DataType
@@ -123,15 +129,15 @@ class _Types:
             inner = name.rpartition(".")[0]
             fields = schema["fields"]
             found = StructType(
-                [StructField(f["name"], self.of(f["type"], f"{place}.{f['name']}", inner)) for f in fields]
+                [StructField(f["name"], self.of(f["type"], f"{path}.{f['name']}", inner)) for f in fields]
             )
         self._named[name] = found
         return found
 
-    def _reference(self, name: str, place: str, namespace: str) -> DataType:
+    def _reference(self, name: str, path: str, namespace: str) -> DataType:
         found = self._named.get(_full_name(name, namespace))
         if found is None:
-            raise ConfigError(f"{place} is a {name} within itself, for which Spark has no type")
+            raise ConfigError(f"{path} is a {name} within itself, for which Spark has no type")
         return found
 
 
@@ -142,14 +148,17 @@ def _full_name(name: str, namespace: str) -> str:
 def _logical(schema: dict[str, Any]) -> DataType | None:
     kind, logical, precision = schema["type"], schema.get("logicalType"), schema.get("precision")
     is_decimal = logical == "decimal" and kind in ("bytes", "fixed")
-    # Where the precision is no number Avro wants the type read as what it is made of.
+    # By Avro's specification, a decimal with an invalid precision is read as its underlying type.
     if is_decimal and isinstance(precision, int) and 0 < precision <= _MOST_DIGITS:
         return DecimalType(precision, schema.get("scale", 0))
     return _LOGICAL.get((kind, str(logical)))
 
 
 def without_other_logical_types(schema: Any) -> Any:
-    """fastavro would make what pyarrow has no column for, such as UUIDs and times of a day."""
+    """Returns the schema with only the logical types of the table above.
+
+    For others, such as UUIDs and times of day, fastavro returns values for which pyarrow has no column.
+    """
     if isinstance(schema, list):
         return [without_other_logical_types(branch) for branch in schema]
     if not isinstance(schema, dict):

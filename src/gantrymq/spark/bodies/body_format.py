@@ -1,75 +1,61 @@
-"""BodyFormat and BodyOptions: how bodies become the column `value`, which type it has, and who decodes it."""
+"""`BodyOptions`: the format of bodies, the type of the column `value`, and its decoder."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.types import DataType, StringType, StructType
 
+from gantrymq.arrow.body_values import BodyFormat, DecodeBody, ValueDecoder
+from gantrymq.arrow.columns import VALUE
+from gantrymq.arrow.option_values import Values
 from gantrymq.errors import CodecError, ConfigError
 from gantrymq.spark.bodies.confluent import split
-from gantrymq.spark.bodies.decoding import DecodeBody, ValueDecoder
 from gantrymq.spark.bodies.json_bodies import json_decoder
-from gantrymq.spark.bodies.registry import REGISTRY_OPTIONS, RegistryOptions
+from gantrymq.spark.bodies.registry_options import REGISTRY_OPTIONS, RegistryOptions
 
-if TYPE_CHECKING:
-    from gantrymq.spark.option_values import Values
-
-#: The column's name.
-VALUE = "value"
-#: What such a read may be given.
 BODY_OPTIONS = ("bodyFormat", "bodySchema", "bodySchemaFile", "bodyMessage", *REGISTRY_OPTIONS)
-
-
-class BodyFormat(StrEnum):
-    """What bodies are."""
-
-    STRING = "string"
-    JSON = "json"
-    AVRO = "avro"
-    PROTOBUF = "protobuf"
 
 
 @dataclass(slots=True, frozen=True)
 class BodyOptions:
-    """What bodies are, and their schema where the options have one.
+    """The format of bodies, and their schema if the options have one.
 
-    bodyFormat      string: text in UTF-8; json; avro: the binary encoding, without a header; protobuf
-    bodySchema      of json: the fields as in DDL, `id BIGINT NOT NULL, items ARRAY<STRUCT<name: STRING>>`; what is `not
-                    null` must be there. Not needed where the read's own schema has the column `value`. Of avro: the
-                    schema's JSON
-    bodySchemaFile  instead: a file with that text, or for json Spark's JSON of a schema; for protobuf a descriptor set.
-                    Only the driver reads it
-    bodyMessage     of protobuf: the message's full name
-    schema.registry.*   as `registry.RegistryOptions` has them: bodies are as Confluent's serializers write them, and
-                    the subject's schema is asked for where the options have none
+    Options:
+        bodyFormat: `string` (UTF-8), `json`, `avro` (binary encoding without a header) or `protobuf`.
+        bodySchema: For json, the fields as DDL: `id BIGINT NOT NULL, items ARRAY<STRUCT<name: STRING>>`. A body must
+            have the fields that are `not null`. It is not required if the schema of the read has the column `value`.
+            For avro, the JSON of the schema.
+        bodySchemaFile: A file in place of `bodySchema`. For json, it can also have Spark's JSON of a schema. For
+            protobuf, it is a descriptor set. Only the driver reads it.
+        bodyMessage: For protobuf, the full name of the message.
+        schema.registry.*: Bodies have the prefix of Confluent's serializers (`registry_options.RegistryOptions`). If
+            the options have no schema, the registry supplies the schema of the subject.
     """
 
     format: BodyFormat
     schema: bytes = b""
     message: str = ""
     registry: RegistryOptions | None = None
-    #: Of a schema that the registry gave; else 0.
+    #: The id of the schema in the registry; 0 if it is from the options.
     schema_id: int = 0
 
     @classmethod
     def parse(cls, values: Values, topics: Sequence[str] = ()) -> BodyOptions | None:
-        """None without a bodyFormat. Asks the registry where its schema is needed. Raises ConfigError, ClientError."""
-        text = values.get("bodyFormat")
-        if text is None:
+        """Parses the options; returns None without a bodyFormat.
+
+        Requests the schema from the registry if necessary. Raises ConfigError for invalid options, and ClientError if
+        the registry doesn't respond.
+        """
+        if values.get("bodyFormat") is None:
             given = [name for name in BODY_OPTIONS if name in values]
             if given:
                 raise ConfigError(f"option {given[0]} has no meaning without bodyFormat")
             return None
-        try:
-            body_format = BodyFormat(text.lower())
-        except ValueError:
-            raise ConfigError(f"option bodyFormat: {text!r} is none of {', '.join(BodyFormat)}") from None
+        body_format = BodyFormat(values.choice("bodyFormat", BodyFormat, BodyFormat.STRING))
         for name in BODY_OPTIONS[1:]:
             if name in values and name not in _TAKES[body_format]:
                 raise ConfigError(f"option {name} has no meaning with bodyFormat {body_format}")
@@ -84,7 +70,7 @@ class BodyOptions:
         schema_id = 0
         registry = RegistryOptions.parse(values, topics)
         if registry is not None:
-            # For json only `column_type` needs it.
+            # For json, only `column_type` needs the schema, and requests it.
             if body_format is not BodyFormat.JSON and not schema:
                 from gantrymq.spark.bodies.registered import schema_of_subject
 
@@ -104,9 +90,9 @@ class BodyOptions:
         return cls(body_format, schema, message, registry, schema_id)
 
     def column_type(self) -> DataType | str:
-        """The type of `value` where the read has no schema of its own; what only Spark can read is DDL.
+        """Returns the type of `value` for a query without a schema. DDL is returned as text: only Spark can parse it.
 
-        Raises ConfigError and CodecError for a schema that is none, and MissingExtra.
+        Raises ConfigError and CodecError for an invalid schema, and MissingExtra if a library is not installed.
         """
         if self.format is not BodyFormat.JSON:
             return self._kind_and_decode()[0]
@@ -126,15 +112,15 @@ class BodyOptions:
             raise ConfigError(f"the schema of bodies is neither DDL nor Spark's JSON of one: {e!r}") from e
 
     def type_of(self, asked: DataType | None) -> DataType:
-        """The type that `value` has where `asked` is the one of the read's own schema, if that has it."""
+        """Returns the type of `value`. `asked` is its type in the schema of the query; None if it lacks the column."""
         if self.format is BodyFormat.JSON:
             return StringType() if asked is None else asked
         kind = self._kind_and_decode()[0]
-        # A DataFrame stays as it is when the subject gets another version.
+        # A DataFrame keeps its type even if the subject has a newer version in the meantime.
         return asked if asked is not None and self.schema_id and _is_part(asked, kind) else kind
 
     def decoder(self, kind: pa.DataType) -> ValueDecoder:
-        """For a column of this type. Raises ConfigError for one that such bodies can't have."""
+        """Returns a decoder for a column of this type. Raises ConfigError if the format doesn't support the type."""
         if self.format is not BodyFormat.JSON:
             return ValueDecoder(self._kind_and_decode()[1], kind)
         decode = json_decoder(kind)
@@ -143,7 +129,7 @@ class BodyOptions:
         return ValueDecoder(lambda body: decode(split(body)[1]), kind)
 
     def _kind_and_decode(self) -> tuple[DataType, DecodeBody]:
-        """Of the formats whose schema says which type there is."""
+        """Returns the type and the decoder, for all formats but json, where the schema determines the type."""
         if self.format is BodyFormat.AVRO:
             from gantrymq.spark.bodies.avro_bodies import avro_bodies
 
@@ -173,14 +159,14 @@ class BodyOptions:
         return type_of_json_schema(schema_of_subject(registry, self.format)[0].decode())
 
     def schema_text(self) -> str:
-        """The schema where it is text. Raises ConfigError."""
+        """Returns the schema as text. Raises ConfigError if it isn't UTF-8."""
         try:
             return self.schema.decode().strip()
         except UnicodeDecodeError as e:
             raise ConfigError(f"the schema of bodies is no text in UTF-8: {e}") from e
 
 
-#: Options besides bodyFormat.
+#: The options that a format accepts, besides bodyFormat.
 _TAKES: dict[BodyFormat, Collection[str]] = {
     BodyFormat.STRING: (),
     BodyFormat.JSON: ("bodySchema", "bodySchemaFile", *REGISTRY_OPTIONS),
@@ -190,7 +176,7 @@ _TAKES: dict[BodyFormat, Collection[str]] = {
 
 
 def _is_part(asked: DataType, of: DataType) -> bool:
-    """Whether a type has nothing that the other hasn't."""
+    """Whether the type `of` has every field of `asked`, with the same type."""
     if isinstance(asked, StructType) and isinstance(of, StructType):
         kinds = {field.name: field.dataType for field in of.fields}
         return all(field.name in kinds and _is_part(field.dataType, kinds[field.name]) for field in asked.fields)

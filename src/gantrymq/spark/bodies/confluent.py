@@ -1,4 +1,4 @@
-"""How bodies begin that Confluent's serializers wrote: a byte 0, the schema's id, and for protobuf which message it is.
+"""The prefix of bodies from Confluent's serializers: a byte 0, the id of the schema, and for protobuf the message path.
 
 Source: io.confluent.kafka.serializers.AbstractKafkaSchemaSerDe, .protobuf.MessageIndexes.
 """
@@ -11,17 +11,17 @@ from gantrymq.errors import CodecError
 
 MAGIC = 0
 _PREFIX = 5
-#: Messages within messages; a descriptor set has a few levels.
-_MOST_INDEXES = 100
+#: The deepest nesting of messages that is accepted. Files usually have a few levels.
+_MAX_INDEXES = 100
 
 
 def prefix(schema_id: int) -> bytes:
-    """What stands before a body."""
+    """Returns the prefix of a body: the byte 0 and the id of its schema."""
     return bytes((MAGIC,)) + schema_id.to_bytes(_PREFIX - 1, "big")
 
 
 def split(body: bytes) -> tuple[int, bytes]:
-    """The schema's id and the rest. Raises CodecError."""
+    """Returns the id of the schema and the rest of the body. Raises CodecError if the prefix is missing."""
     if len(body) < _PREFIX or body[0] != MAGIC:
         raise CodecError(
             f"no byte 0 and id of a schema at the beginning, but {body[:_PREFIX].hex(' ')}: bodies without them are "
@@ -31,24 +31,24 @@ def split(body: bytes) -> tuple[int, bytes]:
 
 
 def encode_indexes(indexes: Sequence[int]) -> bytes:
-    """The place of a message in its file: its number, then that of the one within it, and so on."""
+    """Encodes the path of a message in its file: its index, then the index of the message nested in it, and so on."""
     if list(indexes) == [0]:
         return b"\0"
     return b"".join(_zigzag(number) for number in (len(indexes), *indexes))
 
 
 def split_indexes(data: bytes) -> tuple[tuple[int, ...], bytes]:
-    """The place of the message and its bytes. Raises CodecError."""
-    count, place = _read_zigzag(data, 0)
+    """Returns the path of the message in its file, and the bytes of the message. Raises CodecError."""
+    count, position = _read_zigzag(data, 0)
     if count == 0:
-        return (0,), data[place:]
-    if not 0 < count <= _MOST_INDEXES:
+        return (0,), data[position:]
+    if not 0 < count <= _MAX_INDEXES:
         raise CodecError(f"the body doesn't say which message it is: {count} indexes")
     indexes = []
     for _ in range(count):
-        index, place = _read_zigzag(data, place)
+        index, position = _read_zigzag(data, position)
         indexes.append(index)
-    return tuple(indexes), data[place:]
+    return tuple(indexes), data[position:]
 
 
 def _zigzag(number: int) -> bytes:
@@ -61,14 +61,14 @@ def _zigzag(number: int) -> bytes:
     return bytes(encoded)
 
 
-def _read_zigzag(data: bytes, place: int) -> tuple[int, int]:
-    """The number, and where the next one begins."""
+def _read_zigzag(data: bytes, position: int) -> tuple[int, int]:
+    """Returns the number at `position`, and the position after it. Raises CodecError for an incomplete number."""
     number = shift = 0
-    while place < len(data) and shift < 35:
-        byte = data[place]
-        place += 1
+    while position < len(data) and shift < 35:
+        byte = data[position]
+        position += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return (number >> 1) ^ -(number & 1), place
+            return (number >> 1) ^ -(number & 1), position
         shift += 7
     raise CodecError("the body ends, or goes on without end, where it should say which message it is")

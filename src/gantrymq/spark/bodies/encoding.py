@@ -1,12 +1,15 @@
-"""BodyEncoding: what a write's column `value` becomes. The way back from bodies as columns.
+"""`BodyEncoding` encodes the column `value` of a write as bodies.
 
-    json        null fields of structs are left out; numbers, times, binary as they are read (`json_bodies`)
-    avro        by a schema, whose fields the value's are found in by name
-    protobuf    by a message of a descriptor set; null fields are left out
-    string      text in UTF-8
+| format | encoding |
+|---|---|
+| json | numbers, times and binary as in `json_bodies`; null fields of structs are omitted |
+| avro | by a schema; fields are matched by name |
+| protobuf | by a message of a descriptor set; null fields are omitted |
+| string | UTF-8 |
 
-With a schema registry bodies begin as Confluent's serializers write them. A schema that the options have is registered
-there (auto.register.schemas, default true) or looked up, when the write is planned; without one the subject's is taken.
+With a schema registry, bodies have the prefix of Confluent's serializers. A write whose options have a schema registers
+it during planning. If auto.register.schemas is false (default: true), the schema must already exist in the registry. A
+write without a schema uses the schema of the subject.
 """
 
 from __future__ import annotations
@@ -14,29 +17,28 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 from pyarrow import types
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from gantrymq.arrow.body_values import BodyFormat, EncodeValue
+from gantrymq.arrow.columns import VALUE
+from gantrymq.arrow.option_values import Values
 from gantrymq.errors import CodecError, ConfigError, IllegalMessage
-from gantrymq.spark.bodies.body_format import VALUE, BodyFormat, BodyOptions
+from gantrymq.spark.bodies.body_format import BodyOptions
 from gantrymq.spark.bodies.confluent import encode_indexes, prefix
 from gantrymq.spark.bodies.json_bodies import json_decoder
 from gantrymq.spark.bodies.registry import RegisteredSchema, SchemaRegistry
-
-if TYPE_CHECKING:
-    from gantrymq.spark.option_values import Values
+from gantrymq.spark.versions import to_arrow_schema
 
 AUTO_REGISTER = "auto.register.schemas"
 
-#: A value as Arrow gives it to a body. Raises IllegalMessage.
-EncodeValue = Callable[[Any], bytes]
 Convert = Callable[[Any], Any]
 
-#: What may be written where the schema has something wider.
+#: (type of the column, type in the schema): a write accepts a column that is narrower than the schema.
 _WIDER = {
     ("tinyint", "int"),
     ("tinyint", "bigint"),
@@ -50,14 +52,23 @@ _JSON = msgspec.json.Encoder(decimal_format="number")
 
 @dataclass(slots=True, frozen=True)
 class BodyEncoding:
-    """What bodies are made as; `body` are the options that a read has, too. `schema_id` is 0 without a registry."""
+    """The encoding of bodies in a write.
+
+    Attributes:
+        body: The options that reads and writes share.
+        schema_id: The id of the schema in the registry; 0 without a registry.
+    """
 
     body: BodyOptions
     schema_id: int = 0
 
     @classmethod
     def parse(cls, values: Values, topic: str | None) -> BodyEncoding | None:
-        """None without a bodyFormat. Asks the registry. Raises ConfigError, ClientError."""
+        """Parses the options; returns None without a bodyFormat.
+
+        With a registry, it registers or requests the schema. Raises ConfigError for invalid options, and ClientError if
+        the registry doesn't respond.
+        """
         body = BodyOptions.parse(values, () if topic is None else (topic,))
         register = values.flag(AUTO_REGISTER, True)
         if AUTO_REGISTER in values and (body is None or body.registry is None or body.schema_id or not body.schema):
@@ -79,22 +90,20 @@ class BodyEncoding:
         return cls(body, SchemaRegistry(body.registry).id_of(subject, schema, register=register))
 
     def check(self, kind: DataType) -> None:
-        """Raises ConfigError for a type of the column `value` that these bodies can't have."""
+        """Raises ConfigError if bodies can't be encoded from a column `value` of this type."""
         if self.body.format is BodyFormat.JSON:
-            from gantrymq.spark.versions import to_arrow_schema
-
-            # What is written can be read.
+            # Called for its check: it raises ConfigError for types that JSON bodies don't support.
             json_decoder(to_arrow_schema(StructType().add(VALUE, kind)).field(VALUE).type)
             return
         _check_type(kind, self.body.type_of(None), VALUE)
 
     def encoder(self, kind: pa.DataType) -> EncodeValue:
-        """For values of a column of that type."""
+        """Returns an encoder for the values of a column of this type."""
         before, to_bytes = self._before(), self._to_bytes(kind)
 
         def encode(value: Any) -> bytes:
             if value is None:
-                raise IllegalMessage("the column value is null, and no message is without a body")
+                raise IllegalMessage("the column value is null, but a message needs a body")
             try:
                 return before + to_bytes(value)
             except CodecError as e:
@@ -129,7 +138,7 @@ class BodyEncoding:
 
 
 def _converter(kind: pa.DataType, *, leaves_out_nulls: bool) -> Convert:
-    """From pyarrow's Python values, which have maps as pairs, to dictionaries."""
+    """Returns a function that converts pyarrow's Python values for the encoders. Maps become dictionaries."""
     if types.is_struct(kind):
         fields = [(field.name, _converter(field.type, leaves_out_nulls=leaves_out_nulls)) for field in kind]
         if leaves_out_nulls:
@@ -144,27 +153,30 @@ def _converter(kind: pa.DataType, *, leaves_out_nulls: bool) -> Convert:
     return lambda value: value
 
 
-def _check_type(given: DataType, wanted: DataType, place: str) -> None:
-    """Fields that the schema has and the value hasn't are the encoder's: they may have defaults."""
+def _check_type(given: DataType, wanted: DataType, path: str) -> None:
+    """Raises ConfigError if the column type `given` doesn't fit the schema type `wanted`.
+
+    Missing fields are no error here, because they may have defaults. The encoder checks them.
+    """
     if isinstance(given, StructType) and isinstance(wanted, StructType):
         kinds = {field.name: field.dataType for field in wanted.fields}
         for field in given.fields:
             if field.name not in kinds:
-                raise ConfigError(f"{place}.{field.name} is not in the schema of bodies, which has {', '.join(kinds)}")
-            _check_type(field.dataType, kinds[field.name], f"{place}.{field.name}")
+                raise ConfigError(f"{path}.{field.name} is not in the schema of bodies, which has {', '.join(kinds)}")
+            _check_type(field.dataType, kinds[field.name], f"{path}.{field.name}")
     elif isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
-        _check_type(given.elementType, wanted.elementType, f"{place}[]")
+        _check_type(given.elementType, wanted.elementType, f"{path}[]")
     elif isinstance(given, MapType) and isinstance(wanted, MapType):
-        _check_type(given.keyType, wanted.keyType, f"{place}[]")
-        _check_type(given.valueType, wanted.valueType, f"{place}[]")
+        _check_type(given.keyType, wanted.keyType, f"{path}[]")
+        _check_type(given.valueType, wanted.valueType, f"{path}[]")
     else:
         names = given.simpleString(), wanted.simpleString()
         if names[0] != names[1] and names not in _WIDER:
-            raise ConfigError(f"{place} is {names[0]}, and {names[1]} in the schema of bodies: cast it")
+            raise ConfigError(f"{path} is {names[0]}, and {names[1]} in the schema of bodies: cast it")
 
 
 def _registry_text(body: BodyOptions) -> str:
-    """The options' schema as it is registered."""
+    """Returns the schema of the options in the registry's format."""
     if body.format is BodyFormat.AVRO:
         return body.schema_text()
     from gantrymq.spark.bodies.registered import file_of

@@ -1,14 +1,16 @@
-"""JSON bodies, checked against the column's type while they are decoded (msgspec).
+"""JSON bodies. msgspec decodes a body and checks it against the type of the column.
 
-    bigint, int, smallint, tinyint      whole numbers, within bounds
-    double, float, decimal              numbers
-    string, boolean
-    timestamp, timestamp_ntz, date      texts as RFC 3339 has them: 2026-01-31T12:00:00Z, 2026-01-31
-    binary                              Base64
-    array, map (of strings), struct     what JSON calls array and object
+| Spark | JSON |
+|---|---|
+| bigint, int, smallint, tinyint | integer within the bounds of the type |
+| double, float, decimal | number |
+| string, boolean | string, boolean |
+| timestamp, timestamp_ntz, date | string in RFC 3339 format: 2026-01-31T12:00:00Z, 2026-01-31 |
+| binary | string in Base64 |
+| array | array |
+| map with string keys, struct | object |
 
-A field that is missing is null, unless it is `not null`: then the body can't be read. Fields that the type hasn't got
-are left out.
+A missing field is null. If the field is `not null`, the body is invalid. Fields that the type lacks are ignored.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ import msgspec
 import pyarrow as pa
 from pyarrow import types
 
+from gantrymq.arrow.body_values import DecodeBody
 from gantrymq.codecs.json import JsonCodec
 from gantrymq.errors import CodecError, ConfigError
-from gantrymq.spark.bodies.decoding import DecodeBody
 
-#: Beyond it a number would become infinite without a word.
+#: Larger numbers would silently become infinite.
 _LARGEST_FLOAT = 3.4028234663852886e38
 _SIMPLE: list[tuple[Callable[[pa.DataType], bool], Any]] = [
     (types.is_boolean, bool),
@@ -39,26 +41,27 @@ _SIMPLE: list[tuple[Callable[[pa.DataType], bool], Any]] = [
     (types.is_timestamp, datetime),
     (types.is_date, date),
 ]
-#: Types that come as structs of binaries, and what Spark marks one of their fields with.
+#: Types that Spark passes as structs of binaries: {marker in the metadata of one of their fields: remedy for errors}.
 _MARKED = {
     b"variant": "write to_json(it) as the body; read the body as a string, and parse_json(it)",
     b"geometry": "st_asbinary(it) is a binary",
     b"geography": "st_asbinary(it) is a binary",
 }
-#: mypy knows it as a statement only.
+#: mypy accepts TypedDict only as a statement.
 _make_typed_dict: Callable[[str, dict[str, Any]], Any] = cast(Any, TypedDict)
 
 
 def json_decoder(kind: pa.DataType) -> DecodeBody:
-    """For values of this type. Raises ConfigError for a type that JSON has nothing for."""
+    """Returns a decoder for values of this type. Raises ConfigError for a type that JSON bodies don't support."""
     decode, exact = JsonCodec(_checked(kind, "value")).decode, _exact(kind)
     return decode if exact is None else lambda body: exact(decode(body))
 
 
 def _exact(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Gives the decimals of a value the digits that their type has; None for a type without any. Raises CodecError.
+    """Returns a function that sets the decimals of a value to the scale of their type; None for a type without any.
 
-    pyarrow takes exponents beyond -57 or so for what they aren't, and crashes at some millions.
+    The function raises CodecError for a decimal that doesn't fit. Without it, pyarrow misreads exponents below about
+    -57, and crashes at exponents of some millions.
     """
     if types.is_decimal(kind):
         return _exact_decimal(kind)
@@ -90,7 +93,7 @@ def _exact_decimal(kind: pa.DataType) -> Callable[[Decimal | None], Decimal | No
 
 
 def _checked(kind: pa.DataType, name: str) -> Any:
-    """The type that msgspec checks a value of `kind` by; `name` is where it stands."""
+    """Returns the type with which msgspec checks values of `kind`. `name` is the field in errors."""
     if types.is_signed_integer(kind):
         least = -(2 ** (kind.bit_width - 1))
         return Annotated[int, msgspec.Meta(ge=least, le=-least - 1)]

@@ -1,12 +1,15 @@
-"""Spark's type of a JSON Schema, as far as it has one.
+"""Converts a JSON Schema to a type of Spark.
 
-    object with properties                  struct; what isn't required, or may be null, is null
-    object with additionalProperties        map of strings
-    array                                   array
-    integer, number, boolean                bigint, double, boolean
-    string                                  string; with the format date-time timestamp, with date date
+| JSON Schema | Spark |
+|---|---|
+| object with properties | struct; fields that aren't required, or may be null, are nullable |
+| object with additionalProperties | map with string keys |
+| array | array |
+| integer, number, boolean | bigint, double, boolean |
+| string with the format date-time, with the format date | timestamp, date |
+| other strings | string |
 
-Values aren't checked against the schema, only against the type.
+Other schemas have no type in Spark. Values are only checked against the type, not against the schema.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ _OF_FORMAT: dict[str, DataType] = {"date-time": TimestampType(), "date": DateTyp
 
 
 def type_of_json_schema(text: str) -> DataType:
-    """Raises ConfigError for what has no type in Spark."""
+    """Returns the type for the text of a JSON Schema. Raises ConfigError if Spark has no such type."""
     try:
         schema = json.loads(text)
     except ValueError as e:
@@ -47,62 +50,62 @@ class _Types:
     def __init__(self, root: Any) -> None:
         self._root = root
 
-    def of(self, schema: Any, place: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
-        """The type, and whether null is one of its values; `within` are the references on the way here."""
+    def of(self, schema: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, bool]:
+        """Returns the type, and whether it includes null. `within` has the references that lead to this schema."""
         if not isinstance(schema, dict):
-            raise _untyped(place, "may be anything")
+            raise _untyped(path, "may be anything")
         if (reference := schema.get("$ref")) is not None:
             if reference in within:
-                raise _untyped(place, f"is a {reference} within itself")
-            return self.of(self._referenced(reference, place), place, (*within, reference))
+                raise _untyped(path, f"is a {reference} within itself")
+            return self.of(self._referenced(reference, path), path, (*within, reference))
         for name in ("oneOf", "anyOf"):
             if name in schema:
                 others = [branch for branch in schema[name] if branch != {"type": "null"}]
                 if len(others) != 1:
-                    raise _untyped(place, f"has an {name} of several types")
-                kind, _ = self.of(others[0], place, within)
+                    raise _untyped(path, f"has an {name} of several types")
+                kind, _ = self.of(others[0], path, within)
                 return kind, len(others) < len(schema[name])
         names = schema.get("type", "object" if "properties" in schema else None)
         others = [name for name in (names if isinstance(names, list) else [names]) if name != "null"]
         if len(others) != 1:
-            raise _untyped(place, "has several types")
-        return self._single(others[0], schema, place, within), isinstance(names, list) and "null" in names
+            raise _untyped(path, "has several types")
+        return self._single(others[0], schema, path, within), isinstance(names, list) and "null" in names
 
-    def _single(self, name: Any, schema: dict[str, Any], place: str, within: tuple[str, ...]) -> DataType:
+    def _single(self, name: Any, schema: dict[str, Any], path: str, within: tuple[str, ...]) -> DataType:
         if name == "object":
-            return self._object(schema, place, within)
+            return self._object(schema, path, within)
         if name == "array":
-            kind, has_nulls = self.of(schema.get("items"), f"{place}[]", within)
+            kind, has_nulls = self.of(schema.get("items"), f"{path}[]", within)
             return ArrayType(kind, has_nulls)
         if name == "string":
             return _OF_FORMAT.get(schema.get("format", ""), StringType())
         if name not in _SIMPLE:
-            raise _untyped(place, "has no type" if name is None else f"is {name}")
+            raise _untyped(path, "has no type" if name is None else f"is {name}")
         return _SIMPLE[name]
 
-    def _object(self, schema: dict[str, Any], place: str, within: tuple[str, ...]) -> DataType:
+    def _object(self, schema: dict[str, Any], path: str, within: tuple[str, ...]) -> DataType:
         properties = schema.get("properties")
         if properties:
             required = schema.get("required", ())
             fields = []
             for name, of_property in properties.items():
-                kind, has_nulls = self.of(of_property, f"{place}.{name}", within)
+                kind, has_nulls = self.of(of_property, f"{path}.{name}", within)
                 fields.append(StructField(name, kind, has_nulls or name not in required))
             return StructType(fields)
         more = schema.get("additionalProperties")
         if not isinstance(more, dict):
-            raise _untyped(place, "is an object without properties")
-        kind, has_nulls = self.of(more, f"{place}[]", within)
+            raise _untyped(path, "is an object without properties")
+        kind, has_nulls = self.of(more, f"{path}[]", within)
         return MapType(StringType(), kind, has_nulls)
 
-    def _referenced(self, reference: str, place: str) -> Any:
+    def _referenced(self, reference: str, path: str) -> Any:
         if not reference.startswith("#"):
-            raise _untyped(place, f"refers to {reference}, another schema")
+            raise _untyped(path, f"refers to {reference}, another schema")
         found = self._root
         for part in reference.removeprefix("#").split("/")[1:]:
             found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
         return found
 
 
-def _untyped(place: str, why: str) -> ConfigError:
-    return ConfigError(f'{place} {why}, for which Spark has no type: name the columns, .schema("value STRUCT<...>")')
+def _untyped(path: str, why: str) -> ConfigError:
+    return ConfigError(f'{path} {why}, for which Spark has no type: name the columns, .schema("value STRUCT<...>")')

@@ -1,15 +1,19 @@
-"""Protobuf bodies: messages of one type of a descriptor set (protoc --include_imports --descriptor_set_out=FILE).
+"""Protobuf bodies: messages of one type from a descriptor set. Requires the extra `gantrymq[protobuf]`.
 
-    message                         struct; google.protobuf.Timestamp a timestamp
-    repeated, map                   array, map
-    int32, sint32, sfixed32         int
-    int64 ..., uint32, fixed32      bigint
-    uint64, fixed64                 decimal(20, 0)
-    enum                            string: its name, or the number of one that the descriptor hasn't got
-    string, bytes, bool, float, double
+`protoc --include_imports --descriptor_set_out=FILE` creates a descriptor set.
 
-A field that knows whether it is there (messages, `optional`, oneof) is null when it isn't; another has its default. The
-extra `gantrymq[protobuf]`.
+| protobuf | Spark |
+|---|---|
+| message | struct |
+| google.protobuf.Timestamp | timestamp |
+| repeated, map | array, map |
+| int32, sint32, sfixed32 | int |
+| int64, sint64, sfixed64, uint32, fixed32 | bigint |
+| uint64, fixed64 | decimal(20, 0) |
+| enum | string: the name, or the number of a value without a name |
+| string, bytes, bool, float, double | string, binary, boolean, float, double |
+
+If a message, an `optional` field or a field of a oneof is not set, it is null. Other fields then have their default.
 """
 
 from __future__ import annotations
@@ -36,10 +40,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from gantrymq.arrow.body_values import DecodeBody
 from gantrymq.codecs.protobuf import ProtobufCodec
 from gantrymq.errors import CodecError, ConfigError
 from gantrymq.extras import missing
-from gantrymq.spark.bodies.decoding import DecodeBody
 
 try:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -53,9 +57,9 @@ Convert = Callable[[Any], Any]
 
 
 def protobuf_bodies(descriptors: bytes, message: str) -> tuple[DataType, DecodeBody]:
-    """The column's type and the decoder for messages of that full name.
+    """Returns the type of the column and the decoder for messages with this full name.
 
-    Raises ConfigError where the descriptor set isn't one or lacks something, and for a message within itself.
+    Raises ConfigError for an invalid or incomplete descriptor set, and for a recursive message.
     """
     descriptor = find_message(descriptors, message)
     kind, convert = _struct(descriptor, "value", ())
@@ -66,14 +70,14 @@ def protobuf_bodies(descriptors: bytes, message: str) -> tuple[DataType, DecodeB
         try:
             return convert(found)
         except (ArithmeticError, ValueError) as e:
-            # A timestamp beyond the year 9999.
+            # For example, a timestamp is after the year 9999.
             raise CodecError(f"no protobuf {message}: {e}") from e
 
     return kind, decode
 
 
 def find_message(descriptors: bytes, message: str) -> Any:
-    """The descriptor of a message of a descriptor set. Raises ConfigError where it isn't one, or hasn't got it."""
+    """Returns the descriptor of a message. Raises ConfigError if the descriptor set is invalid or lacks the message."""
     pool = descriptor_pool.DescriptorPool()
     try:
         for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
@@ -85,15 +89,15 @@ def find_message(descriptors: bytes, message: str) -> Any:
         raise ConfigError(f"no descriptor set (protoc --include_imports --descriptor_set_out): {e}") from e
 
 
-def _struct(descriptor: Any, place: str, within: tuple[str, ...]) -> tuple[DataType, Convert]:
+def _struct(descriptor: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, Convert]:
     if descriptor.full_name in within:
-        raise ConfigError(f"{place} is a {descriptor.full_name} within itself, for which Spark has no type")
+        raise ConfigError(f"{path} is a {descriptor.full_name} within itself, for which Spark has no type")
     within = (*within, descriptor.full_name)
     repeated = repeated_fields(descriptor)
     fields, converts = [], []
     for field in descriptor.fields:
         is_repeated = field.name in repeated
-        kind, convert = _field(field, is_repeated, f"{place}.{field.name}", within)
+        kind, convert = _field(field, is_repeated, f"{path}.{field.name}", within)
         fields.append(StructField(field.name, kind))
         converts.append((field.name, field.has_presence and not is_repeated, convert))
 
@@ -107,32 +111,32 @@ def _struct(descriptor: Any, place: str, within: tuple[str, ...]) -> tuple[DataT
 
 
 def repeated_fields(descriptor: Any) -> set[str]:
-    """The names of a message's arrays and maps."""
-    # `label` and `is_repeated` of a descriptor are there in some versions each.
+    """Returns the names of the repeated fields of a message, including maps."""
+    # Neither `label` nor `is_repeated` of a descriptor exists in all versions of protobuf.
     proto = descriptor_pb2.DescriptorProto()
     descriptor.CopyToProto(proto)
     return {field.name for field in proto.field if field.label == descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED}
 
 
-def _field(field: Any, is_repeated: bool, place: str, within: tuple[str, ...]) -> tuple[DataType, Convert]:
+def _field(field: Any, is_repeated: bool, path: str, within: tuple[str, ...]) -> tuple[DataType, Convert]:
     if not is_repeated:
-        return _single(field, place, within)
+        return _single(field, path, within)
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         entry = field.message_type.fields_by_name
-        key_kind, convert_key = _single(entry["key"], f"{place}[]", within)
-        value_kind, convert_value = _single(entry["value"], f"{place}[]", within)
+        key_kind, convert_key = _single(entry["key"], f"{path}[]", within)
+        value_kind, convert_value = _single(entry["value"], f"{path}[]", within)
         return MapType(key_kind, value_kind), lambda found: [
             (convert_key(key), convert_value(value)) for key, value in found.items()
         ]
-    kind, convert = _single(field, f"{place}[]", within)
+    kind, convert = _single(field, f"{path}[]", within)
     return ArrayType(kind), lambda found: [convert(value) for value in found]
 
 
-def _single(field: Any, place: str, within: tuple[str, ...]) -> tuple[DataType, Convert]:
+def _single(field: Any, path: str, within: tuple[str, ...]) -> tuple[DataType, Convert]:
     if field.type in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_GROUP):
         if field.message_type.full_name == TIMESTAMP:
             return TimestampType(), lambda found: found.ToDatetime(tzinfo=UTC)
-        return _struct(field.message_type, place, within)
+        return _struct(field.message_type, path, within)
     if field.type == FieldDescriptor.TYPE_ENUM:
         names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
         return StringType(), lambda found: names.get(found, str(found))

@@ -1,4 +1,4 @@
-"""Values of a column as protobuf messages: the way back from `protobuf_bodies`, whose types and rules it shares."""
+"""Encodes the values of a column as protobuf messages, with the types and rules of `protobuf_bodies`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from gantrymq.spark.bodies.protobuf_bodies import TIMESTAMP, Convert, find_messa
 
 
 def protobuf_encoder(descriptors: bytes, message: str) -> Callable[[Any], bytes]:
-    """Bytes of a struct as pyarrow has it in Python. Raises CodecError for a value that the message can't have."""
+    """Returns an encoder for pyarrow's Python values of a struct.
+
+    The encoder raises CodecError for a value that doesn't fit the message.
+    """
     make = _message(find_message(descriptors, message))
 
     def encode(value: Any) -> bytes:
@@ -56,7 +59,7 @@ def _single(field: Any) -> Convert:
     convert = _convert(field)
 
     def checked(value: Any) -> Any:
-        # Within arrays and maps: fields that are null are left out.
+        # Only in arrays and maps, because null fields are omitted.
         if value is None:
             raise ValueError(f"a null in {field.name}, which protobuf has nothing for")
         return convert(value)
@@ -84,7 +87,7 @@ def _timestamp(made: Any, value: Any) -> Any:
 
 
 def _number(value: str, field: Any) -> int:
-    """Of an enum's value that has no name, as it is read."""
+    """Returns the number of an enum value without a name, which a read returns as digits."""
     try:
         return int(value)
     except ValueError:

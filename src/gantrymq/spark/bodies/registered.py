@@ -1,8 +1,8 @@
-"""Schemas out of a registry, with what they refer to, and decoders of bodies that name theirs.
+"""Loads schemas from a registry, with their references, and decodes bodies that begin with the id of their schema.
 
-Avro: each body is read by the schema that it was written with, as the one that the read has (Avro's schema resolution).
-Protobuf: by the read's message; where the read has its file from the registry, each body's own file says which message
-it is.
+- Avro: each body is decoded with its own schema, and resolved to the schema of the read (Avro's schema resolution).
+- Protobuf: bodies are decoded with the message of the read. If its file is from the registry, the file of each body is
+  used to check that the body is this message.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ import json
 from collections.abc import Mapping
 from contextlib import closing
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gantrymq.arrow.body_values import BodyFormat, DecodeBody
 from gantrymq.errors import CodecError, ConfigError
 from gantrymq.spark.bodies.confluent import split, split_indexes
-from gantrymq.spark.bodies.decoding import DecodeBody
-from gantrymq.spark.bodies.registry import RegisteredSchema, RegistryOptions, SchemaRegistry
-
-if TYPE_CHECKING:
-    from gantrymq.spark.bodies.body_format import BodyFormat
+from gantrymq.spark.bodies.registry import RegisteredSchema, SchemaRegistry
+from gantrymq.spark.bodies.registry_options import RegistryOptions
 
 _WELL_KNOWN = "google/protobuf/"
 
 
 def schema_of_subject(options: RegistryOptions, body_format: BodyFormat) -> tuple[bytes, int]:
-    """What values are read or written by, and its id; of protobuf a descriptor set.
+    """Returns the schema of the subject, and its id. For protobuf, the schema is a descriptor set.
 
-    Raises ConfigError, ClientError, CodecError for a schema that is none.
+    Raises:
+        ConfigError: The registry lacks the schema, it has another format, or an option is wrong.
+        ClientError: The registry doesn't respond.
+        CodecError: The schema is invalid.
     """
     subject = options.required_subject()
     with closing(SchemaRegistry(options)) as registry:
@@ -41,10 +42,10 @@ def _schema_of_subject(
 ) -> tuple[bytes, int]:
     found = registry.subject_schema(subject, version)
     if found.kind != body_format.upper():
-        raise ConfigError(f"the schema of subject {subject} is {found.kind}, not what bodyFormat {body_format} says")
-    if body_format == "avro":
+        raise ConfigError(f"the schema of subject {subject} is {found.kind}, not {body_format} as in option bodyFormat")
+    if body_format is BodyFormat.AVRO:
         return json.dumps(avro_schema(registry, found, f"the schema of subject {subject}")).encode(), found.id
-    if body_format == "protobuf":
+    if body_format is BodyFormat.PROTOBUF:
         serialized = registry.schema(found.id, serialized=True)
         return descriptor_set(registry, found if serialized is None else serialized), found.id
     return found.text.encode(), found.id
@@ -54,9 +55,9 @@ def _schema_of_subject(
 
 
 def avro_schema(registry: SchemaRegistry, schema: RegisteredSchema, name: str) -> Any:
-    """What its JSON stands for, with the types of its references in the places where they are first named.
+    """Returns the parsed schema. Each referenced type is inserted at its first use.
 
-    Raises CodecError with the `name` of it, or with the reference, for what can't be a schema.
+    Raises CodecError for an invalid schema. The error has its `name` or the reference.
     """
     parsed = _parsed(schema, name)
     definitions: dict[str, Any] = {}
@@ -65,10 +66,10 @@ def avro_schema(registry: SchemaRegistry, schema: RegisteredSchema, name: str) -
         reference = left.pop()
         if reference.name not in definitions:
             other = registry.referenced(reference)
-            place = f"version {reference.version} of subject {reference.subject}"
-            found = definitions[reference.name] = _parsed(other, place)
+            title = f"version {reference.version} of subject {reference.subject}"
+            found = definitions[reference.name] = _parsed(other, title)
             if not isinstance(found, dict):
-                raise _is_none(place, "it has no name, which another schema could refer to it by")
+                raise _is_none(title, "it has no name by which another schema can refer to it")
             left += other.references
     try:
         return _with_definitions(parsed, "", definitions)
@@ -92,7 +93,7 @@ def _with_definitions(schema: Any, namespace: str, definitions: dict[str, Any]) 
         name = schema if "." in schema or not namespace else f"{namespace}.{schema}"
         if (definition := definitions.pop(name, None)) is None:
             return schema
-        # Said, as it would have the namespace of where it is put otherwise.
+        # An explicit namespace, because otherwise the surrounding one would apply.
         return _with_definitions({"namespace": "", **definition}, namespace, definitions)
     if isinstance(schema, list):
         return [_with_definitions(branch, namespace, definitions) for branch in schema]
@@ -112,7 +113,7 @@ def _with_definitions(schema: Any, namespace: str, definitions: dict[str, Any]) 
 
 
 def registered_avro(options: RegistryOptions, reader: str) -> DecodeBody:
-    """Decodes bodies that begin with the id of their schema as values of the schema `reader`."""
+    """Returns a decoder for bodies that begin with the id of their schema. It returns values of the schema `reader`."""
     from gantrymq.codecs.avro import AvroCodec
     from gantrymq.spark.bodies.avro_bodies import without_other_logical_types
 
@@ -125,7 +126,7 @@ def registered_avro(options: RegistryOptions, reader: str) -> DecodeBody:
             written_as = avro_schema(registry, found, f"schema {schema_id}")
             return AvroCodec(without_other_logical_types(written_as), reader=read_as).decode
         except CodecError as e:
-            # It stays so: neither the registry is asked again for what it refers to, nor is it looked at again.
+            # The error is cached, too, because a schema never changes.
             problem = f"schema {schema_id}, which the body names, can't be used: {e}"
 
         def refuse(body: bytes) -> Any:
@@ -147,7 +148,7 @@ def registered_avro(options: RegistryOptions, reader: str) -> DecodeBody:
 
 
 def descriptor_set(registry: SchemaRegistry, schema: RegisteredSchema) -> bytes:
-    """Of a file that the registry has, with those that it imports; its own is the last one."""
+    """Returns the descriptor set of a file in the registry, with its imports. The file itself is the last one."""
     from google.protobuf import descriptor_pb2
 
     files: dict[str, Any] = {}
@@ -185,7 +186,7 @@ def descriptor_set(registry: SchemaRegistry, schema: RegisteredSchema) -> bytes:
 
 
 def _file(text: str) -> Any:
-    """A file descriptor out of Base64."""
+    """Decodes a file descriptor from Base64."""
     from google.protobuf import descriptor_pb2
     from google.protobuf.message import DecodeError
 
@@ -199,36 +200,39 @@ def _file(text: str) -> Any:
 
 
 def messages_of(file: Any) -> dict[tuple[int, ...], str]:
-    """The full names of the messages of a file descriptor, by their places in it."""
+    """Returns {path in the file: full name} for the messages of a file descriptor."""
     found: dict[tuple[int, ...], str] = {}
 
-    def add(messages: Any, within: str, place: tuple[int, ...]) -> None:
+    def add(messages: Any, within: str, path: tuple[int, ...]) -> None:
         for number, message in enumerate(messages):
             name = f"{within}.{message.name}" if within else message.name
-            found[(*place, number)] = name
-            add(message.nested_type, name, (*place, number))
+            found[(*path, number)] = name
+            add(message.nested_type, name, (*path, number))
 
     add(file.message_type, file.package, ())
     return found
 
 
 def file_of(descriptors: bytes, message: str) -> tuple[Any, tuple[int, ...]]:
-    """The file of a descriptor set that has a message, and the message's place. Raises ConfigError."""
+    """Returns the file of a descriptor set that has the message, and the path of the message in it.
+
+    Raises ConfigError if no file has it.
+    """
     from google.protobuf import descriptor_pb2
 
     for file in descriptor_pb2.FileDescriptorSet.FromString(descriptors).file:
-        for place, name in messages_of(file).items():
+        for path, name in messages_of(file).items():
             if name == message:
-                return file, place
+                return file, path
     raise ConfigError(f"the descriptor set has no message {message}: name it with its package")
 
 
 def only_message(descriptors: bytes) -> str:
-    """Of the last file of a descriptor set, where it has one. Raises ConfigError."""
+    """Returns the only message of the last file in a descriptor set. Raises ConfigError if there are several."""
     from google.protobuf import descriptor_pb2
 
     file = descriptor_pb2.FileDescriptorSet.FromString(descriptors).file[-1]
-    names = [name for place, name in messages_of(file).items() if len(place) == 1]
+    names = [name for path, name in messages_of(file).items() if len(path) == 1]
     if len(names) != 1:
         raise ConfigError(f"option bodyMessage is required where there are several: {', '.join(names)}")
     return names[0]
@@ -237,10 +241,10 @@ def only_message(descriptors: bytes) -> str:
 def registered_protobuf(
     options: RegistryOptions, descriptors: bytes, message: str, decode: DecodeBody, *, is_registered: bool
 ) -> DecodeBody:
-    """Decodes bodies that begin with the id of their file and the place of their message, which must be `message`.
+    """Returns a decoder for bodies that begin with the id of their file and the path of their message.
 
-    `is_registered`: the descriptors are the registry's, which is asked for other files that bodies name. Otherwise
-    those are taken to have their messages in the same places.
+    The message must be `message`. If `is_registered` is true, the descriptors are from the registry, and the decoder
+    requests the files of other ids from it. Otherwise it assumes that messages have the same paths in all files.
     """
     registry = SchemaRegistry(options)
     own = messages_of(file_of(descriptors, message)[0])
@@ -248,14 +252,14 @@ def registered_protobuf(
 
     def decode_named(body: bytes) -> Any:
         schema_id, rest = split(body)
-        place, data = split_indexes(rest)
-        # Only ids that the registry has are kept: there is no end of others.
+        path, data = split_indexes(rest)
+        # Only ids that exist in the registry are cached, because corrupt bodies can have any number of other ids.
         names = files.get(schema_id) if is_registered else own
         if names is None:
             names = messages_of(_file(_of_body(registry, schema_id, "PROTOBUF", serialized=True).text))
             files[schema_id] = names
-        if names.get(place) != message:
-            raise CodecError(f"the body is a {names.get(place, f'message at {list(place)}')}, not a {message}")
+        if names.get(path) != message:
+            raise CodecError(f"the body is a {names.get(path, f'message at {list(path)}')}, not a {message}")
         return decode(data)
 
     return decode_named

@@ -1,65 +1,53 @@
-"""SchemaRegistry: a schema registry with Confluent's REST interface (Confluent's own, Karapace, Apicurio's ccompat).
+"""`SchemaRegistry`: a client of registries with Confluent's REST interface (Confluent, Karapace, Apicurio's ccompat).
 
-What is known by its id never changes and is kept by the process. A registry that can't be reached is asked again until
-retryTimeoutMs is over, and then an error of the read or write: nothing is taken for a bad body because of it.
-Ids that it doesn't know are remembered for a while, and asked for only so often (`unknown_ids`).
+The schema of an id never changes, so a process caches it. If the registry is unreachable, requests are repeated until
+retryTimeoutMs. Then the read or write fails, and bodies do not count as corrupt. `UnknownIds` limits the requests for
+ids that the registry doesn't have.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import ssl
 import time
-import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
-from gantrymq.background.loop_thread import LoopThread
 from gantrymq.errors import ClientError, CodecError, ConfigError
 from gantrymq.extras import missing
-from gantrymq.spark.bodies.unknown_ids import UnknownIds
+from gantrymq.spark.bodies.registry_http import (
+    MAX_RESPONSE_BYTES,
+    REQUEST_TIMEOUT_S,
+    RegistryHttp,
+    RegistryResponse,
+    ResponseTooLarge,
+)
+from gantrymq.spark.bodies.registry_options import AUTHORITIES, SUBJECT, TOKEN, URL, USER_INFO, RegistryOptions
 
 if TYPE_CHECKING:
-    import httpx
-
-    from gantrymq.spark.option_values import Values
+    pass
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-URL = "schema.registry.url"
-SUBJECT = "schema.registry.subject"
-USER_INFO = "schema.registry.basic.auth.user.info"
-TOKEN = "schema.registry.bearer.auth.token"
-AUTHORITIES = "schema.registry.ssl.ca.location"
-CERTIFICATE = "schema.registry.ssl.certificate.location"
-KEY = "schema.registry.ssl.key.location"
-#: Names as Confluent's clients have them, but for subject and version, which those are given with each call.
-REGISTRY_OPTIONS = (URL, SUBJECT, "schema.registry.version", USER_INFO, TOKEN, AUTHORITIES, CERTIFICATE, KEY)
-#: Time from the start of a request to the last byte of its response, in s. A timeout for each read would not limit a
-#: slow response.
-REQUEST_TIMEOUT_S = 10.0
-#: Size limit of a response, in bytes. Registries store a schema as a message of at most some MiB.
-MAX_ANSWER_BYTES = 16 * 1024 * 1024
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
-DEFAULT_RETRY_TIMEOUT_MS = 60_000
-#: So many schemas are kept; a worker meets a few.
-MOST_KEPT = 1000
-_MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
-#: Worth asking again: too many requests, and what servers and proxies say when they are starting or overloaded.
+#: The most schemas that a process caches. A worker usually needs a few.
+MAX_CACHED = 1000
+#: The time for which an id counts as unknown, in seconds. Then it is requested again, as it may be registered later.
+UNKNOWN_FOR_S = 60.0
+#: The number of unknown ids that can be requested without a pause, and the pause after each further one, in seconds.
+FREE_MISSES = 100
+MISS_PAUSE_S = 0.1
+#: HTTP statuses that are retried: too many requests, and those of servers and proxies that are starting or overloaded.
 _PASSING = (429, 500, 502, 503, 504)
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """Another schema that one needs: under which name, and where it is."""
+    """A schema that another one refers to by `name`, and its location in the registry."""
 
     name: str
     subject: str
@@ -67,7 +55,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 
 class RegisteredSchema(msgspec.Struct, frozen=True, rename={"kind": "schemaType", "text": "schema"}):
-    """As the registry has it; without a type it is Avro. `id` isn't in answers to a question by id."""
+    """A schema from the registry. If a response has no type, it is Avro. Responses to a request by id have no `id`."""
 
     text: str
     kind: str = "AVRO"
@@ -83,124 +71,86 @@ class _Problem(msgspec.Struct):
     message: str = ""
 
 
-class _Answer(NamedTuple):
-    status: int
-    #: The reason phrase of the status.
-    reason: str
-    location: str
-    body: bytes
+class UnknownIds:
+    """Limits the requests for ids that the registry doesn't have. Times are in seconds.
 
-
-class _TooLarge(Exception):
-    """The answer has more than MAX_ANSWER_BYTES."""
-
-
-@dataclass(slots=True, frozen=True)
-class RegistryOptions:
-    """Where the registry is, who asks, and what is its subject here.
-
-    schema.registry.url     http://host:8081, several separated by commas: they are one registry
-    schema.registry.subject the name that the schema has there; default TOPIC-value where there is one topic
-    schema.registry.version a number, or latest (default): the schema that values are read or written by
-    schema.registry.basic.auth.user.info        user:password
-    schema.registry.bearer.auth.token           instead
-    schema.registry.ssl.ca.location             a file of authorities, if the registry's isn't one that the system knows
-    schema.registry.ssl.certificate.location    the client's own certificate, and
-    schema.registry.ssl.key.location            its key; files of TLS must be on driver and executors
+    Corrupt bodies can have any ids. FREE_MISSES requests for unknown ids are free. Then a pause of MISS_PAUSE_S follows
+    each one, during which no id outside the cache is requested. The pause begins with the response, so that a slow
+    registry doesn't delay a task for long. This also limits the ids in memory to about 700.
     """
 
-    urls: tuple[str, ...]
-    subject: str | None = None
-    #: None for the latest.
-    version: int | None = None
-    user_info: str | None = field(default=None, repr=False)
-    token: str | None = field(default=None, repr=False)
-    authorities: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    retry_timeout_ms: int = DEFAULT_RETRY_TIMEOUT_MS
+    def __init__(self) -> None:
+        #: {id: time until which it counts as unknown}, in ascending order of the time.
+        self._until: dict[int, float] = {}
+        self._free = FREE_MISSES
+        self._missed_at = 0.0
 
-    @classmethod
-    def parse(cls, values: Values, topics: Sequence[str]) -> RegistryOptions | None:
-        """None without a schema.registry.url. Raises ConfigError."""
-        text = values.get(URL)
-        if text is None:
-            given = [name for name in REGISTRY_OPTIONS if name in values]
-            if given:
-                raise ConfigError(f"option {given[0]} has no meaning without {URL}")
-            return None
-        urls = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
-        for url in urls:
-            _check_url(url)
-        values.exclude(USER_INFO, TOKEN)
-        user_info = values.get(USER_INFO)
-        if user_info is not None and ":" not in user_info:
-            raise ConfigError(f"option {USER_INFO}: user:password is wanted")
-        if KEY in values and CERTIFICATE not in values:
-            raise ConfigError(f"option {KEY} has no meaning without {CERTIFICATE}")
-        version = values.get("schema.registry.version")
-        return cls(
-            urls,
-            values.get(SUBJECT) or (f"{topics[0]}-value" if len(topics) == 1 else None),
-            None if version in (None, "latest") else values.number("schema.registry.version", None, 1),
-            user_info,
-            values.get(TOKEN),
-            values.path(AUTHORITIES),
-            values.path(CERTIFICATE),
-            values.path(KEY),
-            values.number("retryTimeoutMs", DEFAULT_RETRY_TIMEOUT_MS, 0) or 0,
-        )
+    def __len__(self) -> int:
+        return len(self._until)
 
-    def required_subject(self) -> str:
-        """Raises ConfigError where there isn't one."""
-        if self.subject is None:
-            raise ConfigError(f"option {SUBJECT}, a name in the registry, is required where there isn't one topic")
-        return self.subject
+    def has(self, schema_id: int, now: float) -> bool:
+        """Whether the id counts as unknown, because the registry lacked it within the last UNKNOWN_FOR_S."""
+        return self._until.get(schema_id, now) > now
+
+    def may_request(self, now: float) -> bool:
+        """Whether a further id can be requested that the registry may lack."""
+        return self._free > 0 or now >= self._missed_at + MISS_PAUSE_S
+
+    def add(self, schema_id: int, now: float) -> None:
+        """Records an id that the registry doesn't have."""
+        while self._until:
+            first = next(iter(self._until))
+            if self._until[first] > now:
+                break
+            del self._until[first]
+        self._until[schema_id] = now + UNKNOWN_FOR_S
+        self._free = max(0, self._free - 1)
+        self._missed_at = now
 
 
 class SchemaRegistry:
-    """Asks the registry of `options`, by connections that end with it. One thread uses it.
+    """Sends requests to a schema registry. Not thread-safe.
 
-    Raises ConfigError where an option is wrong, else ClientError.
+    The methods raise ConfigError if an option is wrong, and ClientError if the registry doesn't respond.
     """
 
     def __init__(self, options: RegistryOptions) -> None:
         self._options = options
-        #: Opened by the first request.
-        self._connections: _Connections | None = None
+        #: Created with the first request.
+        self._connections: RegistryHttp | None = None
         self._unknown = UnknownIds()
 
     def close(self) -> None:
-        """The connections, for those who know the end."""
+        """Closes the connections. Otherwise they are closed when this object is garbage collected."""
         if self._connections is not None:
             self._connections.close()
 
     def schema(self, schema_id: int, *, serialized: bool = False) -> RegisteredSchema | None:
-        """The schema of that id; None where there is none. With `serialized` a file descriptor in Base64 (protobuf).
+        """Returns the schema with this id; None if the registry doesn't have it.
 
-        Raises CodecError where so many ids were unknown that another isn't asked for now.
+        If `serialized` is true, the text of a protobuf schema is a file descriptor in Base64. Raises CodecError if the
+        id can't be requested at present, because too many other ids were unknown.
         """
         key = (self._options.urls, schema_id, serialized)
-        if (known := _kept.get(key)) is None:
+        if (known := _cache.get(key)) is None:
             now = time.monotonic()
             if self._unknown.has(schema_id, now):
                 return None
-            if not self._unknown.may_ask(now):
+            if not self._unknown.may_request(now):
                 raise CodecError(
-                    f"schema {schema_id} was not asked for: the schema registry doesn't know many other ids that "
-                    "bodies name, and is asked for another only now and then; once these are gone, the body can be "
-                    "read again"
+                    f"schema {schema_id} was not requested: the schema registry has none of many other ids that bodies "
+                    "name, so requests for further ids are limited. Read the body again without these bodies"
                 )
             parameters = {"format": "serialized"} if serialized else {}
-            answer = self._ask("GET", f"/schemas/ids/{schema_id}", parameters)
-            if isinstance(answer, _Problem):
+            response = self._request("GET", f"/schemas/ids/{schema_id}", parameters)
+            if isinstance(response, _Problem):
                 self._unknown.add(schema_id, time.monotonic())
                 return None
-            known = _keep(key, self._decoded(answer, RegisteredSchema))
+            known = _cached(key, self._decoded(response, RegisteredSchema))
         return known
 
     def subject_schema(self, subject: str, version: int | None) -> RegisteredSchema:
-        """Of a subject that version, or the latest one."""
+        """Returns the schema of a subject in this version; None means the latest version."""
         found = self._subject_schema(subject, version)
         if isinstance(found, _Problem):
             raise ConfigError(
@@ -211,11 +161,11 @@ class SchemaRegistry:
         return found
 
     def _subject_schema(self, subject: str, version: int | None) -> RegisteredSchema | _Problem:
-        answer = self._ask("GET", f"/subjects/{quote(subject, safe='')}/versions/{version or 'latest'}")
-        return answer if isinstance(answer, _Problem) else self._decoded(answer, RegisteredSchema)
+        response = self._request("GET", f"/subjects/{quote(subject, safe='')}/versions/{version or 'latest'}")
+        return response if isinstance(response, _Problem) else self._decoded(response, RegisteredSchema)
 
     def referenced(self, reference: Reference, *, serialized: bool = False) -> RegisteredSchema:
-        """What another schema needs. Raises CodecError where it is gone."""
+        """Returns the schema of a reference. Raises CodecError if the registry doesn't have it."""
         found = self._subject_schema(reference.subject, reference.version)
         if isinstance(found, _Problem):
             raise CodecError(
@@ -227,173 +177,104 @@ class SchemaRegistry:
         return found if again is None else again
 
     def id_of(self, subject: str, schema: RegisteredSchema, *, register: bool) -> int:
-        """The id of a schema, which with `register` is registered under `subject` if it isn't there."""
+        """Returns the id of a schema under `subject`. If `register` is true, it registers a schema that doesn't exist.
+
+        Raises ConfigError if the schema doesn't exist and `register` is false.
+        """
         path = f"/subjects/{quote(subject, safe='')}{'/versions' if register else ''}"
-        answer = self._ask("POST", path, body={"schema": schema.text, "schemaType": schema.kind})
-        if isinstance(answer, _Problem):
+        response = self._request("POST", path, body={"schema": schema.text, "schemaType": schema.kind})
+        if isinstance(response, _Problem):
             raise ConfigError(
-                f"the schema registry hasn't got this schema under subject {subject} ({answer.message}): "
+                f"the schema registry doesn't have this schema under subject {subject} ({response.message}): "
                 "register it, or set option auto.register.schemas to true"
             )
-        return self._decoded(answer, _Id).id
+        return self._decoded(response, _Id).id
 
-    def _decoded(self, answer: bytes, kind: type[T]) -> T:
+    def _decoded(self, response: bytes, kind: type[T]) -> T:
         try:
-            return msgspec.json.decode(answer, type=kind)
+            return msgspec.json.decode(response, type=kind)
         except msgspec.DecodeError as e:
             raise self._is_none(e) from e
 
     def _is_none(self, problem: object) -> ConfigError:
-        return ConfigError(f"option {URL}: {self._options.urls[0]} doesn't answer as a schema registry does: {problem}")
+        return ConfigError(f"option {URL}: {self._options.urls[0]} doesn't respond like a schema registry: {problem}")
 
-    def _ask(
+    def _request(
         self, method: str, path: str, parameters: Mapping[str, str] | None = None, body: Any = None
     ) -> bytes | _Problem:
-        """The answer, or what is said of something that isn't there."""
+        """Sends a request, with retries. Returns the body of the response, or a _Problem for the status 404."""
         try:
             import httpx
         except ImportError as e:
             raise missing("registry", f"option {URL}", e) from e
         options = self._options
         if self._connections is None:
-            self._connections = _Connections(options)
+            self._connections = RegistryHttp(options)
         deadline = time.monotonic() + options.retry_timeout_ms / 1000
         pause_s = FIRST_PAUSE_S
         while True:
             problem = ""
             for url in options.urls:
                 try:
-                    answer = self._connections.request(method, url + path, parameters or {}, body)
-                except _TooLarge:
-                    raise self._is_none(f"its answer has more than {MAX_ANSWER_BYTES} bytes") from None
+                    response = self._connections.request(method, url + path, parameters or {}, body)
+                except ResponseTooLarge:
+                    raise self._is_none(f"its response has more than {MAX_RESPONSE_BYTES} bytes") from None
                 except TimeoutError:
-                    problem = f"{url}: no complete answer within {REQUEST_TIMEOUT_S:g} s"
+                    problem = f"{url}: no complete response within {REQUEST_TIMEOUT_S:g} s"
                     continue
                 except httpx.TransportError as e:
                     if "CERTIFICATE_VERIFY_FAILED" in str(e):
                         raise ConfigError(f"{url}: {e}: option {AUTHORITIES} names a file of authorities") from e
                     problem = f"{url}: {_innermost(e)}"
                     continue
-                if answer.status not in _PASSING:
-                    return self._checked(url + path, answer)
-                problem = f"{url}: {answer.status} {_told(answer)}"
+                if response.status not in _PASSING:
+                    return self._checked(url + path, response)
+                problem = f"{url}: {response.status} {_error_text(response)}"
             if time.monotonic() + pause_s > deadline:
                 raise ClientError(
-                    f"the schema registry doesn't answer: {problem} "
+                    f"the schema registry doesn't respond: {problem} "
                     f"(tried for {options.retry_timeout_ms / 1000:g} s, option retryTimeoutMs; option {URL})"
                 )
-            log.warning("asking the schema registry again: %s", problem)
+            log.warning("retrying the request to the schema registry: %s", problem)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _checked(self, url: str, answer: _Answer) -> bytes | _Problem:
-        status, told = answer.status, _told(answer)
+    def _checked(self, url: str, response: RegistryResponse) -> bytes | _Problem:
+        status, text = response.status, _error_text(response)
         if status == 200:
-            return answer.body
+            return response.body
         if status == 404:
-            return _Problem(told)
+            return _Problem(text)
         if status in (401, 403):
-            raise ConfigError(f"the schema registry refuses: {status} {told}: options {USER_INFO} and {TOKEN}")
+            raise ConfigError(f"the schema registry refuses: {status} {text}: options {USER_INFO} and {TOKEN}")
         if status in (409, 422):
-            raise ConfigError(f"the schema registry doesn't take this schema: {told}")
-        if 300 <= status < 400 and answer.location:
-            raise ConfigError(f"option {URL}: {url} leads to {answer.location}: name that")
-        raise self._is_none(f"{status} {told}")
-
-
-class _Connections:
-    """The connections of one SchemaRegistry. Requests run on an event loop of their own, which can end one at any
-    point; a socket that blocks can't."""
-
-    def __init__(self, options: RegistryOptions) -> None:
-        import httpx
-
-        token, user_info = options.token, options.user_info
-        user, _, password = (user_info or "").partition(":")
-        # The length of a compressed response is unknown until it is decompressed.
-        headers = {
-            "accept": f"{_MEDIA_TYPE}, application/json",
-            "accept-encoding": "identity",
-            "content-type": _MEDIA_TYPE,
-        }
-        if token is not None:
-            headers["authorization"] = f"Bearer {token}"
-        auth = None if user_info is None else (user, password)
-        self._client = httpx.AsyncClient(auth=auth, headers=headers, verify=_tls(options), timeout=REQUEST_TIMEOUT_S)
-        self._loop = LoopThread("schema registry")
-        self._loop.start()
-        # A decoder isn't told when its task ends: it is gone then.
-        self._end = weakref.finalize(self, _end, self._loop, self._client)
-
-    def request(self, method: str, url: str, parameters: Mapping[str, str], body: Any) -> _Answer:
-        """Raises httpx.TransportError, TimeoutError and _TooLarge."""
-        return self._loop.submit(_request(self._client, method, url, parameters, body)).result()
-
-    def close(self) -> None:
-        self._end()
-
-
-async def _request(
-    client: httpx.AsyncClient, method: str, url: str, parameters: Mapping[str, str], body: Any
-) -> _Answer:
-    async with (
-        asyncio.timeout(REQUEST_TIMEOUT_S),
-        client.stream(method, url, params=parameters, json=body) as response,
-    ):
-        parts, size = list[bytes](), 0
-        async for part in response.aiter_raw():
-            parts.append(part)
-            if (size := size + len(part)) > MAX_ANSWER_BYTES:
-                raise _TooLarge
-        location = response.headers.get("location", "")
-        return _Answer(response.status_code, response.reason_phrase, location, b"".join(parts))
-
-
-def _end(loop: LoopThread, client: httpx.AsyncClient) -> None:
-    if loop.is_alive:
-        loop.submit(client.aclose()).result()
-    loop.stop()
-
-
-def _tls(options: RegistryOptions) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=options.authorities)
-        if options.certificate is not None:
-            context.load_cert_chain(options.certificate, options.key)
-    except OSError as e:
-        raise ConfigError(f"options {AUTHORITIES}, {CERTIFICATE} and {KEY}: can't be used: {e}") from e
-    return context
+            raise ConfigError(f"the schema registry doesn't accept this schema: {text}")
+        if 300 <= status < 400 and response.location:
+            raise ConfigError(f"option {URL}: {url} leads to {response.location}: name that")
+        raise self._is_none(f"{status} {text}")
 
 
 def _innermost(error: BaseException) -> str:
-    """The text of the innermost cause: the outer errors only say that a connection failed."""
+    """Returns the text of the innermost cause. Outer errors only have the fact that a connection failed."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause
     return str(error) or type(error).__name__
 
 
-_kept: dict[tuple[tuple[str, ...], int, bool], RegisteredSchema] = {}
+_cache: dict[tuple[tuple[str, ...], int, bool], RegisteredSchema] = {}
 
 
-def _keep(key: tuple[tuple[str, ...], int, bool], schema: RegisteredSchema) -> RegisteredSchema:
-    if len(_kept) >= MOST_KEPT:
-        _kept.clear()
-    _kept[key] = schema
+def _cached(key: tuple[tuple[str, ...], int, bool], schema: RegisteredSchema) -> RegisteredSchema:
+    if len(_cache) >= MAX_CACHED:
+        _cache.clear()
+    _cache[key] = schema
     return schema
 
 
-def _told(answer: _Answer) -> str:
-    """What the answer says in words, on one line."""
+def _error_text(response: RegistryResponse) -> str:
+    """Returns the error text of the response, on one line."""
     try:
-        text = msgspec.json.decode(answer.body, type=_Problem).message
+        text = msgspec.json.decode(response.body, type=_Problem).message
     except msgspec.DecodeError:
-        text = answer.body[:10_000].decode(errors="replace")
-    return " ".join(text.split())[:300] or answer.reason
-
-
-def _check_url(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"option {URL}: {url!r} is no address; http://host:8081 is one")
-    if parts.username is not None:
-        raise ConfigError(f"option {URL}: user and password go into option {USER_INFO}")
+        text = response.body[:10_000].decode(errors="replace")
+    return " ".join(text.split())[:300] or response.reason

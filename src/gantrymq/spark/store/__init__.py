@@ -1,1 +1,1 @@
-"""`format("rocketmq-store")`: reads the files of a broker that isn't running. Open `datasource.py` first."""
+"""`format("rocketmq-store")` reads the files of a broker, which need not be running. Open `datasource.py` first."""

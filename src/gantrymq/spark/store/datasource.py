@@ -1,7 +1,7 @@
-"""RocketMQStoreDataSource: `format("rocketmq-store")`, a broker's files as a table, without a broker.
+"""`RocketMQStoreDataSource` implements `format("rocketmq-store")`, which reads the files of a broker as a table.
 
-Nothing is written and no lock is taken, so a running broker is no obstacle: what is in the log when the read is planned
-is what it gives, unless retention deletes a file before a task gets to it, which is an error.
+It sends no requests to the broker. It writes nothing and takes no lock, so the broker may be running. A read has the
+messages that are in the log during planning. If retention deletes a file before a task reads it, the task fails.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from gantrymq.spark.columns import arrow_schema, default_schema, with_names
-from gantrymq.spark.record_batches import CorruptBodies
+from gantrymq.arrow.body_values import CorruptBodies
+from gantrymq.arrow.columns import with_names
+from gantrymq.arrow.store.planning import LogRange, plan
+from gantrymq.arrow.store.rows import read_range
+from gantrymq.spark.read_schema import arrow_schema, default_schema
 from gantrymq.spark.store.options import StoreOptions
-from gantrymq.spark.store.planning import LogRange, plan
-from gantrymq.spark.store.rows import read_range
+from gantrymq.spark.worker_memory import tune_worker_memory
 
 
 class LogPartition(InputPartition):
-    """What one task reads."""
+    """The part of the log that one task reads."""
 
     def __init__(self, part: LogRange) -> None:
         super().__init__(part)
@@ -28,7 +30,7 @@ class LogPartition(InputPartition):
 
 
 class RocketMQStoreReader(DataSourceReader):
-    """One read of a store's commit log. Raises StoreError, ConfigError."""
+    """Reads the commit log of a store. Raises StoreError for missing or damaged files, and ConfigError."""
 
     def __init__(self, options: StoreOptions, columns: pa.Schema, names: Sequence[str]) -> None:
         """`names` are the column names of the rows."""
@@ -40,16 +42,17 @@ class RocketMQStoreReader(DataSourceReader):
         return [LogPartition(part) for part in plan(self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark makes a partition of its own when there is none.
+        # If a read has no partitions, Spark passes a partition of its own.
         if isinstance(partition, LogPartition):
+            tune_worker_memory()
             for rows in read_range(partition.part, self._options, self._columns):
                 yield with_names(rows, self._names)
 
 
 class RocketMQStoreDataSource(DataSource):
-    """`spark.read.format("rocketmq-store").load(directory)`; `StoreOptions` has every option.
+    """Implements `spark.read.format("rocketmq-store").load(directory)`. `StoreOptions` describes every option.
 
-    The columns are those of `format("rocketmq")`. Messages come in the order of the log.
+    The columns are those of `format("rocketmq")`. Messages are in the order of the commit log.
     """
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The tables and the topic of results, each a function of what it is made of."""
+"""The tables and the result topic of the pipeline. A function for each one returns its rows as a DataFrame."""
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
@@ -9,7 +9,7 @@ from gantrymq.spark import register
 spark = SparkSession.active()
 register(spark)
 
-#: Which cluster it is, and with `gantry pipeline run --context NAME` the name of its keys.
+#: The address of the cluster. With `gantry pipeline run --context NAME`, also the context that has the keys.
 CLUSTER = {"nameServer": spark.conf.get("pipeline.nameServer") or "127.0.0.1:9876"}
 if context := spark.conf.get("pipeline.context", None):
     CLUSTER["context"] = context
@@ -17,7 +17,7 @@ TOPIC = spark.conf.get("pipeline.topic") or "orders"
 RESULT_TOPIC = spark.conf.get("pipeline.resultTopic") or "large-orders"
 
 ORDER = "id string, customer string, item string, quantity int, price_cents long, time timestamp"
-#: An order of so much is large.
+#: The least total of a large order, in cents.
 LARGE_CENTS = 10_000
 
 
@@ -42,7 +42,7 @@ def silver_orders() -> DataFrame:
 
 @dp.materialized_view(comment="What was sold, by day and item.")
 def gold_sales() -> DataFrame:
-    # An order may have been sent twice.
+    # Grouped by id, because an order may have been sent twice.
     orders = spark.read.table("silver_orders").groupBy("id").agg(F.any_value(F.struct("*")).alias("order"))
     return (
         orders.select("order.*")

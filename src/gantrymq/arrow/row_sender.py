@@ -1,0 +1,114 @@
+"""`RowSender` sends encoded rows, in order to each queue and concurrently to all queues."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gantrymq.arrow.batch_bodies import REQUEST_BYTES, BatchBody, Encoded, batch_body, requests_of
+from gantrymq.arrow.cluster_client import ClusterClient
+from gantrymq.arrow.concurrent_requests import run_all
+from gantrymq.arrow.options import PRODUCER_GROUP
+from gantrymq.arrow.row_messages import TopicMessages
+from gantrymq.client.producing.send_command import send_command
+from gantrymq.errors import BrokerError
+from gantrymq.protocol.batch import decode_batch
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.java import string_hash_code
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.protocol.properties import find_property
+from gantrymq.protocol.row_ids import GANTRY_ID
+from gantrymq.system.clock import now_ms
+
+#: The limit of messages in flight that can't be in a batch.
+MAX_ALONE_IN_FLIGHT = 64
+
+
+class RowSender:
+    """Sends the rows of one task. `partition` selects its first queue, so that tasks begin with different ones."""
+
+    def __init__(self, cluster: ClusterClient, partition: int) -> None:
+        self._cluster = cluster
+        self._queues: dict[str, list[MessageQueue]] = {}
+        self._turn = partition
+        self._alone = asyncio.Semaphore(MAX_ALONE_IN_FLIGHT)
+
+    async def send(self, messages: dict[str, TopicMessages]) -> None:
+        """Sends messages by topic, and returns after all of them are stored. Raises the errors of a send."""
+        work: list[Coroutine[Any, Any, None]] = []
+        for topic, of_topic in messages.items():
+            queues = await self._write_queues(topic)
+            # In this order, successive queues are on different brokers, so that a retry goes to another broker.
+            in_turn = sorted(queues, key=lambda queue: (queue.queue_id, queue.broker_name))
+            by_queue: dict[MessageQueue, list[Encoded]] = {}
+            for key, keyed in of_topic.by_key.items():
+                by_queue.setdefault(queue_by_hash(key, queues), []).extend(keyed)
+            work += [
+                self._send_in_order([queue], [batch_body(request) for request in requests_of(keyed)])
+                for queue, keyed in by_queue.items()
+            ]
+            work += [self._send_request(self._next(in_turn), request) for request in of_topic.free]
+            work += [
+                self._send_alone(self._next(in_turn) if key is None else [queue_by_hash(key, queues)], message)
+                for key, message in of_topic.alone
+            ]
+        await run_all(work)
+
+    def _next(self, queues: list[MessageQueue]) -> list[MessageQueue]:
+        start = self._turn = (self._turn + 1) % len(queues)
+        return queues[start:] + queues[:start]
+
+    async def _send_in_order(self, queues: Sequence[MessageQueue], requests: Sequence[BatchBody]) -> None:
+        for request in requests:
+            await self._send_request(queues, request)
+
+    async def _send_request(self, queues: Sequence[MessageQueue], request: BatchBody) -> None:
+        """Sends a batch to the first of the queues whose broker accepts it."""
+        if request.messages == 1 and len(request.body) > REQUEST_BYTES:
+            # A batch adds some hundred bytes, so brokers would reject a body of the largest size.
+            [message] = decode_batch(request.body)
+            await self._send_alone(queues, message)
+            return
+
+        def command(queue: MessageQueue) -> RemotingCommand:
+            return send_command(PRODUCER_GROUP, queue, request.body, b"", now_ms(), batch=True)
+
+        with rows_in_errors(decode_batch(request.body)):
+            await self._cluster.send(queues, command)
+
+    async def _send_alone(self, queues: Sequence[MessageQueue], message: Encoded) -> None:
+        _, body, properties = message
+
+        def command(queue: MessageQueue) -> RemotingCommand:
+            return send_command(PRODUCER_GROUP, queue, body, properties, now_ms())
+
+        async with self._alone:
+            with rows_in_errors([message]):
+                await self._cluster.send(queues, command)
+
+    async def _write_queues(self, topic: str) -> list[MessageQueue]:
+        queues = self._queues.get(topic)
+        if queues is None:
+            queues = self._queues[topic] = await self._cluster.write_queues(topic)
+        return queues
+
+
+@contextmanager
+def rows_in_errors(messages: Iterable[Encoded]) -> Iterator[None]:
+    """Adds the row numbers of `messages` to a BrokerError."""
+    try:
+        yield
+    except BrokerError as e:
+        ids = [(find_property(properties, GANTRY_ID.encode()) or b"").decode() for _, _, properties in messages]
+        prefix, _, last = ids[-1].rpartition("-")
+        first = ids[0].rpartition("-")[2]
+        rows = f"row {last}" if len(ids) == 1 else f"{len(ids)} rows from {first} to {last}"
+        e.add_note(f"{rows} of the partition ({prefix})")
+        raise
+
+
+def queue_by_hash(sharding_key: str, queues: list[MessageQueue]) -> MessageQueue:
+    """Selects the same queue as Java's `SelectMessageQueueByHash`."""
+    return queues[abs(string_hash_code(sharding_key)) % len(queues)]

@@ -1,0 +1,135 @@
+"""PreallocationWaits: requests that wait until the store has preallocated a file, for at most 3 s.
+
+In Java, the request's thread waits for the file (`AllocateMappedFileService.putRequestAndReturnMappedFile`, 5 s).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.append.fair_queue import FairQueue
+from gantrymq.broker.append.pending_requests import TURN_S, PendingRequest, PendingRequests
+from gantrymq.broker.feature import Feature
+from gantrymq.errors import StoreBusy
+from gantrymq.limits import PREALLOCATION_WAITS
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.store.message_store import MessageStore
+from gantrymq.system.clock import monotonic
+
+#: Longest wait of a request, in seconds. The default timeout of a client ends then, too.
+WAIT_S = 3.0
+
+
+class PreallocationWaits(Feature):
+    """The requests of one broker that wait for preallocated space in the store.
+
+    After space is preallocated, all requests are tried in the order of `FairQueue`, starting with the oldest. If a
+    request needs more space, it waits again. Later requests that need the same space wait again, too.
+    """
+
+    def __init__(self, store: MessageStore, jobs: Jobs) -> None:
+        self._store = store
+        self._pending = PendingRequests("a file of the store is made", PREALLOCATION_WAITS)
+        self._line = FairQueue()
+        #: Requests that were tried and need more space.
+        self._again: list[PendingRequest] = []
+        self._has_file = False
+        self._job = jobs.repeating("go on with sends that waited for a file", self._go_on)
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether the request that is being handled has waited here."""
+        return self._pending.current is not None
+
+    async def start(self) -> None:
+        self._job.start()
+
+    async def stop(self) -> None:
+        """Handles all pending requests. The store blocks until it has created the files."""
+        self._job.cancel()
+        with self._store.waiting():
+            for held in self._again:
+                self._pending.answer(held)
+            while self._line:
+                self._pending.answer(self._line.take_oldest())
+        self._store.end_line()
+
+    def hold(self, connection: Connection, request: RemotingCommand, handler: RequestHandler) -> None:
+        """Adds a request. `handler` handles it when the store has space. After WAIT_S, the response is SYSTEM_BUSY.
+
+        Raises RequestRefused if the pending requests exceed PREALLOCATION_WAITS.
+        """
+        if self._pending.current is not None:
+            self._again.append(self._pending.again(handler))
+            return
+        self._line.add(self._pending.hold(connection, request, handler, monotonic() + WAIT_S))
+        if len(self._line) == 1 and not self._again:
+            self._wait()
+
+    def holding(self, handler: RequestHandler) -> RequestHandler:
+        """Returns a handler that calls `handler`, and calls `hold` if that raises StoreBusy.
+
+        `handler` must not have side effects before it raises StoreBusy, because it is called again.
+        """
+
+        def handle(connection: Connection, request: RemotingCommand) -> Reply:
+            try:
+                return handler(connection, request)
+            except StoreBusy:
+                self.hold(connection, request, handle)
+                return None
+
+        return handle
+
+    def _wait(self) -> None:
+        """Starts to wait for space in the store, and for the deadline of the oldest request."""
+        self._has_file = False
+        self._store.close_line()
+        # The store's thread calls it.
+        self._store.when_preallocated(partial(self._wake_soon, asyncio.get_running_loop()))
+        self._job.wake(max(self._line.oldest.deadline - monotonic(), 0.0))
+
+    def _wake_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_soon_threadsafe(self._file_made)
+
+    def _file_made(self) -> None:
+        """Starts to handle the pending requests, because the store has preallocated space."""
+        self._has_file = True
+        self._line.begin_with_oldest()
+        self._store.end_line(anew=True)
+        self._store.close_line(has_file=True)
+        self._job.wake()
+
+    def _go_on(self) -> float | None:
+        """Handles pending requests and rejects expired ones for TURN_S. Returns the seconds to the next run."""
+        now = monotonic()
+        end = now + TURN_S
+        line = self._line
+        if self._has_file:
+            # The requests below are those for which the space is reserved.
+            self._store.open_line()
+        while line and (self._has_file or line.oldest.deadline <= now):
+            held = line.take() if self._has_file else line.take_oldest()
+            self._pending.answer(held, self._pending.busy() if held.deadline <= now else None)
+            if monotonic() >= end:
+                break
+        if line and self._has_file:
+            self._store.close_line(has_file=True)
+            return 0.0
+        self._put_back()
+        if not line:
+            self._store.end_line()
+        elif self._has_file:
+            self._wait()
+        else:
+            return max(line.oldest.deadline - now, 0.0)
+        return None
+
+    def _put_back(self) -> None:
+        """Adds the requests that need more space to the queue again, which is empty then."""
+        again, self._again = self._again, []
+        for held in sorted(again, key=lambda held: held.number):
+            self._line.add(held)

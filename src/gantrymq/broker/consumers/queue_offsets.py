@@ -1,0 +1,70 @@
+"""Requests for the first offset of a queue, the last offset, and the offset at a time (`AdminBrokerProcessor`)."""
+
+from __future__ import annotations
+
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.offset import (
+    OffsetResponseHeader,
+    QueueRequestHeader,
+    SearchOffsetRequestHeader,
+    StoreTimeResponseHeader,
+)
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.store.consume_queue import ConsumeQueue
+
+
+class QueueOffsets(Feature):
+    """Handles requests for queue offsets. A queue without messages has the offset 0."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._store = context.store
+        self._topics = context.topics
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        return {
+            RequestCode.GET_MAX_OFFSET: self.max_offset,
+            RequestCode.GET_MIN_OFFSET: self.min_offset,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search_offset,
+            RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_store_time,
+        }
+
+    def max_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Handles GET_MAX_OFFSET: returns the offset after the last confirmed message."""
+        queue = self._queue(request.read_header(QueueRequestHeader))
+        return _offset(self._store.shown_end(queue) if queue else 0)
+
+    def min_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Handles GET_MIN_OFFSET: returns the offset of the oldest message."""
+        queue = self._queue(request.read_header(QueueRequestHeader))
+        return _offset(queue.min_offset if queue else 0)
+
+    def search_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Handles SEARCH_OFFSET_BY_TIMESTAMP: returns the offset at a store time."""
+        header = request.read_header(SearchOffsetRequestHeader)
+        queue = self._queue(QueueRequestHeader(topic=header.topic, queue_id=header.queue_id))
+        upper = (header.boundary_type or "").upper() == "UPPER"
+        return _offset(self._store.offset_by_time(queue, header.timestamp, upper) if queue else 0)
+
+    def earliest_store_time(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Handles GET_EARLIEST_MSG_STORETIME: returns the oldest message's store time in ms, -1 if there is none."""
+        queue = self._queue(request.read_header(QueueRequestHeader))
+        timestamp = self._store.store_time(queue, queue.min_offset) if queue else -1
+        return RemotingCommand.response(header=StoreTimeResponseHeader(timestamp=timestamp))
+
+    def _queue(self, header: QueueRequestHeader) -> ConsumeQueue | None:
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        if not 0 <= header.queue_id < max(topic.read_queue_nums, topic.write_queue_nums):
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER, f"queueId[{header.queue_id}] is illegal for topic {header.topic}"
+            )
+        return self._store.find_queue(header.topic, header.queue_id)
+
+
+def _offset(offset: int) -> RemotingCommand:
+    return RemotingCommand.response(header=OffsetResponseHeader(offset=offset))

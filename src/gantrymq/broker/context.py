@@ -1,0 +1,92 @@
+"""BrokerContext: the objects that the features of a broker share."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.config import BrokerConfig, BrokerRole
+from gantrymq.broker.credentials import inner_client_hooks
+from gantrymq.broker.events import BrokerEvents
+from gantrymq.broker.feature import Feature
+from gantrymq.broker.log_flushed import log_flushed
+from gantrymq.broker.tables import (
+    AccessControl,
+    BrokerStats,
+    BrokerTopics,
+    ConsumerFilters,
+    ConsumerOffsets,
+    Deliveries,
+    GroupMembers,
+    MessageFilters,
+    MessageRequestModes,
+    SubscriptionGroupTable,
+    TablePersistence,
+)
+from gantrymq.protocol.record import encode_host
+from gantrymq.remoting.address import format_address
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.long_requests import LongRequests
+from gantrymq.remoting.tls import client_context
+from gantrymq.store.message_store import MessageStore
+
+
+class BrokerContext:
+    """The configuration, the store, the tables and the event loop's helpers of one broker.
+
+    Attributes:
+        address: host:port at which clients and other brokers reach this broker.
+        port: The port that the broker listens on.
+        store_host: The address, encoded as in a record of the log.
+        remoting: The client for requests to other brokers and to NameServers.
+        long_requests: Runs requests that take more than one iteration of the event loop.
+    """
+
+    def __init__(self, config: BrokerConfig, jobs: Jobs, events: BrokerEvents, port: int) -> None:
+        directory = config.store.config_directory
+        self.config = config
+        self.jobs = jobs
+        self.events = events
+        self.port = port
+        self.address = format_address(config.broker_ip1, port)
+        self.store_host = encode_host(config.resolved_ip(), port)
+        self.store = MessageStore(config.store, self.store_host, jobs=jobs, waits=False)
+        self.remoting = RemotingClient(ssl_context=client_context(config), hooks=inner_client_hooks(config.auth))
+        self.long_requests = LongRequests(jobs)
+        self.persistence = persistence = TablePersistence(config, jobs, log_flushed=partial(log_flushed, self.store))
+        self.topics = BrokerTopics(
+            config, directory / "topics.json", events.topics_changed.publish, persistence=persistence
+        )
+        self.groups = SubscriptionGroupTable(config, directory / "subscriptionGroup.json", persistence=persistence)
+        self.offsets = ConsumerOffsets(directory / "consumerOffset.json", persistence=persistence)
+        self.consumer_filters = ConsumerFilters(directory / "consumerFilter.json", persistence=persistence)
+        self.request_modes = MessageRequestModes(
+            config, directory / "messageRequestMode.json", self.topics, self.groups, persistence=persistence
+        )
+        self.access = AccessControl(config, self.store, jobs, persistence=persistence)
+        self.members: GroupMembers[Connection] = GroupMembers(self.access.is_same_user)
+        self.filters = MessageFilters(config, self.members, self.consumer_filters)
+        self.deliveries = Deliveries()
+        self.stats = BrokerStats()
+        events.config_changed.subscribe(self.store.config_changed)
+        events.config_changed.subscribe(self.topics.config_changed)
+        events.topics_deleted.subscribe(lambda names, queues: self.deliveries.topics_deleted(names))
+        events.offsets_reset.subscribe(self.deliveries.forget_positions)
+
+    @property
+    def tables(self) -> list[Feature]:
+        """The tables with files, in the order in which they are loaded."""
+        return [
+            self.persistence,
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.consumer_filters,
+            self.access,
+            self.request_modes,
+        ]
+
+    @property
+    def is_slave(self) -> bool:
+        return self.config.broker_role is BrokerRole.SLAVE

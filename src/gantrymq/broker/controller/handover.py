@@ -1,0 +1,66 @@
+"""A master that can't store messages hands over to another in-sync broker.
+
+The reason is a full or failing disk. Java's master rejects messages until an operator elects another one. The
+controller itself would not act, because the broker still sends heartbeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.controller.controllers import Controllers
+from gantrymq.broker.controller.roles import Told
+from gantrymq.broker.controller.sync_state_sets import SyncStateSets
+from gantrymq.errors import BrokerError
+from gantrymq.logs import peer_log
+from gantrymq.store.message_store import MessageStore
+
+log = peer_log(__name__)
+
+_LOOK_S = 1.0
+#: Pause after a handover, in seconds. If all disks are full, it keeps the brokers from electing each other repeatedly.
+_PAUSE_S = 60.0
+
+
+class Handover:
+    """Hands over the master role of one broker. `told` is called with the controller's state after the election."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        in_sync: SyncStateSets,
+        controllers: Controllers,
+        jobs: Jobs,
+        told: Callable[[Told], None],
+    ) -> None:
+        self._store = store
+        self._in_sync = in_sync
+        self._controllers = controllers
+        self._told = told
+        self._job = jobs.repeating("leave a master's place where nothing can be stored", self._look, _LOOK_S)
+
+    def start(self) -> None:
+        self._job.start()
+
+    async def stop(self) -> None:
+        await self._job.stop()
+
+    async def _look(self) -> float | None:
+        """Elects another in-sync broker if nothing can be stored. Raises GantryError if the controller isn't reachable.
+
+        The job then runs again later.
+        """
+        in_sync, trouble = self._in_sync.in_sync, self._store.trouble
+        if in_sync is None or trouble is None:
+            return None
+        for other in sorted(in_sync.others):
+            try:
+                told = await self._controllers.elect(other, is_designated=True)
+            except BrokerError as e:
+                log.warning("broker %d can't be the master in place of this one: %s", other, e)
+            else:
+                log.error("broker %d is to be the master, since here nothing can be stored: %s", other, trouble)
+                self._told(told)
+                return _PAUSE_S
+        return None

@@ -1,0 +1,69 @@
+"""Derives the role of a broker from the controller's responses (`ReplicasManager.changeBrokerRole`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Told(NamedTuple):
+    """The state of a broker set as a controller reported it.
+
+    Without a master, no broker can be elected at the moment.
+    """
+
+    epoch: int
+    master_id: int | None = None
+    master_address: str | None = None
+    #: The in-sync brokers; None if the response doesn't contain them.
+    members: frozenset[int] | None = None
+    members_epoch: int = 0
+
+
+class Role(NamedTuple):
+    """The master of an epoch and its host:port. Both are None if the controller has no master.
+
+    Epoch 0 means that no controller has reported a role yet.
+    """
+
+    epoch: int = 0
+    master_id: int | None = None
+    master_address: str | None = None
+
+
+class Roles:
+    """The role of the broker with the controller's id `own_id`. `last_epoch` is the last epoch of its log.
+
+    A state that is older than the known one is ignored. It comes from a deposed controller, or it arrived late.
+    """
+
+    def __init__(self, own_id: int) -> None:
+        self.own_id = own_id
+        self.last_epoch = 0
+        self.role = Role()
+
+    @property
+    def is_master(self) -> bool:
+        return self.role.master_id == self.own_id
+
+    def is_too_old(self, told: Told) -> bool:
+        """Returns whether the log has a later epoch than `told`.
+
+        Then the controller has lost its state, or it is a different controller.
+        """
+        return told.master_id is not None and told.epoch < self.last_epoch
+
+    def told(self, told: Told) -> bool:
+        """Applies the controller's state. Returns whether the role of the broker changed."""
+        now = self.role
+        if told.epoch < now.epoch or self.is_too_old(told):
+            return False
+        if told.master_id is None or not told.master_address:
+            # The controller may have no proof that the known master of this epoch is alive. The role stays unchanged.
+            new = Role(told.epoch) if told.epoch > now.epoch else now
+        else:
+            new = Role(told.epoch, told.master_id, told.master_address)
+            if told.epoch == now.epoch and now.master_id not in (None, told.master_id):
+                # Two masters of one epoch contradict each other. The broker keeps the first one.
+                new = now
+        self.role = new
+        return new != now

@@ -1,0 +1,145 @@
+"""DeliveryJournal: entries in the log that show which delayed messages are delivered.
+
+Before the broker delivers due messages, it stores an entry with their offsets and the progress so far. The records
+after the entry show how many of the messages were delivered. So the newest entry is enough to find the progress after a
+crash, and on a slave that becomes master. This works wherever the log ends. Tables and checkpoints lag behind by some
+seconds. Java has nothing else.
+
+A new entry is needed only if other records were stored after the last delivery. Many messages that are due at the same
+time share one entry.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+from gantrymq.broker.append import Appender
+from gantrymq.errors import BodyError, RecordError
+from gantrymq.logs import peer_log
+from gantrymq.protocol import properties as names
+from gantrymq.protocol.fastjson import decode_json, encode_json
+from gantrymq.protocol.properties import find_property
+from gantrymq.protocol.record import Record
+from gantrymq.protocol.topic_name import DELIVERY_JOURNAL_TOPIC, TIMER_TOPIC
+from gantrymq.store.message_store import PutResult
+from gantrymq.system import clock
+
+log = peer_log(__name__)
+
+#: Maximum number of messages in an entry, which then has 1 KiB.
+MAX_SOURCES = 64
+#: The queues of the topic, each with the entries of one kind.
+LEVELS_QUEUE = 0
+TIMER_QUEUE = 1
+
+_UNIQUE_KEY = names.UNIQUE_KEY.encode()
+_REAL_TOPIC = names.REAL_TOPIC.encode()
+_TIMER_TOPIC = TIMER_TOPIC.encode()
+
+
+class JournalEntry(msgspec.Struct, rename="camel", kw_only=True):
+    """The fields of every entry. Each kind of entry adds its progress."""
+
+    #: Physical offsets of the next messages, in the order of their delivery. The broker may skip some of them.
+    sources: list[int]
+
+
+E = TypeVar("E", bound=JournalEntry)
+
+
+class DeliveryJournal(Generic[E]):
+    """The entries of one kind, in the queue `queue_id` of the journal's topic."""
+
+    def __init__(self, appender: Appender, queue_id: int, kind: type[E]) -> None:
+        self._appender = appender
+        self._queue_id = queue_id
+        self._kind = kind
+        #: The pending messages of the newest entry, which need no other entry.
+        #: `_log_end` is the end of the log as long as no other record is stored.
+        self._sources: list[int] = []
+        self._log_end = -1
+
+    def announces(self, source: int) -> bool:
+        """Returns whether the message at this physical offset can be delivered without another entry."""
+        if self._appender.escapes:
+            # A slave can't write to the log.
+            return True
+        if self._log_end != self._appender.store.max_physical_offset or source not in self._sources:
+            return False
+        del self._sources[: self._sources.index(source)]
+        return True
+
+    def announce(self, entry: E) -> None:
+        """Stores an entry. Raises as `Appender.append` does."""
+        appender = self._appender
+        queue = appender.store.queue(DELIVERY_JOURNAL_TOPIC, self._queue_id)
+        body = encode_json(entry)
+        put = appender.append(queue, 0, 0, clock.now_ms(), appender.store_host, 0, body, b"", 0, is_again=True)
+        self._sources = entry.sources.copy()
+        self._log_end = put.physical_offset + put.size
+
+    def delivered(self, put: PutResult) -> None:
+        """Records that the first announced message was stored as `put`."""
+        if not self._appender.escapes:
+            del self._sources[:1]
+            self._log_end = put.physical_offset + put.size
+
+    def last(self) -> tuple[E, int] | None:
+        """Returns the newest entry, and how many of its sources are delivered or skipped. None without an entry.
+
+        Raises StoreError if the log can't be read.
+        """
+        store = self._appender.store
+        queue = store.find_queue(DELIVERY_JOURNAL_TOPIC, self._queue_id)
+        unit = None if queue is None else queue.unit(queue.max_offset - 1)
+        if unit is None or unit[0] < store.min_physical_offset:
+            return None
+        try:
+            record = store.read_record(unit[0])
+            entry = decode_json(record.body, self._kind)
+            return entry, self._count_delivered(entry, record.physical_offset + record.size)
+        except (RecordError, BodyError) as e:
+            log.error("the delivery journal can't be read at %d: delayed messages may be repeated: %s", unit[0], e)
+            return None
+
+    def _count_delivered(self, entry: E, start: int) -> int:
+        """Counts the sources up to the last one that was delivered.
+
+        `start` is the end of the entry, where the delivered copies begin. Raises RecordError, StoreError.
+        """
+        done = 0
+        for record in self._appender.store.records_with(b"", start):
+            found = next((i for i in range(done, len(entry.sources)) if self._is_copy(record, entry.sources[i])), None)
+            if found is None:
+                break
+            done = found + 1
+        return done
+
+    def _is_copy(self, record: Record, source_offset: int) -> bool:
+        """Returns whether a record is the delivered copy of the message at a physical offset."""
+        store = self._appender.store
+        if not store.min_physical_offset <= source_offset < record.physical_offset:
+            return False
+        try:
+            source = store.read_record(source_offset)
+        except RecordError:
+            # The broker skips damaged messages.
+            return False
+        return (
+            record.topic in (find_property(source.properties, _REAL_TOPIC), _TIMER_TOPIC)
+            and _identity(record) == _identity(source)
+            and record.body == source.body
+        )
+
+
+def _identity(record: Record) -> tuple[object, ...]:
+    """Returns the fields that do not change when a message is stored again."""
+    return (
+        record.born_timestamp,
+        record.born_host,
+        record.flag,
+        record.reconsume_times,
+        find_property(record.properties, _UNIQUE_KEY),
+    )

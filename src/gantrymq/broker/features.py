@@ -1,0 +1,222 @@
+"""Features: builds the features of a broker, and lists them in their start order."""
+
+from __future__ import annotations
+
+from gantrymq.broker.acting import ActingMaster, EscapeBridge, HaInfo, PreOnline
+from gantrymq.broker.admin import (
+    AuthAdmin,
+    BrokerConfigAdmin,
+    ClientRelay,
+    Connections,
+    ConsumeProgress,
+    GroupAdmin,
+    MessageAdmin,
+    OffsetAdmin,
+    RuntimeInfo,
+    StoreAdmin,
+    TopicAdmin,
+    TopicStats,
+)
+from gantrymq.broker.append import Appender, NewTopics, PendingResponses, PreallocationWaits, RequestWaits
+from gantrymq.broker.consumers import Assignments, Heartbeats, LockRequests, QueueOffsets, SlowConsumers
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.controller import ControllerRequests, ReplicasManager
+from gantrymq.broker.delay import DelayLevels, Delays, Recall, Timer
+from gantrymq.broker.feature import Feature
+from gantrymq.broker.index_builder import IndexBuilder
+from gantrymq.broker.metrics import BrokerMetrics
+from gantrymq.broker.name_server_lookup import NameServerLookup
+from gantrymq.broker.pop import PopService
+from gantrymq.broker.pull import PullProcessor
+from gantrymq.broker.registration import Registration
+from gantrymq.broker.replication import HaAccess, Replication
+from gantrymq.broker.role_changes import RoleChanges
+from gantrymq.broker.send import IdempotentWrites, Replies, RetryTopics, SendProcessor
+from gantrymq.broker.slave import MetadataSync
+from gantrymq.broker.transaction import Transactions
+from gantrymq.remoting.connection import RequestHandler
+from gantrymq.remoting.server import RemotingServer
+from gantrymq.replication.epoch_file import EpochFile
+from gantrymq.store.delay_level import parse_delay_levels
+
+
+class Features:
+    """The features of one broker.
+
+    Attributes:
+        all: Every feature, in the order in which they start. They stop in the opposite order.
+        acting_features: The features that an acting master needs.
+        replicas_manager: None without controller mode.
+    """
+
+    def __init__(self, context: BrokerContext, server: RemotingServer, handlers: dict[int, RequestHandler]) -> None:
+        config, store, jobs = context.config, context.store, context.jobs
+
+        epochs = EpochFile(config.store.store_path_root_dir) if config.enable_controller_mode else None
+        ha_access = HaAccess(config, context.access.users)
+        self.replication = replication = Replication(context, access=ha_access, epochs=epochs)
+        self.registration = registration = Registration(context, replication=replication)
+
+        self.pulling = pulling = PullProcessor(context, replication=replication)
+        self.appender = appender = Appender(
+            store, context.store_host, pulling.polling, is_of_deleted=context.offsets.is_of_deleted
+        )
+
+        # Storing and delaying messages.
+        self.waits = waits = RequestWaits(
+            PreallocationWaits(store, jobs),
+            NewTopics(context.topics, jobs),
+            PendingResponses(context, replication=replication),
+        )
+        delays_ms = parse_delay_levels(config.store.message_delay_level)
+        delay_file = config.store.config_directory / "delayOffset.json"
+        self.schedule = schedule = DelayLevels(delay_file, delays_ms, appender, jobs, persistence=context.persistence)
+        self.timer = timer = Timer(config.store, appender, jobs)
+        context.events.topics_deleted.subscribe(lambda names, queues: timer.topics_deleted(names))
+        delays = Delays(schedule, timer)
+        retry = RetryTopics(context, appender=appender, schedule=schedule, waits=waits)
+        self.writers = writers = IdempotentWrites(context, appender=appender)
+        self.sending = SendProcessor(
+            context, appender=appender, delays=delays, retry=retry, waits=waits, writers=writers
+        )
+        self.transactions = transactions = Transactions(context, appender=appender, delays=delays, waits=waits)
+        self.pops = pops = PopService(
+            context,
+            appender=appender,
+            polling=pulling.polling,
+            retry=retry,
+            delay=timer.redirect,
+            preallocation_waits=waits.files,
+        )
+
+        # Roles.
+        self.escape_bridge = escape_bridge = EscapeBridge(
+            config, context.remoting, {pops.revive_topic: pops.bring_back_now}
+        )
+        self.role_changes = role_changes = RoleChanges(
+            context, handlers, replication=replication, appender=appender, escape_bridge=escape_bridge
+        )
+        self.acting = acting = ActingMaster(
+            context, replication=replication, pending_responses=waits.flush, role_changes=role_changes
+        )
+        self.replicas_manager: ReplicasManager | None = None
+        if config.enable_controller_mode:
+            self.replicas_manager = ReplicasManager(
+                context,
+                replication=replication,
+                appender=appender,
+                pending_responses=waits.flush,
+                registration=registration,
+                role_changes=role_changes,
+            )
+        self.metadata_sync = metadata_sync = MetadataSync(
+            context, replication=replication, schedule=schedule, timer=timer
+        )
+
+        self.runtime = runtime = RuntimeInfo(context, appender=appender, schedule=schedule, timer=timer)
+        relay = ClientRelay(context)
+        self.acting_features: list[Feature] = [metadata_sync, transactions, timer, schedule, pops]
+        self.all: list[Feature] = [
+            *context.tables,
+            # Before the features that send requests to NameServers.
+            NameServerLookup(context),
+            runtime,
+            IndexBuilder(store, jobs),
+            StoreAdmin(context),
+            # The features below write to the log when they stop. Replication stops after them, so that slaves receive
+            # these records.
+            *([self.replicas_manager] if self.replicas_manager is not None else []),
+            ControllerRequests(context, replicas_manager=self.replicas_manager),
+            replication,
+            PreOnline(context, replication=replication, schedule=schedule, timer=timer),
+            metadata_sync,
+            transactions,
+            timer,
+            schedule,
+            writers,
+            LockRequests(context),
+            acting,
+            HaInfo(context, replication=replication, acting=acting),
+            # The server accepts requests from here on. The features below can still send responses when they stop.
+            ServerFeature(context, server=server, sending=self.sending),
+            waits.flush,
+            waits.new_topics,
+            waits.files,
+            LongRequestsFeature(context),
+            Assignments(context),
+            pops,
+            pulling.polling,
+            pulling,
+            self.sending,
+            retry,
+            Recall(context, appender=appender, timer=timer, waits=waits),
+            Replies(context, appender=appender, pending_responses=waits.flush),
+            Heartbeats(context, pulling=pulling, metadata_sync=metadata_sync),
+            QueueOffsets(context),
+            SlowConsumers(context),
+            TopicAdmin(context),
+            TopicStats(context, runtime=runtime),
+            GroupAdmin(context),
+            ConsumeProgress(context, runtime=runtime),
+            OffsetAdmin(context, schedule=schedule, relay=relay),
+            Connections(context),
+            MessageAdmin(context),
+            BrokerConfigAdmin(context),
+            AuthAdmin(context),
+            relay,
+        ]
+        if config.metrics_port:
+            self.all.append(
+                BrokerMetrics(
+                    context,
+                    runtime=runtime,
+                    delays=delays,
+                    transactions=transactions,
+                    pops=pops,
+                    replication=replication,
+                    acting=acting,
+                    loop_watch=server.loop_watch,
+                )
+            )
+        # Registration is last: clients must not find a broker that can't start.
+        self.all += [DrainFeature(server), registration]
+
+
+class ServerFeature(Feature):
+    """Accepts connections from `start` on. `stop` closes them after their responses are written."""
+
+    def __init__(self, context: BrokerContext, *, server: RemotingServer, sending: SendProcessor) -> None:
+        self._access = context.access
+        self._server = server
+        self._sending = sending
+
+    async def start(self) -> None:
+        # With access control, the handlers of sends check each request.
+        await self._server.serve(None if self._access.is_on else self._sending.first_look)
+
+    async def stop(self) -> None:
+        await self._server.stop()
+
+
+class DrainFeature(Feature):
+    """Answers the requests that arrived before `stop`, while all other features still run."""
+
+    def __init__(self, server: RemotingServer) -> None:
+        self._server = server
+
+    async def stop(self) -> None:
+        await self._server.drain()
+
+
+class LongRequestsFeature(Feature):
+    """Runs requests that take more than one iteration of the event loop, and answers them before connections close."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._long_requests = context.long_requests
+        context.events.connection_closed.subscribe(self._long_requests.connection_closed)
+
+    async def start(self) -> None:
+        self._long_requests.start()
+
+    async def stop(self) -> None:
+        await self._long_requests.stop()

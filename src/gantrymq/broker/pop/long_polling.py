@@ -1,0 +1,293 @@
+"""Pops and notifications that wait for messages (`PopLongPollingService`).
+
+Requests of one group for the same queue, or for all queues of a topic, share a wait queue, which watches these topic
+queues. When messages arrive, the requests are tried in order until one finds nothing. A thousand idle consumers
+therefore cost no more than one.
+
+An empty wait queue is removed at the next check of the deadlines, once a second. A busy consumer then does not need new
+watches for each request.
+
+All work runs in time slices of some milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import inf
+
+from gantrymq.background.jobs import Jobs
+from gantrymq.broker.feature import Feature
+from gantrymq.broker.pop.orderly import OrderlyPops
+from gantrymq.broker.pull import LongPolling
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.remoting.answers import error_response
+from gantrymq.remoting.connection import Connection
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.system import clock
+from gantrymq.system.clock import monotonic
+
+#: Key of a wait queue: topic, group, queue id (-1 for all queues).
+LineKey = tuple[str, str, int]
+
+#: Interval of the check for expired requests, in seconds.
+_LOOK_S = 1.0
+#: Shortest delay before a wait queue is tried again, in seconds. The two clocks in use can differ a little.
+_SOONEST_S = 0.001
+#: Longest time slice in one event-loop iteration, in seconds.
+_TURN_S = 0.005
+#: One connection may have at most 1/_SHARE of all waiting requests.
+_SHARE = 4
+#: Largest number of watches of all wait queues. Each wait queue has one watch, of about 100 bytes, per topic queue.
+MAX_WATCHES = 500_000
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A request that waits until `deadline` (event-loop time, in seconds).
+
+    `attempt(expired)` tries to respond. It returns True if the request needs no further attempt.
+    """
+
+    connection: Connection
+    request: RemotingCommand
+    deadline: float
+    attempt: Callable[[bool], bool]
+
+
+@dataclass(slots=True)
+class _Line:
+    queues: tuple[ConsumeQueue, ...] = ()
+    waiters: dict[Waiter, None] = field(default_factory=dict)
+    #: Time of the next try, even if no message arrives before (event-loop time, in seconds).
+    wake_at: float = inf
+
+
+class PopLongPolling(Feature):
+    """Holds requests until messages arrive or their deadline passes.
+
+    At most `line_limit` requests wait in one wait queue, `limit` in total and a quarter of `limit` per connection.
+    """
+
+    def __init__(self, name: str, polling: LongPolling, jobs: Jobs, *, line_limit: int, limit: int) -> None:
+        self._polling = polling
+        self._line_limit = line_limit
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._lines: dict[LineKey, _Line] = {}
+        self._watched: dict[ConsumeQueue, dict[LineKey, None]] = {}
+        self._by_connection: dict[Connection, dict[Waiter, _Line]] = {}
+        self._count = 0
+        self._watches = 0
+        #: Heap of (time, wait queue). An entry is outdated if it differs from the wait queue's `wake_at`.
+        self._wakes: list[tuple[float, LineKey]] = []
+        #: Pending work: wait queues to try, expired requests, empty wait queues to remove.
+        self._due: dict[LineKey, None] = {}
+        self._expired: deque[tuple[_Line, Waiter]] = deque()
+        self._empty: deque[LineKey] = deque()
+        self._answering = jobs.repeating(f"answer waiting {name}", self._answer)
+        #: Sleeps while there are no wait queues.
+        self._looking = jobs.repeating(f"look after waiting {name}", self._look, after_error_s=_LOOK_S)
+        self._next_look = 0.0
+        self._stopped = False
+
+    async def start(self) -> None:
+        self._answering.start()
+        self._looking.start()
+
+    def hold(self, key: LineKey, queues: tuple[ConsumeQueue, ...], waiter: Waiter) -> bool:
+        """Holds a request until one of `queues` grows or its deadline passes. Returns False if too many are waiting."""
+        line = self._lines.get(key)
+        of_connection = self._by_connection.get(waiter.connection, ())
+        if (
+            self._count >= self._limit
+            or len(of_connection) >= max(self._limit // _SHARE, 1)
+            or (line is not None and len(line.waiters) >= self._line_limit)
+        ):
+            return False
+        if self._watches + len(queues) > MAX_WATCHES and (line is None or line.queues != queues):
+            return False
+        if line is None:
+            if not self._lines:
+                self._next_look = self._loop.time() + _LOOK_S
+                self._looking.wake(_LOOK_S)
+            line = self._lines[key] = _Line()
+        if line.queues != queues:
+            self._watch(key, line, queues)
+        line.waiters[waiter] = None
+        self._by_connection.setdefault(waiter.connection, {})[waiter] = line
+        self._count += 1
+        return True
+
+    def set_limits(self, *, line_limit: int, limit: int) -> None:
+        """Sets the limits for new requests."""
+        self._line_limit = line_limit
+        self._limit = limit
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if new requests may not wait."""
+        return self._stopped
+
+    def wake(self, key: LineKey) -> None:
+        """Schedules a try of a wait queue, because there may be messages. Several calls result in one try."""
+        self._due[key] = None
+        self._answering.wake()
+
+    def wake_in(self, key: LineKey, seconds: float) -> None:
+        """Like `wake`, after a delay. Of several delays, the shortest one counts.
+
+        Without effect if all requests of the wait queue expire before.
+        """
+        line = self._lines.get(key)
+        at = self._loop.time() + max(seconds, _SOONEST_S)
+        if line is not None and at < line.wake_at and any(at < waiter.deadline for waiter in line.waiters):
+            line.wake_at = at
+            heapq.heappush(self._wakes, (at, key))
+            self._looking.wake(at - self._loop.time())
+
+    def count(self, key: LineKey) -> int:
+        """Returns the number of requests in a wait queue."""
+        line = self._lines.get(key)
+        return 0 if line is None else len(line.waiters)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def connection_closed(self, connection: Connection) -> None:
+        """Removes the requests of a closed connection."""
+        self._expired.extend((line, waiter) for waiter, line in self._by_connection.get(connection, {}).items())
+        self._answering.wake()
+
+    async def stop(self) -> None:
+        """Stops the background jobs and responds to all waiting requests, without messages."""
+        self._looking.cancel()
+        self._answering.cancel()
+        await self.dismiss()
+
+    def admit(self) -> None:
+        """Allows new requests to wait."""
+        self._stopped = False
+
+    def dismiss_soon(self) -> None:
+        """Responds to all waiting requests, without messages. Later requests may not wait."""
+        self._stopped = True
+        for line in self._lines.values():
+            self._expired.extend((line, waiter) for waiter in line.waiters)
+        self._answering.wake()
+
+    async def dismiss(self) -> None:
+        """Like `dismiss_soon`, but returns after all responses are sent."""
+        self.dismiss_soon()
+        more: float | None = 0.0
+        while more is not None:
+            more = self._answer()
+            await asyncio.sleep(0)
+
+    def _arrived(self, queue: ConsumeQueue) -> None:
+        for key in self._watched.get(queue, ()):
+            self.wake(key)
+
+    def _look(self) -> float:
+        now = self._loop.time()
+        while self._wakes and self._wakes[0][0] <= now:
+            at, key = heapq.heappop(self._wakes)
+            line = self._lines.get(key)
+            if line is not None and line.wake_at == at:
+                line.wake_at = inf
+                self.wake(key)
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_S
+            for key, line in self._lines.items():
+                self._expired.extend((line, waiter) for waiter in line.waiters if waiter.deadline <= now)
+                if not line.waiters:
+                    self._empty.append(key)
+            if self._expired or self._empty:
+                self._answering.wake()
+        if not self._lines:
+            return inf
+        return min(self._next_look, self._wakes[0][0] if self._wakes else inf) - self._loop.time()
+
+    def _answer(self) -> float | None:
+        """Works for one time slice. Returns None if no work is left."""
+        end = monotonic() + _TURN_S
+        while monotonic() < end:
+            if self._expired:
+                line, waiter = self._expired.popleft()
+                if waiter in line.waiters:
+                    self._remove(line, waiter)
+                    self._attempt(waiter, expired=True)
+            elif self._due:
+                key = next(iter(self._due))
+                del self._due[key]
+                self._try(key)
+            elif self._empty:
+                self._forget(self._empty.popleft())
+            else:
+                return None
+        return 0.0
+
+    def _try(self, key: LineKey) -> None:
+        """Tries the first request of a wait queue. If it is done, the next one is tried after other wait queues."""
+        line = self._lines.get(key)
+        if line is not None and line.waiters:
+            waiter = next(iter(line.waiters))
+            if self._attempt(waiter, expired=False):
+                self._remove(line, waiter)
+                self._due[key] = None
+
+    def _forget(self, key: LineKey) -> None:
+        line = self._lines.get(key)
+        if line is not None and not line.waiters:
+            self._watch(key, line, ())
+            del self._lines[key]
+
+    def _attempt(self, waiter: Waiter, *, expired: bool) -> bool:
+        """Runs the attempt of a request and returns its result. If it raises, responds with the error."""
+        try:
+            return waiter.attempt(expired)
+        except Exception as e:
+            waiter.connection.reply(waiter.request, error_response(e, waiter.request, waiter.connection.address))
+            return True
+
+    def _watch(self, key: LineKey, line: _Line, queues: tuple[ConsumeQueue, ...]) -> None:
+        """Replaces the topic queues that a wait queue watches by `queues`."""
+        for queue in line.queues:
+            lines = self._watched[queue]
+            del lines[key]
+            if not lines:
+                del self._watched[queue]
+                self._polling.unwatch(queue, self._arrived)
+        for queue in queues:
+            if queue not in self._watched:
+                self._watched[queue] = {}
+                self._polling.watch(queue, self._arrived)
+            self._watched[queue][key] = None
+        self._watches += len(queues) - len(line.queues)
+        line.queues = queues
+
+    def _remove(self, line: _Line, waiter: Waiter) -> None:
+        if waiter in line.waiters:
+            del line.waiters[waiter]
+            of_connection = self._by_connection[waiter.connection]
+            del of_connection[waiter]
+            if not of_connection:
+                del self._by_connection[waiter.connection]
+            self._count -= 1
+
+
+def wake_when_free(
+    waiting: PopLongPolling, orderly: OrderlyPops, line: LineKey, queue_ids: Iterable[int], tried_ms: int
+) -> None:
+    """Schedules the next try of a wait queue for pops in order: when the first blocked topic queue is unblocked.
+
+    `tried_ms` is a time before the last try. A queue that is unblocked between that time and the try is included,
+    because the try may have seen it as blocked.
+    """
+    topic, group, _ = line
+    free_ms = orderly.free_at(topic, group, queue_ids, tried_ms)
+    if free_ms is not None:
+        waiting.wake_in(line, (free_ms - clock.now_ms()) / 1000)

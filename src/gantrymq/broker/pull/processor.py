@@ -1,0 +1,423 @@
+"""PullProcessor: PULL_MESSAGE and LITE_PULL_MESSAGE (`PullMessageProcessor`, `DefaultPullMessageResultHandler`).
+
+The messages of a response are slices of the mapped log. They are not decoded or copied on the way to the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Generator, Mapping
+
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
+from gantrymq.broker.pull.long_polling import LongPolling, WaitingPull
+from gantrymq.broker.pull.read_checks import check_broker, check_queue_id, existing_group, readable_topic
+from gantrymq.broker.pull.reused_offsets import WHILE_S, ReusedOffsets
+from gantrymq.broker.replication import Replication, SlaveReads
+from gantrymq.broker.tables import MessageFilter, compiling, is_tag_type
+from gantrymq.errors import RefusalReason, RequestRefused
+from gantrymq.limits import WAITING_PULLS, WAITING_PULLS_OF_ONE
+from gantrymq.protocol.bodies.heartbeat import CONSUME_ACTIVELY, SUBSCRIBE_ALL
+from gantrymq.protocol.bodies.route import MASTER_ID
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.pull import PullMessageRequestHeader
+from gantrymq.protocol.private_fields import REASON_FIELD, TOPIC_BEGIN_FIELD
+from gantrymq.protocol.pull_request import decode_pull_request
+from gantrymq.protocol.pull_response import NO_FIELDS, encode_pull_head
+from gantrymq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
+from gantrymq.protocol.topic_name import is_system_group
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import Steps
+from gantrymq.store.config import UNIT_SIZE
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.get_result import GetResult, GetStatus
+from gantrymq.system.clock import monotonic
+
+#: Limit of a pull without a limit of its own, in bytes (`MessageStoreConfig.maxTransferBytesOnMessageInMemory`). The
+#: store applies its own limits to all pulls, with other values for bulk readers.
+DEFAULT_PULL_BYTES = 256 * 1024
+
+#: Longest wait of a pull, in ms. After that time, the client's connection counts as idle.
+MAX_SUSPEND_MS = 120_000
+
+_CODES = {
+    GetStatus.FOUND: ResponseCode.SUCCESS,
+    GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+class PullProcessor(Feature):
+    """Handles the pull requests of one broker."""
+
+    def __init__(self, context: BrokerContext, *, replication: Replication) -> None:
+        self._config = context.config
+        self._store = context.store
+        self._topics = context.topics
+        self._groups = context.groups
+        self._filters = context.filters
+        self._members = context.members
+        self._offsets = context.offsets
+        self._deliveries = context.deliveries
+        self._stats = context.stats
+        self._loop = asyncio.get_running_loop()
+        self._long_requests = context.long_requests
+        self._replication = replication
+        self.polling = LongPolling(self._retry, context.jobs)
+        self._slave: SlaveReads | None = None
+        self._reused: ReusedOffsets | None = None
+        #: Another broker may be master.
+        self._is_doubted = False
+        events = context.events
+        events.connection_closed.subscribe(self.polling.connection_closed)
+        events.messages_replicated.subscribe(self._wake)
+        events.topics_deleted.subscribe(lambda names, queues: self._wake(queues))
+        events.offsets_reset.subscribe(self._offsets_reset)
+        events.mastership_doubted.subscribe(self._mastership_doubted)
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
+
+    async def become_master(self) -> None:
+        self._slave = None
+        self._reused = ReusedOffsets(self._offsets, self._loop.time() + WHILE_S)
+
+    async def become_slave(self) -> None:
+        self._reused = None
+        self._slave = SlaveReads(self._config.broker_id, lambda: self._replication.has_master)
+
+    def _offsets_reset(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+        for queue_id, offset in offsets.items():
+            queue = self._store.find_queue(topic, queue_id)
+            if self._reused is not None and queue is not None:
+                self._reused.answered(queue, group, offset)
+
+    def _mastership_doubted(self, is_doubted: bool) -> None:
+        """Rejects all waiting pulls if another broker may be master. Consumers then request the route again."""
+        self._is_doubted = is_doubted
+        if is_doubted:
+            self.polling.answer_all()
+
+    def _wake(self, queues: Collection[ConsumeQueue]) -> None:
+        """Answers the pulls and pops that wait for messages in these queues."""
+        for queue in queues:
+            self.polling.message_arrived(queue)
+
+    def is_of_lost(self, queue: ConsumeQueue, group: str, offset: int) -> bool:
+        """Returns whether an offset includes messages that the queue has lost. It must not be committed then.
+
+        See `ReusedOffsets.is_of_lost`.
+        """
+        reused = self._reused
+        return reused is not None and self._loop.time() < reused.until and reused.is_of_lost(queue, group, offset)
+
+    def pull(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Returns the messages from an offset on.
+
+        If there are none and the request may wait, it is held, and the result is None.
+
+        Raises RequestRefused if the group may not read the queue, or if too many pulls wait.
+        """
+        header = decode_pull_request(request)
+        if header.bulk_msg_nums is not None and connection.answers_pile_up:
+            header.bulk_msg_nums = None
+        queue, group = self._queue(header)
+        if self._config.reject_pull_consumer_enable:
+            self._check_member(connection, header.consumer_group)
+        expression = self._sql_of(header)
+        if expression is not None:
+            steps = self._pull_filtered(connection, request, header, queue, group, expression)
+            return self._long_requests.run(connection, request, steps)
+        wanted = self._wanted(header, group)
+        if header.sys_flag & PULL_COMMIT_OFFSET:
+            self._commit(queue, header)
+        result = self._get(queue, header, wanted, connection.command_began)
+        if result.status is GetStatus.FOUND:
+            # The hot path.
+            begin = self._offsets.topic_begin(header.topic)
+            return self._answer(request, ResponseCode.SUCCESS, result, group, begin)
+        return self._answer_or_hold(connection, request, header, queue, wanted, result, group)
+
+    def _sql_of(self, header: PullMessageRequestHeader) -> str | None:
+        """Returns the SQL92 expression of a pull, which takes long to evaluate. None for a filter by tags."""
+        if header.sys_flag & PULL_SUBSCRIPTION:
+            return None if is_tag_type(header.expression_type) else header.subscription or ""
+        return self._filters.sql_of_group(header.consumer_group, header.topic)
+
+    def _wanted(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig) -> MessageFilter:
+        """Returns the filter of a pull: from its own subscription, or from that of its group."""
+        if header.sys_flag & PULL_SUBSCRIPTION:
+            return self._filters.of_expression(
+                header.consumer_group, header.topic, header.subscription or SUBSCRIBE_ALL, header.expression_type
+            )
+        return self._filters.of_group(group, header.topic, header.sub_version)
+
+    def _commit(self, queue: ConsumeQueue, header: PullMessageRequestHeader) -> None:
+        """Commits the offset that a pull contains, unless it includes lost messages."""
+        if header.commit_offset >= 0 and not self.is_of_lost(queue, header.consumer_group, header.commit_offset):
+            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+
+    def _pull_filtered(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: PullMessageRequestHeader,
+        queue: ConsumeQueue,
+        group: SubscriptionGroupConfig,
+        expression: str,
+    ) -> Steps:
+        """As `pull`, in steps of a few milliseconds."""
+        yield from compiling(expression)
+        wanted = self._wanted(header, group)
+        if header.sys_flag & PULL_COMMIT_OFFSET:
+            self._commit(queue, header)
+        result = yield from self._get_filtered(connection, queue, header, wanted)
+        return self._answer_or_hold(connection, request, header, queue, wanted, result, group)
+
+    def _answer_or_hold(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        header: PullMessageRequestHeader,
+        queue: ConsumeQueue,
+        wanted: MessageFilter,
+        result: GetResult,
+        group: SubscriptionGroupConfig,
+    ) -> Reply:
+        """Returns the response, or holds the pull if it found nothing and may wait. Raises RequestRefused."""
+        code = self._code(result, header)
+        begin = self._offsets.topic_begin(header.topic)
+        if code == ResponseCode.PULL_NOT_FOUND and header.sys_flag & PULL_SUSPEND and self._config.long_polling_enable:
+            if self._is_doubted:
+                raise _doubted()
+            if self.polling.count_of(connection) >= WAITING_PULLS_OF_ONE or len(self.polling) >= WAITING_PULLS:
+                raise RequestRefused(
+                    ResponseCode.SYSTEM_BUSY, f"{len(self.polling)} pulls wait for messages: try again later"
+                )
+            suspend_ms = max(0, min(header.suspend_timeout_millis, MAX_SUSPEND_MS))
+            deadline = self._loop.time() + suspend_ms / 1000
+            request = request.without_content()
+            # To save memory: `wanted` has the compiled filter, which equal subscriptions share.
+            header.subscription = header.expression_type = None
+            self.polling.hold(WaitingPull(connection, request, header, queue, wanted, deadline, begin))
+            return None
+        return self._answer(request, code, result, group, begin)
+
+    def _retry(self, pull: WaitingPull, expired: bool) -> None:
+        """Answers a waiting pull or holds it again. `LongPolling` calls it when messages arrive or the pull expires."""
+        if pull.connection.is_closed:
+            return
+        # One message can cause the responses to thousands of pulls.
+        reply = self._long_requests.run(pull.connection, pull.request, self._retry_in_steps(pull, expired))
+        if reply is not None:
+            pull.connection.reply(pull.request, reply)
+
+    def _retry_in_steps(self, pull: WaitingPull, expired: bool) -> Steps:
+        if self._store.find_queue(pull.header.topic, pull.header.queue_id) is not pull.queue:
+            # The queue was deleted. The consumer pulls again, and detects the new queue by `topic_begin`.
+            result, expired = _nothing(pull.queue, pull.header), True
+        elif pull.connection.is_full:
+            # The client does not read its responses. Messages for all of its pulls would fill the memory.
+            result = _nothing(pull.queue, pull.header)
+        elif pull.wanted.matches is None:
+            result = self._get(pull.queue, pull.header, pull.wanted, monotonic())
+        else:
+            result = yield from self._get_filtered(pull.connection, pull.queue, pull.header, pull.wanted)
+        return self._answer_again(pull, result, expired)
+
+    def _answer_again(self, pull: WaitingPull, result: GetResult, expired: bool) -> Reply:
+        """Returns the response to a waiting pull, or None if the pull waits again."""
+        header = pull.header
+        code = self._code(result, header)
+        # `MessageStore.get` also returns this status if the next messages are not confirmed yet.
+        is_end = result.status is GetStatus.OFFSET_OVERFLOW_ONE
+        caught_up = is_end or result.next_begin_offset >= pull.queue.max_offset
+        if code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY) and caught_up and not expired:
+            # The filter has rejected the messages before this offset.
+            header.queue_offset = result.next_begin_offset
+            self.polling.hold(pull)
+            return None
+        if code == ResponseCode.PULL_NOT_FOUND and self._is_doubted:
+            raise _doubted()
+        return self._answer(pull.request, code, result, self._groups.get(header.consumer_group), pull.topic_begin)
+
+    def _get(
+        self, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter, began: float
+    ) -> GetResult:
+        """Reads messages from the store for a pull, counts the read, and records the delivery.
+
+        The counted duration starts at `began`, in seconds of the monotonic clock.
+        """
+        result = self._read(queue, header, wanted)
+        self._stats.read(queue.topic, header.consumer_group, result, monotonic() - began)
+        return result
+
+    def _read(
+        self, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter, end: int | None = None
+    ) -> GetResult:
+        """Reads messages from the store, up to the offset `end`, and records the delivery."""
+        if header.bulk_msg_nums is None:
+            max_messages, max_bytes = header.max_msg_nums, header.max_msg_bytes
+        else:
+            max_messages, max_bytes = header.bulk_msg_nums, header.bulk_msg_bytes
+        if self._reused is not None and (ahead := self._ahead(queue, header)) is not None:
+            return ahead
+        result = self._store.get(
+            queue,
+            header.queue_offset,
+            max_messages,
+            max_bytes or DEFAULT_PULL_BYTES,
+            *wanted,
+            bulk=header.bulk_msg_nums is not None,
+            end=end,
+        )
+        if result.status is GetStatus.OFFSET_OVERFLOW_BADLY and queue.recovered_end is None:
+            self._go_to_begin_of_new_topic(result, header.topic)
+        if result.next_begin_offset != header.queue_offset:
+            self._deliveries.add(queue, header.consumer_group, result)
+        else:
+            # A consumer that skips to the end of the queue has no lag.
+            self._deliveries.record_lag(queue, header.consumer_group, header.queue_offset)
+        if self._reused is not None:
+            self._reused.answered(queue, header.consumer_group, result.next_begin_offset)
+        return result
+
+    def _go_to_begin_of_new_topic(self, result: GetResult, topic: str) -> None:
+        """Sends a consumer to the start of the queue if the topic was deleted and created again.
+
+        The consumer's offset belongs to the old topic.
+        """
+        if self._offsets.topic_begin(topic):
+            result.next_begin_offset = result.min_offset
+
+    def _ahead(self, queue: ConsumeQueue, header: PullMessageRequestHeader) -> GetResult | None:
+        """Returns the result for a group whose offset includes lost messages, else None. See `ReusedOffsets`."""
+        assert self._reused is not None
+        if self._loop.time() >= self._reused.until:
+            self._reused = None
+            return None
+        end = self._reused.end_of(queue, header.consumer_group, header.queue_offset)
+        if end is None:
+            return None
+        return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, end, queue.min_offset, queue.max_offset)
+
+    def _get_filtered(
+        self, connection: Connection, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter
+    ) -> Generator[None, None, GetResult]:
+        """As `_get`, but reads in steps of a few milliseconds until a message passes the filter.
+
+        A pull checks as many messages as in Java. The next pull continues there. All steps count as one read.
+        """
+        end = header.queue_offset + max(self._store.config.max_filter_message_size // UNIT_SIZE, 1)
+        seconds = 0.0
+        while not connection.is_full:
+            begin = monotonic()
+            result = self._read(queue, header, wanted, end)
+            seconds += monotonic() - begin
+            following = result.next_begin_offset
+            nothing_fits = result.status is GetStatus.NO_MATCHED_MESSAGE and following > header.queue_offset
+            if not nothing_fits or following >= min(end, queue.max_offset):
+                break
+            header.queue_offset = following
+            yield
+        else:
+            result = _nothing(queue, header)
+        self._stats.read(queue.topic, header.consumer_group, result, seconds)
+        return result
+
+    def _code(self, result: GetResult, header: PullMessageRequestHeader) -> int:
+        code = _code(result, header)
+        return code if self._slave is None else self._slave.code(code, result, header.queue_offset)
+
+    def _answer(
+        self,
+        request: RemotingCommand,
+        code: int,
+        result: GetResult,
+        group: SubscriptionGroupConfig | None,
+        topic_begin: int,
+    ) -> list[bytes | memoryview]:
+        broker_id = MASTER_ID
+        if self._config.slave_read_enable and group is not None:
+            behind = result.suggest_pulling_from_slave
+            broker_id = group.which_broker_when_consume_slowly if behind else group.broker_id
+            if self._slave is not None and not behind:
+                broker_id = self._slave.suggested_broker()
+        private_fields = NO_FIELDS
+        if topic_begin or result.status is GetStatus.MESSAGE_WAS_REMOVING:
+            private_fields = _private_fields(topic_begin, result.status)
+        head = encode_pull_head(
+            request.serialize_type,
+            request.opaque,
+            code,
+            result.status.value,
+            broker_id,
+            result.next_begin_offset,
+            result.min_offset,
+            result.max_offset,
+            result.size,
+            private_fields,
+        )
+        return [head, *result.buffers]
+
+    def _queue(self, header: PullMessageRequestHeader) -> tuple[ConsumeQueue, SubscriptionGroupConfig]:
+        """Returns the queue and the group of a pull. Raises RequestRefused if the group may not read the queue."""
+        check_broker(self._config, "pulling")
+        group = existing_group(self._groups, header.consumer_group)
+        if not group.consume_enable:
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION, f"subscription group no permission, {header.consumer_group}"
+            )
+        if not self._groups.may_read(header.consumer_group, header.topic):
+            raise RequestRefused(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{header.consumer_group}] is forbidden for topic[{header.topic}]",
+            )
+        check_queue_id(readable_topic(self._topics, header.topic, "pulling"), header.queue_id)
+        return self._store.queue(header.topic, header.queue_id), group
+
+    def _check_member(self, connection: Connection, group_name: str) -> None:
+        """Raises RequestRefused for a pull consumer, and for a group without a connected consumer."""
+        group = self._members.consumers.get(group_name)
+        if group is not None and (group.consume_type != CONSUME_ACTIVELY or connection in group.clients):
+            return
+        if not is_system_group(group_name):
+            raise RequestRefused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"group {group_name} has no connected push consumer, and this broker rejects pull consumers "
+                "(rejectPullConsumerEnable)",
+            )
+
+
+def _nothing(queue: ConsumeQueue, header: PullMessageRequestHeader) -> GetResult:
+    """Returns an empty result. The consumer then pulls again from the same offset."""
+    return GetResult(GetStatus.NO_MATCHED_MESSAGE, header.queue_offset, queue.min_offset, queue.max_offset)
+
+
+def _code(result: GetResult, header: PullMessageRequestHeader) -> int:
+    code = _CODES.get(result.status)
+    if code is not None:
+        return code
+    # NO_MATCHED_LOGIC_QUEUE, NO_MESSAGE_IN_QUEUE: a pull waits at offset 0. Another offset of an empty queue is wrong.
+    return ResponseCode.PULL_OFFSET_MOVED if header.queue_offset else ResponseCode.PULL_NOT_FOUND
+
+
+def _doubted() -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.SYSTEM_BUSY,
+        "there are no new messages, and another broker may be master: request the route of the topic",
+        RefusalReason.NOT_MASTER,
+    )
+
+
+def _private_fields(topic_begin: int, status: GetStatus) -> Mapping[str, str]:
+    fields = {TOPIC_BEGIN_FIELD: str(topic_begin)} if topic_begin else {}
+    if status is GetStatus.MESSAGE_WAS_REMOVING:
+        fields[REASON_FIELD] = RefusalReason.MESSAGES_REMOVED.value
+    return fields

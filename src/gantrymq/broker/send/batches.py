@@ -1,0 +1,192 @@
+"""SEND_BATCH_MESSAGE: stores the messages of one request in one queue (`SendMessageProcessor.sendBatchMessage`)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from gantrymq.broker.append import Appender, RequestWaits, born_host
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.send.fast_path import PlainSends
+from gantrymq.broker.send.idempotent_writes import IdempotentWrites
+from gantrymq.broker.send.queues import SendQueues
+from gantrymq.broker.transaction import HalfBatches
+from gantrymq.errors import RequestRefused, StoreBusy
+from gantrymq.protocol.batch import MAX_BATCH_MESSAGES, decode_batch
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.send import SendMessageResponseHeader
+from gantrymq.protocol.java import tags_code
+from gantrymq.protocol.message_id import encode_offset_message_ids
+from gantrymq.protocol.properties import MAX_PROPERTIES_LENGTH, find_property, is_waited_for, without_property
+from gantrymq.protocol.row_ids import AFTER_MARK
+from gantrymq.protocol.send_request import decode_send_request
+from gantrymq.protocol.sys_flag import TRANSACTION_MASK, TRANSACTION_PREPARED
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+from gantrymq.remoting.connection import Connection, Reply
+from gantrymq.remoting.long_requests import Steps
+from gantrymq.store.delay_level import delay_level
+from gantrymq.store.record_batch import RecordBatch
+
+#: Number of messages that Python encodes as records in one step, which takes 0.4 ms.
+_BATCH_STEP = 200
+#: Number of messages that native code encodes as records in one step.
+_NATIVE_BATCH_STEP = 2000
+#: Start of a property that only the broker may set.
+_POP_CK = b"POP_CK\x01"
+
+
+class BatchSends:
+    """Handles the batch sends of one broker."""
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        *,
+        appender: Appender,
+        queues: SendQueues,
+        waits: RequestWaits,
+        half_batches: HalfBatches,
+        writers: IdempotentWrites,
+        plain: PlainSends | None,
+    ) -> None:
+        self._config = context.config
+        self._appender = appender
+        self._queues = queues
+        self._pending_responses = waits.flush
+        self._long_requests = context.long_requests
+        self._new_topics = waits.new_topics
+        self._preallocation_waits = waits.files
+        self._writers = writers
+        self._plain = plain
+        self._half_batches = half_batches
+        self._is_safe = waits.flush.is_used
+        context.events.config_changed.subscribe(self._config_changed)
+
+    def _config_changed(self) -> None:
+        self._is_safe = self._pending_responses.is_used
+
+    def send(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Stores the messages of a batch in one queue, in order. The response lists their ids.
+
+        The batch is stored as a whole or not at all. The properties in the header apply to the batch, and are not added
+        to its messages (`MessageExtEncoder.encode`). With TRANSACTION_PREPARED, the messages are half messages. Raises
+        RequestRefused if the batch can't be accepted.
+        """
+        target, born_timestamp, _, properties, options = decode_send_request(request)
+        if target.topic.startswith(RETRY_TOPIC_PREFIX):
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {target.topic}"
+            )
+        if len(properties) > MAX_PROPERTIES_LENGTH or len(request.body) > self._appender.max_message_size:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"batch of {len(request.body)} bytes with {len(properties)} bytes of properties: at most "
+                f"{self._appender.max_message_size} and {MAX_PROPERTIES_LENGTH} are taken",
+            )
+        is_half = target.sys_flag & TRANSACTION_MASK == TRANSACTION_PREPARED
+        if (target.sys_flag & TRANSACTION_MASK and not is_half) or delay_level(properties):
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, "the messages of a batch are neither delayed nor in a transaction"
+            )
+        if self._is_safe:
+            self._pending_responses.check_capacity()
+        queue = self._queues.find(target, options, connection)
+        if queue is None:
+            self._new_topics.hold(connection, request, self.send, target.topic)
+            return None
+        waits = self._is_safe and is_waited_for(properties)
+        if waits:
+            self._pending_responses.check()
+        if is_half:
+            steps = self._half_batches.store(connection, request, queue, waits)
+            return self._long_requests.run(connection, request, steps)
+        batch = self._appender.store.begin_batch(
+            queue, target.sys_flag, born_timestamp, born_host(connection), options.reconsume_times
+        )
+        return self._long_requests.run(connection, request, self._store_batch(connection, request, batch, waits))
+
+    def _store_batch(self, connection: Connection, request: RemotingCommand, batch: RecordBatch, waits: bool) -> Steps:
+        """Encodes the records of a batch in steps, appends them all at once, and returns the response."""
+        messages, start = request.body, 0
+        while start < len(messages):
+            most = min(_NATIVE_BATCH_STEP, MAX_BATCH_MESSAGES - len(batch))
+            following = batch.add_messages(messages, start, most, _POP_CK)
+            if following == start:
+                break
+            start = following
+            if start < len(messages):
+                yield
+        for count, (flag, body, properties) in enumerate(decode_batch(messages, start), len(batch) + 1):
+            if count > MAX_BATCH_MESSAGES:
+                raise RequestRefused(
+                    ResponseCode.MESSAGE_ILLEGAL, f"batch of more than {MAX_BATCH_MESSAGES} messages: send several"
+                )
+            if _POP_CK in properties:
+                properties = without_property(properties, b"POP_CK")
+            code = tags_code(find_property(properties, b"TAGS") or b"") if b"TAGS\x01" in properties else 0
+            batch.add(flag, body, properties, code)
+            if not count % _BATCH_STEP:
+                yield
+        if not batch:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "batch without messages")
+        return self._append_batch(batch, waits, connection, request)
+
+    def _append_batch(self, batch: RecordBatch, waits: bool, connection: Connection, request: RemotingCommand) -> Reply:
+        """Appends a batch and returns the response, or None if the request or its response waits."""
+        queue_offset, last_row, rows = batch.queue.max_offset, None, None
+        if AFTER_MARK in request.raw_ext:
+            if not self._writers.is_read:
+                connection.respond_with(
+                    request, self._append_after(self._writers.read, batch, waits, connection, request)
+                )
+                return None
+            rows = self._writers.rows(request, batch)
+            if not self._writers.is_begun:
+                connection.respond_with(
+                    request, self._append_after(self._writers.begin, batch, waits, connection, request)
+                )
+                return None
+        try:
+            if rows is None:
+                offsets = self._appender.append_batch(batch)
+            else:
+                queue_offset, offsets = self._writers.append(rows)
+                last_row = rows.last_row
+        except StoreBusy:
+            self._preallocation_waits.hold(connection, request, partial(self._append_batch, batch, waits))
+            return None
+        response = RemotingCommand.response(
+            header=SendMessageResponseHeader(
+                msg_id=encode_offset_message_ids(self._appender.store_host, offsets),
+                queue_id=batch.queue.queue_id,
+                queue_offset=queue_offset,
+                msg_region=self._config.region_id,
+                trace_on="true" if self._config.trace_on else "false",
+                gantry_last_row=last_row,
+            )
+        )
+        plain = self._plain
+        if rows is None and plain is not None and plain.asks_about(connection, request):
+            found = self._queues.found(decode_send_request(request).target)
+            if found is not None:
+                plain.tell(request, found, is_batch=True)
+        if waits:
+            # Also for rows that were stored before: a repeated send must not be acknowledged earlier.
+            timeout_ms = decode_send_request(request).options.timeout_ms
+            end = self._appender.store.max_physical_offset
+            self._pending_responses.reply(connection, request, end, response, timeout_ms=timeout_ms)
+            return None
+        return response
+
+    async def _append_after(
+        self,
+        work: Callable[[], Awaitable[None]],
+        batch: RecordBatch,
+        waits: bool,
+        connection: Connection,
+        request: RemotingCommand,
+    ) -> Reply:
+        """Awaits `work`, then appends the batch."""
+        await work()
+        return self._append_batch(batch, waits, connection, request)

@@ -1,0 +1,198 @@
+"""PlainSends: native code stores and answers the ordinary sends of one socket read in one call.
+
+The rules for sends are in Python only. The headers of a producer's messages differ only in the opaque number, the born
+timestamp and the properties. `SendProcessor.send` or `BatchSends.send` handles the first message with a header. If it
+needs no special handling, `tell` caches its header and its queue in native code. Native code then handles all further
+messages with this header.
+
+A native call ends at the first frame with one of these:
+- a header that is not cached
+- a property that needs special handling
+- an illegal batch
+- a message for which the current file has no space
+
+Python handles this frame and all frames after it.
+
+Native code reads the positions of the log and of the queues in each call and does not cache them. So everything that
+stops `MessageWriter.append` also ends the call: a full file, a refusal, a closed store, a deleted topic. The cached
+headers are dropped when a topic, the configuration or the role changes.
+
+If responses wait for the disk or for replicas, the responses of one call wait together. Messages with WAIT=false then
+take the ordinary code path. The longest wait of a response depends on the client's timeout, which is part of the
+header. So each duration has its own native object, and a connection uses the object of its last header.
+
+The fast path is off when access control or `enabledAppendPropCRC` is on, and for IPv6 addresses of broker or client.
+Decision record: docs/decisions/plain-sends.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from gantrymq.broker.append import Appender, PendingResponses, answer_within_ms
+from gantrymq.errors import StoreError
+from gantrymq.kernels import Native, interface
+from gantrymq.protocol.batch import MAX_BATCH_MESSAGES
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.record import HOST_SIZE_V4, MAX_TOPIC_LENGTH_V1
+from gantrymq.protocol.send_request import decode_send_request
+from gantrymq.protocol.send_response import SendResponses
+from gantrymq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6, TRANSACTION_MASK
+from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.long_requests import LongRequests
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.system.clock import monotonic
+
+log = logging.getLogger(__name__)
+
+#: Properties that need special handling in `SendProcessor.send` or `BatchSends.send`.
+_ODD: list[tuple[bytes, bytes | None]] = [
+    (name, None) for name in (b"DELAY", b"TIMER_DELIVER_MS", b"TRAN_MSG", b"POP_CK\x01", b"CLUSTER\x01")
+]
+#: If responses wait, also any WAIT that is not `true`. Java clients send WAIT=true in each message.
+_CARELESS = (b"WAIT\x01", b"true\x02")
+#: Property that needs special handling in the messages of a batch.
+_ODD_IN_BATCH = b"POP_CK\x01"
+#: Largest number of durations with a native object, each of which may keep 4 MiB of headers.
+_MOST_DURATIONS = 4
+#: The connection attribute for the duration of its last header, in ms.
+_WITHIN_MS = "answer_within_ms"
+_DEFAULT_WITHIN_MS = answer_within_ms(None)
+
+_Sends = interface.PlainSends[ConsumeQueue]
+
+
+class PlainSends:
+    """Handles the plain sends of one broker in native code. Call `begin` first."""
+
+    def __init__(
+        self, native: Native, appender: Appender, pending_responses: PendingResponses, long_requests: LongRequests
+    ) -> None:
+        self._native = native
+        self._pending_responses = pending_responses
+        self._long_requests = long_requests
+        #: Responses wait for the disk or for replicas.
+        self._is_safe = False
+        self._appender = appender
+        self._append = appender.store.append_sends
+        #: Longest wait of a response, in ms -> native object.
+        self._sends: dict[int, _Sends] = {}
+        self._new_sends: Callable[[], _Sends] | None = None
+        #: The connection on which the last call stopped at a header that `tell` may cache.
+        self._asks: Connection | None = None
+        #: The native object that stopped there.
+        self._asking: _Sends | None = None
+
+    def begin(self, responses: SendResponses, own_properties: bytes) -> None:
+        """Sets the encoding of responses and the properties that the broker adds. Drops all cached headers."""
+        self._sends, self._new_sends, self._asks = {}, None, None
+        self._is_safe = self._pending_responses.is_used
+        appender = self._appender
+        if len(appender.store_host) == HOST_SIZE_V4 and not appender.store.config.enabled_append_prop_crc:
+            self._new_sends = lambda: self._native.PlainSends(
+                [*_ODD, _CARELESS] if self._is_safe else _ODD,
+                _ODD_IN_BATCH,
+                own_properties,
+                appender.store_host,
+                (appender.max_message_size, MAX_BATCH_MESSAGES),
+                *responses.for_native,
+            )
+            self._sends[_DEFAULT_WITHIN_MS] = self._new_sends()
+
+    def forget(self) -> None:
+        """Drops all cached headers, because their queues may have changed."""
+        self._asks = None
+        for sends in self._sends.values():
+            sends.revoke()
+
+    @property
+    def known(self) -> int:
+        """Number of headers that native code caches."""
+        return sum(map(len, self._sends.values()))
+
+    def first_look(self, connection: Connection, data: bytes) -> tuple[int, bytes]:
+        """Stores the plain sends at the start of `data`. Returns the size of their frames, and the responses."""
+        self._asks = None
+        # A connection has this attribute after its first send. All others return here at no cost.
+        host, appender = connection.attributes.get("born_host"), self._appender
+        if host is None or len(host) != HOST_SIZE_V4 or appender.refusal is not None:
+            return 0, b""
+        within_ms = connection.attributes.get(_WITHIN_MS, _DEFAULT_WITHIN_MS)
+        sends = self._sends.get(within_ms)
+        if sends is None:
+            # Without an object for its own duration, the connection uses the default one.
+            within_ms = _DEFAULT_WITHIN_MS
+            sends = self._sends.get(within_ms)
+            if sends is None:
+                return 0, b""
+        if (self._is_safe and not self._pending_responses.takes) or self._long_requests.has_line(connection):
+            return 0, b""
+        try:
+            sent = self._append(sends, data, host)
+        except StoreError:
+            # The ordinary code path sends the error to each client.
+            return 0, b""
+        except Exception:
+            # Nothing is stored in this case.
+            log.exception("native code has a fault: all sends go the other way until it is begun with anew")
+            self._sends, self._new_sends = {}, None
+            return 0, b""
+        if sent.is_asking:
+            self._asks, self._asking = connection, sends
+        if sent.number:
+            appender.put_times.add((monotonic() - connection.command_began) / sent.number, sent.number)
+        appender.arrived(sent.queues)
+        if self._is_safe and sent.number:
+            end = appender.store.max_physical_offset
+            self._pending_responses.reply_all(connection, sent.answers, sent.number, end, within_ms)
+            return sent.dealt, b""
+        return sent.dealt, sent.answers
+
+    def asks_about(self, connection: Connection, request: RemotingCommand) -> bool:
+        """Returns whether native code stopped at this request, so that `tell` may cache its header.
+
+        Compares by identity: another request can have the same opaque number and properties.
+        """
+        return self._asks is connection and connection.looked_at is request
+
+    def tell(self, request: RemotingCommand, queue: ConsumeQueue, *, is_batch: bool = False) -> None:
+        """Caches the header of `request` after its message was stored in `queue` without special handling.
+
+        From then on, native code handles messages with this header. It checks the properties of each one itself.
+        """
+        connection, self._asks = self._asks, None
+        sent = decode_send_request(request)
+        target, options = sent.target, sent.options
+        sends = self._sends_for(connection, options.timeout_ms)
+        if sends is not self._asking:
+            # This object has not read the header. It caches the header after the connection's next send.
+            return
+        is_plain = not (
+            request.flag
+            or options.reconsume_times
+            or target.sys_flag & TRANSACTION_MASK
+            or len(queue.topic_bytes) > MAX_TOPIC_LENGTH_V1
+        )
+        if is_plain and sends is not None:
+            sends.allow(
+                request.opaque,
+                sent.born_timestamp,
+                sent.properties,
+                queue.topic_bytes,
+                queue.queue_id,
+                target.sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6),
+                sent.flag,
+                is_batch,
+                queue,
+            )
+
+    def _sends_for(self, connection: Connection | None, timeout_ms: int | None) -> _Sends | None:
+        """The native object for this client timeout. The connection uses it for its next sends."""
+        within_ms = answer_within_ms(timeout_ms) if self._is_safe else _DEFAULT_WITHIN_MS
+        sends = self._sends.get(within_ms)
+        if sends is None and self._new_sends is not None and len(self._sends) < _MOST_DURATIONS:
+            sends = self._sends[within_ms] = self._new_sends()
+        if sends is not None and connection is not None:
+            connection.attributes[_WITHIN_MS] = within_ms
+        return sends

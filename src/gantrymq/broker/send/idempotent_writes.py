@@ -1,0 +1,411 @@
+"""IdempotentWrites: stores each row of an idempotent writer once, also if the writer sends it again.
+
+A writer is one partition of a Spark write. `protocol/row_ids.py` defines rows, ids and checksums. A writer's rows
+arrive at a queue in order. So the queue has all rows up to the writer's last one, if the checksum shows that they are
+the same. The broker keeps this last row for each writer and queue, in 400 bytes. A table of all rows would use 150
+bytes for each row.
+
+The table is derived from the log, because each message contains its id:
+- config/gantryWriters.json contains the table for the log up to a physical offset. The file is written before the first
+  row is stored. Without it, the table is empty.
+- At start, the broker adds the rows after this offset. If that takes longer than 0.2 s, it continues when the first
+  idempotent writer sends. The requests of such writers wait until the table is complete.
+- A slave that becomes master reads the log when the first idempotent writer sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from gantrymq.broker.append import Appender
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.feature import Feature
+from gantrymq.broker.send.idempotent_rows import (
+    ROW_ID,
+    SEQUENCE,
+    Rows,
+    count_known,
+    lost_rows,
+    other_queues,
+    other_rows,
+    row_of,
+    sent_row,
+    without,
+)
+from gantrymq.broker.send.write_ids import WriteIds, Written, key_of
+from gantrymq.broker.tables import in_pieces
+from gantrymq.errors import IllegalMessage, RecordError, RequestRefused, StoreError
+from gantrymq.logs import peer_log
+from gantrymq.protocol.codes import RequestCode, ResponseCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.headers.send import GetWriterQueuesRequestHeader, GetWriterQueuesResponseHeader
+from gantrymq.protocol.properties import find_property
+from gantrymq.protocol.record import Record
+from gantrymq.protocol.row_ids import (
+    AFTER_FIELD,
+    BEGINNING,
+    MAX_ID_LENGTH,
+    QUEUES_FIELD,
+    RowId,
+    decode_place,
+    decode_row_id,
+    decode_sequence,
+    is_queue_list,
+    target_of,
+)
+from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.long_requests import Steps
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.record_batch import RecordBatch
+from gantrymq.system import files
+from gantrymq.system.clock import monotonic, now_ms
+
+log = peer_log(__name__)
+
+FILE_NAME = "gantryWriters.json"
+#: Interval at which expired entries are removed, in seconds.
+_LOOK_S = 10.0
+#: The file is rewritten after the log has grown by so many bytes. A start reads the log from there.
+_LOG_BYTES = 64 * 1024 * 1024
+#: A start reads the log for this time, in seconds.
+_START_S = 0.2
+#: Later, each read takes this time, followed by a pause of the same length, in seconds.
+_SLICE_S = 0.005
+#: Longest wait of a request for this read, in seconds. It is shorter than the default timeout of a client, 3 s.
+_WAIT_S = 2.0
+#: Number of queues that are looked up in one step of a request.
+_QUEUES_AT_ONCE = 500
+
+
+class IdempotentWrites(Feature):
+    """Handles the idempotent writes of one broker, and keeps their table."""
+
+    def __init__(self, context: BrokerContext, *, appender: Appender) -> None:
+        self._long_requests = context.long_requests
+        self._config = context.config
+        self._path = context.config.store.config_directory / FILE_NAME
+        self._appender = appender
+        self._store = appender.store
+        self._table = WriteIds()
+        self._file = context.persistence.file(self._path, self._encode, follows_log=True)
+        self._has_file = False
+        #: (topic, queue id) -> the queue at the last request. Another object means that the queue was deleted.
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        #: Topic -> largest queue id in the table.
+        self._last_queues: dict[str, int] = {}
+        #: The records that are still to be read, and the physical offset of the first one.
+        self._records: Iterator[Record | None] | None = None
+        self._start = 0
+        #: The broker is a slave.
+        self._follows = False
+        self._all_read = asyncio.Event()
+        self._all_read.set()
+        self._reading = context.jobs.repeating("read what idempotent writers have written", self._read_on)
+        self._looking = context.jobs.repeating("forget idempotent writers", self._look, _LOOK_S)
+
+    def __len__(self) -> int:
+        return len(self._table.ranges)
+
+    def handlers(self) -> Mapping[int, RequestHandler]:
+        return {RequestCode.GET_WRITER_QUEUES: self._get_queues}
+
+    # -- lifecycle ----------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Reads the file, and the log after it for at most _START_S. The store must be open. Raises StoreError."""
+        backup = self._path.with_name(self._path.name + ".bak")
+        self._has_file = files.exists(self._path) or files.exists(backup)
+        if not self._has_file:
+            return
+        table = self._file.load(WriteIds, can_be_rebuilt=True)
+        start = None if table is None else self._begins(table.position)
+        if table is not None and start is not None:
+            self._all_read.clear()
+            self._table, self._start = table, start
+            for key in table.ranges:
+                topic, _, rest = key.partition("@")
+                queue_id = rest.partition("@")[0]
+                if queue_id.isdecimal():
+                    self._has_queue(topic, int(queue_id))
+        else:
+            self._begin_anew()
+            log.warning(
+                "%s doesn't fit the log: idempotent writers are made from the log from %d on", self._path, self._start
+            )
+            # If the broker is killed before the next write, the next start needs a valid file.
+            self._file.write_now()
+        self._read(_START_S)
+
+    def _begin_anew(self) -> None:
+        """Discards the table. The next reads build it from the log of the last `idempotentWriterKeepTime` ms."""
+        self._all_read.clear()
+        self._records = None
+        self._start = self._store.start_of(now_ms() - self._config.idempotent_writer_keep_time)
+        self._table = WriteIds(self._start)
+
+    def _read(self, seconds: float) -> bool:
+        """Adds the rows of the log to the table for `seconds`. Returns whether the table is complete."""
+        end = monotonic() + seconds
+        if self._records is None:
+            self._records = self._store.look_for_records(b"\x02" + SEQUENCE + b"\x01", self._start)
+        try:
+            for record in self._records:
+                if record is not None:
+                    self._learn(record)
+                if monotonic() >= end:
+                    return False
+        except RecordError as e:
+            log.error("idempotent writers: the log can't be read on: %s", e)
+        except BaseException:
+            # Rows may be missing, so the next call starts again.
+            self._records = None
+            raise
+        self._records = None
+        self._table.forget(now_ms() - self._config.idempotent_writer_keep_time)
+        self._all_read.set()
+        return True
+
+    def _read_on(self) -> float | None:
+        if not self._read(_SLICE_S):
+            return _SLICE_S
+        self._looking.start()
+        return None
+
+    async def start(self) -> None:
+        if self.is_read and self._has_file:
+            self._looking.start()
+
+    async def become_slave(self) -> None:
+        """Stops the background work. The log is a copy of the master's from now on."""
+        self._follows = True
+        await self.stop()
+
+    async def become_master(self) -> None:
+        """Discards the table after a time as slave. The log has the rows that the former master stored."""
+        if self._follows:
+            self._follows = False
+            self._begin_anew()
+            self._file.write_soon()
+
+    async def stop(self) -> None:
+        self._reading.cancel()
+        self._looking.cancel()
+
+    def _begins(self, position: int) -> int | None:
+        """Returns the physical offset at which to continue; None if the file does not belong to this log."""
+        store = self._store
+        if position < store.min_physical_offset or position == store.max_physical_offset:
+            return max(position, store.min_physical_offset)
+        try:
+            record = next(store.records_with(b"", position), None)
+        except RecordError:
+            return None
+        # The blank at the end of a log file contains no record.
+        end_of_file = position - position % store.config.mapped_file_size_commit_log
+        end_of_file += store.config.mapped_file_size_commit_log
+        return position if record is not None and record.physical_offset in (position, end_of_file) else None
+
+    def _learn(self, record: Record) -> None:
+        """Adds the row of a record of the log to the table, if it is newer than the writer's entry."""
+        topic, queue_id = record.topic.decode(errors="replace"), record.queue_id
+        chain = decode_sequence(find_property(record.properties, SEQUENCE) or b"", target_of(topic, queue_id))
+        queue = self._store.find_queue(topic, queue_id)
+        if chain is None or queue is None:
+            return
+        unit = queue.unit(record.queue_offset)
+        if unit is None or unit[:2] != (record.physical_offset, record.size):
+            return
+        try:
+            row = decode_row_id(find_property(record.properties, ROW_ID) or b"")
+        except IllegalMessage:
+            return
+        key = key_of(topic, queue_id, row.writer)
+        before = self._table.ranges.get(key)
+        if before is None or before[:2] < (row.batch, row.row):
+            queues = before.queues if before is not None and before.batch == row.batch else ""
+            written = Written(row.batch, row.row, chain, record.queue_offset, record.store_timestamp, queues)
+            self._table.put(key, written, self._config.idempotent_writer_max_num)
+            self._has_queue(topic, queue_id)
+
+    def _encode(self) -> Iterator[bytes]:
+        if self.is_read:
+            self._table.read_to(self._store.max_physical_offset)
+        return in_pieces(self._table)
+
+    def _look(self) -> None:
+        """Removes expired entries. Schedules a write of the file if the table or the log has changed enough."""
+        forgotten = self._table.forget(now_ms() - self._config.idempotent_writer_keep_time)
+        if forgotten or self._store.max_physical_offset - self._table.position > _LOG_BYTES:
+            self._file.changed()
+
+    # -- requests -----------------------------------------------------------------------------------------------
+
+    def rows(self, request: RemotingCommand, batch: RecordBatch) -> Rows:
+        """Returns the rows of a request, and which of them are new.
+
+        Raises RequestRefused if a row is invalid, or if the rows neither continue nor repeat the rows of the queue.
+        """
+        topic, queue_id = batch.queue.topic, batch.queue.queue_id
+        try:
+            after = decode_place(request.ext_fields.get(AFTER_FIELD, ""))
+        except IllegalMessage as e:
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(e)) from e
+        first, _ = sent_row(batch.records[0])
+        last, chain = sent_row(batch.records[-1], target_of(topic, queue_id))
+        if first[:2] != last[:2] or not after.row < first.row <= last.row:
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, f"rows {first} to {last} after {after.row} are no part of a writer's rows"
+            )
+        self._look_at_queue(batch.queue)
+        key = key_of(topic, queue_id, last.writer)
+        written = self._table.ranges.get(key)
+        if written is not None and not self._is_there(batch.queue, last.writer, written):
+            written = None
+        if written is None and after != BEGINNING and len(self._table.ranges) < self._config.idempotent_writer_max_num:
+            # The table is not full, so it has not dropped the writer's entry: the rows themselves are lost.
+            raise lost_rows(last, after, BEGINNING)
+        queues = _listed_queues(request)
+        if written is not None and written.batch == last.batch:
+            if queues and written.queues and queues != written.queues:
+                raise other_queues(last, queues, written)
+            queues = queues or written.queues
+        known = 0 if written is None else count_known(written, first, last, after, batch)
+        rows = Rows(key, batch.queue, last, chain, len(batch), batch, last.row, queues=queues)
+        if written is None or not known:
+            return rows
+        if last.row == written.row and chain != written.chain:
+            raise other_rows(last, written)
+        if known < len(batch):
+            return rows._replace(new=without(batch, known))
+        offset = written.queue_offset - len(batch) + 1
+        is_last = last.row == written.row and self._row_at(batch.queue, offset) == first
+        return rows._replace(new=None, last_row=written.row, first_offset=offset if is_last else -1)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the table is complete. Requests must wait until then."""
+        return self._all_read.is_set()
+
+    async def read(self) -> None:
+        """Continues to read the log, and returns when `is_read`. Raises RequestRefused after _WAIT_S."""
+        self._reading.start(0.0)
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                await self._all_read.wait()
+        except TimeoutError:
+            raise _still_reading() from None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the file exists. Rows may only be stored then: without the file, a start does not read the log."""
+        return self._has_file
+
+    async def begin(self) -> None:
+        """Creates the file. Raises StoreError."""
+        self._file.changed()
+        await self._file.written()
+        if not self._has_file:
+            self._has_file = True
+            self._looking.start()
+
+    def append(self, rows: Rows) -> tuple[int, list[int]]:
+        """Stores the new rows. Returns the queue offset of the first row and the physical offsets of all rows.
+
+        If the queue had some of the rows, at unknown offsets, returns -1 and []. The response then has no msgId. Raises
+        as `Appender.append_batch` does.
+        """
+        if rows.new is None:
+            units = [rows.queue.unit(rows.first_offset + i) for i in range(rows.total if rows.first_offset >= 0 else 0)]
+            return rows.first_offset, [unit[0] for unit in units if unit is not None]
+        first_offset = rows.queue.max_offset
+        offsets = self._appender.append_batch(rows.new)
+        now = now_ms()
+        written = Written(rows.last.batch, rows.last.row, rows.chain, rows.queue.max_offset - 1, now, rows.queues)
+        dropped = self._table.put(rows.key, written, self._config.idempotent_writer_max_num)
+        self._has_queue(rows.queue.topic, rows.queue.queue_id)
+        self._file.changed()
+        if dropped is not None and dropped.at_ms >= now - self._config.idempotent_writer_keep_time:
+            log.warning(
+                "more than %d idempotent writers and queues (idempotentWriterMaxNum): the oldest one, of %d s ago, is "
+                "forgotten, what it sends again is stored again",
+                self._config.idempotent_writer_max_num,
+                (now - dropped.at_ms) // 1000,
+            )
+        return (first_offset, offsets) if len(offsets) == rows.total else (-1, [])
+
+    def _get_queues(self, connection: Connection, request: RemotingCommand) -> Reply:
+        """Returns the target queues of a writer's batch, if the broker has rows of it."""
+        header = request.read_header(GetWriterQueuesRequestHeader)
+        if len(header.writer) > MAX_ID_LENGTH:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the writer has more than {MAX_ID_LENGTH} characters")
+        if not self.is_read:
+            self._reading.start(0.0)
+            raise _still_reading()
+        return self._long_requests.run(connection, request, self._queues_of(header))
+
+    def _queues_of(self, header: GetWriterQueuesRequestHeader) -> Steps:
+        for queue_id in range(self._last_queues.get(header.topic, -1) + 1):
+            if not (queue_id + 1) % _QUEUES_AT_ONCE:
+                yield
+            written = self._table.ranges.get(key_of(header.topic, queue_id, header.writer))
+            if written is None or written.batch != header.batch or not written.queues:
+                continue
+            queue = self._store.find_queue(header.topic, queue_id)
+            if queue is not None and self._is_there(queue, header.writer, written):
+                return RemotingCommand.response(header=GetWriterQueuesResponseHeader(queues=written.queues))
+        return RemotingCommand.response(header=GetWriterQueuesResponseHeader())
+
+    def _has_queue(self, topic: str, queue_id: int) -> None:
+        self._last_queues[topic] = max(queue_id, self._last_queues.get(topic, 0))
+
+    def _look_at_queue(self, queue: ConsumeQueue) -> None:
+        """Removes all entries of a queue that was deleted and created again."""
+        place = queue.topic, queue.queue_id
+        before = self._queues.get(place)
+        if before is not queue:
+            self._queues[place] = queue
+            if before is not None:
+                start = key_of(*place, "")
+                for key in [key for key in self._table.ranges if key.startswith(start)]:
+                    del self._table.ranges[key]
+                self._file.changed()
+
+    def _is_there(self, queue: ConsumeQueue, writer: str, written: Written) -> bool:
+        """Returns whether the queue has the row. Its topic may have been deleted and created again."""
+        if written.queue_offset < queue.min_offset:
+            # The row has expired. `_look_at_queue` has removed the entries of a deleted queue.
+            return True
+        row = self._row_at(queue, written.queue_offset)
+        return row is not None and row == (writer, written.batch, written.row)
+
+    def _row_at(self, queue: ConsumeQueue, queue_offset: int) -> RowId | None:
+        """Returns the id of the row at a queue offset. None if there is no row."""
+        unit = queue.unit(queue_offset)
+        if unit is None:
+            return None
+        try:
+            return row_of(self._store.record_bytes(unit[0]))[0]
+        except (IllegalMessage, RecordError, StoreError):
+            return None
+
+
+def _listed_queues(request: RemotingCommand) -> str:
+    """The field `gantryQueues` of a request; "" if it is missing or invalid."""
+    text = request.ext_fields.get(QUEUES_FIELD, "")
+    return _shared(text) if text and is_queue_list(text) else ""
+
+
+@lru_cache(maxsize=1024)
+def _shared(text: str) -> str:
+    """Returns one string for equal ones, to save memory. `sys.intern` of Python 3.12 never frees its strings."""
+    return text
+
+
+def _still_reading() -> RequestRefused:
+    return RequestRefused(
+        ResponseCode.SYSTEM_BUSY,
+        "[OVERLOAD]system busy: the broker still reads in its log what idempotent writers have written before it "
+        "started, try again later",
+    )

@@ -1,0 +1,121 @@
+"""SendQueues: finds the queue of a send and checks that it is writable (`AbstractSendMessageProcessor.msgCheck`).
+
+The checks of a topic are on the hot path. Their result is cached until the topic changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gantrymq.broker.append import NewTopics, PreallocationWaits
+from gantrymq.broker.tables import BrokerTopics
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.send_request import SendOptions, SendTarget
+from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, may_be_sent_to, topic_problem
+from gantrymq.remoting.connection import Connection
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.store.message_store import MessageStore
+from gantrymq.system import randomness
+
+
+class SendQueues:
+    """The writable queues of one broker. Creates a missing topic if the configuration allows it."""
+
+    def __init__(
+        self, store: MessageStore, topics: BrokerTopics, new_topics: NewTopics, preallocation_waits: PreallocationWaits
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._new_topics = new_topics
+        self._preallocation_waits = preallocation_waits
+        #: Writable topic -> its queues by id. A queue is None until it is requested.
+        self._writable: dict[str, list[ConsumeQueue | None]] = {}
+
+    def topics_changed(self, names: Collection[str] = ()) -> None:
+        """Drops the cached queues of these topics. Without a name, of all topics."""
+        for name in names:
+            self._writable.pop(name, None)
+        if not names:
+            self._writable.clear()
+
+    def found(self, target: SendTarget) -> ConsumeQueue | None:
+        """Returns the queue that `find` returns for this target until the topic changes.
+
+        None if it is not cached, or if the broker selects a queue at random.
+        """
+        queues = self._writable.get(target.topic, ())
+        return queues[target.queue_id] if 0 <= target.queue_id < len(queues) else None
+
+    def find(self, target: SendTarget, options: SendOptions, connection: Connection) -> ConsumeQueue | None:
+        """Returns the queue of a send. Creates a missing topic if the configuration allows it.
+
+        Returns None if the request must wait: the topic is not on disk yet, or earlier requests wait for it. Raises
+        RequestRefused if the queue does not exist or is not writable.
+        """
+        topic = target.topic
+        queues = self._writable.get(topic)
+        if queues is None:
+            queues = self._resolve(target, options, connection)
+            if queues is None:
+                return None
+        queue_id = target.queue_id
+        if queue_id < 0:
+            queue_id = self._random_queue_id(topic)
+        if queue_id >= len(queues):
+            raise RequestRefused(
+                ResponseCode.INVALID_PARAMETER,
+                f"request queueId[{queue_id}] is illegal, topic {topic} has {len(queues)} queues",
+            )
+        queue = queues[queue_id]
+        if queue is None:
+            queue = queues[queue_id] = self._store.queue(topic, queue_id)
+        return queue
+
+    def _random_queue_id(self, topic: str) -> int:
+        config = self._topics.get(topic)
+        if config is None or config.write_queue_nums < 1:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the topic[{topic}] has no queues to write to")
+        return randomness.randrange(config.write_queue_nums)
+
+    def _resolve(
+        self, target: SendTarget, options: SendOptions, connection: Connection
+    ) -> list[ConsumeQueue | None] | None:
+        """Checks that a topic is writable and returns its queues. Otherwise as `find`."""
+        topic = target.topic
+        problem = topic_problem(topic)
+        if problem is not None:
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, problem)
+        if not may_be_sent_to(topic):
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
+        config = self._topics.get(topic) or self._create(target, options, connection)
+        if not config.is_writable:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{topic}] sending message is forbidden")
+        has_line = self._new_topics.has_line(topic)
+        has_waited = self._new_topics.is_answering or self._preallocation_waits.is_answering
+        if not self._topics.is_written(topic) or (has_line and not has_waited):
+            return None
+        queues: list[ConsumeQueue | None] = [None] * max(config.write_queue_nums, config.read_queue_nums)
+        if not has_line:
+            # If the queues were cached now, later requests would overtake the waiting ones.
+            self._writable[topic] = queues
+        return queues
+
+    def _create(self, target: SendTarget, options: SendOptions, connection: Connection) -> TopicConfig:
+        topic = target.topic
+        config = self._topics.create_in_send(
+            topic,
+            target.default_topic,
+            target.default_topic_queue_nums,
+            connection.address,
+            unit_mode=options.unit_mode,
+        )
+        if config is None and topic.startswith(RETRY_TOPIC_PREFIX):
+            config = self._topics.create_if_absent(topic, 1, unit_mode=options.unit_mode)
+        if config is None:
+            raise RequestRefused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{topic}] not exist, apply first please! Create it, or set autoCreateTopicEnable=true.",
+            )
+        return config

@@ -1,0 +1,346 @@
+"""Copies the master's tables to a slave (`SlaveSynchronize`).
+
+The tables are topics, groups, consumer offsets, delay offsets, timer metrics and request modes. The requests use Java's
+codes, so a slave works with a master of either implementation. Users and permissions are copied only if authentication
+is on at both sides. Java's brokers do not share them. A table that depends on the log is applied when the slave's log
+is long enough (`PendingTables`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from math import inf
+
+from gantrymq.auth.user_table import UsersFile
+from gantrymq.broker.config import BrokerRole
+from gantrymq.broker.context import BrokerContext
+from gantrymq.broker.credentials import inner_client_hooks
+from gantrymq.broker.delay import DelayLevels, Timer
+from gantrymq.broker.feature import Feature
+from gantrymq.broker.replication import Replication
+from gantrymq.broker.slave.pending_tables import PendingTables, Take
+from gantrymq.broker.tables import OffsetTable
+from gantrymq.errors import BodyError, BrokerError, StoreError
+from gantrymq.logs import peer_log
+from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
+from gantrymq.protocol.bodies.ha_status import HaStatus
+from gantrymq.protocol.bodies.pop import RequestModeTable
+from gantrymq.protocol.bodies.route import KVTable
+from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupWrapper
+from gantrymq.protocol.bodies.topic_config import TopicConfigTable
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
+from gantrymq.protocol.fastjson import decode_json
+from gantrymq.protocol.headers.auth import ListAclsRequestHeader, ListUsersRequestHeader
+from gantrymq.protocol.topic_name import is_system_topic
+from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.tls import client_context
+from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.system.clock import monotonic
+
+log = peer_log(__name__)
+
+#: Intervals in seconds: all tables, the timer checkpoint, and the search for a master. Java uses 60 s for the tables
+#: and 3 s for the checkpoint.
+_PERIOD_S = 10.0
+_CHECKPOINT_S = 3.0
+_NO_MASTER_S = 1.0
+#: Shortest time between two copies, in seconds. A missing topic causes an earlier copy.
+_LEAST_PAUSE_S = 0.5
+#: Interval to check whether the log has reached pending tables, in seconds.
+_TAKE_S = 0.1
+#: Large tables need a long timeout (`BrokerOuterAPI`). Small ones are requested again soon.
+_TIMEOUT_MS = 30_000
+_SMALL_TIMEOUT_MS = 3000
+#: A Java long has fewer digits.
+_MOST_DIGITS = 20
+#: Names of the tables that are applied when the log is long enough.
+_OFFSETS = "offsets of consumers"
+_DELAYS = "how far delayed messages are delivered"
+_CHECKPOINT = "how far the timer has got"
+
+
+class MetadataSync(Feature):
+    """Copies the tables of the master that `replication` follows, while the broker is a slave."""
+
+    def __init__(
+        self, context: BrokerContext, *, replication: Replication, schedule: DelayLevels, timer: Timer
+    ) -> None:
+        self._config = context.config
+        self._replication = replication
+        self._following = replication.following
+        self._store = context.store
+        self._topics = context.topics
+        self._groups = context.groups
+        self._offsets = context.offsets
+        self._schedule = schedule
+        self._modes = context.request_modes
+        self._timer = timer
+        self._access = context.access
+        self._remoting = RemotingClient(
+            ssl_context=client_context(context.config), hooks=inner_client_hooks(context.config.auth)
+        )
+        jobs = context.jobs
+        self._copying = jobs.repeating("copy the master's tables", self._copy, _PERIOD_S, after_error_s=_CHECKPOINT_S)
+        self._copying_checkpoint = jobs.repeating("copy the master's timer checkpoint", self._copy_timer, _CHECKPOINT_S)
+        self._taking = jobs.repeating("take the master's tables when the log has come as far", self._take)
+        self._held = PendingTables()
+        self._one_take = asyncio.Lock()
+        self._next = 0.0
+        #: The master that was queried last, and whether it has returned all tables once.
+        self._master: str | None = None
+        self._asked_all = False
+        #: End of the log when the broker became a slave, or when topics were last copied. Topics of earlier messages
+        #: are in the table, unless they were deleted.
+        self._topics_known_to: int | None = None
+        #: The master whose tables have all been copied and applied once; None before the first.
+        self.copied_from: str | None = None
+        context.events.master_changed.subscribe(self._copy_soon)
+        context.events.messages_replicated.subscribe(self._messages_replicated)
+
+    async def become_master(self) -> None:
+        """Applies the pending tables that the log has reached. Call it before the parts that use these tables start."""
+        self._copying.cancel()
+        self._copying_checkpoint.cancel()
+        self._taking.cancel()
+        await self._take()
+        self._held.clear()
+        deleted = self._offsets.log_is_from(self._store.min_physical_offset, self._store.max_physical_offset)
+        if self._topics_known_to is not None:
+            self._delete_old_queues(deleted)
+            self._make_missing_topics(self._topics_known_to)
+
+    async def stand_in(self) -> None:
+        """Applies the pending tables before the broker becomes acting master."""
+        await self._take()
+        self._held.clear()
+
+    async def become_slave(self) -> None:
+        """Starts copying the master's tables."""
+        self._topics_known_to = self._replication.log_end
+        self._copying.start(0.0)
+        self._taking.start()
+        if self._config.store.timer_wheel_enable:
+            self._copying_checkpoint.start()
+
+    async def stop(self) -> None:
+        await self._copying.stop()
+        await self._copying_checkpoint.stop()
+        await self._taking.stop()
+        await self._remoting.close()
+
+    @property
+    def lacks_tables(self) -> bool:
+        """Whether this broker is a slave that has not yet copied and applied all tables of its master."""
+        return self._config.broker_role is BrokerRole.SLAVE and self.copied_from is None
+
+    def _messages_replicated(self, queues: Collection[ConsumeQueue]) -> None:
+        for queue in queues:
+            if self._topics.get(queue.topic) is None and not is_system_topic(queue.topic):
+                # Consumers can't read the queue until its topic is copied, and the master may fail at any time.
+                self._copy_soon()
+
+    def _copy_soon(self) -> None:
+        """Starts a copy as soon as `_LEAST_PAUSE_S` has passed after the start of the last one."""
+        self._copying.wake(max(self._next - monotonic(), 0.0))
+
+    async def _copy(self) -> float:
+        """Copies each table. If some fail, copies the others and then raises the first error."""
+        master = self._following.address
+        if master is None:
+            return _NO_MASTER_S
+        if master != self._master:
+            self._master, self._asked_all = master, False
+            # The end of the new master's log can be different.
+            self._held.clear()
+        self._next = monotonic() + _LEAST_PAUSE_S
+        status = await self._status(master)
+        if status is not None and not status.master:
+            # The broker at this address is not a master. Its tables may be empty, for example after a machine was
+            # replaced.
+            return _NO_MASTER_S
+        steps: list[Callable[[str], Awaitable[None]]] = [
+            self._copy_topics,
+            self._copy_groups,
+            self._copy_offsets,
+            self._copy_delays,
+            self._copy_modes,
+        ]
+        if self._config.store.timer_wheel_enable:
+            steps.append(self._copy_timer_metrics)
+        if self._config.auth.authentication_enabled:
+            steps.append(self._copy_users)
+        if not self._replication.is_following:
+            steps.insert(0, self._learn_log_begin)
+        problem: Exception | None = None
+        for step in steps:
+            try:
+                await step(master)
+            except Exception as e:
+                problem = problem or e
+        try:
+            await self._take()
+        except Exception as e:
+            problem = problem or e
+        if problem is not None:
+            raise problem
+        self._asked_all = True
+        self._look_whether_all_is_copied()
+        return _PERIOD_S
+
+    def _look_whether_all_is_copied(self) -> None:
+        if self._asked_all and not self._held and self.copied_from != self._master:
+            log.info("the tables of the master %s are copied", self._master)
+            self.copied_from = self._master
+
+    async def _hold(self, master: str, name: str, take: Take) -> None:
+        """Adds a table that the master has just returned to the pending tables.
+
+        The table may refer to the latest messages, so it is applied at the log end that the master reports now.
+        """
+        status = await self._status(master)
+        if status is None:
+            self._held.hold(name, 0, take)
+        elif status.master:
+            # If the broker is a slave now, its table may be that of another master.
+            self._held.hold(name, status.master_commit_log_max_offset, take)
+
+    async def _status(self, master: str) -> HaStatus | None:
+        """Returns the replication status of the master; None for brokers of 4.x, which do not support the request."""
+        try:
+            return HaStatus.decode(await self._ask(master, RequestCode.GET_BROKER_HA_STATUS, _SMALL_TIMEOUT_MS))
+        except BrokerError:
+            return None
+
+    async def _take(self) -> float:
+        """Applies the pending tables that the log has reached. Raises the first error after it has tried all of them.
+
+        Two jobs and role changes call this; a lock makes the calls sequential. If the caller is cancelled, the current
+        table stays pending, so that `become_master` applies it.
+        """
+        problem: Exception | None = None
+        async with self._one_take:
+            for name, take in self._held.reached(self._replication.log_end):
+                try:
+                    taken = take()
+                    if taken is not None:
+                        await _to_its_end(taken)
+                except Exception as e:
+                    problem = problem or e
+                self._held.taken(name, take)
+        if problem is not None:
+            raise problem
+        self._look_whether_all_is_copied()
+        if self._held:
+            self._taking.wake(_TAKE_S)
+        return inf
+
+    async def _learn_log_begin(self, master: str) -> None:
+        """Queries the start of the master's log.
+
+        A Java master does not report it in the replication protocol.
+        """
+        table = decode_json(await self._ask(master, RequestCode.GET_BROKER_RUNTIME_INFO), KVTable).table
+        begin = table.get("commitLogMinOffset", "")
+        if begin.isdecimal() and len(begin) < _MOST_DIGITS:
+            self._replication.log_begins(int(begin))
+
+    async def _copy_topics(self, master: str) -> None:
+        log_end = self._replication.log_end
+        self._topics.copy(decode_json(await self._ask(master, RequestCode.GET_ALL_TOPIC_CONFIG), TopicConfigTable))
+        self._topics_known_to = log_end
+
+    def _delete_old_queues(self, deleted: Mapping[str, int]) -> None:
+        """Deletes queues of topics that the former master deleted.
+
+        A slave keeps such queues until messages of a new topic with the same name arrive.
+        """
+        for topic, log_end in deleted.items():
+            try:
+                self._store.delete_queues_before(topic, log_end)
+            except StoreError as e:
+                # This error must not prevent the broker from becoming master.
+                log.warning("topic %s was deleted, and the queues that this broker has of it can't be: %s", topic, e)
+
+    def _make_missing_topics(self, known_to: int) -> None:
+        """Creates topics that have messages but were not copied before the former master failed.
+
+        Without the topic, consumers could not read acknowledged messages.
+        """
+        for topic, queue_ids in self._store.topics().items():
+            if self._topics.get(topic) is None and not is_system_topic(topic):
+                queues = [self._store.queue(topic, queue_id) for queue_id in queue_ids]
+                try:
+                    last = [queue.peek(queue.max_offset - 1) for queue in queues]
+                except StoreError as e:
+                    # This error must not prevent the broker from becoming master.
+                    log.warning("topic %s may have messages that its former master hadn't told of: %s", topic, e)
+                    continue
+                if any(unit is not None and unit[0] >= known_to for unit in last):
+                    log.warning("topic %s has messages, and the former master hadn't told of it: it is made", topic)
+                    self._topics.create_if_absent(topic, queue_ids[-1] + 1)
+
+    async def _copy_groups(self, master: str) -> None:
+        body = await self._ask(master, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        self._groups.copy(decode_json(body, SubscriptionGroupWrapper))
+
+    async def _copy_offsets(self, master: str) -> None:
+        if _OFFSETS not in self._held:
+            table = decode_json(await self._ask(master, RequestCode.GET_ALL_CONSUMER_OFFSET), OffsetTable)
+            await self._hold(master, _OFFSETS, lambda: self._offsets.copy(table))
+
+    async def _copy_delays(self, master: str) -> None:
+        if _DELAYS not in self._held:
+            table = await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET)
+            await self._hold(master, _DELAYS, lambda: self._schedule.copy_offsets(table))
+
+    async def _copy_modes(self, master: str) -> None:
+        body = await self._ask(master, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+        self._modes.copy(decode_json(body, RequestModeTable))
+
+    async def _copy_timer_metrics(self, master: str) -> None:
+        self._timer.copy_metrics(await self._ask(master, RequestCode.GET_TIMER_METRICS))
+
+    async def _copy_timer(self) -> None:
+        master = self._following.address
+        if master is not None and _CHECKPOINT not in self._held:
+            checkpoint = await self._ask(master, RequestCode.GET_TIMER_CHECK_POINT, _SMALL_TIMEOUT_MS)
+            await self._hold(master, _CHECKPOINT, lambda: self._timer.copy_checkpoint(checkpoint))
+            await self._take()
+
+    async def _copy_users(self, master: str) -> None:
+        """Copies users and permissions if the master returns passwords.
+
+        Without passwords, no user could authenticate here.
+        """
+        request = RemotingCommand.request(RequestCode.AUTH_LIST_USER, ListUsersRequestHeader())
+        # If there are no users, the response has no body.
+        users = decode_json((await self._call(master, request)).body or b"[]", list[UserInfo])
+        if not users or not all(user.password for user in users):
+            return
+        request = RemotingCommand.request(RequestCode.AUTH_LIST_ACL, ListAclsRequestHeader())
+        acls = decode_json((await self._call(master, request)).body or b"[]", list[AclInfo])
+        try:
+            self._access.users.copy(UsersFile(users, acls))
+        except ValueError as e:
+            raise BodyError(f"the users of {master} can't be read: {e}") from e
+
+    async def _ask(self, master: str, code: int, timeout_ms: int = _TIMEOUT_MS) -> bytes:
+        return (await self._call(master, RemotingCommand.request(code), timeout_ms)).body
+
+    async def _call(self, master: str, request: RemotingCommand, timeout_ms: int = _TIMEOUT_MS) -> RemotingCommand:
+        return await self._remoting.call(master, request, timeout_ms)
+
+
+async def _to_its_end(work: Awaitable[None]) -> None:
+    """Awaits `work` to its end, even if the caller is cancelled.
+
+    A thread may still write a file that the next call also writes.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -1,0 +1,47 @@
+"""The tables of a broker, such as topics, groups and offsets, and their files."""
+
+from __future__ import annotations
+
+from gantrymq.broker.tables.access_control import AccessControl
+from gantrymq.broker.tables.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, altered, parse_changes
+from gantrymq.broker.tables.broker_stats import BrokerStats
+from gantrymq.broker.tables.consumer_filters import ConsumerFilters
+from gantrymq.broker.tables.consumer_offsets import ConsumerOffsets, OffsetTable
+from gantrymq.broker.tables.deliveries import Deliveries
+from gantrymq.broker.tables.group_members import Client, GroupMembers
+from gantrymq.broker.tables.message_filters import MessageFilter, MessageFilters, compiling, is_tag_type
+from gantrymq.broker.tables.persistence import TablePersistence, answer_after, answer_in_pieces, gently, in_pieces
+from gantrymq.broker.tables.request_modes import MessageRequestModes
+from gantrymq.broker.tables.subscription_groups import SubscriptionGroupConfig, SubscriptionGroupTable
+from gantrymq.broker.tables.table_response import TableResponse
+from gantrymq.broker.tables.topics import REVIVE_QUEUE_NUMS, BrokerTopics
+
+__all__ = [
+    "GROUP_ATTRIBUTES",
+    "REVIVE_QUEUE_NUMS",
+    "TOPIC_ATTRIBUTES",
+    "AccessControl",
+    "BrokerStats",
+    "BrokerTopics",
+    "Client",
+    "ConsumerFilters",
+    "ConsumerOffsets",
+    "Deliveries",
+    "GroupMembers",
+    "MessageFilter",
+    "MessageFilters",
+    "MessageRequestModes",
+    "OffsetTable",
+    "SubscriptionGroupConfig",
+    "SubscriptionGroupTable",
+    "TablePersistence",
+    "TableResponse",
+    "altered",
+    "answer_after",
+    "answer_in_pieces",
+    "compiling",
+    "gently",
+    "in_pieces",
+    "is_tag_type",
+    "parse_changes",
+]

@@ -1,0 +1,110 @@
+"""The attributes of topics and groups, and the validation of changes.
+
+Source: TopicAttributes, SubscriptionGroupAttributes, AttributeParser, AttributeUtil.alterCurrentAttributes. The
+broker rejects the same changes as Java, with the same code. It also rejects values of features that it lacks: a topic
+with `cleanup.policy=COMPACTION` would not be compacted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from gantrymq.errors import RequestRefused
+from gantrymq.protocol.codes import ResponseCode
+
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+_MAX_INT64 = (1 << 63) - 1
+#: Prefixes of attributes of newer Java releases.
+_UNSUPPORTED_PREFIXES = ("lite.", "priority.")
+
+
+class Attribute(NamedTuple):
+    """The rules for one attribute.
+
+    `problem` returns the error text for a value, "" if the value is valid. After the creation of a topic or group, only
+    attributes with `is_changeable` can be set or removed.
+    """
+
+    problem: Callable[[str], str]
+    is_changeable: bool
+
+
+def _one_of(values: tuple[str, ...], unsupported: tuple[str, ...] = ()) -> Callable[[str], str]:
+    def problem(value: str) -> str:
+        if value in unsupported:
+            return "not supported by this broker"
+        return "" if value in values else f"must be {' or '.join(values)}"
+
+    return problem
+
+
+def _in_range(minimum: int, maximum: int) -> Callable[[str], str]:
+    def problem(value: str) -> str:
+        is_right = _NUMBER.fullmatch(value) is not None and minimum <= int(value) <= maximum
+        return "" if is_right else f"must be a number from {minimum} to {maximum}"
+
+    return problem
+
+
+TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
+    "queue.type": Attribute(_one_of(("SimpleCQ",), ("BatchCQ",)), is_changeable=False),
+    "cleanup.policy": Attribute(_one_of(("DELETE",), ("COMPACTION",)), is_changeable=False),
+    "message.type": Attribute(
+        _one_of(("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"), ("LITE", "PRIORITY")),
+        is_changeable=True,
+    ),
+    "reserve.time": Attribute(_in_range(-1, _MAX_INT64), is_changeable=True),
+}
+GROUP_ATTRIBUTES: Mapping[str, Attribute] = {}
+
+
+def parse_changes(text: str | None) -> dict[str, str]:
+    """Parses `+name=value,-other` to {"+name": "value", "-other": ""}. Raises RequestRefused for a duplicate name."""
+    changes: dict[str, str] = {}
+    for item in (text or "").split(","):
+        name, _, value = item.strip().partition("=")
+        if name in changes:
+            raise _refused(name, "it is given twice")
+        if name:
+            changes[name] = value
+    return changes
+
+
+def altered(
+    attributes: Mapping[str, Attribute], current: Mapping[str, str] | None, changes: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns `current` with the changes: `+name` sets an attribute, `-name` removes it.
+
+    `current` is None for a new topic or group. Raises RequestRefused for a change that `attributes` does not allow.
+    """
+    changed = dict(current or {})
+    seen: set[str] = set()
+    for signed_name, value in changes.items():
+        sign, name = signed_name[:1], signed_name[1:]
+        if sign not in ("+", "-") or not name or "+" in name or "-" in name:
+            raise _refused(signed_name, "+NAME=VALUE sets an attribute, -NAME removes it")
+        if name in seen:
+            raise _refused(name, "it is given twice")
+        seen.add(name)
+        if sign == "-" and name not in changed:
+            raise _refused(name, "can't be removed: it is not set")
+        attribute = attributes.get(name)
+        if attribute is None:
+            is_newer = name.startswith(_UNSUPPORTED_PREFIXES)
+            known = " or ".join(sorted(attributes))
+            raise _refused(name, "not supported by this broker" if is_newer else f"unknown, must be {known or 'none'}")
+        if sign == "+" and (problem := attribute.problem(value)):
+            raise _refused(f"{name}={value}", problem)
+        if current is not None and not attribute.is_changeable:
+            raise _refused(name, "can only be set at the creation")
+        if sign == "+":
+            changed[name] = value
+        else:
+            del changed[name]
+    return changed
+
+
+def _refused(what: str, problem: str) -> RequestRefused:
+    return RequestRefused(ResponseCode.SYSTEM_ERROR, f"attribute {what[:200]!r}: {problem}")

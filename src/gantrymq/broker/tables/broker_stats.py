@@ -1,0 +1,123 @@
+"""BrokerStats: counts events between two samples (`BrokerStatsManager`).
+
+`admin/runtime_info.py` takes the counts with every sample. Messages that are stored are not counted here: the queues
+give their number and size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from gantrymq.store.get_result import GetResult
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+#: Counts by key. A key is "topic@group", unless the kind has its own.
+Counts = dict[str, int]
+
+
+class BrokerStats:
+    """Counts reads, acknowledgements, checkpoints and messages that consumers sent back.
+
+    Attributes:
+        reads: Number of reads that returned messages.
+        misses: Number of reads that returned none.
+        longest_read_ms: Duration of the slowest read, in ms.
+    """
+
+    def __init__(self) -> None:
+        self.reads = self.misses = 0
+        self.longest_read_ms = 0
+        #: (topic, group) -> reads, messages, bytes and ms.
+        self._reads: dict[tuple[str, str], list[int]] = {}
+        #: Kind -> (topic, group) -> count.
+        self._counts: dict[str, dict[tuple[str, str], int]] = {}
+        #: The same for the current sample, without the parts that `take` has returned.
+        self._sampled_reads: dict[tuple[str, str], list[int]] = {}
+        self._sampled: dict[str, dict[tuple[str, str], int]] = {}
+
+    def read(self, topic: str, group: str, result: GetResult, seconds: float) -> None:
+        """Counts one read of a queue by a group."""
+        ms = int(seconds * 1000)
+        if ms > self.longest_read_ms:
+            self.longest_read_ms = ms
+        if not result.message_count:
+            self.misses += 1
+            return
+        self.reads += 1
+        counts = self._reads.get((topic, group))
+        if counts is None:
+            counts = self._reads[topic, group] = [0, 0, 0, 0]
+        counts[0] += 1
+        counts[1] += result.message_count
+        counts[2] += result.size
+        counts[3] += ms
+
+    def acknowledged(self, topic: str, group: str, count: int) -> None:
+        """Counts acknowledged messages of pops, and messages whose invisible duration was changed."""
+        self._add("GROUP_ACK_NUMS", topic, group, count)
+
+    def checkpointed(self, topic: str, group: str) -> None:
+        """Counts a checkpoint of a pop."""
+        self._add("GROUP_CK_NUMS", topic, group, 1)
+
+    def sent_back(self, topic: str, group: str) -> None:
+        """Counts a message that a consumer has sent back. `topic` is the message's original topic."""
+        self._add("SNDBCK_PUT_NUMS", topic, group, 1)
+
+    def sent_to_dlq(self, topic: str, group: str) -> None:
+        """Counts a message that a consumer has sent back after its last retry."""
+        self._add(_TO_DLQ, topic, group, 1)
+
+    def _add(self, kind: str, topic: str, group: str, count: int) -> None:
+        counts = self._counts.setdefault(kind, {})
+        counts[topic, group] = counts.get((topic, group), 0) + count
+
+    def forget(self, is_deleted: Callable[[str, str], bool]) -> None:
+        """Removes the counts of each topic and group for which `is_deleted(topic, group)` returns true."""
+        for reads in (self._reads, self._sampled_reads):
+            _remove(reads, is_deleted)
+        for table in (*self._counts.values(), *self._sampled.values()):
+            _remove(table, is_deleted)
+
+    def begin_sample(self) -> None:
+        """Starts a sample of the events so far. `take` returns its parts."""
+        self._sampled_reads, self._reads = self._reads, {}
+        self._sampled, self._counts = self._counts, {}
+
+    def take(self, limit: int) -> dict[str, Counts]:
+        """Returns the next part of the sample: up to `limit` keys of each kind. It is empty at the end.
+
+        GROUP_GET_TIMES is the number of reads.
+        """
+        taken: dict[str, Counts] = {
+            kind: {_key(kind, topic, group): count for (topic, group), count in _popped(table, limit)}
+            for kind, table in self._sampled.items()
+            if table
+        }
+        if self._sampled_reads:
+            reads = _popped(self._sampled_reads, limit)
+            for column, kind in enumerate(_READ_KINDS):
+                taken[kind] = {_key(kind, topic, group): counts[column] for (topic, group), counts in reads}
+        return taken
+
+
+#: The kinds of one read, in the order of the counts.
+_READ_KINDS = ("GROUP_GET_TIMES", "GROUP_GET_NUMS", "GROUP_GET_SIZE", "GROUP_GET_LATENCY")
+_TO_DLQ = "SNDBCK2DLQ_TIMES"
+
+
+def _key(kind: str, topic: str, group: str) -> str:
+    # The first part is Java's commercial owner, which open-source clients do not send.
+    return f"null@{topic}@{group}@SEND_BACK_TO_DLQ" if kind == _TO_DLQ else f"{topic}@{group}"
+
+
+def _remove(table: dict[tuple[str, str], V], is_deleted: Callable[[str, str], bool]) -> None:
+    for key in [key for key in table if is_deleted(*key)]:
+        del table[key]
+
+
+def _popped(table: dict[K, V], limit: int) -> list[tuple[K, V]]:
+    return [table.popitem() for _ in range(min(limit, len(table)))]

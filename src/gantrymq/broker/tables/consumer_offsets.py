@@ -1,0 +1,204 @@
+"""The consumer offsets of all groups, and consumerOffset.json (`ConsumerOffsetManager`).
+
+Tables of Java brokers can contain negative offsets. They mean that the group has never consumed the queue, and are
+omitted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator, Set
+from pathlib import Path
+
+import msgspec
+
+from gantrymq.broker.feature import Feature
+from gantrymq.broker.tables.discards import Discards
+from gantrymq.broker.tables.persistence import TablePersistence, in_pieces
+from gantrymq.protocol.bodies.topic_config import DataVersion
+
+_SEPARATOR = "@"
+
+
+class OffsetTable(msgspec.Struct, rename="camel"):
+    """The content of consumerOffset.json and of the response to GET_ALL_CONSUMER_OFFSET."""
+
+    #: "topic@group" -> queue id -> next queue offset to consume.
+    offset_table: dict[str, dict[int, int]] = {}
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    discards: Discards = msgspec.field(name="gantryDiscards", default_factory=Discards)
+
+
+class ConsumerOffsets(Feature):
+    """Stores the offsets of all groups in memory and writes them every `flushConsumerOffsetInterval`.
+
+    Administrative requests wait for `written` before the response.
+    """
+
+    def __init__(self, path: Path, *, persistence: TablePersistence) -> None:
+        self._file = persistence.file(path, self._encode_file, follows_log=True)
+        self._table = OffsetTable()
+        #: Indexes: topic -> groups, and group -> topics.
+        self._groups: dict[str, set[str]] = {}
+        self._topics: dict[str, set[str]] = {}
+
+    def load(self) -> None:
+        table = self._file.load(OffsetTable) or self._table
+        table.offset_table = _without_negative(table.offset_table)
+        self._table = table
+        for key in self._table.offset_table:
+            topic, _, group = key.partition(_SEPARATOR)
+            self._added(topic, group)
+
+    def written(self) -> Awaitable[None]:
+        """Completes when all changes are on disk. Raises StoreError."""
+        return self._file.written()
+
+    def query(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Returns the next offset to consume; None if the group has committed no offset."""
+        queues = self._table.offset_table.get(f"{topic}{_SEPARATOR}{group}")
+        return None if queues is None else queues.get(queue_id)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Sets the next offset to consume. It may be lower than before."""
+        key = f"{topic}{_SEPARATOR}{group}"
+        queues = self._table.offset_table.get(key)
+        if queues is None:
+            queues = self._table.offset_table[key] = {}
+            self._added(topic, group)
+        queues[queue_id] = offset
+        self._file.changed()
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int, log_end: int) -> None:
+        """Sets an offset by request of an administrator. The group's earlier pops in this queue are discarded.
+
+        `log_end` is the physical offset of the end of the commit log.
+        """
+        self.commit(group, topic, queue_id, offset)
+        self._table.discards.resets.setdefault(f"{topic}{_SEPARATOR}{group}", {})[queue_id] = log_end
+
+    def is_of_deleted(self, topic: str, log_offset: int) -> bool:
+        """Returns True if the topic of a record was deleted later. `log_offset` is the record's physical offset.
+
+        The topic may have been created again.
+        """
+        return self._table.discards.is_of_deleted(topic, log_offset)
+
+    def topic_begin(self, topic: str) -> int:
+        """Returns a physical offset before all records of this topic. It increases each time the topic is deleted."""
+        return self._table.discards.deleted_topics.get(topic, 0)
+
+    def is_old_pop(self, group: str, topic: str, queue_id: int, log_offset: int) -> bool:
+        """Returns True if the group was reset or the topic deleted after a pop. See `Discards.is_old_pop`."""
+        return self._table.discards.is_old_pop(f"{topic}{_SEPARATOR}{group}", topic, queue_id, log_offset)
+
+    def log_is_from(self, begin: int, end: int) -> dict[str, int]:
+        """Adapts deletions and resets to the log, from `begin` to `end`. Returns the deleted topics.
+
+        Called when the broker becomes master, because its log may have lost its end.
+        """
+        if self._table.discards.log_is_from(begin, end):
+            self._file.changed()
+        return self._table.discards.deleted_topics
+
+    def queues(self, group: str, topic: str) -> dict[int, int]:
+        """Returns the group's offsets in a topic, by queue id."""
+        return dict(self._table.offset_table.get(f"{topic}{_SEPARATOR}{group}", {}))
+
+    def topics_of(self, group: str) -> set[str]:
+        """Returns the topics in which a group has offsets."""
+        return set(self._topics.get(group, ()))
+
+    def groups_of(self, topic: str) -> set[str]:
+        """Returns the groups that have offsets in a topic."""
+        return set(self._groups.get(topic, ()))
+
+    def clone(self, source: str, destination: str, topic: str) -> None:
+        """Copies the offsets of `source` in a topic to `destination`. Changes nothing if `source` has none."""
+        queues = self._table.offset_table.get(f"{topic}{_SEPARATOR}{source}")
+        if queues is not None:
+            self._table.offset_table[f"{topic}{_SEPARATOR}{destination}"] = dict(queues)
+            self._added(topic, destination)
+            self._file.changed()
+
+    def copy(self, master: OffsetTable) -> None:
+        """Copies the offsets of the master's table.
+
+        Offsets that the master lacks are kept: they were committed here while the master was down. Offsets in topics
+        that the master has deleted since the last copy are removed.
+        """
+        own, discards = self._table.discards, master.discards
+        deleted = {topic for topic, at in discards.deleted_topics.items() if at > own.deleted_topics.get(topic, 0)}
+        self._remove_all(deleted)
+        table, is_changed = self._table.offset_table, own != discards
+        self._table = msgspec.structs.replace(self._table, discards=discards)
+        for key, queues in _without_negative(master.offset_table).items():
+            if table.get(key) != queues:
+                table[key] = queues
+                topic, _, group = key.partition(_SEPARATOR)
+                self._added(topic, group)
+                is_changed = True
+        if is_changed:
+            self._file.changed()
+
+    def advance(self, other: OffsetTable) -> None:
+        """Copies the larger offsets of a former acting master's table.
+
+        If `other` lacks the deletion of a topic, its offsets in this topic are those of the old topic, and are skipped.
+        """
+        deleted = self._table.discards.deleted_topics
+        for key, queues in _without_negative(other.offset_table).items():
+            topic, _, group = key.partition(_SEPARATOR)
+            if other.discards.deleted_topics.get(topic, 0) < deleted.get(topic, 0):
+                continue
+            for queue_id, offset in queues.items():
+                own = self.query(group, topic, queue_id)
+                if own is None or offset > own:
+                    self.commit(group, topic, queue_id, offset)
+
+    def remove_group(self, group: str) -> None:
+        """Removes a group's offsets in all topics."""
+        for topic in self.topics_of(group):
+            self._remove(topic, group)
+
+    def topics_deleted(self, topics: Set[str], log_begin: int, log_end: int) -> None:
+        """Removes every group's offsets in these topics. All their records in the log are discarded.
+
+        The log reaches from `log_begin` to `log_end`.
+        """
+        self._remove_all(topics)
+        self._table.discards.delete(topics, log_begin, log_end)
+        self._file.changed()
+
+    def remove_topic(self, topic: str) -> None:
+        """Removes every group's offsets in a topic that does not exist."""
+        self._remove_all({topic})
+
+    def _remove_all(self, topics: Set[str]) -> None:
+        for topic in topics:
+            for group in self.groups_of(topic):
+                self._remove(topic, group)
+
+    def _added(self, topic: str, group: str) -> None:
+        self._groups.setdefault(topic, set()).add(group)
+        self._topics.setdefault(group, set()).add(topic)
+
+    def _remove(self, topic: str, group: str) -> None:
+        del self._table.offset_table[f"{topic}{_SEPARATOR}{group}"]
+        self._table.discards.resets.pop(f"{topic}{_SEPARATOR}{group}", None)
+        for names, key, name in ((self._groups, topic, group), (self._topics, group, topic)):
+            names[key].discard(name)
+            if not names[key]:
+                del names[key]
+        self._file.changed()
+
+    def in_pieces(self) -> Iterator[bytes]:
+        """Encodes the whole table in pieces, in the format of consumerOffset.json."""
+        return in_pieces(self._table)
+
+    def _encode_file(self) -> Iterator[bytes]:
+        self._table.data_version.advance()
+        return in_pieces(self._table)
+
+
+def _without_negative(table: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
+    return {key: {id_: offset for id_, offset in queues.items() if offset >= 0} for key, queues in table.items()}

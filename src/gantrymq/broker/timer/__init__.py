@@ -1,1 +1,0 @@
-"""Messages delivered at any time, and their recall."""

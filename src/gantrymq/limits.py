@@ -1,0 +1,139 @@
+"""The limits on what peers may occupy in a server, all in one place.
+
+A `Limit` holds for all peers of one server together. One host gets at most half of it, and one connection a quarter.
+The rule is in `remoting/quota.py`. The other limits are numbers with a unit in their names. They need no shares: the
+module in the comment describes in which order it refuses, delays or closes what it counts.
+
+`memory_of` is the sum of the limits of a server: about the most memory that hostile peers can take beside the server's
+own tables and caches. The sum leaves out the proxy. One limit has a configuration key: WAITING_POPS
+is the default of `maxPopPollingSize`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit on items of peers, for example requests that wait, and on the bytes of these items.
+
+    Attributes:
+        name: Name of the limited items in errors.
+        servers: The servers that have the limit.
+        items: The most items of all peers.
+        size: The most bytes of all items. A single item may be larger.
+        items_of_one: The most items of one connection.
+        size_of_one: The most bytes of one connection's items.
+        reason: Why the numbers are as they are.
+    """
+
+    name: str
+    servers: tuple[str, ...]
+    items: int
+    size: int
+    items_of_one: int
+    size_of_one: int
+    reason: str
+
+
+_REMOTING = ("broker", "NameServer", "controller")
+
+RESPONSE_TASKS = Limit(
+    "requests that tasks answer",
+    _REMOTING,
+    items=10_000,
+    size=64 * MIB,
+    items_of_one=1_000,
+    size_of_one=16 * MIB,
+    reason="as many as replyThreadPoolQueueCapacity in Java",
+)
+LONG_REQUESTS = Limit(
+    "long requests that wait for their next step",
+    _REMOTING,
+    items=20_000,
+    size=64 * MIB,
+    items_of_one=5_000,
+    size_of_one=16 * MIB,
+    reason="Java's queue of sends has 10,000 requests",
+)
+PREALLOCATION_WAITS = Limit(
+    "requests that wait for a preallocated file",
+    ("broker",),
+    items=200_000,
+    size=256 * MIB,
+    items_of_one=50_000,
+    size_of_one=64 * MIB,
+    reason="a fast producer sends as much in the time that a file takes",
+)
+NEW_TOPIC_WAITS = Limit(
+    "requests that wait until their topic is on disk",
+    ("broker",),
+    items=200_000,
+    size=128 * MIB,
+    items_of_one=50_000,
+    size_of_one=32 * MIB,
+    reason="a fast producer sends as much in the time that a write takes",
+)
+REPLIES = Limit(
+    "replies that are pushed to requesters",
+    ("broker",),
+    items=4096,
+    size=64 * MIB,
+    items_of_one=1024,
+    size_of_one=16 * MIB,
+    reason="16 replies of the largest size",
+)
+CLIENT_REQUESTS = Limit(
+    "requests that the broker relays to clients",
+    ("broker",),
+    items=64,
+    size=32 * MIB,
+    items_of_one=16,
+    size_of_one=8 * MIB,
+    reason="administrators send a few at a time",
+)
+
+#: Handshakes of TLS that are not complete, and incomplete frames of HTTP/2, bytes (`remoting/incomplete_input.py`). A
+#: handshake counts as 128 KiB: 512 clients can connect at the same moment.
+INCOMPLETE_INPUTS_BYTES = 64 * MIB
+#: Incomplete frames of all connections, bytes (`remoting/unfinished_frames.py`): three of the largest frames, or twelve
+#: of a broker's largest messages, arrive at a time.
+INCOMPLETE_FRAMES_BYTES = 64 * MIB
+#: Responses that peers do not read, bytes (`remoting/untaken_answers.py`): a hundred slow consumers have less. The
+#: server closes connections before twice this amount.
+UNREAD_RESPONSES_BYTES = 100 * MIB
+#: Requests of connections that wait for their time slice, bytes (`remoting/turns.py`). A read has at most 256 KiB.
+WAITING_READS_BYTES = 64 * MIB
+#: Groups, members and subscriptions from heartbeats, bytes (`broker/tables/kept_bytes.py`): 200,000 members.
+HEARTBEATS_BYTES = 96 * MIB
+#: Texts of the compiled filters that requests in flight use, characters (`filter/filter_cache.py`). A compiled filter
+#: takes about 12 bytes a character.
+FILTER_CHARACTERS = 2 * MIB
+_BYTES_OF_FILTER_CHARACTER = 12
+#: There is a cache for SQL92 and one for tags.
+_FILTER_CACHES = 2
+#: Characters of the expressions of all groups that the broker keeps (`broker/tables/consumer_filters.py`).
+CONSUMER_FILTER_CHARACTERS = 16 * MIB
+#: Pulls that wait for messages (`broker/pull/`), of all peers and of one connection. A consumer has one for each of its
+#: queues. A waiting pull takes about 1 KiB.
+WAITING_PULLS = 100_000
+WAITING_PULLS_OF_ONE = 10_000
+#: Pops that wait for messages (`broker/pop/`), of all peers. A waiting pop takes about 1 KiB.
+WAITING_POPS = 100_000
+_BYTES_OF_PULL = 1024
+
+LIMITS = (RESPONSE_TASKS, LONG_REQUESTS, PREALLOCATION_WAITS, NEW_TOPIC_WAITS, REPLIES, CLIENT_REQUESTS)
+
+
+def memory_of(server: str) -> int:
+    """Returns the sum of the limits of a server ("broker", "NameServer" or "controller"), in bytes."""
+    size = INCOMPLETE_INPUTS_BYTES + INCOMPLETE_FRAMES_BYTES + 2 * UNREAD_RESPONSES_BYTES + WAITING_READS_BYTES
+    size += sum(limit.size for limit in LIMITS if server in limit.servers)
+    if server == "broker":
+        size += HEARTBEATS_BYTES + CONSUMER_FILTER_CHARACTERS
+        size += _FILTER_CACHES * FILTER_CHARACTERS * _BYTES_OF_FILTER_CHARACTER
+        size += (WAITING_PULLS + WAITING_POPS) * _BYTES_OF_PULL
+    return size

@@ -1,0 +1,50 @@
+"""Memory limit for responses that peers do not read.
+
+In HTTP/2, a peer can keep the window of each stream closed, and thousands of streams can have a response. All
+connections share one limit for such responses. If it is exceeded, the connection that has read nothing for the longest
+time is closed. An honest peer reads within milliseconds, so the oldest entry belongs to an attacker.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+#: Limit of all connections together, bytes.
+MAX_BYTES = 32 * 1024 * 1024
+
+
+class Peer(Protocol):
+    """A connection with unread responses."""
+
+    def reads_nothing(self) -> None:
+        """Called if the limit is exceeded and this peer has read nothing for the longest time. It must disconnect."""
+
+
+class UnreadResponses:
+    """The unread responses of one server."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self.bytes = 0
+        #: Unread bytes by peer. The peer that read last is the last entry.
+        self._peers: dict[Peer, int] = {}
+
+    def add(self, peer: Peer, size: int) -> None:
+        """Counts `size` more unread bytes of a peer. If the limit is exceeded, disconnects the slowest peers."""
+        self._peers[peer] = self._peers.get(peer, 0) + size
+        self.bytes += size
+        while self.bytes > self._max_bytes:
+            slowest = next(iter(self._peers))
+            self.bytes -= self._peers.pop(slowest)
+            slowest.reads_nothing()
+
+    def remove(self, peer: Peer, size: int) -> None:
+        """Removes `size` bytes that the peer has read, or that were discarded."""
+        waiting = self._peers.pop(peer, None)
+        if waiting is None:
+            # The peer was disconnected before.
+            return
+        left = max(waiting - size, 0)
+        self.bytes -= waiting - left
+        if left:
+            self._peers[peer] = left

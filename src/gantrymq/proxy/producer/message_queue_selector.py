@@ -1,0 +1,63 @@
+"""Selection of the queue for a message: by its message group, or round robin.
+
+Sources: proxy/service/route/MessageQueueSelector, com.google.common.hash.Hashing (consistentHash).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from gantrymq.client.routes import write_queues
+from gantrymq.protocol.bodies.route import TopicRouteData
+from gantrymq.protocol.java import string_hash_code
+from gantrymq.protocol.message import MessageQueue
+from gantrymq.system import randomness
+
+_MULTIPLIER = 2862933555777941757
+_U64 = (1 << 64) - 1
+#: Limit of the topics whose queues are cached.
+_MOST_TOPICS = 20_000
+
+
+def consistent_hash(value: int, buckets: int) -> int:
+    """Returns a bucket from 0 to buckets-1. If `buckets` changes, most values keep their bucket.
+
+    Java's proxy uses the same hash, so a message group has the same queue with each proxy.
+    """
+    state = value & _U64
+    candidate = 0
+    while True:
+        state = (state * _MULTIPLIER + 1) & _U64
+        following = int((candidate + 1) / (((state >> 33) + 1) / (1 << 31)))
+        if following >= buckets:
+            return candidate
+        candidate = following
+
+
+class MessageQueueSelector:
+    """Selects one of the writable queues of a topic."""
+
+    def __init__(self) -> None:
+        #: By topic, oldest route first: (route, its writable queues, round-robin counter).
+        self._topics: dict[str, tuple[TopicRouteData, list[MessageQueue], Iterator[int]]] = {}
+
+    def choose(self, topic: str, route: TopicRouteData, message_group: str) -> MessageQueue | None:
+        """Returns the queue for a message, or None if no queue is writable.
+
+        Raises ClientError for an invalid order configuration.
+        """
+        known = self._topics.get(topic)
+        # A changed route is another object.
+        if known is None or known[0] is not route:
+            queues = sorted(write_queues(topic, route))
+            known = route, queues, itertools.count(randomness.randrange(len(queues) or 1))
+            self._topics[topic] = known
+            if len(self._topics) > _MOST_TOPICS:
+                del self._topics[next(iter(self._topics))]
+        _, queues, turns = known
+        if not queues:
+            return None
+        if message_group:
+            return queues[consistent_hash(string_hash_code(message_group), len(queues))]
+        return queues[next(turns) % len(queues)]

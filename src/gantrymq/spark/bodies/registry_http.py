@@ -1,0 +1,99 @@
+"""`RegistryHttp` sends HTTP requests to a schema registry, with limits for the time and the size of a response."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gantrymq.background.loop_thread import LoopThread
+from gantrymq.errors import ConfigError
+from gantrymq.spark.bodies.registry_options import AUTHORITIES, CERTIFICATE, KEY, RegistryOptions
+
+if TYPE_CHECKING:
+    import httpx
+
+#: The limit from the start of a request to the last byte of its response, in seconds. A timeout for each read would not
+#: limit a slow response.
+REQUEST_TIMEOUT_S = 10.0
+#: The limit for the size of a response, in bytes. Registries store a schema as a message of at most some MiB.
+MAX_RESPONSE_BYTES = 16 * 1024 * 1024
+_MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
+
+
+class RegistryResponse(NamedTuple):
+    status: int
+    #: The reason phrase of the status.
+    reason: str
+    location: str
+    body: bytes
+
+
+class ResponseTooLarge(Exception):
+    """Raised if a response has more than MAX_RESPONSE_BYTES."""
+
+
+class RegistryHttp:
+    """The connections of one SchemaRegistry.
+
+    Requests run on their own event loop, so that a timeout can cancel one at any point. With a blocking socket, this is
+    not possible.
+    """
+
+    def __init__(self, options: RegistryOptions) -> None:
+        import httpx
+
+        token, user_info = options.token, options.user_info
+        user, _, password = (user_info or "").partition(":")
+        # `identity`, because the size of a compressed response is unknown until it is decompressed.
+        headers = {
+            "accept": f"{_MEDIA_TYPE}, application/json",
+            "accept-encoding": "identity",
+            "content-type": _MEDIA_TYPE,
+        }
+        if token is not None:
+            headers["authorization"] = f"Bearer {token}"
+        auth = None if user_info is None else (user, password)
+        self._client = httpx.AsyncClient(auth=auth, headers=headers, verify=_tls(options), timeout=REQUEST_TIMEOUT_S)
+        self._loop = LoopThread("schema registry")
+        self._loop.start()
+        # A finalizer, because no caller closes the decoder of a task: it is garbage collected.
+        self.close = weakref.finalize(self, _end, self._loop, self._client)
+
+    def request(self, method: str, url: str, parameters: Mapping[str, str], body: Any) -> RegistryResponse:
+        """Sends a request and returns the response. Raises httpx.TransportError, TimeoutError and ResponseTooLarge."""
+        return self._loop.submit(_request(self._client, method, url, parameters, body)).result()
+
+
+async def _request(
+    client: httpx.AsyncClient, method: str, url: str, parameters: Mapping[str, str], body: Any
+) -> RegistryResponse:
+    async with (
+        asyncio.timeout(REQUEST_TIMEOUT_S),
+        client.stream(method, url, params=parameters, json=body) as response,
+    ):
+        parts, size = list[bytes](), 0
+        async for part in response.aiter_raw():
+            parts.append(part)
+            if (size := size + len(part)) > MAX_RESPONSE_BYTES:
+                raise ResponseTooLarge
+        location = response.headers.get("location", "")
+        return RegistryResponse(response.status_code, response.reason_phrase, location, b"".join(parts))
+
+
+def _end(loop: LoopThread, client: httpx.AsyncClient) -> None:
+    if loop.is_alive:
+        loop.submit(client.aclose()).result()
+    loop.stop()
+
+
+def _tls(options: RegistryOptions) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=options.authorities)
+        if options.certificate is not None:
+            context.load_cert_chain(options.certificate, options.key)
+    except OSError as e:
+        raise ConfigError(f"options {AUTHORITIES}, {CERTIFICATE} and {KEY}: can't be used: {e}") from e
+    return context

@@ -1,0 +1,97 @@
+"""`RegistryOptions`: the options of a schema registry with Confluent's REST interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gantrymq.arrow.option_values import Values
+from gantrymq.errors import ConfigError
+
+URL = "schema.registry.url"
+SUBJECT = "schema.registry.subject"
+USER_INFO = "schema.registry.basic.auth.user.info"
+TOKEN = "schema.registry.bearer.auth.token"
+AUTHORITIES = "schema.registry.ssl.ca.location"
+CERTIFICATE = "schema.registry.ssl.certificate.location"
+KEY = "schema.registry.ssl.key.location"
+#: The names are those of Confluent's clients, except subject and version, which these clients pass with each call.
+REGISTRY_OPTIONS = (URL, SUBJECT, "schema.registry.version", USER_INFO, TOKEN, AUTHORITIES, CERTIFICATE, KEY)
+DEFAULT_RETRY_TIMEOUT_MS = 60_000
+
+
+@dataclass(slots=True, frozen=True)
+class RegistryOptions:
+    """The addresses of the registry, the credentials and the subject.
+
+    Options:
+        schema.registry.url: `http://host:8081`, several instances of one registry separated by commas.
+        schema.registry.subject: The subject of the schema. Default: TOPIC-value, if the query has one topic.
+        schema.registry.version: The version of the schema, a number or `latest`. Default: `latest`.
+        schema.registry.basic.auth.user.info: `user:password`.
+        schema.registry.bearer.auth.token: A token in place of user and password.
+        schema.registry.ssl.ca.location: A file with certificate authorities. Default: those of the system.
+        schema.registry.ssl.certificate.location: The client certificate.
+        schema.registry.ssl.key.location: The key of the client certificate. TLS files must exist on the driver and on
+            the executors.
+    """
+
+    urls: tuple[str, ...]
+    subject: str | None = None
+    #: None for the latest version.
+    version: int | None = None
+    user_info: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    authorities: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    retry_timeout_ms: int = DEFAULT_RETRY_TIMEOUT_MS
+
+    @classmethod
+    def parse(cls, values: Values, topics: Sequence[str]) -> RegistryOptions | None:
+        """Parses the options; returns None without schema.registry.url. Raises ConfigError for an invalid option."""
+        text = values.get(URL)
+        if text is None:
+            given = [name for name in REGISTRY_OPTIONS if name in values]
+            if given:
+                raise ConfigError(f"option {given[0]} has no meaning without {URL}")
+            return None
+        urls = tuple(part.strip().rstrip("/") for part in text.split(",") if part.strip())
+        for url in urls:
+            _check_url(url)
+        values.exclude(USER_INFO, TOKEN)
+        user_info = values.get(USER_INFO)
+        if user_info is not None and ":" not in user_info:
+            raise ConfigError(f"option {USER_INFO}: the form is user:password")
+        if KEY in values and CERTIFICATE not in values:
+            raise ConfigError(f"option {KEY} has no meaning without {CERTIFICATE}")
+        version = values.get("schema.registry.version")
+        return cls(
+            urls=urls,
+            subject=values.get(SUBJECT) or (f"{topics[0]}-value" if len(topics) == 1 else None),
+            version=None if version in (None, "latest") else values.number("schema.registry.version", None, 1),
+            user_info=user_info,
+            token=values.get(TOKEN),
+            authorities=values.path(AUTHORITIES),
+            certificate=values.path(CERTIFICATE),
+            key=values.path(KEY),
+            retry_timeout_ms=values.number("retryTimeoutMs", DEFAULT_RETRY_TIMEOUT_MS, 0),
+        )
+
+    def required_subject(self) -> str:
+        """Returns the subject. Raises ConfigError if there is none and the query doesn't have exactly one topic."""
+        if self.subject is None:
+            raise ConfigError(
+                f"option {SUBJECT}, a name in the registry, is required unless the query has exactly one topic"
+            )
+        return self.subject
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"option {URL}: {url!r} is no address like http://host:8081")
+    if parts.username is not None:
+        raise ConfigError(f"option {URL}: user and password go into option {USER_INFO}")

@@ -1,0 +1,58 @@
+"""Names, types, labels and buckets of the metrics are those of Apache's broker 5.5.0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+from broker_support import config
+from metrics_page import described, java_metrics
+from metrics_traffic import fill_metrics
+from ports import free_port
+from wait_until import until
+
+from gantrymq.broker.broker import Broker
+from gantrymq.remoting.client import RemotingClient
+
+#: Metrics that this broker does not have, and why.
+MISSING = {
+    "rocketmq_processor_watermark": "there are no thread pools",
+    "rocketmq_pop_buffer_scan_time_consume_milliseconds": "the buffer is a heap and is not scanned",
+    "rocketmq_rpc_latency_milliseconds": "not measured",
+    "rocketmq_message_size": "not measured",
+    "rocketmq_delay_message_latency_seconds": "not measured",
+    "rocketmq_finish_message_latency_milliseconds": "not measured",
+    "rocketmq_consumer_group_create_execution_time_milliseconds": "not measured",
+    "rocketmq_topic_create_execution_time_milliseconds": "not measured",
+}
+#: Labels of Java that samples of this broker do not have, and why.
+MISSING_LABELS = {
+    "rocketmq_half_messages": {"topic"},  # Open transactions are counted by offset.
+    "rocketmq_messages_in_total": {"message_type"},  # The queues have the numbers, without types.
+    "rocketmq_throughput_in_total": {"is_system", "message_type", "topic"},  # The end of the log is the number.
+    "rocketmq_send_to_dlq_messages_total": {"topic"},  # The queues of dead-letter topics have the numbers.
+}
+
+
+async def test_metrics_are_those_of_java(tmp_path: Path, remoting: RemotingClient) -> None:
+    broker = Broker(config(tmp_path / "store", metrics_port=free_port()))
+    await broker.start()
+    try:
+        await fill_metrics(broker.port, remoting)
+        java = java_metrics()
+        expected = {name: one for name, one in java.items() if name not in MISSING}
+        async with httpx.AsyncClient() as client:
+
+            async def page() -> str | None:
+                text = (await client.get(f"http://127.0.0.1:{broker.config.metrics_port}/metrics")).text
+                found = described(text)
+                return text if all(found[name].labels for name in expected) else None
+
+            own = described(await until(page, timeout_s=60))
+        for name, one in expected.items():
+            labels = sorted(set(one.labels) - MISSING_LABELS.get(name, set()))
+            assert own[name] == one._replace(labels=labels), name
+        assert not MISSING.keys() & own.keys()
+        assert {name for name in own if name.startswith("rocketmq_")} <= java.keys()
+    finally:
+        await broker.stop()

@@ -1,0 +1,141 @@
+"""Each client's options are defined once: signature, help text and documentation come from the dataclass."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import ssl
+import typing
+from dataclasses import MISSING, Field, FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+
+from gantrymq import (
+    AdminClient,
+    FlowLimits,
+    LitePullConsumer,
+    PopOptions,
+    Producer,
+    PushConsumer,
+    SimpleConsumer,
+    TransactionProducer,
+)
+from gantrymq.client.acl_hook import AclHook
+from gantrymq.client.admin.base import AdminOptions
+from gantrymq.client.consuming.options import LitePullConsumerOptions
+from gantrymq.client.consuming.push_consumer import PushConsumerOptions
+from gantrymq.client.options import ClientOptions
+from gantrymq.client.popping.simple_consumer import SimpleConsumerOptions
+from gantrymq.client.producing.options import ProducerOptions
+from gantrymq.client.producing.transaction_producer import TransactionProducerOptions
+from gantrymq.errors import ClientError, GantryError, IllegalMessage
+from gantrymq.integrations.in_flight import ConnectionOptions
+from gantrymq.protocol.message import MessageExt
+
+OPTIONS: dict[Any, Any] = {
+    AdminClient: AdminOptions,
+    Producer: ProducerOptions,
+    TransactionProducer: TransactionProducerOptions,
+    PushConsumer: PushConsumerOptions,
+    LitePullConsumer: LitePullConsumerOptions,
+    SimpleConsumer: SimpleConsumerOptions,
+    FlowLimits: FlowLimits,
+    PopOptions: PopOptions,
+}
+ADDRESS = "127.0.0.1:9876"
+
+
+def handle(message: MessageExt) -> None:
+    """Does nothing."""
+
+
+@pytest.mark.parametrize("client", OPTIONS, ids=lambda client: client.__name__)
+def test_signature_and_help_have_the_options(client: type) -> None:
+    by_name: dict[str, Field[Any]] = {each.name: each for each in fields(OPTIONS[client])}
+    parameters = inspect.signature(client).parameters
+    assert parameters.keys() == by_name.keys()
+    for name, parameter in parameters.items():
+        default = by_name[name].default
+        assert parameter.default == (inspect.Parameter.empty if default is MISSING else default)
+        assert parameter.annotation == by_name[name].type
+    told = re.findall(r"^    (\w+): (.+)", inspect.getdoc(client.__init__) or "", re.MULTILINE)  # type: ignore[misc]
+    assert [name for name, _ in told] == list(parameters)
+
+
+@pytest.mark.parametrize("client", OPTIONS, ids=lambda client: client.__name__)
+def test_a_time_or_size_has_its_unit(client: type) -> None:
+    for each in fields(OPTIONS[client]):
+        unit = each.name.rpartition("_")[2]
+        if unit in ("ms", "s", "bytes"):
+            assert re.search(rf"\b{unit}\b", each.metadata["doc"], re.IGNORECASE), each.name
+
+
+def test_positional_arguments() -> None:
+    for client, expected in (
+        (Producer, ["name_servers", "group"]),
+        (TransactionProducer, ["name_servers", "group", "listener"]),
+        (PushConsumer, ["name_servers", "group", "handler"]),
+        (LitePullConsumer, ["name_servers", "group"]),
+        (SimpleConsumer, ["name_servers", "group"]),
+        (AdminClient, ["name_servers"]),
+    ):
+        parameters = inspect.signature(client).parameters.values()
+        assert [each.name for each in parameters if each.kind is not each.KEYWORD_ONLY] == expected
+
+
+def test_options_are_frozen() -> None:
+    options = ProducerOptions(ADDRESS, "group", retry_times=1)
+    with pytest.raises(FrozenInstanceError):
+        options.retry_times = 2  # type: ignore[misc]
+    assert not hasattr(options, "__dict__")
+
+
+def test_integrations_have_options_of_the_clients() -> None:
+    of_clients = typing.get_type_hints(ClientOptions)
+    for name, hint in typing.get_type_hints(ConnectionOptions).items():
+        assert hint == of_clients[name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"pull_batch_size": 1025}, r"pull_batch_size=1025: must be a whole number, 1 to 1024"),
+        ({"pull_batch_size": "32"}, r"pull_batch_size='32': must be a whole number"),
+        ({"group": "with spaces"}, "illegal characters"),
+        ({"namespace": "with spaces"}, "illegal characters"),
+        ({"name_servers": "127.0.0.1"}, "'127.0.0.1' is no HOST:PORT"),
+        ({"ssl_context": True}, "ssl_context=True"),
+        ({"unit_name": "cell/1"}, "unit_name='cell/1': must consist of letters"),
+        ({"unit_name": None}, "unit_name=None"),
+        ({"hooks": AclHook("key", "secret")}, "hooks=.*must be a list"),
+        ({"receive_hooks": None}, "receive_hooks=None"),
+    ],
+    ids=str,
+)
+def test_consumers_check_their_options(arguments: dict[str, Any], why: str) -> None:
+    with pytest.raises(GantryError, match=why):
+        LitePullConsumer(**({"name_servers": ADDRESS, "group": "group"} | arguments))
+
+
+def test_every_client_checks_its_hooks() -> None:
+    for name, make in {
+        "consume_hooks": lambda: PushConsumer(ADDRESS, "group", handle, consume_hooks=1),  # type: ignore[arg-type]
+        "send_hooks": lambda: Producer(ADDRESS, "group", send_hooks=1),  # type: ignore[arg-type]
+        "hooks": lambda: AdminClient(hooks=1),  # type: ignore[arg-type]
+    }.items():
+        with pytest.raises(ClientError, match=f"^{name}=1"):
+            make()
+
+
+def test_group_and_context_of_a_client() -> None:
+    with pytest.raises(IllegalMessage, match="group=None"):
+        SimpleConsumer(ADDRESS, None)  # type: ignore[arg-type]
+    assert ClientOptions(ADDRESS, "group", namespace="shop").wire_group == "shop%group"
+    context = ssl.create_default_context()
+    assert AdminClient(ssl_context=context).ssl_context is context
+
+
+def test_an_unknown_option() -> None:
+    with pytest.raises(TypeError, match="retries"):
+        Producer(ADDRESS, "group", retries=3)  # type: ignore[call-arg]
