@@ -89,7 +89,7 @@ async def test_an_error_takes_nobody_along(what: str) -> None:
     # The request whose response raised is dropped.
     expected = requests if what == "written" else requests[1:]
     await until(lambda: answered == expected)
-    assert not waiting.has_line("orders")
+    assert not waiting.is_waiting("orders")
     await waiting.stop()
 
 

@@ -103,7 +103,7 @@ async def test_what_is_due_waits_for_no_line(delay: dict[str, str], peer: Peer, 
     sent = await peer.send("orders", b"due", properties=delay)
     assert sent.code == ResponseCode.SUCCESS
     # The target queue has no file yet.
-    broker.store.close_line()
+    broker.store.close_wait_queue()
     pulled = await peer.pull("orders", suspend_ms=5000)
     assert [message.body for message in decode_messages(pulled.body)] == [b"due"]
 
@@ -112,7 +112,7 @@ async def test_what_was_popped_comes_back_beside_a_line(peer: Peer, broker: Brok
     await peer.send("orders", b"popped")
     pop = await PopPeer(peer.connection).pop("orders", queue_id=0, invisible_ms=1000)
     assert pop.code == ResponseCode.SUCCESS
-    broker.store.close_line()
+    broker.store.close_wait_queue()
 
     def is_back() -> bool:
         queue = broker.store.find_queue("%RETRY%poppers_orders", 0)

@@ -15,9 +15,9 @@ def test_addresses_take_turns() -> None:
     queue = AcceptQueue()
     with ExitStack() as stack:
         for source in ("a", "a", "a", "b", "c", "c"):
-            queue.add(stack.enter_context(socket.socket()), source)
+            queue.add(source, stack.enter_context(socket.socket()))
         assert len(queue) == 6
-        assert [queue.take()[1] for _ in range(6)] == ["a", "b", "c", "a", "c", "a"]
+        assert [queue.take()[0] for _ in range(6)] == ["a", "b", "c", "a", "c", "a"]
     assert not queue
     with pytest.raises(IndexError):
         queue.take()
@@ -28,11 +28,11 @@ def test_too_many_of_one_address() -> None:
     queue = AcceptQueue()
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(MAX_PER_ADDRESS + 2)]
-        queue.add(other := stack.enter_context(socket.socket()), "b")
+        queue.add("b", other := stack.enter_context(socket.socket()))
         for sock in sockets:
-            queue.add(sock, "a")
+            queue.add("a", sock)
         assert [sock.fileno() for sock in sockets[:2]] == [-1, -1]
         assert sockets[2].fileno() != -1
         assert len(queue) == MAX_PER_ADDRESS + 1
-        assert queue.take() == (other, "b")
-        assert queue.take() == (sockets[2], "a")
+        assert queue.take() == ("b", other)
+        assert queue.take() == ("a", sockets[2])

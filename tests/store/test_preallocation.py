@@ -174,25 +174,25 @@ def test_a_line_is_for_what_those_in_it_need(store: MessageStore) -> None:
     for place in (other, queue):
         with pytest.raises(StoreBusy):
             put(store, place, b"x")
-    store.close_line()
+    store.close_wait_queue()
     wait_until(lambda: not store._preallocation._asked)
     put_patiently(store, other, b"x")
     with pytest.raises(StoreBusy):
         put(store, queue, b"x")
-    store.end_line()
+    store.end_wait_queue()
 
 
 def test_nobody_is_served_before_who_waits(store: MessageStore) -> None:
     queue = store.queue("T", 0)
     with pytest.raises(StoreBusy):
         put(store, queue, b"x")
-    store.close_line()
+    store.close_wait_queue()
     made = threading.Event()
     store.when_preallocated(made.set)
     assert made.wait(10)
     with pytest.raises(StoreBusy):
         put(store, queue, b"x")
-    store.end_line()
+    store.end_wait_queue()
     put_patiently(store, queue, b"x")
 
 
@@ -202,20 +202,20 @@ def test_nobody_is_served_between_two_turns_of_who_waits(store: MessageStore) ->
     put_patiently(store, store.queue("Other", 0), b"x")
     with pytest.raises(StoreBusy):
         put(store, queue, b"x")
-    store.close_line()
+    store.close_wait_queue()
     made = threading.Event()
     store.when_preallocated(made.set)
     assert made.wait(10)
-    store.end_line(anew=True)
-    store.close_line(has_file=True)
-    store.open_line()
+    store.end_wait_queue(anew=True)
+    store.close_wait_queue(has_file=True)
+    store.open_wait_queue()
     assert put(store, queue, b"first").queue_offset == 0
-    store.close_line(has_file=True)
+    store.close_wait_queue(has_file=True)
     with pytest.raises(StoreBusy):
         put(store, queue, b"third")
-    store.open_line()
+    store.open_wait_queue()
     assert put(store, queue, b"second").queue_offset == 1
-    store.end_line()
+    store.end_wait_queue()
     assert [put(store, queue, b"x").queue_offset for _ in range(2)] == [2, 3]
 
 

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.console.connections import HEAD_WITHIN_S, MAX_PER_ADDRESS, Connections, Peer, source_of
-from gantrymq.console.fair_queue import FairQueue
+from gantrymq.fair_queue import FairQueue
 from gantrymq.remoting.address import format_address
 from gantrymq.remoting.listener import Listener, ListenOptions
 from gantrymq.system.clock import monotonic
@@ -31,16 +31,16 @@ _FULL_PAUSE_S = 0.01
 _TICKS_A_CHECK = 10
 
 
-class AcceptQueue(FairQueue[Socket]):
+class AcceptQueue(FairQueue[str, Socket]):
     """A fair queue of accepted sockets without an HTTP connection, at most MAX_PER_ADDRESS of each source.
 
     An HTTP connection costs more time than an accepted socket. If one address opens connections faster than the console
     can serve them, browsers of other addresses do not wait for it.
     """
 
-    def add(self, item: Socket, source: str) -> None:
+    def add(self, source: str, item: Socket) -> None:
         """Adds a socket. If the source has too many, closes its oldest one."""
-        super().add(item, source)
+        super().add(source, item)
         if self.count_of(source) > MAX_PER_ADDRESS:
             self.take_of(source).close()
 
@@ -87,7 +87,7 @@ class HttpServer(uvicorn.Server):
             self._listener.stop()
         await self._arrivals.stop()
         while self._accepted:
-            self._accepted.take()[0].close()
+            self._accepted.take()[1].close()
         self._connections.close_stalled()
         # The protocols of closed connections are notified in the next event-loop iteration.
         await asyncio.sleep(0)
@@ -108,7 +108,7 @@ class HttpServer(uvicorn.Server):
             # The peer has already disconnected.
             sock.close()
             return
-        self._accepted.add(sock, source)
+        self._accepted.add(source, sock)
         if not self._is_connecting:
             self._is_connecting = True
             asyncio.get_running_loop().call_soon(self._connect_some)
@@ -117,7 +117,7 @@ class HttpServer(uvicorn.Server):
         """Creates HTTP connections for some sockets, then schedules the next ones."""
         pause_s = 0.0
         for _ in range(min(_CONNECTS_PER_ITERATION, len(self._accepted))):
-            sock, source = self._accepted.take()
+            source, sock = self._accepted.take()
             self._arrivals.start(self._connect(sock, source))
             if self._connections.is_full(source):
                 pause_s = _FULL_PAUSE_S

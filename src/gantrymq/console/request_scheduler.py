@@ -11,7 +11,7 @@ import asyncio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gantrymq.console.connections import source_of
-from gantrymq.console.fair_queue import FairQueue
+from gantrymq.fair_queue import FairQueue
 
 REQUESTS_PER_ITERATION = 4
 
@@ -21,7 +21,7 @@ class RequestScheduler:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._waiting: FairQueue[str, asyncio.Future[None]] = FairQueue()
         self._left = REQUESTS_PER_ITERATION
         self._is_due = False
 
@@ -41,14 +41,14 @@ class RequestScheduler:
             self._left -= 1
             return
         turn: asyncio.Future[None] = loop.create_future()
-        self._waiting.add(turn, source)
+        self._waiting.add(source, turn)
         await turn
 
     def _next_iteration(self) -> None:
         """Starts waiting requests at the start of an event-loop iteration."""
         self._left = REQUESTS_PER_ITERATION
         while self._left and self._waiting:
-            turn, _ = self._waiting.take()
+            _, turn = self._waiting.take()
             if not turn.done():
                 self._left -= 1
                 turn.set_result(None)

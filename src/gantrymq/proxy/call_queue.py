@@ -16,9 +16,10 @@ while the queue is empty starts immediately. Otherwise these rules apply:
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import Hashable
 from typing import Protocol
 
+from gantrymq.fair_queue import FairQueue
 from gantrymq.proxy.http2.read_slices import ReadSlices
 from gantrymq.system.clock import monotonic
 
@@ -44,32 +45,8 @@ class QueuedCall(Protocol):
         """Starts or continues the call. Returns False if the client has cancelled it."""
 
 
-class _Ring:
-    """Waiting calls by connection. The first connection is the next one to be served."""
-
-    __slots__ = ("_calls",)
-
-    def __init__(self) -> None:
-        self._calls: dict[object, deque[QueuedCall]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)
-
-    def add(self, connection: object, call: QueuedCall) -> None:
-        calls = self._calls.get(connection)
-        if calls is None:
-            calls = self._calls[connection] = deque()
-        calls.append(call)
-
-    def start_next(self) -> int:
-        """Starts the next call. Returns its size in bytes, or 0 if it was cancelled."""
-        connection = next(iter(self._calls))
-        calls = self._calls.pop(connection)
-        call = calls.popleft()
-        if calls:
-            self._calls[connection] = calls
-        weight = call.weight
-        return weight if call.start() else 0
+#: Calls by connection.
+_Calls = FairQueue[Hashable, QueuedCall]
 
 
 class CallQueue:
@@ -78,8 +55,8 @@ class CallQueue:
     def __init__(self, loop: asyncio.AbstractEventLoop, slices: ReadSlices) -> None:
         self._loop = loop
         self._slices = slices
-        self._small = _Ring()
-        self._large = _Ring()
+        self._small = _Calls()
+        self._large = _Calls()
         self._round_bytes = ROUND_BYTES
         #: Remaining bytes of this round.
         self._left = ROUND_BYTES
@@ -87,7 +64,7 @@ class CallQueue:
         #: Start of the last round on a clock without the time of reads, s; None after a pause.
         self._began: float | None = None
 
-    def add(self, connection: object, call: QueuedCall) -> None:
+    def add(self, connection: Hashable, call: QueuedCall) -> None:
         """Starts a call now or in a later round."""
         weight = call.weight
         is_small = weight <= SMALL_BYTES
@@ -117,13 +94,20 @@ class CallQueue:
         self._began = now
         left = self._round_bytes
         while small and left > 0:
-            left -= small.start_next()
+            left -= _start_next(small)
         is_first = True
         while large and (left > 0 or is_first):
-            weight = large.start_next()
+            weight = _start_next(large)
             left -= weight
             is_first = is_first and not weight
         self._left = left
         self._is_round_due = left < self._round_bytes
         if self._is_round_due:
             self._loop.call_soon(self._new_round)
+
+
+def _start_next(calls: _Calls) -> int:
+    """Starts the next call. Returns its size in bytes, or 0 if it was cancelled."""
+    _, call = calls.take()
+    weight = call.weight
+    return weight if call.start() else 0

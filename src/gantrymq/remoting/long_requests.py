@@ -9,11 +9,11 @@ Decision record: docs/decisions/fair-scheduling.md.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Generator
 from typing import NamedTuple
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.fair_queue import FairQueue
 from gantrymq.limits import LONG_REQUESTS
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.answers import error_response
@@ -36,16 +36,7 @@ class _Waiting(NamedTuple):
     request: RemotingCommand
     steps: Steps
     size: int
-
-
-class _Line:
-    """The wait queue of one connection."""
-
-    __slots__ = ("requests", "share")
-
-    def __init__(self, share: Share) -> None:
-        self.requests: deque[_Waiting] = deque()
-        self.share = share
+    share: Share
 
 
 class LongRequests:
@@ -54,8 +45,7 @@ class LongRequests:
     def __init__(self, jobs: Jobs) -> None:
         self._loop = asyncio.get_running_loop()
         self._job = jobs.repeating("go on with long requests", self._go_on)
-        #: The next connection to serve comes first.
-        self._lines: dict[Connection, _Line] = {}
+        self._queue: FairQueue[Connection, _Waiting] = FairQueue()
         self._quota = Quota(LONG_REQUESTS)
         #: Time used by new requests in this event-loop iteration, in seconds.
         self._used = 0.0
@@ -72,20 +62,20 @@ class LongRequests:
         """Completes all waiting requests and refuses new ones."""
         self._stopped = True
         self._job.cancel()
-        while self._lines:
+        while self._queue:
             self._go_on()
             await asyncio.sleep(0)
 
-    def has_line(self, connection: Connection) -> bool:
+    def is_waiting(self, connection: Connection) -> bool:
         """Returns true if requests of this connection are waiting. New ones then join the wait queue."""
-        return connection in self._lines
+        return connection in self._queue
 
     def run(self, connection: Connection, request: RemotingCommand, steps: Steps) -> Reply:
         """Runs `steps` and returns their result. Returns None if they need more time; the response then follows.
 
         Raises the errors of the steps. Raises RequestRefused if too many requests are waiting.
         """
-        if not self.has_line(connection) and self._used < TURN_S:
+        if connection not in self._queue and self._used < TURN_S:
             if not self._used:
                 self._loop.call_soon(self._turn_ended)
             left_s = TURN_S - self._used
@@ -105,23 +95,21 @@ class LongRequests:
 
     def connection_closed(self, connection: Connection) -> None:
         """Drops the waiting requests of a closed connection."""
-        line = self._lines.pop(connection, None)
-        if line is not None:
-            for waiting in line.requests:
-                line.share.release(waiting.size)
-                waiting.steps.close()
+        while connection in self._queue:
+            waiting = self._queue.take_of(connection)
+            waiting.share.release(waiting.size)
+            waiting.steps.close()
 
     def _turn_ended(self) -> None:
         self._used = 0.0
 
     def _wait(self, connection: Connection, request: RemotingCommand, steps: Steps) -> None:
-        line = self._lines.get(connection) or _Line(self._quota.share(connection))
+        share = self._quota.share(connection)
         size = len(request.body) + len(request.raw_ext) + _OVERHEAD
-        if self._stopped or connection.is_closed or not line.share.take(size):
+        if self._stopped or connection.is_closed or not share.take(size):
             steps.close()
             raise self._quota.refusal()
-        line.requests.append(_Waiting(request, steps, size))
-        self._lines[connection] = line
+        self._queue.add(connection, _Waiting(request, steps, size, share))
         self._job.wake()
 
     def _go_on(self) -> float | None:
@@ -129,37 +117,42 @@ class LongRequests:
         now = monotonic()
         deadline = now + TURN_S
         full = 0
-        while self._lines:
-            cpu_began = thread_time()
-            connection, line = next(iter(self._lines.items()))
+        while self._queue:
+            connection, waiting = self._queue.take()
             if connection.is_full and not self._stopped:
                 # The peer does not read, so more responses would only fill the buffer.
-                self._lines[connection] = self._lines.pop(connection)
+                self._queue.put_back(connection, waiting)
                 full += 1
-                if full >= len(self._lines):
+                if full >= self._queue.source_count:
                     return _FULL_S
                 continue
             full = 0
-            self._step(connection, line)
+            cpu_began = thread_time()
+            is_done = self._step(connection, waiting)
             now = monotonic()
             connection.charge(thread_time() - cpu_began)
-            # The connection may have been lost during the step: by a failed write, or closed by the step itself.
-            if self._lines.pop(connection, None) is not None and line.requests:
-                self._lines[connection] = line
+            if is_done:
+                waiting.share.release(waiting.size)
+            elif connection.is_closed:
+                # A failed write, or the step itself, has closed it.
+                waiting.share.release(waiting.size)
+                waiting.steps.close()
+            else:
+                self._queue.put_back(connection, waiting)
             if now >= deadline:
                 break
-        return 0.0 if self._lines else None
+        return 0.0 if self._queue else None
 
-    def _step(self, connection: Connection, line: _Line) -> None:
-        request, steps, size = line.requests[0]
+    def _step(self, connection: Connection, waiting: _Waiting) -> bool:
+        """Runs one step of a request. Returns True, and sends the response, if that was the last one."""
+        request = waiting.request
         try:
-            next(steps)
-            return
+            next(waiting.steps)
+            return False
         except StopIteration as end:
             reply: Reply = end.value
         except Exception as e:
             reply = error_response(e, request, connection.address)
-        line.requests.popleft()
-        line.share.release(size)
         if reply is not None:
             connection.reply(request, reply)
+        return True

@@ -202,7 +202,7 @@ class CommitLog:
         records. All of these conditions can be temporary.
         """
         self._check()
-        self._log_preallocation.check_line()
+        self._log_preallocation.check_wait_queue()
         if size + BLANK_SIZE > self.file_size:
             raise StoreError(f"a record of {size} bytes doesn't fit into a file of {self.file_size} bytes")
         base = start = self.position // self.file_size * self.file_size

@@ -51,9 +51,9 @@ class LogPreallocation:
         self._written_end = written_end
         self._preallocation.ask(self._make_ahead)
 
-    def check_line(self) -> None:
+    def check_wait_queue(self) -> None:
         """Raises StoreBusy if a caller would overtake others in the wait queue."""
-        self._preallocation.check_line(self._make_needed)
+        self._preallocation.check_wait_queue(self._make_needed)
 
     @property
     def is_closed(self) -> bool:

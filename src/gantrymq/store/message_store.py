@@ -272,42 +272,42 @@ class MessageStore:
             self._preallocation.waits = before
 
     @contextmanager
-    def ahead_of_line(self) -> Iterator[None]:
+    def ahead_of_wait_queue(self) -> Iterator[None]:
         """Lets `append` skip the wait queue for preallocated space within the context. For background tasks.
 
         A background task has no entry in the wait queue, and with many senders the queue may never be empty.
         """
-        before, self._preallocation.is_ahead_of_line = self._preallocation.is_ahead_of_line, True
+        before, self._preallocation.skips_wait_queue = self._preallocation.skips_wait_queue, True
         try:
             yield
         finally:
-            self._preallocation.is_ahead_of_line = before
+            self._preallocation.skips_wait_queue = before
 
     def when_preallocated(self, callback: Callable[[], None]) -> None:
         """Calls `callback` in a thread when the space that caused StoreBusy is available or can't be provided."""
         self._preallocation.when_made(callback)
 
-    def close_line(self, *, has_file: bool = False) -> None:
+    def close_wait_queue(self, *, has_file: bool = False) -> None:
         """Gives the callers in the wait queue precedence: later callers with the same need get StoreBusy.
 
         With `has_file`, space is available again, and later callers can't take it from the waiting ones.
         """
-        self._preallocation.has_line = True
+        self._preallocation.has_wait_queue = True
         if self._preallocation.refused is None:
             self._preallocation.refused = set()
         if has_file and not self._preallocation.wanted.isdisjoint(self._preallocation.for_all):
             self._log.take_in_turn()
 
-    def open_line(self) -> None:
+    def open_wait_queue(self) -> None:
         """Lets the waiting callers retry.
 
         A caller that gets StoreBusy again comes before later ones with the same need.
         """
-        self._preallocation.has_line = False
+        self._preallocation.has_wait_queue = False
 
-    def end_line(self, *, anew: bool = False) -> None:
+    def end_wait_queue(self, *, anew: bool = False) -> None:
         """Ends the precedence, because the wait queue is empty. With `anew`, all waiting callers start again."""
-        self._preallocation.has_line = False
+        self._preallocation.has_wait_queue = False
         self._preallocation.refused = None
         if not anew:
             self._preallocation.wanted.clear()

@@ -42,9 +42,9 @@ class Preallocation:
         #: If true, `need` waits for the operation; otherwise it raises StoreBusy.
         self.waits = waits
         #: If true, the caller skips the wait queue for preallocated space.
-        self.is_ahead_of_line = False
+        self.skips_wait_queue = False
         #: Whether callers are in the wait queue. Later callers with the same need come after them.
-        self.has_line = False
+        self.has_wait_queue = False
         #: `wanted` are the operations that the waiting callers need, `for_all` those that all callers need: the log's.
         self.wanted: set[Work] = set()
         self.for_all: set[Work] = set()
@@ -104,7 +104,7 @@ class Preallocation:
         if problem is not None:
             raise problem.exception()
         self.ask(work)
-        if self.is_ahead_of_line:
+        if self.skips_wait_queue:
             raise _busy()
         if self.refused is None:
             # Without a wait queue, callers retry on their own.
@@ -114,16 +114,16 @@ class Preallocation:
         self.wanted.add(work)
         raise _busy()
 
-    def check_line(self, work: Work) -> None:
+    def check_wait_queue(self, work: Work) -> None:
         """Raises StoreBusy if the caller would overtake others in the wait queue that need the same operation."""
-        if self.waits or self.is_ahead_of_line:
+        if self.waits or self.skips_wait_queue:
             return
         if self.is_closed_for(work) or (self.refused and work in self.refused):
             raise _busy()
 
     def is_closed_for(self, work: Work) -> bool:
         """Returns whether callers wait for this operation, or for one that all callers need."""
-        return self.has_line and (work in self.wanted or not self.wanted.isdisjoint(self.for_all))
+        return self.has_wait_queue and (work in self.wanted or not self.wanted.isdisjoint(self.for_all))
 
     def is_waited_for(self, work: Work) -> bool:
         """Returns whether a caller in the wait queue needs this operation."""

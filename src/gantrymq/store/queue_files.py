@@ -112,7 +112,7 @@ class QueueFiles:
         """Ensures that there is space for `count` units after the last one. Raises as `preallocate` does."""
         if self._gone:
             raise StoreError(self._gone)
-        self._preallocation.check_line(self._make_needed)
+        self._preallocation.check_wait_queue(self._make_needed)
         end = self.max_offset + count
         if [base for base, at, size in self._pieces(end) if self._file(base).reserved < at + size]:
             self._needed = max(self._needed, end)

@@ -26,7 +26,7 @@ class NewTopics(Feature):
     def __init__(self, topics: BrokerTopics, jobs: Jobs) -> None:
         self._topics = topics
         self._pending = PendingRequests("new topics are written", NEW_TOPIC_WAITS)
-        self._line: deque[PendingRequest] = deque()
+        self._queue: deque[PendingRequest] = deque()
         #: Topic -> number of requests that wait for it.
         self._waiting: Counter[str] = Counter()
         self._job = jobs.repeating("go on with requests for new topics", self._go_on)
@@ -36,7 +36,7 @@ class NewTopics(Feature):
         """Whether the request that is being handled has waited here."""
         return self._pending.current is not None
 
-    def has_line(self, topic: str) -> bool:
+    def is_waiting(self, topic: str) -> bool:
         """Returns whether requests wait for this topic. A request that arrives now must not overtake them."""
         return topic in self._waiting
 
@@ -49,7 +49,7 @@ class NewTopics(Feature):
         If the changes can't be written, the response is an error. Raises RequestRefused if the pending requests exceed
         NEW_TOPIC_WAITS.
         """
-        self._line.append(self._pending.hold(connection, request, handler, topic=topic))
+        self._queue.append(self._pending.hold(connection, request, handler, topic=topic))
         self._waiting[topic] += 1
         self._job.wake()
 
@@ -59,7 +59,7 @@ class NewTopics(Feature):
 
     async def _go_on(self) -> None:
         """Handles the requests that are waiting at the start of this run. Later ones wait for the next run."""
-        line, self._line = self._line, deque()
+        queue, self._queue = self._queue, deque()
         error: StoreError | None = None
         try:
             try:
@@ -67,8 +67,8 @@ class NewTopics(Feature):
             except StoreError as e:
                 error = e
             end = monotonic() + TURN_S
-            while line:
-                held = line.popleft()
+            while queue:
+                held = queue.popleft()
                 self._leaves(held.topic)
                 # One error for each request: an exception that is raised repeatedly keeps all tracebacks.
                 self._pending.answer(held, None if error is None else StoreError(str(error)))
@@ -77,7 +77,7 @@ class NewTopics(Feature):
                     end = monotonic() + TURN_S
         finally:
             # After any failure, the remaining requests still wait for the next run.
-            self._line.extendleft(reversed(line))
+            self._queue.extendleft(reversed(queue))
 
     def _leaves(self, topic: str) -> None:
         self._waiting[topic] -= 1

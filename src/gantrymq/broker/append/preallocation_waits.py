@@ -6,13 +6,14 @@ In Java, the request's thread waits for the file (`AllocateMappedFileService.put
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from functools import partial
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.append.fair_queue import FairQueue
 from gantrymq.broker.append.pending_requests import TURN_S, PendingRequest, PendingRequests
 from gantrymq.broker.feature import Feature
 from gantrymq.errors import StoreBusy
+from gantrymq.fair_queue import FairQueue
 from gantrymq.limits import PREALLOCATION_WAITS
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
@@ -26,14 +27,16 @@ WAIT_S = 3.0
 class PreallocationWaits(Feature):
     """The requests of one broker that wait for preallocated space in the store.
 
-    After space is preallocated, all requests are tried in the order of `FairQueue`, starting with the oldest. If a
-    request needs more space, it waits again. Later requests that need the same space wait again, too.
+    After space is preallocated, all requests are tried, one of each connection in turn. If a request needs more space,
+    it waits again. Later requests that need the same space wait again, too.
     """
 
     def __init__(self, store: MessageStore, jobs: Jobs) -> None:
         self._store = store
         self._pending = PendingRequests("a file of the store is made", PREALLOCATION_WAITS)
-        self._line = FairQueue()
+        self._queue: FairQueue[Connection, PendingRequest] = FairQueue()
+        #: The requests in the queue by number, the oldest first.
+        self._by_age: OrderedDict[int, PendingRequest] = OrderedDict()
         #: Requests that were tried and need more space.
         self._again: list[PendingRequest] = []
         self._has_file = False
@@ -53,9 +56,9 @@ class PreallocationWaits(Feature):
         with self._store.waiting():
             for held in self._again:
                 self._pending.answer(held)
-            while self._line:
-                self._pending.answer(self._line.take_oldest())
-        self._store.end_line()
+            while self._queue:
+                self._pending.answer(self._take_oldest())
+        self._store.end_wait_queue()
 
     def hold(self, connection: Connection, request: RemotingCommand, handler: RequestHandler) -> None:
         """Adds a request. `handler` handles it when the store has space. After WAIT_S, the response is SYSTEM_BUSY.
@@ -65,8 +68,8 @@ class PreallocationWaits(Feature):
         if self._pending.current is not None:
             self._again.append(self._pending.again(handler))
             return
-        self._line.add(self._pending.hold(connection, request, handler, monotonic() + WAIT_S))
-        if len(self._line) == 1 and not self._again:
+        self._add(self._pending.hold(connection, request, handler, monotonic() + WAIT_S))
+        if len(self._queue) == 1 and not self._again:
             self._wait()
 
     def holding(self, handler: RequestHandler) -> RequestHandler:
@@ -87,10 +90,10 @@ class PreallocationWaits(Feature):
     def _wait(self) -> None:
         """Starts to wait for space in the store, and for the deadline of the oldest request."""
         self._has_file = False
-        self._store.close_line()
+        self._store.close_wait_queue()
         # The store's thread calls it.
         self._store.when_preallocated(partial(self._wake_soon, asyncio.get_running_loop()))
-        self._job.wake(max(self._line.oldest.deadline - monotonic(), 0.0))
+        self._job.wake(max(self._oldest.deadline - monotonic(), 0.0))
 
     def _wake_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.call_soon_threadsafe(self._file_made)
@@ -98,38 +101,55 @@ class PreallocationWaits(Feature):
     def _file_made(self) -> None:
         """Starts to handle the pending requests, because the store has preallocated space."""
         self._has_file = True
-        self._line.begin_with_oldest()
-        self._store.end_line(anew=True)
-        self._store.close_line(has_file=True)
+        self._store.end_wait_queue(anew=True)
+        self._store.close_wait_queue(has_file=True)
         self._job.wake()
 
     def _go_on(self) -> float | None:
         """Handles pending requests and rejects expired ones for TURN_S. Returns the seconds to the next run."""
         now = monotonic()
         end = now + TURN_S
-        line = self._line
+        queue = self._queue
         if self._has_file:
             # The requests below are those for which the space is reserved.
-            self._store.open_line()
-        while line and (self._has_file or line.oldest.deadline <= now):
-            held = line.take() if self._has_file else line.take_oldest()
+            self._store.open_wait_queue()
+        while queue and (self._has_file or self._oldest.deadline <= now):
+            held = self._take() if self._has_file else self._take_oldest()
             self._pending.answer(held, self._pending.busy() if held.deadline <= now else None)
             if monotonic() >= end:
                 break
-        if line and self._has_file:
-            self._store.close_line(has_file=True)
+        if queue and self._has_file:
+            self._store.close_wait_queue(has_file=True)
             return 0.0
         self._put_back()
-        if not line:
-            self._store.end_line()
+        if not queue:
+            self._store.end_wait_queue()
         elif self._has_file:
             self._wait()
         else:
-            return max(line.oldest.deadline - now, 0.0)
+            return max(self._oldest.deadline - now, 0.0)
         return None
 
     def _put_back(self) -> None:
         """Adds the requests that need more space to the queue again, which is empty then."""
         again, self._again = self._again, []
         for held in sorted(again, key=lambda held: held.number):
-            self._line.add(held)
+            self._add(held)
+
+    @property
+    def _oldest(self) -> PendingRequest:
+        """The request that arrived first. Its deadline is the next one."""
+        return next(iter(self._by_age.values()))
+
+    def _add(self, held: PendingRequest) -> None:
+        self._queue.add(held.connection, held)
+        self._by_age[held.number] = held
+
+    def _take(self) -> PendingRequest:
+        _, held = self._queue.take()
+        del self._by_age[held.number]
+        return held
+
+    def _take_oldest(self) -> PendingRequest:
+        _, held = self._by_age.popitem(last=False)
+        return self._queue.take_of(held.connection)

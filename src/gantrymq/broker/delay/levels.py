@@ -226,7 +226,7 @@ class DelayLevels(Feature):
                 if due_ms > now_ms:
                     return min((due_ms - now_ms) / 1000, _LONGEST_SLEEP_S)
                 try:
-                    with self._appender.store.ahead_of_line():
+                    with self._appender.store.ahead_of_wait_queue():
                         self._deliver(level, queue, record)
                 except StoreBusy:
                     self._begin_ahead(level, queue, next_offset, delay_ms, now_ms)

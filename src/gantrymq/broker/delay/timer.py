@@ -244,7 +244,7 @@ class Timer(Feature):
         """Runs steps for at most _TURN_S. Returns the seconds to the next run, inf if nothing waits."""
         end = self._loop.time() + _TURN_S
         try:
-            with self._store.ahead_of_line():
+            with self._store.ahead_of_wait_queue():
                 while (step := self._delivery.step(now_ms())) is Step.MORE:
                     self._is_changed = True
                     if self._loop.time() >= end:

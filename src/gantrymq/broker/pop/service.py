@@ -260,14 +260,14 @@ class PopService(Feature):
 
     def _expire(self) -> float:
         try:
-            with self._store.ahead_of_line():
+            with self._store.ahead_of_wait_queue():
                 return 0.0 if self.buffer.expire(now_ms(), _EXPIRE_BATCH) else _TICK_S
         except StoreBusy:
             return PREALLOCATION_RETRY_S
 
     def _bring_back(self) -> float:
         try:
-            with self._store.ahead_of_line():
+            with self._store.ahead_of_wait_queue():
                 return 0.0 if self._revive.turn() else _TICK_S
         except StoreBusy:
             return PREALLOCATION_RETRY_S

@@ -126,7 +126,7 @@ class PlainSends:
             sends = self._sends.get(within_ms)
             if sends is None:
                 return 0, b""
-        if (self._is_safe and not self._pending_responses.takes) or self._long_requests.has_line(connection):
+        if (self._is_safe and not self._pending_responses.takes) or self._long_requests.is_waiting(connection):
             return 0, b""
         try:
             sent = self._append(sends, data, host)

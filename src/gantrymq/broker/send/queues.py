@@ -92,12 +92,12 @@ class SendQueues:
         config = self._topics.get(topic) or self._create(target, options, connection)
         if not config.is_writable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"the topic[{topic}] sending message is forbidden")
-        has_line = self._new_topics.has_line(topic)
+        is_waiting = self._new_topics.is_waiting(topic)
         has_waited = self._new_topics.is_answering or self._preallocation_waits.is_answering
-        if not self._topics.is_written(topic) or (has_line and not has_waited):
+        if not self._topics.is_written(topic) or (is_waiting and not has_waited):
             return None
         queues: list[ConsumeQueue | None] = [None] * max(config.write_queue_nums, config.read_queue_nums)
-        if not has_line:
+        if not is_waiting:
             # If the queues were cached now, later requests would overtake the waiting ones.
             self._writable[topic] = queues
         return queues

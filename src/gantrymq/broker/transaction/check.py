@@ -160,7 +160,7 @@ class TransactionCheck(TransactionStates):
                 if self._ends.half_offset >= end:
                     return questions, False
                 try:
-                    with self._store.ahead_of_line():
+                    with self._store.ahead_of_wait_queue():
                         is_old = self._ends.take(self._ends.half_offset) or self._check(
                             record, now_ms, can_ask, questions
                         )

@@ -142,7 +142,7 @@ class Endings:
             # Round robin: a decision that cannot continue does not block the others.
             self.open[op_offset] = self.open.pop(op_offset)
             try:
-                with self._store.ahead_of_line():
+                with self._store.ahead_of_wait_queue():
                     self._step(ending)
             except StoreBusy:
                 return PREALLOCATION_RETRY_S

@@ -344,7 +344,7 @@ class Transactions(Feature):
 
     def _write_ops(self) -> float:
         try:
-            with self._store.ahead_of_line():
+            with self._store.ahead_of_wait_queue():
                 self._check.write_ops()
         except StoreBusy:
             return PREALLOCATION_RETRY_S
