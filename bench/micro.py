@@ -24,7 +24,7 @@ from gantrymq.protocol.record import encode_host, encode_record
 from gantrymq.protocol.send_request import decode_send_request
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.connection_limits import ConnectionLimits
-from gantrymq.remoting.turns import TURN_S, Turns
+from gantrymq.remoting.time_slices import SLICE_S, TimeSlices
 from gantrymq.store.config import StoreConfig
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
@@ -69,8 +69,8 @@ async def run(directory: Path, size: int, count: int, repeat: int) -> None:
     )
     broker = Broker(config)
     await broker.start()
-    turns = Turns()
-    connection = Connection(broker._handlers, is_server=True, limits=ConnectionLimits(turns))
+    slices = TimeSlices()
+    connection = Connection(broker._handlers, is_server=True, limits=ConnectionLimits(slices))
     transport = Swallowing()
     connection.connection_made(transport)
     store, queue = broker.store, broker.store.queue("micro", 0)
@@ -107,8 +107,8 @@ async def run(directory: Path, size: int, count: int, repeat: int) -> None:
         for data in reads:
             connection.data_received(data)
             # The event loop does not run here, so it cannot start the next iteration itself.
-            while connection.is_behind or turns.used > TURN_S:
-                turns._new_round()
+            while connection.is_behind or slices.used > SLICE_S:
+                slices._new_round()
 
     for name, piece in (
         ("frame reader", read_frames),

@@ -21,7 +21,7 @@ from sim.machine import PROCESS, Process, State
 from sim.network import Network, SimSocket
 
 #: Duration of one iteration, in seconds.
-TURN_S = 1e-6
+SLICE_S = 1e-6
 #: Longest duration of work in a thread, in seconds.
 _THREAD_S = 0.002
 #: Number of cancelled timers from which the timer heap is cleaned up.
@@ -91,7 +91,7 @@ class SimLoop(asyncio.BaseEventLoop):
         #: Number of iterations.
         self.turns = 0
         #: Duration of an iteration at present, in seconds. The script `Handed` increases it.
-        self.turn_s = TURN_S
+        self.turn_s = SLICE_S
         self.set_exception_handler(lambda _, context: self.unhandled.append(context))
 
     def time(self) -> float:

@@ -17,7 +17,7 @@ from gantrymq.errors import StoreError
 from sim.cluster import Program, store_config
 from sim.disk import Disk
 from sim.faults import End, Full, Kill, Kind, Power, Script, Site, Stop
-from sim.loop import TURN_S
+from sim.loop import SLICE_S
 from sim.plan import Fault, broker_name
 from sim.replica_faults import HandOver, Wreck
 
@@ -155,7 +155,7 @@ class Handed:
             others = [one for one in site.servers.replicas()[broker_name(fault.whom)] if one is not master]
             HandOver().begin(site, others[0], 0.0)
             await asyncio.sleep(fault.lasts / HANDOVERS)
-        loop.turn_s = TURN_S
+        loop.turn_s = SLICE_S
 
 
 class Relieved:

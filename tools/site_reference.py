@@ -54,7 +54,7 @@ from gantrymq.proxy.clients import Clients
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.metrics import CallFigures
 from gantrymq.proxy.metrics import collect as collect_proxy
-from gantrymq.remoting.answered_requests import AnsweredRequests
+from gantrymq.remoting.request_counts import RequestCounts
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -240,7 +240,7 @@ def _default(each: Field[Any]) -> str:
 
 def _metrics(language: str) -> str:
     head = ["名称", "类型", "标签", "说明"] if language == "zh" else ["name", "kind", "labels", "what"]
-    told = render(collect(RouteTable(NamesrvConfig()), AnsweredRequests(), Jobs(), 0, 0.0)).decode()
+    told = render(collect(RouteTable(NamesrvConfig()), RequestCounts(), Jobs(), 0, 0.0)).decode()
     # A metric has labels only if it has values. The NameServer has none here, so the labels come from a table.
     name_server = [
         [f"`{name}`", kind, _NAMESRV_LABELS.get(name, ""), text] for name, text, kind, _ in _METRIC.findall(told)
@@ -292,7 +292,7 @@ def _controller_metrics() -> Iterable[Metric]:
         Replicas(),
         LiveBrokers(),
         {},
-        AnsweredRequests(),
+        RequestCounts(),
         Jobs(),
         is_leader=True,
         now_ms=0,

@@ -99,15 +99,16 @@ CLIENT_REQUESTS = Limit(
 #: Handshakes of TLS that are not complete, and incomplete frames of HTTP/2, bytes (`remoting/incomplete_input.py`). A
 #: handshake counts as 128 KiB: 512 clients can connect at the same moment.
 INCOMPLETE_INPUTS_BYTES = 64 * MIB
-#: Incomplete frames of all connections, bytes (`remoting/unfinished_frames.py`): three of the largest frames, or twelve
+#: Incomplete frames of all connections, bytes (`remoting/incomplete_frames.py`): three of the largest frames, or twelve
 #: of a broker's largest messages, arrive at a time.
 INCOMPLETE_FRAMES_BYTES = 64 * MIB
-#: Responses that peers do not read, bytes (`remoting/untaken_answers.py`): a hundred slow consumers have less. The
+#: Responses that peers do not read, bytes (`remoting/unread_responses.py`): a hundred slow consumers have less. The
 #: server closes connections before twice this amount.
 UNREAD_RESPONSES_BYTES = 100 * MIB
-#: Requests of connections that wait for their time slice, bytes (`remoting/turns.py`). A read has at most 256 KiB.
+#: Requests of connections that wait for their time slice, bytes (`remoting/time_slices.py`). A read has at most
+#: 256 KiB.
 WAITING_READS_BYTES = 64 * MIB
-#: Groups, members and subscriptions from heartbeats, bytes (`broker/tables/kept_bytes.py`): 200,000 members.
+#: Groups, members and subscriptions from heartbeats, bytes (`broker/tables/heartbeat_quota.py`): 200,000 members.
 HEARTBEATS_BYTES = 96 * MIB
 #: Texts of the compiled filters that requests in flight use, characters (`filter/filter_cache.py`). A compiled filter
 #: takes about 12 bytes a character.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gantrymq.auth.guard import Caller
-from gantrymq.auth.need import Guarded
+from gantrymq.auth.permission import Guarded
 from gantrymq.auth.plain_access import PlainAccess
 from gantrymq.auth.plain_acl import Perm, parse_plain_acl
 from gantrymq.auth.plain_acl_file import PlainAclFiles

@@ -8,7 +8,7 @@ import pytest
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.auth.guard import Caller
-from gantrymq.auth.need import Guarded
+from gantrymq.auth.permission import Guarded
 from gantrymq.auth.user_access import UserAccess
 from gantrymq.auth.user_table import UsersFile, UserTable
 from gantrymq.auth.users import UserType

@@ -7,7 +7,7 @@ import traceback
 
 import pytest
 
-from gantrymq.background.shared import own_copy, result_of
+from gantrymq.background.shared_task import own_copy, result_of
 from gantrymq.errors import BrokerError, ConnectFailed
 
 

@@ -28,7 +28,7 @@ from gantrymq.protocol.sys_flag import COMPRESSED
 from gantrymq.remoting import long_requests
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.connection_limits import ConnectionLimits
-from gantrymq.remoting.turns import TURN_S, Turns
+from gantrymq.remoting.time_slices import SLICE_S, TimeSlices
 from gantrymq.store import message_writer, record_batch
 
 #: Port in the records of all these brokers, so that their logs are equal.
@@ -41,11 +41,11 @@ class Client:
     """A connection whose input is passed to the broker directly."""
 
     def __init__(self, broker: Broker, host: str = "127.0.0.1") -> None:
-        self._turns = Turns()
+        self._slices = TimeSlices()
         self._transport = Keeping(host)
         server = broker._server
         self.connection = Connection(
-            server._handlers, is_server=True, limits=ConnectionLimits(self._turns), first_look=server.first_look
+            server._handlers, is_server=True, limits=ConnectionLimits(self._slices), first_look=server.first_look
         )
         self.connection.connection_made(self._transport)
 
@@ -53,8 +53,8 @@ class Client:
         """Passes one read to the broker and returns its responses."""
         self._transport.data, self._transport.calls = b"", 0
         self.connection.data_received(data)
-        while self.connection.is_behind or self._turns.used > TURN_S:
-            self._turns._new_round()
+        while self.connection.is_behind or self._slices.used > SLICE_S:
+            self._slices._new_round()
         return self._transport.data
 
     def answers(self, data: bytes) -> list[RemotingCommand]:
@@ -98,7 +98,7 @@ async def running(
     monkeypatch.setattr(context_module, "encode_host", lambda ip, port: encode_host(ip, PORT))
     monkeypatch.setattr(message_writer, "time", lambda: NOW_S)
     monkeypatch.setattr(record_batch, "time", lambda: NOW_S)
-    monkeypatch.setattr(long_requests, "TURN_S", 3600.0)
+    monkeypatch.setattr(long_requests, "SLICE_S", 3600.0)
     settings = config(directory, **changed)
     # Queues must stay dirty, however long a test takes.
     settings.store.flush_interval_consume_queue_ms = 24 * 3600 * 1000

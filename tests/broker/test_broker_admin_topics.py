@@ -152,7 +152,7 @@ async def test_long_lists_are_made_bit_by_bit(
     peer: Peer, broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lists of topics and groups are created in steps. Other clients are served in between."""
-    monkeypatch.setattr(long_requests, "TURN_S", 0.0001)
+    monkeypatch.setattr(long_requests, "SLICE_S", 0.0001)
     await peer.send("orders", b"x")
     other = Peer(await remoting.connection(f"localhost:{broker.port}"))
     await other.send("orders", b"x")

@@ -13,10 +13,10 @@ from request_of_each_code import Asked, Places, every_request
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.auth.guard import Access, Caller
-from gantrymq.auth.need import Guarded
-from gantrymq.auth.needs import RULES
+from gantrymq.auth.permission import Guarded
 from gantrymq.auth.plain_access import PlainAccess
 from gantrymq.auth.plain_acl import parse_plain_acl
+from gantrymq.auth.request_permissions import RULES
 from gantrymq.auth.user_access import UserAccess
 from gantrymq.auth.user_table import UserTable
 from gantrymq.broker.broker import Broker

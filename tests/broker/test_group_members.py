@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gantrymq.broker.tables.group_members import MAX_GROUPS_OF_ONE, GroupMembers
-from gantrymq.broker.tables.kept_bytes import MEMBER_BYTES, KeptBytes, size_of
+from gantrymq.broker.tables.heartbeat_quota import MEMBER_BYTES, HeartbeatQuota, size_of
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 
@@ -161,7 +161,7 @@ def test_a_connection_is_in_some_groups_only() -> None:
 
 
 def test_what_is_kept_has_a_bound_and_what_keeps_much_leaves_room() -> None:
-    members: GroupMembers[Member] = GroupMembers(kept=KeptBytes(1_000_000))
+    members: GroupMembers[Member] = GroupMembers(kept=HeartbeatQuota(1_000_000))
     large = [SubscriptionData(f"topic-{n}", "x" * 5000) for n in range(20)]
 
     def beat_large(n: int) -> None:

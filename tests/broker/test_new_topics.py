@@ -201,7 +201,7 @@ async def test_first_sends_of_a_connection_keep_their_order(
 
     Some of them arrive while earlier ones are being processed in several event-loop iterations.
     """
-    monkeypatch.setattr(new_topics, "TURN_S", 0.0)
+    monkeypatch.setattr(new_topics, "SLICE_S", 0.0)
     disk.may_go_on.clear()
     bodies = [b"%d" % number for number in range(30)]
     sends = [asyncio.ensure_future(peer.send("orders", body)) for body in bodies[:15]]

@@ -182,7 +182,7 @@ async def test_a_batch_waits_behind_a_long_one(
         queue = broker.store.queue("orders", 0)
         before = queue.max_offset
         with monkeypatch.context() as patch:
-            patch.setattr(long_requests, "TURN_S", 0.0)
+            patch.setattr(long_requests, "SLICE_S", 0.0)
             assert client.read(batch_frame("binary", 3, [(0, b"long", b"")] * 3000)) == b""
             assert client.read(batches(4)) == b""
             assert by_python == [1, 2, 3, 4]

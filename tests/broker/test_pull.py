@@ -227,7 +227,7 @@ async def test_an_arrival_has_many_pulls_answered_bit_by_bit(
     peer: Peer, broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new message is delivered to many pending pulls in steps. Other clients are served in between."""
-    monkeypatch.setattr(long_requests, "TURN_S", 0.0001)
+    monkeypatch.setattr(long_requests, "SLICE_S", 0.0001)
     await peer.send("orders", b"x")
     waiting = [asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000)) for _ in range(500)]
     await until(lambda: len(broker.polling) == 500)

@@ -142,7 +142,7 @@ async def test_others_are_served_while_a_large_batch_is_taken_in(
     The messages of the batch are adjacent nevertheless, whatever other clients send to the queue.
     """
     # One step in each event-loop iteration: a fast machine could otherwise store the batch in one time slice.
-    monkeypatch.setattr(long_requests, "TURN_S", 0.0)
+    monkeypatch.setattr(long_requests, "SLICE_S", 0.0)
     await peer.send("orders", b"first")
     other = Peer(await remoting.connection(f"localhost:{broker.port}"))
     body = encode_batch([(0, b"%d" % i, b"TAGS\x01t\x02") for i in range(32_767)])

@@ -103,7 +103,7 @@ async def test_others_are_served_while_an_expression_takes_its_time(
 
     It repeats two conditions 790 times. None of the 2,000 messages matches it.
     """
-    monkeypatch.setattr(long_requests, "TURN_S", 0.001)
+    monkeypatch.setattr(long_requests, "SLICE_S", 0.001)
     # The request code of pop does not fit into a binary header.
     peer.serialize_type = SerializeType.JSON
     body = encode_batch([(0, b"", b"a\x011\x02b\x013\x02")] * 2000)

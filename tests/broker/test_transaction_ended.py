@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gantrymq.broker.transaction.ended import EndedHalves
+from gantrymq.broker.transaction.ended_half_messages import EndedHalfMessages
 
 offsets = st.integers(0, 60)
 steps = st.lists(
@@ -15,7 +15,7 @@ steps = st.lists(
 
 @given(steps)
 def test_it_is_a_dictionary(given_steps: list[tuple[str, int, int, int]]) -> None:
-    ended, known = EndedHalves(), dict[int, int]()
+    ended, known = EndedHalfMessages(), dict[int, int]()
     for what, start, end, op_offset in given_steps:
         span = range(start, max(start + 1, end))
         if what == "add":
@@ -40,7 +40,7 @@ def test_it_is_a_dictionary(given_steps: list[tuple[str, int, int, int]]) -> Non
 
 
 def test_a_run_takes_no_more_than_one() -> None:
-    ended = EndedHalves()
+    ended = EndedHalfMessages()
     for start in range(0, 10_000_000, 500):
         assert ended.add_run(start, start + 500, start)
     assert len(ended) == 10_000_000

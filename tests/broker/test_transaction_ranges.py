@@ -16,7 +16,7 @@ from transaction_support import Half, Producer, all_messages, progress
 from wait_until import until
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.transaction.endings import Ending, Endings
+from gantrymq.broker.transaction.decision_executor import DecisionExecutor, DecisionProgress
 from gantrymq.errors import StoreBusy
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.half_ranges import HalfRange
@@ -132,7 +132,7 @@ async def test_copies_are_what_single_commits_store(pair: Pair, monkeypatch: pyt
     bodies = [b"", b"x", b"y" * 5000]
     for topic, copies in (("t" * 127, True), ("u" * 127, False)):
         if not copies:
-            monkeypatch.setattr("gantrymq.broker.transaction.endings.Endings._copies", lambda *_: [])
+            monkeypatch.setattr("gantrymq.broker.transaction.decision_executor.DecisionExecutor._copies", lambda *_: [])
         ranges = [await prepare_many(producer, topic, bodies, own, born_timestamp=10**13)]
         await end_all(producer, ranges, topics=topic)
     records = []
@@ -305,21 +305,21 @@ async def test_many_files_of_the_log_are_made_meanwhile(pair: Pair) -> None:
 
 
 async def test_what_is_decided_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Endings._step
+    step = DecisionExecutor._step
 
-    def half_of_them(endings: Endings, ending: Ending) -> None:
+    def half_of_them(executor: DecisionExecutor, progress: DecisionProgress) -> None:
         if broker.store.queue("orders", 0).max_offset >= 4000:
             raise StoreBusy("planted")
-        step(endings, ending)
+        step(executor, progress)
 
     async with started(tmp_path) as (broker, producer):
         ranges = [await prepare_many(producer, "orders", numbers(1000 * n, 1000)) for n in range(8)]
         with monkeypatch.context() as patch:
-            patch.setattr(Endings, "_step", half_of_them)
-            ending = asyncio.create_task(end_many(producer, ranges))
+            patch.setattr(DecisionExecutor, "_step", half_of_them)
+            progress = asyncio.create_task(end_many(producer, ranges))
             await until(lambda: broker.store.queue("orders", 0).max_offset >= 4000)
-            ending.cancel()
-            broker.features.transactions._endings.cancel()
+            progress.cancel()
+            broker.features.transactions._executor.cancel()
     assert broker.features.transactions._check.decisions.open
     async with started(tmp_path) as (broker, producer):
         await until(lambda: broker.store.queue("orders", 0).max_offset == 8000)
@@ -331,17 +331,17 @@ async def test_what_is_decided_goes_on_after_a_stop(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("verdict", [TRANSACTION_COMMIT, TRANSACTION_ROLLBACK])
 async def test_one_of_those_that_are_being_ended_cant_be_ended_by_itself(pair: Pair, verdict: int) -> None:
     broker, producer = pair
-    endings = broker.features.transactions._endings
-    endings.cancel()
+    executor = broker.features.transactions._executor
+    executor.cancel()
     ranges = [await prepare_many(producer, "orders", numbers(0, 10))]
-    ending = asyncio.create_task(end_all(producer, ranges))
+    progress = asyncio.create_task(end_all(producer, ranges))
     await until(lambda: bool(broker.features.transactions._check.decisions.open))
     refused = await producer.end(first_of(broker, ranges[0]), verdict)
     assert refused.code == ResponseCode.ILLEGAL_OPERATION
     assert refused.remark == "half message 0 is of a transaction that is being committed as a whole"
-    endings.start()
-    endings._job.wake()
-    await ending
+    executor.start()
+    executor._job.wake()
+    await progress
     assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 10)
     assert broker.features.transactions.commits["orders"] == 10
 
@@ -368,13 +368,13 @@ async def test_what_is_decided_and_not_begun_is_done_after_a_stop(
     Their offset, 0, also occurs in the records of normal messages.
     """
     with monkeypatch.context() as nothing_goes_on:
-        nothing_goes_on.setattr(Endings, "_go_on", lambda _: None)
+        nothing_goes_on.setattr(DecisionExecutor, "_go_on", lambda _: None)
         async with started(tmp_path) as (broker, producer):
             ranges = [await prepare_many(producer, "orders", numbers(0, 100))]
             assert ranges[0][:2] == (0, 0)
-            ending = asyncio.create_task(end_many(producer, ranges))
+            progress = asyncio.create_task(end_many(producer, ranges))
             await until(lambda: bool(broker.features.transactions._check.decisions.open))
-            ending.cancel()
+            progress.cancel()
             if between == "looks committed":
                 given = await producer.send("others", b"0", sys_flag=TRANSACTION_COMMIT)
                 assert given.code == ResponseCode.SUCCESS
@@ -418,13 +418,13 @@ async def test_one_that_was_ended_by_itself_isnt_ended_again_after_a_stop(
     The broker stops after it stored the decision on the range and before it carries it out.
     """
     with monkeypatch.context() as nothing_goes_on:
-        nothing_goes_on.setattr(Endings, "_go_on", lambda _: None)
+        nothing_goes_on.setattr(DecisionExecutor, "_go_on", lambda _: None)
         async with started(tmp_path) as (broker, producer):
             ranges = [await prepare_many(producer, "orders", numbers(0, 100))]
             await producer.end(half_at(broker, 7))
-            ending = asyncio.create_task(end_many(producer, ranges))
+            progress = asyncio.create_task(end_many(producer, ranges))
             await until(lambda: bool(broker.features.transactions._check.decisions.open))
-            ending.cancel()
+            progress.cancel()
     async with started(tmp_path) as (broker, producer):
         await end_all(producer, ranges)
         messages = [message.body for message in await all_messages(producer, "orders")]
@@ -433,19 +433,19 @@ async def test_one_that_was_ended_by_itself_isnt_ended_again_after_a_stop(
 
 async def test_ranges_that_overlap_end_each_half_message_once(pair: Pair) -> None:
     broker, producer = pair
-    endings = broker.features.transactions._endings
-    endings.cancel()
+    executor = broker.features.transactions._executor
+    executor.cancel()
     first = await prepare_many(producer, "orders", numbers(0, 10))
     await prepare_many(producer, "orders", numbers(10, 10))
     both = HalfRange(first.half_offset, first.physical_offset, 20)
-    ending = asyncio.create_task(end_all(producer, [first]))
+    progress = asyncio.create_task(end_all(producer, [first]))
     await until(lambda: bool(broker.features.transactions._check.decisions.open))
     refused = await end_many(producer, [both])
     assert refused.code == ResponseCode.ILLEGAL_OPERATION
     assert refused.remark == "of half messages 0 to 19 some are being committed with others"
-    endings.start()
-    endings._job.wake()
-    await ending
+    executor.start()
+    executor._job.wake()
+    await progress
     await end_all(producer, [both])
     assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 20)
 

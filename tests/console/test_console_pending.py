@@ -11,7 +11,7 @@ from wait_until import until
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
-from gantrymq.console.queries import due
+from gantrymq.console.queries import delayed_messages
 from gantrymq.protocol.bodies.pop import Checkpoint
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.properties import TIMER_DELAY_MS
@@ -91,7 +91,7 @@ async def test_of_many_the_next_ones(
     """
     async with AdminClient(cluster.name_server) as admin:
         await admin.ensure_topic("crowded", queues=1)
-    count = 2 * due.MAX_OF_LEVEL + 10
+    count = 2 * delayed_messages.MAX_OF_LEVEL + 10
     for number in range(count):
         producer.send(Message("crowded", b"%d" % number, delay_level=15))
     producer.send(Message("crowded", b"last", delay_level=18))
@@ -103,7 +103,7 @@ async def test_of_many_the_next_ones(
     page = await until(known)
     assert all(row["due_ms"] <= page["up_to_ms"] for row in page["rows"])
     mine = [row["row"]["start"] for row in page["rows"] if row["topic"] == "crowded"]
-    assert due.MAX_OF_LEVEL <= len(mine) < count
+    assert delayed_messages.MAX_OF_LEVEL <= len(mine) < count
     assert "last" not in mine
     assert "up to:" in await html_of(visitor, "due")
 

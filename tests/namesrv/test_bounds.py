@@ -15,8 +15,8 @@ from wait_until import until
 from gantrymq.errors import BrokerError, RequestRefused
 from gantrymq.namesrv import notifications, route_table
 from gantrymq.namesrv import registration as registration_module
-from gantrymq.namesrv.answers import in_zone
 from gantrymq.namesrv.config import NamesrvConfig
+from gantrymq.namesrv.responses import in_zone
 from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData

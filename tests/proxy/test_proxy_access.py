@@ -16,7 +16,7 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError
 from gantrymq.protocol.bodies.auth import UserInfo
 from gantrymq.protocol.message import Message
-from gantrymq.proxy.access.needs import needs
+from gantrymq.proxy.access.request_permissions import needs
 from gantrymq.proxy.access.signature import signed
 from gantrymq.proxy.call import METHODS
 from gantrymq.proxy.doctor.diagnosis import diagnose_proxy

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from wait_until import until
 
-from gantrymq.proxy.for_each import for_each
+from gantrymq.proxy.concurrency import for_each
 
 
 async def test_one_that_fails_keeps_it_from_no_other() -> None:

@@ -15,10 +15,10 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.remoting import connection as connection_module
 from gantrymq.remoting import flow_control
-from gantrymq.remoting.answers import encode_reply
 from gantrymq.remoting.connection import Connection, FirstLook, Reply, RpcHook
 from gantrymq.remoting.connection_limits import ConnectionLimits
-from gantrymq.remoting.turns import CROWDED_TURN_S, ROUND_S, Turns
+from gantrymq.remoting.responses import encode_reply
+from gantrymq.remoting.time_slices import CROWDED_SLICE_S, ROUND_S, TimeSlices
 
 #: `Look` handles frames with this code.
 PLAIN = 7
@@ -77,8 +77,8 @@ def whole_frames(data: bytes) -> Iterator[RemotingCommand]:
     yield from FrameReader().feed(data)
 
 
-def connected(look: FirstLook, *, turns: Turns | None = None, hooks: list[RpcHook] | None = None) -> Connection:
-    limits = ConnectionLimits(turns if turns is not None else Turns())
+def connected(look: FirstLook, *, slices: TimeSlices | None = None, hooks: list[RpcHook] | None = None) -> Connection:
+    limits = ConnectionLimits(slices if slices is not None else TimeSlices())
     connection = Connection({ECHO: echo}, is_server=True, limits=limits, first_look=look, hooks=hooks or [])
     connection.connection_made(Written())
     return connection
@@ -114,7 +114,7 @@ async def test_a_command_begins_after_the_requests_before_it(clock: Clock, codes
         took.append(clock() - connection.command_began)
         return echo(connection, request)
 
-    limits = ConnectionLimits(Turns())
+    limits = ConnectionLimits(TimeSlices())
     connection = Connection({ECHO: timed}, is_server=True, limits=limits, first_look=Look(clock))
     connection.connection_made(Written())
     connection.data_received(b"".join(frame(code, opaque=number) for number, code in enumerate(codes)))
@@ -154,26 +154,26 @@ async def test_who_floods_has_turns_like_others(clock: Clock) -> None:
     They take at most the time budget of one event-loop iteration, and one look more. A cheap connection is served in
     the same iteration, and the remaining ones in later iterations.
     """
-    turns = Turns()
+    slices = TimeSlices()
     look = Look(clock)
-    cheap = connected(look, turns=turns)
-    crowd = [connected(look, turns=turns) for _ in range(40)]
+    cheap = connected(look, slices=slices)
+    crowd = [connected(look, slices=slices) for _ in range(40)]
     clock.now += 0.5
     cheap.data_received(frame(PLAIN, opaque=1))
-    turns._new_round()
+    slices._new_round()
     clock.now += 0.5
     for number, connection in enumerate(crowd):
         connection.data_received(b"".join(frame(PLAIN, opaque=n) for n in (number, number + 100)))
     served = [connection for connection in crowd if written_by(connection).data]
     assert ROUND_S < len(served) * LOOK_S < ROUND_S + 2 * LOOK_S
-    assert LOOK_S > CROWDED_TURN_S
+    assert LOOK_S > CROWDED_SLICE_S
 
     cheap.data_received(frame(PLAIN, opaque=2))
     assert written_by(cheap).answers() == [1, 2]
 
     rounds = 0
     while any(connection.is_behind for connection in crowd):
-        turns._new_round()
+        slices._new_round()
         rounds += 1
     assert rounds > 1
     assert [written_by(one).answers() for one in crowd] == [[number, number + 100] for number in range(40)]

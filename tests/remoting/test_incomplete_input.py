@@ -14,10 +14,10 @@ from certificates import Pair
 from wait_until import until
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.remoting.arrivals import HANDSHAKE_BYTES, Arrivals
 from gantrymq.remoting.incomplete_input import IncompleteInputs
 from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.remoting.tls import TlsConfig, client_context
+from gantrymq.remoting.tls_detection import HANDSHAKE_BYTES, TlsDetection
 from gantrymq.system import network
 
 
@@ -90,7 +90,7 @@ def inputs() -> IncompleteInputs:
 async def port(certificate: Pair, inputs: IncompleteInputs) -> AsyncIterator[int]:
     tls = ServerTls(TlsConfig(tls_server_cert_path=certificate.cert, tls_server_key_path=certificate.key), Jobs())
     tls.load()
-    arrivals = Arrivals(tls, Accepted, inputs)
+    accepted = TlsDetection(tls, Accepted, inputs)
     listening = network.bind("127.0.0.1", 0)
     listening.listen(10)
     listening.setblocking(False)
@@ -99,13 +99,13 @@ async def port(certificate: Pair, inputs: IncompleteInputs) -> AsyncIterator[int
     def accept() -> None:
         sock, _ = listening.accept()
         sock.setblocking(False)
-        arrivals.add(sock)
+        accepted.add(sock)
 
     loop.add_reader(listening, accept)
     yield listening.getsockname()[1]
     loop.remove_reader(listening)
     listening.close()
-    await arrivals.stop()
+    await accepted.stop()
     assert inputs.bytes == 0
 
 

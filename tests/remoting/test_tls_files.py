@@ -25,12 +25,12 @@ from wait_until import until
 from gantrymq.config import from_properties, to_properties
 from gantrymq.errors import ConfigError, ConnectFailed, RemotingError
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting import arrivals, server_tls
+from gantrymq.remoting import server_tls, tls_detection
 from gantrymq.remoting.connection import Connection, Reply
 from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.server import RemotingServer
+from gantrymq.remoting.time_slices import SLICE_S
 from gantrymq.remoting.tls import ClientAuth, TlsConfig, TlsMode, client_context, server_context
-from gantrymq.remoting.turns import TURN_S
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
 
@@ -103,7 +103,7 @@ def test_requests_that_take_several_turns_of_either_loop(
     over_tls: bool, loop_factory: Callable[[], asyncio.AbstractEventLoop], config: TlsConfig, made: dict[str, Pair]
 ) -> None:
     def slow(connection: Connection, request: RemotingCommand) -> Reply:
-        time.sleep(1.1 * TURN_S)
+        time.sleep(1.1 * SLICE_S)
         return RemotingCommand.response(body=request.body)
 
     async def all_at_once() -> None:
@@ -235,7 +235,7 @@ async def test_a_silent_connection_is_closed_by_stop(config: TlsConfig) -> None:
 
 
 async def test_a_handshake_that_stops_is_given_up(config: TlsConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrivals, "HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(tls_detection, "HANDSHAKE_TIMEOUT_S", 0.05)
     async with serving(tls=config) as server, peer_of(server) as peer:
         await peer.send(b"\x16\x03\x01")
         await peer.closed_by_other()

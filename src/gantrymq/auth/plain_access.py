@@ -14,10 +14,10 @@ from __future__ import annotations
 from functools import cache
 
 from gantrymq.auth.guard import Caller
-from gantrymq.auth.need import ANYTHING, Guarded, Need, send_need
-from gantrymq.auth.needs import needs
+from gantrymq.auth.permission import ANYTHING, Guarded, Need, send_need
 from gantrymq.auth.plain_acl import Account, Perm, PlainAcl, resource_text
 from gantrymq.auth.policy import Action, Pattern, ResourceType
+from gantrymq.auth.request_permissions import needs
 from gantrymq.errors import RefusalReason, RequestRefused
 from gantrymq.protocol.acl_signature import ACCESS_KEY
 from gantrymq.protocol.codes import ResponseCode

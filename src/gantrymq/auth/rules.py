@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from gantrymq.auth.need import Guarded, Need, group_need, send_need, topic_need
+from gantrymq.auth.permission import Guarded, Need, group_need, send_need, topic_need
 from gantrymq.auth.policy import Action, Resource, ResourceType
 from gantrymq.errors import ProtocolError
 from gantrymq.protocol import properties as names

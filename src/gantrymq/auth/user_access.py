@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from gantrymq.auth.config import AuthConfig, request_codes
 from gantrymq.auth.guard import Caller
-from gantrymq.auth.need import Guarded, Need, send_need
-from gantrymq.auth.needs import needs
+from gantrymq.auth.permission import Guarded, Need, send_need
 from gantrymq.auth.policy import Decision
+from gantrymq.auth.request_permissions import needs
 from gantrymq.auth.user_table import UserTable
 from gantrymq.auth.users import User, UserStatus, UserType, subject_of
 from gantrymq.errors import RefusalReason, RequestRefused

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from gantrymq.client.route_answers import RouteAnswer
+from gantrymq.client.route_responses import RouteResponse
 from gantrymq.errors import (
     ConnectionLost,
     NoRouteInfo,
@@ -180,7 +180,7 @@ class BrokerApi:
             raise NoRouteInfo(topic, [name_server])
         return route
 
-    async def route_answer(self, name_server: str, topic: str, timeout_ms: int = TIMEOUT_MS) -> RouteAnswer:
+    async def route_answer(self, name_server: str, topic: str, timeout_ms: int = TIMEOUT_MS) -> RouteResponse:
         """Requests the route of `topic` from one NameServer.
 
         Raises RouteNotReady if the NameServer waits for brokers to register after its start.
@@ -189,14 +189,14 @@ class BrokerApi:
         request = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         response = await self.remoting.invoke(name_server, request, timeout_ms)
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
-            return RouteAnswer(None, awaited_brokers(response))
+            return RouteResponse(None, awaited_brokers(response))
         if response.code != ResponseCode.SUCCESS:
             error = broker_error(response, name_server)
             if error.reason is RefusalReason.NAME_SERVER_NOT_READY:
                 raise RouteNotReady(topic, [name_server])
             raise error
         route = decode_json(response.body, TopicRouteData)
-        return RouteAnswer(route, awaited_brokers(response))
+        return RouteResponse(route, awaited_brokers(response))
 
     async def cluster_info(self, name_server: str, timeout_ms: int = TIMEOUT_MS) -> ClusterInfo:
         """Returns all registered brokers and their clusters."""

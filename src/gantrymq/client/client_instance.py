@@ -17,10 +17,10 @@ import msgspec
 from gantrymq.background.repeating import Repeating
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.failover import is_role_change
+from gantrymq.client.failure_log import FailureLog
 from gantrymq.client.lifecycle import CLOSE_TIMEOUT_S
 from gantrymq.client.route_renewal import RouteRenewal
 from gantrymq.client.routes import REFRESH_INTERVAL_S, YOUNG_INTERVAL_S, Routes
-from gantrymq.client.troubles import Troubles
 from gantrymq.errors import BrokerError, BrokerUnavailable, ClientClosed, GantryError, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
@@ -117,10 +117,10 @@ class ClientInstance:
             silence_s=SILENCE_S,
         )
         self.api = BrokerApi(self.remoting)
-        self.troubles = Troubles(on_error)
+        self.failure_log = FailureLog(on_error)
         discover = partial(fetch_name_servers, discovery) if discovery else None
-        self.routes = Routes(self.api, name_servers, discover, self.troubles, self._look_again_soon)
-        self._renewal = RouteRenewal(self.routes, self.troubles)
+        self.routes = Routes(self.api, name_servers, discover, self.failure_log, self._look_again_soon)
+        self._renewal = RouteRenewal(self.routes, self.failure_log)
         self._producer_data = group_data if isinstance(group_data, ProducerData) else None
         self._consumer_data = group_data if isinstance(group_data, ConsumerData) else None
         #: Brokers that were sent a heartbeat, and below those that accepted the last one.
@@ -171,7 +171,7 @@ class ClientInstance:
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Unregisters the group from the brokers, within at most `timeout_s` seconds, and closes the connections."""
         self._is_closing = True
-        self.troubles.close()
+        self.failure_log.close()
         await asyncio.gather(self._renewal.stop(), *(job.stop() for job in self._jobs))
         for greeting in self._greeting.values():
             greeting.cancel()
@@ -385,14 +385,14 @@ class ClientInstance:
             await self.api.heartbeat(address, data)
             self._greeted.add(address)
             self._given_up.discard(address)
-            self.troubles.over(address)
+            self.failure_log.recovered(address)
         except ClientClosed:
             pass
         except Exception as e:
             # Any error, because hooks are user code. The heartbeats to other brokers continue.
             self._greeted.discard(address)
             self._given_up.add(address)
-            self.troubles.tell(f"heartbeat to broker {address} failed", e)
+            self.failure_log.report(f"heartbeat to broker {address} failed", e)
 
     async def _unregister(self, address: str) -> None:
         if self._producer_data is None and self._consumer_data is None:

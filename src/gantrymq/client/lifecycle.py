@@ -15,7 +15,7 @@ from math import inf
 from types import TracebackType
 from typing import Self
 
-from gantrymq.background.shared import result_of
+from gantrymq.background.shared_task import result_of
 from gantrymq.errors import ClientClosed, ClientError
 from gantrymq.logs import peer_log
 

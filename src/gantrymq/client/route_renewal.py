@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import inf
 
 from gantrymq.background.repeating import Repeating
+from gantrymq.client.failure_log import FailureLog
 from gantrymq.client.routes import Routes
-from gantrymq.client.troubles import Troubles
 from gantrymq.errors import GantryError, NoRouteInfo
 from gantrymq.system.clock import monotonic
 
@@ -44,9 +44,9 @@ class _Stale:
 class RouteRenewal:
     """The reported topics of one client. Times are monotonic, in seconds."""
 
-    def __init__(self, routes: Routes, troubles: Troubles) -> None:
+    def __init__(self, routes: Routes, failure_log: FailureLog) -> None:
         self._routes = routes
-        self._troubles = troubles
+        self._failure_log = failure_log
         self._stale: dict[str, _Stale] = {}
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._job = Repeating("the renewal of stale routes", self._renew, after_error_s=SHORTEST_PAUSE_S)
@@ -106,6 +106,6 @@ class RouteRenewal:
         except NoRouteInfo:
             pass  # Its only broker is gone. The cached address stays in use until there is another one.
         except GantryError as e:
-            self._troubles.tell(f"can't renew the route of topic {topic}", e)
+            self._failure_log.report(f"can't renew the route of topic {topic}", e)
         if (stale := self._stale.get(topic)) is not None:
             stale.requested = monotonic()

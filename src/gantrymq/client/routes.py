@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from math import inf
 
-from gantrymq.background.shared import result_of
+from gantrymq.background.shared_task import result_of
 from gantrymq.client.broker_api import TIMEOUT_MS, BrokerApi
+from gantrymq.client.failure_log import FailureLog
 from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
-from gantrymq.client.route_answers import RouteAnswer, joined
-from gantrymq.client.troubles import Troubles
+from gantrymq.client.route_responses import RouteResponse, joined
 from gantrymq.errors import (
     BodyError,
     BrokerError,
@@ -130,7 +130,7 @@ class Routes:
         api: BrokerApi,
         name_servers: Sequence[str],
         discover: Callable[[], Awaitable[list[str]]] | None = None,
-        troubles: Troubles | None = None,
+        failure_log: FailureLog | None = None,
         on_new: Callable[[], None] = lambda: None,
     ) -> None:
         if not name_servers and discover is None:
@@ -138,7 +138,7 @@ class Routes:
         self._api = api
         self._discover = discover
         self._on_new = on_new
-        self._troubles = troubles or Troubles()
+        self._failure_log = failure_log or FailureLog()
         self.name_servers: list[str] = []
         self._current = 0
         self._use(name_servers)
@@ -211,7 +211,7 @@ class Routes:
             try:
                 await self.refresh(topic)
             except GantryError as e:
-                self._troubles.tell(f"can't refresh the route of topic {topic}", e)
+                self._failure_log.report(f"can't refresh the route of topic {topic}", e)
 
     async def look_again(self) -> float:
         """Requests the routes that lack awaited brokers or brokers that create topics.
@@ -223,7 +223,7 @@ class Routes:
         try:
             makers = await self._topic_makers() if topics else set()
         except GantryError as e:
-            self._troubles.tell("can't find the brokers that make topics", e)
+            self._failure_log.report("can't find the brokers that make topics", e)
             return min(awaited_pause_s, NARROW_INTERVAL_S)
         pause_s = awaited_pause_s
         for topic in topics:
@@ -240,7 +240,7 @@ class Routes:
                 try:
                     await self.refresh(topic)
                 except GantryError as e:
-                    self._troubles.tell(f"can't refresh the route of topic {topic}", e)
+                    self._failure_log.report(f"can't refresh the route of topic {topic}", e)
         return pause_s
 
     async def _refresh_awaited(self) -> bool:
@@ -249,7 +249,7 @@ class Routes:
             try:
                 await self.refresh(topic)
             except GantryError as e:
-                self._troubles.tell(f"can't refresh the route of topic {topic}", e)
+                self._failure_log.report(f"can't refresh the route of topic {topic}", e)
                 if isinstance(e, NoRouteInfo) and not isinstance(e, RouteNotReady):
                     # The topic was deleted, and none of its brokers is awaited.
                     self._awaited.pop(topic, None)
@@ -379,7 +379,7 @@ class Routes:
         Raises NoRouteInfo, RouteNotReady, or the error of the last NameServer if none responds.
         """
         error: RemotingError | ProtocolError | RouteNotReady | None = None
-        answers: list[RouteAnswer] = []
+        answers: list[RouteResponse] = []
         if not self.name_servers:
             await self.rediscover()
         tried: set[str] = set()
@@ -389,14 +389,14 @@ class Routes:
                 answer = await self._api.route_answer(name_server, topic, TIMEOUT_MS)
                 if answer.route is not None:
                     _check_queues(topic, answer.route)
-                self._troubles.over(name_server)
+                self._failure_log.recovered(name_server)
                 if answer.route is not None and not answer.awaited:
                     return answer.route, answer.awaited
                 answers.append(answer)
                 if not any(answer.awaited for answer in answers):
                     break
             except (RemotingError, ProtocolError, RouteNotReady) as e:
-                self._troubles.tell(f"NameServer {name_server}", e)
+                self._failure_log.report(f"NameServer {name_server}", e)
                 error = e
                 # A concurrent request may have moved on to the next NameServer already.
                 if self._next(set()) == name_server:

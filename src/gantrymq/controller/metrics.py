@@ -9,14 +9,14 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.controller.live_brokers import LiveBrokers
 from gantrymq.controller.replicas import Replicas
 from gantrymq.metrics import Kind, Metric, gauge, job_metrics
-from gantrymq.remoting.answered_requests import AnsweredRequests
+from gantrymq.remoting.request_counts import RequestCounts
 
 
 def collect(
     replicas: Replicas,
     live_brokers: LiveBrokers,
     elections: Mapping[str, int],
-    answered: AnsweredRequests,
+    answered: RequestCounts,
     jobs: Jobs,
     *,
     is_leader: bool,

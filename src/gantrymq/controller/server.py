@@ -27,13 +27,13 @@ from gantrymq.controller.sqlite_store import SqliteStore
 from gantrymq.controller.state_store import Leader, StateStore
 from gantrymq.metrics import Metric, MetricsServer
 from gantrymq.remoting.address import reachable
-from gantrymq.remoting.answered_requests import AnsweredRequests
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.configuration import Configuration
 from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.remoting.file_changes import FileChanges
 from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.long_requests import LongRequests
+from gantrymq.remoting.request_counts import RequestCounts
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.remoting.tls import client_context
 from gantrymq.system.clock import monotonic
@@ -72,14 +72,14 @@ class Controller:
         self._long_requests = LongRequests(self.jobs)
         client = RemotingClient(ssl_context=client_context(config), hooks=access.hooks)
         # Counting slows each request down slightly, so it is only done if metrics are enabled.
-        self._answered = AnsweredRequests() if config.metrics_port else None
+        self._request_counts = RequestCounts() if config.metrics_port else None
         self._metrics = MetricsServer(self._collect, host=config.bind_address, port=config.metrics_port)
         handlers: dict[int, RequestHandler] = {}
         self._server = RemotingServer(
             handlers,
             ListenOptions(config.bind_address, place.port),
             tls=config,
-            hooks=[self._answered] if self._answered is not None else [],
+            hooks=[self._request_counts] if self._request_counts is not None else [],
             max_idle_s=config.server_channel_max_idle_time_seconds,
             on_close=self._connection_closed,
             jobs=self.jobs,
@@ -137,7 +137,7 @@ class Controller:
             stack.push_async_callback(self._long_requests.stop)
             stack.push_async_callback(self._file_changes.stop)
             stack.push_async_callback(self._server.drain)
-            if self._answered is not None:
+            if self._request_counts is not None:
                 stack.push_async_callback(self._metrics.stop)
                 await self._metrics.start()
             self._expiring.start()
@@ -185,13 +185,13 @@ class Controller:
         return self._look_interval_s if next_s is None else min(next_s, self._look_interval_s)
 
     def _collect(self) -> Iterator[Metric]:
-        assert self._answered is not None
+        assert self._request_counts is not None
         now = monotonic()
         yield from collect(
             self.replicas,
             self.live_brokers,
             self.elections.held,
-            self._answered,
+            self._request_counts,
             self.jobs,
             is_leader=self.leadership.is_leader,
             now_ms=int(now * 1000),

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.background.shared import own_copy
+from gantrymq.background.shared_task import own_copy
 from gantrymq.config import replace_file
 from gantrymq.controller.state_store import Leader, Term
 from gantrymq.errors import GantryError

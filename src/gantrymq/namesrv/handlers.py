@@ -15,11 +15,11 @@ from gantrymq.config import format_properties
 from gantrymq.errors import BodyError, RefusalReason, RequestRefused
 from gantrymq.logs import peer_log
 from gantrymq.namesrv import lost_brokers
-from gantrymq.namesrv.answers import encode_body, in_zone
 from gantrymq.namesrv.brokers import MinBrokerIdChange
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.kv_config import KVConfigManager
 from gantrymq.namesrv.registration import check_queues, read_registration
+from gantrymq.namesrv.responses import encode_body, in_zone
 from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.protocol.bodies.route import KVTable, TopicList, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import DataVersion

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from gantrymq.background.jobs import Jobs
 from gantrymq.metrics import Kind, Metric, gauge, job_metrics
 from gantrymq.namesrv.route_table import RouteTable
-from gantrymq.remoting.answered_requests import AnsweredRequests
+from gantrymq.remoting.request_counts import RequestCounts
 
 
 def collect(
-    table: RouteTable, answered: AnsweredRequests, jobs: Jobs, connections: int, uptime_s: float
+    table: RouteTable, answered: RequestCounts, jobs: Jobs, connections: int, uptime_s: float
 ) -> Iterator[Metric]:
     """Yields the metrics. Route queries have the label request_code="get_routeinfo_by_topic"."""
     brokers: Counter[tuple[str, str]] = Counter()

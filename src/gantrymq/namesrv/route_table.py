@@ -21,7 +21,6 @@ from typing import Any
 
 from gantrymq.errors import RequestRefused
 from gantrymq.logs import peer_log
-from gantrymq.namesrv.answers import encode_body
 from gantrymq.namesrv.brokers import (
     LiveBroker,
     MinBrokerIdChange,
@@ -32,6 +31,7 @@ from gantrymq.namesrv.brokers import (
 )
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.lost_brokers import LostBrokers
+from gantrymq.namesrv.responses import encode_body
 from gantrymq.namesrv.topic_table import BrokerQueues, TopicQueues, TopicTable
 from gantrymq.protocol.bodies.route import MASTER_ID, BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, DataVersion, RegisterBrokerBody, TopicConfig

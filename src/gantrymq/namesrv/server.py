@@ -19,13 +19,13 @@ from gantrymq.namesrv.metrics import collect
 from gantrymq.namesrv.notifications import Notifications
 from gantrymq.namesrv.route_table import RouteTable
 from gantrymq.remoting.address import reachable
-from gantrymq.remoting.answered_requests import AnsweredRequests
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.configuration import Configuration
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.file_changes import FileChanges
 from gantrymq.remoting.listener import ListenOptions
 from gantrymq.remoting.long_requests import LongRequests
+from gantrymq.remoting.request_counts import RequestCounts
 from gantrymq.remoting.server import RemotingServer
 from gantrymq.remoting.tls import SECRET_KEYS, client_context
 from gantrymq.system.clock import monotonic
@@ -78,13 +78,13 @@ class NameServer:
             self._notifications.send,
         )
         # Counting slows each request down slightly, so it is only done if metrics are enabled.
-        self._answered = AnsweredRequests() if config.metrics_port else None
+        self._request_counts = RequestCounts() if config.metrics_port else None
         self._metrics = MetricsServer(self._collect, host=config.bind_address, port=config.metrics_port)
         self._server = RemotingServer(
             handlers.by_code(),
             ListenOptions(config.bind_address, config.listen_port),
             tls=config,
-            hooks=[self._answered] if self._answered is not None else [],
+            hooks=[self._request_counts] if self._request_counts is not None else [],
             max_idle_s=config.server_channel_max_idle_time_seconds,
             on_close=self._connection_closed,
             jobs=self.jobs,
@@ -123,7 +123,7 @@ class NameServer:
             stack.push_async_callback(self._long_requests.stop)
             stack.push_async_callback(self._changes.stop)
             stack.push_async_callback(self._server.drain)
-            if self._answered is not None:
+            if self._request_counts is not None:
                 stack.push_async_callback(self._metrics.stop)
                 await self._metrics.start()
             self._known_brokers.start()
@@ -151,9 +151,9 @@ class NameServer:
         await self._running.aclose()
 
     def _collect(self) -> Iterator[Metric]:
-        assert self._answered is not None
+        assert self._request_counts is not None
         uptime_s = monotonic() - self._began
-        yield from collect(self.table, self._answered, self.jobs, len(self._server.connections), uptime_s)
+        yield from collect(self.table, self._request_counts, self.jobs, len(self._server.connections), uptime_s)
         yield from self._server.loop_watch.metrics()
 
     def _connection_closed(self, connection: Connection) -> None:

@@ -5,7 +5,7 @@ depends on the frame's size, not on the number of reads. At most one frame and o
 large frame is collected separately from its header and joined once.
 
 A server limits the incomplete frames of all connections by `frame_length` and `buffered_bytes` of each reader. See
-`remoting/unfinished_frames.py`.
+`remoting/incomplete_frames.py`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.background.shared import result_of
+from gantrymq.background.shared_task import result_of
 from gantrymq.logs import peer_log
 from gantrymq.system import clock
 

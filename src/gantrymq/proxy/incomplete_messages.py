@@ -5,7 +5,7 @@ first window needs no permission. The rest of a longer message needs a *grant*, 
 all of it. Until then the window stays closed. Waiting calls get their grants in the order of their requests. If others
 wait, a grant that is used too slowly is revoked.
 
-`remoting/unfinished_frames.py` limits incomplete frames of the remoting protocol in the same way. There, a server can
+`remoting/incomplete_frames.py` limits incomplete frames of the remoting protocol in the same way. There, a server can
 only stop reading.
 """
 

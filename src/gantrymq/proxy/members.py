@@ -29,8 +29,8 @@ from gantrymq.protocol.bodies.heartbeat import (
 )
 from gantrymq.proxy.brokers import Brokers
 from gantrymq.proxy.clients import Client, Clients, Watcher
+from gantrymq.proxy.concurrency import for_each
 from gantrymq.proxy.config import ProxyConfig
-from gantrymq.proxy.for_each import for_each
 from gantrymq.proxy.subscriptions import consume_type, subscriptions_of
 from gantrymq.remoting.client import RemotingClient
 
@@ -228,7 +228,7 @@ class Members:
         try:
             await api.heartbeat(address, data)
         except GantryError as e:
-            self._brokers.client.troubles.tell(f"heartbeat to broker {address} for the proxy's clients failed", e)
+            self._brokers.client.failure_log.report(f"heartbeat to broker {address} for the proxy's clients failed", e)
 
     # -- routes -------------------------------------------------------------------------------------------------
 
@@ -264,6 +264,6 @@ class Members:
         except NoRouteInfo:
             pass
         except GantryError as e:
-            self._brokers.client.troubles.tell(f"can't find the brokers of topic {topic}", e)
+            self._brokers.client.failure_log.report(f"can't find the brokers of topic {topic}", e)
         else:
             self._beating.wake(_SOON_S)

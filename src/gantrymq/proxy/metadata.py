@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from gantrymq.auth.policy import Acl
 from gantrymq.auth.users import User, subject_of
-from gantrymq.background.shared import result_of
+from gantrymq.background.shared_task import result_of
 from gantrymq.errors import BodyError, BrokerError, GantryError, NoRouteInfo, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo

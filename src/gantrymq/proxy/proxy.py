@@ -31,12 +31,12 @@ from gantrymq.proxy.metadata import Metadata
 from gantrymq.proxy.metrics import CallFigures, collect, labels_of
 from gantrymq.proxy.producer.processor import ProducerProcessor
 from gantrymq.proxy.producer.transactions import Transactions
-from gantrymq.proxy.questions import Questions
-from gantrymq.proxy.remoting.requests_seen import RequestsSeen
+from gantrymq.proxy.remoting.request_observer import RequestObserver
 from gantrymq.proxy.remoting.server import RemotingProtocolServer
 from gantrymq.proxy.routing import Routing
 from gantrymq.proxy.server import ProxyServer
 from gantrymq.proxy.telemetry import Telemetry
+from gantrymq.proxy.telemetry_requests import TelemetryRequests
 from gantrymq.proxy.unsupported import Unsupported
 from gantrymq.remoting.address import reachable
 from gantrymq.remoting.connection import RpcHook
@@ -73,7 +73,7 @@ class Proxy:
             config, self.brokers, metadata, self.clients, requests, self._receipt_handles, signatures
         )
         self.members = Members(config, self.brokers, self.clients, self.jobs)
-        questions = Questions(config, self.brokers, self.clients, transactions)
+        telemetry_requests = TelemetryRequests(config, self.brokers, self.clients, transactions)
         parts = (
             routing,
             self._membership,
@@ -81,7 +81,7 @@ class Proxy:
             self._receive_message,
             Acks(config, requests, self._receipt_handles, signatures),
             PullMessageActivity(config, self.brokers),
-            Telemetry(config, metadata, self.clients, questions),
+            Telemetry(config, metadata, self.clients, telemetry_requests),
             Unsupported(),
         )
         handlers: Handlers = {name: handler for part in parts for name, handler in part.handlers.items()}
@@ -122,7 +122,7 @@ class Proxy:
             self.jobs,
             ssl_context=client_context(config),
             http2=(lambda: self._server.connected()) if config.enable_remoting_local_proxy_grpc else None,
-            seen=RequestsSeen(self._remoting_figures, self._access_log) if counts or path is not None else None,
+            seen=RequestObserver(self._remoting_figures, self._access_log) if counts or path is not None else None,
         )
         try:
             self._server = ProxyServer(

@@ -9,10 +9,10 @@ from gantrymq.logs import peer_log
 from gantrymq.proxy.grpc_call import Service
 from gantrymq.proxy.http2.connection import Http2Connection
 from gantrymq.proxy.http2.limits import Limits
-from gantrymq.remoting.arrivals import HANDSHAKE_TIMEOUT_S, Arrivals
 from gantrymq.remoting.listener import Listener, ListenOptions
 from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.remoting.tls import TlsConfig
+from gantrymq.remoting.tls_detection import HANDSHAKE_TIMEOUT_S, TlsDetection
 from gantrymq.system import network
 from gantrymq.system.clock import monotonic
 
@@ -52,7 +52,7 @@ class ProxyServer:
         self._limits = Limits(service.unread, slices=service.slices)
         #: Open connections, oldest first.
         self.connections: dict[Http2Connection, None] = {}
-        self._arrivals: Arrivals | None = None
+        self._tls_detection: TlsDetection | None = None
         self._closed = asyncio.Event()
         self._idle_job = jobs.repeating("close idle gRPC connections", self._look, min(_LOOK_S, max_idle_s / 4))
         self._inputs_job = jobs.repeating("look for slow gRPC clients", self._look_at_inputs, _LOOK_AT_INPUTS_S)
@@ -67,7 +67,9 @@ class ProxyServer:
     async def start(self) -> None:
         """Accepts connections. Raises ConfigError for invalid TLS files, GantryError if the port is in use."""
         self._tls.load()
-        self._arrivals = Arrivals(self._tls if self._tls.is_there else None, self.connected, self._limits.incomplete)
+        self._tls_detection = TlsDetection(
+            self._tls if self._tls.is_there else None, self.connected, self._limits.incomplete
+        )
         self._listener.start()
         self._tls.start()
         self._idle_job.start()
@@ -82,9 +84,9 @@ class ProxyServer:
         self._inputs_job.cancel()
         self._tls.stop()
         self._listener.stop()
-        arrivals, self._arrivals = self._arrivals, None
-        if arrivals is not None:
-            await arrivals.stop()
+        tls_detection, self._tls_detection = self._tls_detection, None
+        if tls_detection is not None:
+            await tls_detection.stop()
         for connection in list(self.connections):
             connection.end()
         try:
@@ -101,11 +103,11 @@ class ProxyServer:
             await self._closed.wait()
 
     def _accepted(self, sock: network.Socket) -> None:
-        assert self._arrivals is not None
-        self._arrivals.add(sock)
+        assert self._tls_detection is not None
+        self._tls_detection.add(sock)
 
     def _count(self) -> int:
-        return len(self.connections) + (len(self._arrivals) if self._arrivals is not None else 0)
+        return len(self.connections) + (len(self._tls_detection) if self._tls_detection is not None else 0)
 
     def connected(self) -> Http2Connection:
         """Returns the protocol for a new connection. The remoting port uses it for gRPC clients, too."""
@@ -113,7 +115,7 @@ class ProxyServer:
 
     def _opened(self, connection: Http2Connection) -> None:
         self.connections[connection] = None
-        if self._arrivals is None:
+        if self._tls_detection is None:
             connection.abort()
 
     def _disconnected(self, connection: Http2Connection) -> None:
@@ -142,6 +144,6 @@ class ProxyServer:
         now = monotonic()
         self._service.incomplete_messages.revoke_slow(now)
         self._limits.incomplete.close_expired(now)
-        if self._arrivals is not None:
+        if self._tls_detection is not None:
             # A gRPC client sends its preface or its TLS handshake immediately.
-            self._arrivals.close_silent(now - min(HANDSHAKE_TIMEOUT_S, self._max_idle_s), len(self._arrivals))
+            self._tls_detection.close_silent(now - min(HANDSHAKE_TIMEOUT_S, self._max_idle_s), len(self._tls_detection))

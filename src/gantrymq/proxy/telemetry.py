@@ -6,10 +6,10 @@ from gantrymq.proxy.call import Call, Handlers, Slices, Stream
 from gantrymq.proxy.clients import Clients
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.metadata import Metadata
-from gantrymq.proxy.questions import Questions
 from gantrymq.proxy.settings import check_properties, settings_for
 from gantrymq.proxy.statuses import GrpcCode, GrpcError, ProxyError, status
 from gantrymq.proxy.subscriptions import subscription_of
+from gantrymq.proxy.telemetry_requests import TelemetryRequests
 from gantrymq.proxy.v2.definition_pb2 import LITE_PUSH_CONSUMER, LITE_SIMPLE_CONSUMER, Code, Settings
 from gantrymq.proxy.v2.service_pb2 import TelemetryCommand
 from gantrymq.proxy.validation import check_group, check_topic
@@ -21,13 +21,13 @@ MAX_TOPICS = 10_000
 
 
 class Telemetry:
-    """Serves Telemetry for all clients. `questions` receives the responses to commands."""
+    """Serves Telemetry for all clients. `requests` receives the responses to commands."""
 
-    def __init__(self, config: ProxyConfig, metadata: Metadata, clients: Clients, questions: Questions) -> None:
+    def __init__(self, config: ProxyConfig, metadata: Metadata, clients: Clients, requests: TelemetryRequests) -> None:
         self._config = config
         self._metadata = metadata
         self._clients = clients
-        self._questions = questions
+        self._requests = requests
 
     @property
     def handlers(self) -> Handlers:
@@ -59,9 +59,9 @@ class Telemetry:
             case "settings":
                 await call.write(await self._register(call, command.settings))
             case "thread_stack_trace":
-                self._questions.answer(call, command.thread_stack_trace.nonce, command)
+                self._requests.answer(call, command.thread_stack_trace.nonce, command)
             case "verify_message_result":
-                self._questions.answer(call, command.verify_message_result.nonce, command)
+                self._requests.answer(call, command.verify_message_result.nonce, command)
 
     async def _register(self, call: Stream, settings: Settings) -> TelemetryCommand:
         """Stores the settings of a client, and returns those that the client must use."""

@@ -2,8 +2,8 @@
 
 - Start with `connection`: one socket, on the client's or the server's side.
 - `client` keeps one connection per address. `server` accepts connections and passes requests to handlers.
-- A new connection passes from `listener` through `arrivals` (TLS or plain, see `server_tls`) to a `Connection`.
-- All connections of a server share limits: `unfinished_frames`, `untaken_answers`, `response_tasks` and `turns`.
+- A new connection passes from `listener` through `tls_detection` (TLS or plain, see `server_tls`) to a `Connection`.
+- All connections of a server share limits: `incomplete_frames`, `unread_responses`, `response_tasks` and `slices`.
 - `configuration` holds a server's keys. `file_changes` saves changes to them while the server runs.
 
 Handlers are registered by request code, in other packages.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from gantrymq.background.shared import result_of
+from gantrymq.background.shared_task import result_of
 from gantrymq.errors import ClientClosed, ConnectFailed, RequestTimeout
 from gantrymq.kernels import native
 from gantrymq.protocol.codes import ResponseCode
@@ -15,9 +15,9 @@ from gantrymq.protocol.refusals import broker_error
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import CLOSE_TIMEOUT_S, Connection, RequestHandler, RpcHook, close_all
 from gantrymq.remoting.connection_limits import ConnectionLimits
-from gantrymq.remoting.in_place import InPlace
+from gantrymq.remoting.time_slices import TimeSlices
 from gantrymq.remoting.tls_problems import tls_problem
-from gantrymq.remoting.turns import Turns
+from gantrymq.remoting.zero_copy import ZeroCopyBody
 from gantrymq.system import network, tls
 
 CONNECT_TIMEOUT_S = 3.0
@@ -67,7 +67,7 @@ class RemotingClient:
         self._on_open = on_open
         self._on_close = on_close
         self._new_buffer: NewReceiveBuffer | None = native.ReceiveBuffer if in_place and native is not None else None
-        self._connection_limits = ConnectionLimits(Turns())
+        self._connection_limits = ConnectionLimits(TimeSlices())
         self._connections: dict[str, Connection] = {}
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._closed = False
@@ -205,10 +205,10 @@ class RemotingClient:
                 if n == len(ips) or isinstance(e, tls.SSLError):
                     raise
             else:
-                return protocol.connection if isinstance(protocol, InPlace) else protocol
+                return protocol.connection if isinstance(protocol, ZeroCopyBody) else protocol
         raise OSError(f"{host} has no address")
 
-    def _new_protocol(self) -> Connection | InPlace:
+    def _new_protocol(self) -> Connection | ZeroCopyBody:
         connection = Connection(
             self._handlers,
             hooks=self._hooks,
@@ -216,7 +216,7 @@ class RemotingClient:
             new_buffer=self._new_buffer,
             on_close=self._disconnected,
         )
-        return connection if self._new_buffer is None else InPlace(connection)
+        return connection if self._new_buffer is None else ZeroCopyBody(connection)
 
     def _reason(self, error: Exception) -> str:
         """Returns a text for an error that has none."""

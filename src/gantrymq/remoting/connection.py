@@ -33,14 +33,14 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader, NewReceiveBuffer
 from gantrymq.remoting.address import format_address
-from gantrymq.remoting.answers import LARGE_BODY, error_response, reply_buffers
 from gantrymq.remoting.connection_limits import ConnectionLimits
 from gantrymq.remoting.flow_control import ANSWERS_HIGH_WATER, ONEWAY_LIMIT, WRITE_HIGH_WATER, FlowControl, Rest
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S
 from gantrymq.remoting.pending_requests import PendingRequests, Waiting
 from gantrymq.remoting.quota import Quota
 from gantrymq.remoting.response_tasks import ResponseTasks
-from gantrymq.remoting.turns import CHEAP_SHARE, MOST_S, TURN_DECAY, TURN_S, Turns
+from gantrymq.remoting.responses import LARGE_BODY, error_response, reply_buffers
+from gantrymq.remoting.time_slices import CHEAP_SHARE, MOST_S, SLICE_DECAY, SLICE_S, TimeSlices
 from gantrymq.system.clock import monotonic, thread_time
 
 log = peer_log(__name__)
@@ -97,8 +97,8 @@ class Connection(FlowControl):
         on_open: Callable[[Connection], None] | None = None,
         on_close: Callable[[Connection], None] | None = None,
     ) -> None:
-        limits = limits if limits is not None else ConnectionLimits(Turns())
-        super().__init__(limits.turns, is_server=is_server, untaken=limits.untaken)
+        limits = limits if limits is not None else ConnectionLimits(TimeSlices())
+        super().__init__(limits.slices, is_server=is_server, unread=limits.unread)
         self.attributes: dict[Any, Any] = {}
         self._handlers = handlers
         self._hooks = hooks
@@ -139,8 +139,8 @@ class Connection(FlowControl):
         self.address = format_address(peer[0], peer[1]) if peer else "?"
         self._opened = self.last_read = monotonic()
         if self._is_server:
-            self._turns.connected(self)
-            if self._turns.is_full:
+            self._slices.connected(self)
+            if self._slices.is_full:
                 self.read_or_stop()
         if self._on_open:
             self._on_open(self)
@@ -148,9 +148,9 @@ class Connection(FlowControl):
     def data_received(self, data: bytes) -> None:
         commands = self._reader.feed(data) if self._first_look is None else self._left_of(data, self._first_look)
         self.read_bytes = len(data)
-        if self._turns.is_used_up and (self._reader.ends_large(len(data)) or not self._is_known_as_cheap()):
+        if self._slices.is_used_up and (self._reader.ends_large(len(data)) or not self._is_known_as_cheap()):
             self._rest = commands
-            self._wait_for_turn()
+            self._wait_for_slice()
             self.read_or_stop()
         else:
             self._receive(commands)
@@ -191,13 +191,13 @@ class Connection(FlowControl):
 
     def _receive(self, commands: Iterator[RemotingCommand]) -> None:
         self._batch = []
-        turns = self._turns
+        slices = self._slices
         # Not the loop's time: in uvloop it does not advance during an iteration.
         self.command_began = began = monotonic()
         recent_s = self._recent_s - (began - self.last_read) * CHEAP_SHARE
         self.last_read = began
         self._unanswered_since = inf
-        turn_ends = began + turns.turn_s
+        slice_ends = began + slices.slice_s
         cpu_began = thread_time()
         try:
             for command in commands:
@@ -210,10 +210,10 @@ class Connection(FlowControl):
                 else:
                     self._request_received(command)
                 now = monotonic()
-                if now > turn_ends:
+                if now > slice_ends:
                     took = now - self.command_began
                     if took > SLOW_REQUEST_S:
-                        turns.watch.slow_request(command.code, self.address, took, len(command.body))
+                        slices.watch.slow_request(command.code, self.address, took, len(command.body))
                     # If no command is left, the connection needs no further time slice.
                     following = next(commands, None)
                     if following is not None:
@@ -232,21 +232,21 @@ class Connection(FlowControl):
         finally:
             self._flush()
             took = monotonic() - began
-            turns.used = used = turns.used + took
-            if used > TURN_S:
-                turns.took_much()
+            slices.used = used = slices.used + took
+            if used > SLICE_S:
+                slices.used_much()
             # CPU time, not `took`: wall time includes the time of other processes.
             cpu_s = thread_time() - cpu_began
             recent_s = cpu_s + recent_s if recent_s > 0.0 else cpu_s
             self._recent_s = recent_s if recent_s < MOST_S else MOST_S
-            if self._rest is not None and cpu_s < TURN_S:
-                cpu_s = TURN_S
-            longest_s = self._longest_turn_s * TURN_DECAY
-            self._longest_turn_s = cpu_s if cpu_s > longest_s else longest_s
+            if self._rest is not None and cpu_s < SLICE_S:
+                cpu_s = SLICE_S
+            longest_s = self._longest_slice_s * SLICE_DECAY
+            self._longest_slice_s = cpu_s if cpu_s > longest_s else longest_s
             if self._pending:
                 self._unanswered_since = began
         if self._rest is not None:
-            self._wait_for_turn()
+            self._wait_for_slice()
             self.read_or_stop()
         elif self._frames is not None and (self._reader.frame_length or self._frame_length):
             reader = self._reader
@@ -278,7 +278,7 @@ class Connection(FlowControl):
             )
         self._transport = None
         self._closing = True
-        self._turns.connection_lost(self)
+        self._slices.connection_lost(self)
         self._wake_writers()
         self._pending.connection_lost(message)
         self._rest = None

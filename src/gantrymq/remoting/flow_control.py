@@ -6,8 +6,8 @@ hold at once:
     `_writable` is a future   the write buffer is full (server only)           ends with `resume_writing`
     `_rest` is an iterator    requests of the last read are not handled yet    ends with `go_on`, after the write
                                                                                buffer has space and the connection
-                                                                               gets a time slice (`turns.py`)
-    `_turns.is_full`          deferred input exceeds its limit, and the        ends when half of it is handled
+                                                                               gets a time slice (`time_slices.py`)
+    `_slices.is_full`         deferred input exceeds its limit, and the        ends when half of it is handled
                               connection is not cheap (server only)
     `is_stopped`              its incomplete frame exceeds the quota           ends with `go_on_reading`
                               (server only)
@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from gantrymq.errors import RequestTimeout
 from gantrymq.logs import peer_log
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting.turns import CHEAP_S, CHEAP_SHARE, KNOWN_S, MOST_S, SHORT_TURN_S, TURN_S, Turns
-from gantrymq.remoting.untaken_answers import UntakenAnswers
+from gantrymq.remoting.time_slices import CHEAP_S, CHEAP_SHARE, KNOWN_S, MOST_S, SHORT_SLICE_S, SLICE_S, TimeSlices
+from gantrymq.remoting.unread_responses import UnreadResponses
 from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
@@ -61,7 +61,7 @@ class FlowControl(asyncio.Protocol):
     A client always reads: if both sides stopped reading, two peers with full buffers would block each other forever.
     """
 
-    def __init__(self, turns: Turns, *, is_server: bool, untaken: UntakenAnswers | None = None) -> None:
+    def __init__(self, slices: TimeSlices, *, is_server: bool, unread: UnreadResponses | None = None) -> None:
         self.address = "?"
         #: Time of the last handled input, in seconds of the monotonic clock, which is also the loop's clock.
         self._opened = self.last_read = 0.0
@@ -69,19 +69,19 @@ class FlowControl(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._closing = False
-        self._turns = turns
-        self._untaken = untaken
+        self._slices = slices
+        self._unread = unread
         #: Recent CPU time of its time slices beyond its share, in seconds, as of `last_read`.
         self._recent_s = 0.0
-        #: CPU time of its longest time slice, in seconds. A slice that left requests counts at least TURN_S. Each
-        #: further slice multiplies this value by TURN_DECAY.
-        self._longest_turn_s = 0.0
+        #: CPU time of its longest time slice, in seconds. A slice that left requests counts at least SLICE_S. Each
+        #: further slice multiplies this value by SLICE_DECAY.
+        self._longest_slice_s = 0.0
         #: A future while the write buffer is full. Done when the buffer has space or the connection is lost.
         self._writable: asyncio.Future[None] | None = None
         #: Unhandled commands of a read that filled the write buffer or used up its time slice.
         self._rest: Iterator[RemotingCommand] | None = None
         #: True if the connection is deferred and `go_on` will be called.
-        self._is_in_line = False
+        self._is_deferred = False
         #: Bytes of the last read. They are buffered until all its requests are handled.
         self.read_bytes = 0
         #: True if this side has stopped reading (see `stop_reading`), so silence does not mean that the peer is idle.
@@ -91,14 +91,14 @@ class FlowControl(asyncio.Protocol):
         """Handles the commands of a read. Leaves the rest in `_rest` if they take too long."""
         raise NotImplementedError
 
-    # -- turns --------------------------------------------------------------------------------------------------
+    # -- slices --------------------------------------------------------------------------------------------------
 
     def charge(self, seconds: float) -> None:
         """Adds CPU time that was used for its requests outside its time slices, in seconds of `thread_time`."""
         # Relative to `last_read`, as in `is_busy`.
         forgiven_s = (monotonic() - self.last_read) * CHEAP_SHARE
         self._recent_s = min(max(self._recent_s, forgiven_s) + seconds, forgiven_s + MOST_S)
-        self._longest_turn_s = max(self._longest_turn_s, TURN_S)
+        self._longest_slice_s = max(self._longest_slice_s, SLICE_S)
 
     def is_busy(self) -> bool:
         """Returns true if its time slices take more than CHEAP_SHARE of the time."""
@@ -110,21 +110,21 @@ class FlowControl(asyncio.Protocol):
 
     def _is_known_as_cheap(self) -> bool:
         is_known = self._opened < self.last_read > monotonic() - KNOWN_S
-        return is_known and (self._longest_turn_s <= SHORT_TURN_S or not self.is_busy())
+        return is_known and (self._longest_slice_s <= SHORT_SLICE_S or not self.is_busy())
 
     @property
     def is_behind(self) -> bool:
         """True if received requests wait for a time slice. Requests that wait for write buffer space don't count."""
-        return self._is_in_line
+        return self._is_deferred
 
-    def _wait_for_turn(self) -> None:
-        if not self._is_in_line and (self._writable is None or not self._is_server):
-            self._is_in_line = True
-            self._turns.put_off(self)
+    def _wait_for_slice(self) -> None:
+        if not self._is_deferred and (self._writable is None or not self._is_server):
+            self._is_deferred = True
+            self._slices.defer(self)
 
     def go_on(self) -> None:
         """Handles the deferred requests in the time slice that has started."""
-        self._is_in_line = False
+        self._is_deferred = False
         if self._rest is None or (self._writable is not None and self._is_server) or self._closing:
             return
         commands, self._rest = self._rest, None
@@ -139,7 +139,7 @@ class FlowControl(asyncio.Protocol):
         if self._closing or self._transport is None or self._transport.is_closing():
             return
         is_held_up = self._is_server and (
-            self._writable is not None or (self._turns.is_full and not self._is_known_as_cheap())
+            self._writable is not None or (self._slices.is_full and not self._is_known_as_cheap())
         )
         if self._rest is None and not self.is_stopped and not is_held_up:
             self._transport.resume_reading()
@@ -171,19 +171,19 @@ class FlowControl(asyncio.Protocol):
     @property
     def answers_pile_up(self) -> bool:
         """True if unread responses of all peers exceed half of their limit. Responses should then be small."""
-        return self._untaken is not None and self._untaken.is_much
+        return self._unread is not None and self._unread.is_much
 
     def pause_writing(self) -> None:
         self._writable = self._loop.create_future()
-        if self._untaken is not None:
-            self._untaken.full(self)
+        if self._unread is not None:
+            self._unread.full(self)
         self.read_or_stop()
 
     def resume_writing(self) -> None:
         self._wake_writers()
         if self._rest is not None:
             # Not here: the transport is in the middle of a write.
-            self._wait_for_turn()
+            self._wait_for_slice()
         else:
             self.read_or_stop()
 
@@ -191,8 +191,8 @@ class FlowControl(asyncio.Protocol):
         if self._writable is not None:
             self._writable.set_result(None)
             self._writable = None
-            if self._untaken is not None:
-                self._untaken.taken(self)
+            if self._unread is not None:
+                self._unread.taken(self)
 
     def when_writable(self, callback: Callable[[], None]) -> None:
         """Calls `callback` as soon as the write buffer has space or the connection is lost, possibly at once."""
@@ -226,8 +226,8 @@ class FlowControl(asyncio.Protocol):
         """
         if self._writable is None or self._transport is None:
             return False
-        if self._untaken is not None:
-            self._untaken.full(self)
+        if self._unread is not None:
+            self._unread.full(self)
         if self.unwritten_bytes <= (UNTAKEN_LIMIT if self._is_server else ONEWAY_LIMIT):
             return False
         log.warning("closing the connection with %s, which asks and takes no answers", self.address)

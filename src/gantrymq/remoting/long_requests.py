@@ -16,16 +16,16 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.fair_queue import FairQueue
 from gantrymq.limits import LONG_REQUESTS
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection, Reply
 from gantrymq.remoting.quota import Quota, Share
+from gantrymq.remoting.responses import error_response
 from gantrymq.system.clock import monotonic, thread_time
 
 #: The work of a request: a generator that returns a handler's result. It raises the errors of a handler.
 Steps = Generator[None, None, Reply]
 
 #: Time per event-loop iteration for new long requests, and the same again for waiting ones, in seconds.
-TURN_S = 0.01
+SLICE_S = 0.01
 #: Interval of checks whether full write buffers have space again, in seconds.
 _FULL_S = 0.05
 #: Approximate memory of a waiting request in addition to its header and body, in bytes.
@@ -75,10 +75,10 @@ class LongRequests:
 
         Raises the errors of the steps. Raises RequestRefused if too many requests are waiting.
         """
-        if connection not in self._queue and self._used < TURN_S:
+        if connection not in self._queue and self._used < SLICE_S:
             if not self._used:
-                self._loop.call_soon(self._turn_ended)
-            left_s = TURN_S - self._used
+                self._loop.call_soon(self._slice_ended)
+            left_s = SLICE_S - self._used
             began = monotonic()
             try:
                 while True:
@@ -100,7 +100,7 @@ class LongRequests:
             waiting.share.release(waiting.size)
             waiting.steps.close()
 
-    def _turn_ended(self) -> None:
+    def _slice_ended(self) -> None:
         self._used = 0.0
 
     def _wait(self, connection: Connection, request: RemotingCommand, steps: Steps) -> None:
@@ -115,7 +115,7 @@ class LongRequests:
     def _go_on(self) -> float | None:
         """Runs steps of waiting requests for one event-loop iteration, one step per connection in rotation."""
         now = monotonic()
-        deadline = now + TURN_S
+        deadline = now + SLICE_S
         full = 0
         while self._queue:
             connection, waiting = self._queue.take()

@@ -60,7 +60,7 @@ class LoopWatch:
         self._job.cancel()
 
     def round_ended(self, seconds: float) -> None:
-        """Records the time of all requests in one loop iteration. Not called for `turns.TURN_S` or less."""
+        """Records the time of all requests in one loop iteration. Not called for `time_slices.SLICE_S` or less."""
         self.rounds.observe(seconds)
 
     def slow_request(self, code: int, address: str, seconds: float, body_length: int) -> None:

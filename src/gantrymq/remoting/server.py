@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from gantrymq.background.jobs import Jobs
 from gantrymq.limits import RESPONSE_TASKS
 from gantrymq.logs import peer_log
-from gantrymq.remoting.arrivals import Arrivals
 from gantrymq.remoting.connection import Connection, FirstLook, RequestHandler, RpcHook, close_all
 from gantrymq.remoting.connection_limits import ConnectionLimits
+from gantrymq.remoting.incomplete_frames import IncompleteFrames
 from gantrymq.remoting.listener import Listener, ListenOptions
 from gantrymq.remoting.loop_watch import LoopWatch
 from gantrymq.remoting.quota import Quota
 from gantrymq.remoting.server_tls import ServerTls
+from gantrymq.remoting.time_slices import TimeSlices
 from gantrymq.remoting.tls import TlsConfig
-from gantrymq.remoting.turns import Turns
-from gantrymq.remoting.unfinished_frames import UnfinishedFrames
-from gantrymq.remoting.untaken_answers import UntakenAnswers
+from gantrymq.remoting.tls_detection import TlsDetection
+from gantrymq.remoting.unread_responses import UnreadResponses
 from gantrymq.system import network
 from gantrymq.system.clock import monotonic
 
@@ -74,13 +74,13 @@ class RemotingServer:
         #: In the order of their arrival.
         self.connections: dict[Connection, None] = {}
         #: None while the server is not running.
-        self._arrivals: Arrivals | None = None
+        self._tls_detection: TlsDetection | None = None
         self.loop_watch = LoopWatch(jobs)
-        self.unfinished_frames = UnfinishedFrames(jobs)
-        self._untaken_answers = UntakenAnswers(jobs)
+        self.incomplete_frames = IncompleteFrames(jobs)
+        self._unread_responses = UnreadResponses(jobs)
         self._response_tasks = Quota(RESPONSE_TASKS)
         self._limits = ConnectionLimits(
-            Turns(self.loop_watch, jobs), self.unfinished_frames, self._untaken_answers, self._response_tasks
+            TimeSlices(self.loop_watch, jobs), self.incomplete_frames, self._unread_responses, self._response_tasks
         )
         self._idle_job = jobs.repeating("close idle connections", self._close_idle, min(LOOK_S, max_idle_s / 4))
         # Last, because it binds the port: if a later step failed, nothing would free the port.
@@ -116,18 +116,18 @@ class RemotingServer:
         """
         self._first_look = first_look
         tls = self._tls
-        self._arrivals = Arrivals(tls if tls is not None and tls.is_there else None, self._connected)
+        self._tls_detection = TlsDetection(tls if tls is not None and tls.is_there else None, self._connected)
         self._listener.start()
         if tls is not None:
             tls.start()
         self.loop_watch.start()
-        self.unfinished_frames.start()
-        self._untaken_answers.start()
+        self.incomplete_frames.start()
+        self._unread_responses.start()
         self._idle_job.start()
 
     async def drain(self) -> None:
         """Stops accepting connections and waits for the responses to received requests, at most DRAIN_TIMEOUT_S."""
-        if self._arrivals is None:
+        if self._tls_detection is None:
             return
         self._listener.stop()
         deadline = monotonic() + DRAIN_TIMEOUT_S
@@ -139,23 +139,23 @@ class RemotingServer:
     async def stop(self) -> None:
         """Stops listening and closes all connections. Pending output is sent for a limited time (see `close_all`)."""
         self.loop_watch.stop()
-        self.unfinished_frames.stop()
-        self._untaken_answers.stop()
+        self.incomplete_frames.stop()
+        self._unread_responses.stop()
         self._idle_job.cancel()
         if self._tls is not None:
             self._tls.stop()
         self._listener.stop()
-        arrivals, self._arrivals = self._arrivals, None
-        if arrivals is not None:
-            await arrivals.stop()
+        tls_detection, self._tls_detection = self._tls_detection, None
+        if tls_detection is not None:
+            await tls_detection.stop()
             await close_all(list(self.connections))
 
     def _accepted(self, sock: network.Socket) -> None:
-        assert self._arrivals is not None
-        self._arrivals.add(sock)
+        assert self._tls_detection is not None
+        self._tls_detection.add(sock)
 
     def _count(self) -> int:
-        return len(self.connections) + (len(self._arrivals) if self._arrivals is not None else 0)
+        return len(self.connections) + (len(self._tls_detection) if self._tls_detection is not None else 0)
 
     def _connected(self) -> asyncio.Protocol:
         return Connection(
@@ -169,7 +169,7 @@ class RemotingServer:
         )
 
     def _opened(self, connection: Connection) -> None:
-        if self._arrivals is None:
+        if self._tls_detection is None:
             # Its TLS handshake ended after `stop`.
             connection.abort()
         self.connections[connection] = None
@@ -182,8 +182,8 @@ class RemotingServer:
     def _close_idle(self) -> float | None:
         """Closes some of the idle connections. The check of 10,000 connections takes 0.6 ms."""
         oldest = monotonic() - self._max_idle_s
-        if self._arrivals is not None:
-            self._arrivals.close_silent(oldest, CLOSED_PER_TURN)
+        if self._tls_detection is not None:
+            self._tls_detection.close_silent(oldest, CLOSED_PER_TURN)
         idle = [c for c in self.connections if c.last_read < oldest and not c.is_stopped and not c.is_closed]
         for connection in idle[:CLOSED_PER_TURN]:
             log.info("closing the connection with %s: idle for %d s", connection.address, self._max_idle_s)

@@ -1,6 +1,6 @@
 """TLS configuration of servers and clients.
 
-`server_tls` provides a server's certificate. `arrivals` detects TLS connections.
+`server_tls` provides a server's certificate. `tls_detection` detects TLS connections.
 Source: remoting/netty/TlsSystemConfig, TlsHelper.
 """
 

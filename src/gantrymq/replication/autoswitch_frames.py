@@ -25,7 +25,7 @@ from gantrymq.errors import FrameError
 from gantrymq.protocol.record import Buffer
 from gantrymq.replication.epochs import Epoch
 from gantrymq.replication.frames import MAX_FRAME, not_negative
-from gantrymq.replication.received import Received
+from gantrymq.replication.receive_buffer import ReceiveBuffer
 
 #: Ordinals of Java's `HAConnectionState`.
 HANDSHAKE = 1
@@ -121,7 +121,7 @@ class AutoSwitchFrameReader:
     """Splits a master's input into frames. Buffers at most one frame and the input that arrived with its end."""
 
     def __init__(self) -> None:
-        self._received = Received()
+        self._received = ReceiveBuffer()
 
     def feed(self, data: bytes) -> None:
         self._received.add(data)

@@ -18,7 +18,7 @@ from zlib import crc32
 
 from gantrymq.errors import FrameError
 from gantrymq.protocol.record import Buffer
-from gantrymq.replication.received import Received
+from gantrymq.replication.receive_buffer import ReceiveBuffer
 
 #: Largest frame: a Java slave's buffer has 4 MiB (`DefaultHAClient.READ_MAX_BUFFER_SIZE`).
 MAX_FRAME = 4 * 1024 * 1024
@@ -102,7 +102,7 @@ class FrameReader:
 
     def __init__(self) -> None:
         self.checked = False
-        self._received = Received()
+        self._received = ReceiveBuffer()
 
     def feed(self, data: bytes) -> None:
         self._received.add(data)

@@ -11,10 +11,10 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.errors import GantryError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.ha_status import HaConnectionStatus, HaStatus
-from gantrymq.remoting.arrivals import Arrivals
 from gantrymq.remoting.listener import Listener, ListenOptions
 from gantrymq.remoting.server_tls import ServerTls
 from gantrymq.remoting.tls import TlsConfig
+from gantrymq.remoting.tls_detection import TlsDetection
 from gantrymq.replication.authentication import MasterHandshake
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.connection import HaConnection
@@ -86,7 +86,7 @@ class HaMaster:
         self._new_log_transfer = log_transfer if log_transfer is not None else partial(PlainLogTransfer, store)
         self._access = access
         self._tls = ServerTls(tls, jobs, peers="slaves") if tls is not None else None
-        self._arrivals: Arrivals | None = None
+        self._tls_detection: TlsDetection | None = None
         #: In the order of their arrival.
         self._connections: dict[HaConnection, None] = {}
         self._is_woken = False
@@ -109,7 +109,7 @@ class HaMaster:
         tls = self._tls
         if tls is not None:
             tls.load()
-        self._arrivals = Arrivals(tls if tls is not None and tls.is_there else None, self._new_connection)
+        self._tls_detection = TlsDetection(tls if tls is not None and tls.is_there else None, self._new_connection)
         self._listener.start()
         if tls is not None:
             tls.start()
@@ -125,9 +125,9 @@ class HaMaster:
             self._jobs.forget(self._tls.job)
         self._listener.stop()
         self._jobs.forget(self._listener.job)
-        arrivals, self._arrivals = self._arrivals, None
-        if arrivals is not None:
-            await arrivals.stop()
+        tls_detection, self._tls_detection = self._tls_detection, None
+        if tls_detection is not None:
+            await tls_detection.stop()
         for connection in list(self._connections):
             connection.close()
 
@@ -178,7 +178,7 @@ class HaMaster:
 
     def opened(self, connection: HaConnection) -> None:
         """Adds a connection."""
-        if self._arrivals is None:
+        if self._tls_detection is None:
             # Its TLS handshake ended after `stop`.
             connection.close()
         else:
@@ -222,8 +222,8 @@ class HaMaster:
 
     def _look(self) -> None:
         now = monotonic()
-        if self._arrivals is not None:
-            self._arrivals.close_silent(now - self.config.ha_housekeeping_interval / 1000, MAX_CONNECTIONS)
+        if self._tls_detection is not None:
+            self._tls_detection.close_silent(now - self.config.ha_housekeeping_interval / 1000, MAX_CONNECTIONS)
         self._each(lambda connection: connection.look(now))
         self._make_way(len(self._connections))
 
@@ -252,19 +252,19 @@ class HaMaster:
         return HaConnection(self, self._new_log_transfer(), handshake)
 
     def _accepted(self, sock: network.Socket) -> None:
-        assert self._arrivals is not None
+        assert self._tls_detection is not None
         if self._access is not None and not self._access.is_allowed(host := _host_of(sock)):
             log.warning("a slave at %s is refused: haAllowedAddresses doesn't have it", host)
             sock.close()
             return
-        # Without TLS, a socket leaves the arrivals within one iteration, and one of a burst may well be a slave.
-        if self._tls is not None and len(self._arrivals) >= MAX_CONNECTIONS:
+        # Without TLS, a socket leaves `_tls_detection` within one iteration, and one of a burst may well be a slave.
+        if self._tls is not None and len(self._tls_detection) >= MAX_CONNECTIONS:
             sock.close()
         else:
-            self._arrivals.add(sock)
+            self._tls_detection.add(sock)
 
     def _count(self) -> int:
-        return len(self._connections) + (len(self._arrivals) if self._arrivals is not None else 0)
+        return len(self._connections) + (len(self._tls_detection) if self._tls_detection is not None else 0)
 
 
 def _host_of(sock: network.Socket) -> str:

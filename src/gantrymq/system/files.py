@@ -41,7 +41,7 @@ from pathlib import Path
 from stat import S_IMODE
 from typing import NamedTuple
 
-from gantrymq.system.mapping_over import map_over
+from gantrymq.system.fixed_mapping import map_over
 
 __all__ = [
     "MADV_NORMAL",

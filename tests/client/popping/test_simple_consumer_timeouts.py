@@ -16,7 +16,7 @@ from gantrymq.errors import ProtocolError, RemotingError
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RESPONSE_FLAG, RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
-from gantrymq.remoting.answers import encode_reply
+from gantrymq.remoting.responses import encode_reply
 
 Answer = Callable[[RemotingCommand], bytes]
 

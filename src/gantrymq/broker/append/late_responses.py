@@ -9,8 +9,8 @@ from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.protocol.private_fields import UNCONFIRMED_FIELD
-from gantrymq.remoting.answers import encode_reply, error_response
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.responses import encode_reply, error_response
 
 #: Default of `DefaultMQProducer.sendMsgTimeout`, in ms.
 _DEFAULT_TIMEOUT_MS = 3000

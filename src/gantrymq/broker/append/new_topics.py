@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter, deque
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.append.pending_requests import TURN_S, PendingRequest, PendingRequests
+from gantrymq.broker.append.pending_requests import SLICE_S, PendingRequest, PendingRequests
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.tables import BrokerTopics
 from gantrymq.errors import StoreError
@@ -66,7 +66,7 @@ class NewTopics(Feature):
                 await self._topics.written()
             except StoreError as e:
                 error = e
-            end = monotonic() + TURN_S
+            end = monotonic() + SLICE_S
             while queue:
                 held = queue.popleft()
                 self._leaves(held.topic)
@@ -74,7 +74,7 @@ class NewTopics(Feature):
                 self._pending.answer(held, None if error is None else StoreError(str(error)))
                 if monotonic() >= end:
                     await asyncio.sleep(0)
-                    end = monotonic() + TURN_S
+                    end = monotonic() + SLICE_S
         finally:
             # After any failure, the remaining requests still wait for the next run.
             self._queue.extendleft(reversed(queue))

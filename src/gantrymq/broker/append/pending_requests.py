@@ -13,14 +13,14 @@ from gantrymq.errors import RequestRefused
 from gantrymq.limits import Limit
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.remoting.quota import Quota
+from gantrymq.remoting.responses import error_response
 
 #: Approximate memory of a request without its body and header, in bytes.
 _OVERHEAD = 512
 #: Longest time for which pending requests are handled in one event-loop iteration, in seconds.
-TURN_S = 0.005
+SLICE_S = 0.005
 
 
 class PendingRequest(NamedTuple):

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from functools import partial
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.append.pending_requests import TURN_S, PendingRequest, PendingRequests
+from gantrymq.broker.append.pending_requests import SLICE_S, PendingRequest, PendingRequests
 from gantrymq.broker.feature import Feature
 from gantrymq.errors import StoreBusy
 from gantrymq.fair_queue import FairQueue
@@ -106,9 +106,9 @@ class PreallocationWaits(Feature):
         self._job.wake()
 
     def _go_on(self) -> float | None:
-        """Handles pending requests and rejects expired ones for TURN_S. Returns the seconds to the next run."""
+        """Handles pending requests and rejects expired ones for SLICE_S. Returns the seconds to the next run."""
         now = monotonic()
-        end = now + TURN_S
+        end = now + SLICE_S
         queue = self._queue
         if self._has_file:
             # The requests below are those for which the space is reserved.

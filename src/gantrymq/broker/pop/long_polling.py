@@ -24,8 +24,8 @@ from gantrymq.broker.feature import Feature
 from gantrymq.broker.pop.orderly import OrderlyPops
 from gantrymq.broker.pull import LongPolling
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.responses import error_response
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.system import clock
 from gantrymq.system.clock import monotonic

@@ -26,9 +26,9 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.pop import PeekMessageRequestHeader, PopMessageRequestHeader, PopMessageResponseHeader
 from gantrymq.protocol.receipt_handle import ORDERLY_REVIVE_QUEUE
-from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
 from gantrymq.remoting.long_requests import Steps
+from gantrymq.remoting.responses import error_response
 from gantrymq.store.get_result import GetStatus
 from gantrymq.system import clock
 

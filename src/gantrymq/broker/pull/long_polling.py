@@ -18,8 +18,8 @@ from gantrymq.broker.feature import Feature
 from gantrymq.broker.tables import MessageFilter
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
-from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.responses import error_response
 from gantrymq.store.consume_queue import ConsumeQueue
 
 log = logging.getLogger(__name__)

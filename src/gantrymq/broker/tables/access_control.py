@@ -58,7 +58,7 @@ class AccessControl(Feature):
         self.users.load(auth, self._users_file.load(UsersFile, check=tables_of))
         # Imported only if needed, because these modules take a tenth of a broker's start time.
         if auth.acl_enable:
-            from gantrymq.auth.need import Guarded
+            from gantrymq.auth.permission import Guarded
             from gantrymq.auth.plain_access import PlainAccess
             from gantrymq.auth.plain_acl_file import PlainAclFiles
 
@@ -68,7 +68,7 @@ class AccessControl(Feature):
                 self._plain_files.load(), broker, needs_bound=auth.bound_signature_required
             )
         elif auth.authentication_enabled or auth.authorization_enabled:
-            from gantrymq.auth.need import Guarded
+            from gantrymq.auth.permission import Guarded
             from gantrymq.auth.user_access import UserAccess
 
             if not auth.authentication_enabled:

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from msgspec.structs import replace
 
 from gantrymq.broker.tables.group_subscriptions import GroupSubscriptions
-from gantrymq.broker.tables.kept_bytes import MEMBER_BYTES, KeptBytes, size_of
+from gantrymq.broker.tables.heartbeat_quota import MEMBER_BYTES, HeartbeatQuota, size_of
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
 from gantrymq.protocol.codes import ResponseCode
@@ -81,13 +81,15 @@ class GroupMembers(Generic[M]):
     exceeded.
     """
 
-    def __init__(self, may_take_over: Callable[[M, M], bool] | None = None, *, kept: KeptBytes | None = None) -> None:
+    def __init__(
+        self, may_take_over: Callable[[M, M], bool] | None = None, *, kept: HeartbeatQuota | None = None
+    ) -> None:
         """Creates an empty table, with the memory quota `kept`.
 
         `may_take_over(old, new)` returns True if the producer `new` may use the client id of `old`.
         """
         self._may_take_over = may_take_over
-        self.kept = kept or KeptBytes()
+        self.kept = kept or HeartbeatQuota()
         self.consumers: dict[str, ConsumerGroup[M]] = {}
         self.producers: dict[str, dict[M, Client[M]]] = {}
         self._producer_members: dict[str, M] = {}

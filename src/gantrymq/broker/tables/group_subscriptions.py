@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from msgspec.structs import replace
 
-from gantrymq.broker.tables.kept_bytes import subscription_size
+from gantrymq.broker.tables.heartbeat_quota import subscription_size
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
 
 M = TypeVar("M")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 
-from gantrymq.background.shared import own_copy
+from gantrymq.background.shared_task import own_copy
 from gantrymq.broker.tables.persistence import in_pieces
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupWrapper
 from gantrymq.protocol.bodies.topic_config import DataVersion, TopicConfigTable

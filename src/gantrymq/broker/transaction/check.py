@@ -27,7 +27,7 @@ from gantrymq.broker.transaction.half_messages import (
     number_of,
 )
 from gantrymq.broker.transaction.next_step import (
-    CanAsk,
+    CanCheck,
     NextStep,
     born_ms,
     is_given_up,
@@ -59,7 +59,7 @@ _BATCH_BYTES = 1024 * 1024
 _MOST_WAITING = 10_000
 
 
-class Question(NamedTuple):
+class CheckRequest(NamedTuple):
     """A CHECK_TRANSACTION_STATE request for a message to `topic`. It goes to one producer of the group."""
 
     group: str
@@ -91,14 +91,14 @@ class TransactionCheck(TransactionStates):
         #: Number of half messages of batches that were rolled back after their time limit, since the start.
         self.dropped = 0
 
-    def round(self, now_ms: int, can_ask: CanAsk) -> Iterator[list[Question]]:
+    def round(self, now_ms: int, can_check: CanCheck) -> Iterator[list[CheckRequest]]:
         """Runs one round. Each step yields the checks to send. Raises GantryError if the store fails."""
         # Copies that are stored during the round are left to the next one.
         end = half_queue(self._store).max_offset
         dropped = self.dropped
         while self.catch_up() or self._ends.step_over():
             yield []
-        has_work = self._appender.escapes or (yield from self._has_work(now_ms, end, can_ask))
+        has_work = self._appender.escapes or (yield from self._has_work(now_ms, end, can_check))
         while has_work:
             # Op messages come first, so that transactions that have ended during the round are not checked.
             while self.read_ops():
@@ -106,8 +106,8 @@ class TransactionCheck(TransactionStates):
             if self._ends.step_over():
                 yield []
                 continue
-            questions, is_more = self._check_batch(now_ms, end, can_ask)
-            yield questions
+            check_requests, is_more = self._check_batch(now_ms, end, can_check)
+            yield check_requests
             if not is_more:
                 break
         if self.dropped > dropped:
@@ -116,7 +116,7 @@ class TransactionCheck(TransactionStates):
 
     # -- half messages ------------------------------------------------------------------------------------------
 
-    def _has_work(self, now_ms: int, end: int, can_ask: CanAsk) -> Generator[list[Question], None, bool]:
+    def _has_work(self, now_ms: int, end: int, can_check: CanCheck) -> Generator[list[CheckRequest], None, bool]:
         """Returns True if a round up to the half offset `end` has other work than copies of waiting half messages.
 
         Runs in steps.
@@ -135,7 +135,7 @@ class TransactionCheck(TransactionStates):
                 if not self._ends.has(offset):
                     try:
                         record = self._store.read_record(physical_offset)
-                        what = self._next(record, decode_properties(record.properties), now_ms, can_ask)
+                        what = self._next(record, decode_properties(record.properties), now_ms, can_check)
                     except (GantryError, ValueError):
                         return True
                     if what is NextStep.YOUNG:
@@ -149,45 +149,45 @@ class TransactionCheck(TransactionStates):
             yield []
         return False
 
-    def _check_batch(self, now_ms: int, end: int, can_ask: CanAsk) -> tuple[list[Question], bool]:
+    def _check_batch(self, now_ms: int, end: int, can_check: CanCheck) -> tuple[list[CheckRequest], bool]:
         """Processes some half messages. Returns (checks to send, True if the round may have more half messages)."""
-        questions: list[Question] = []
+        check_requests: list[CheckRequest] = []
         queue = half_queue(self._store)
         start, size = self._ends.half_offset, 0
         self.waits_for_file = False
         for next_offset, record in self._reader.records(queue, start, _BATCH):
             if record is not None:
                 if self._ends.half_offset >= end:
-                    return questions, False
+                    return check_requests, False
                 try:
                     with self._store.ahead_of_wait_queue():
                         is_old = self._ends.take(self._ends.half_offset) or self._check(
-                            record, now_ms, can_ask, questions
+                            record, now_ms, can_check, check_requests
                         )
                 except StoreBusy:
                     # The round continues after a short wait. It may have thousands of half messages left.
                     self.waits_for_file = True
-                    return questions, True
+                    return check_requests, True
                 except _NotYet:
-                    return questions, False
+                    return check_requests, False
                 except (ProtocolError, ClientError, ValueError, StructError) as e:
                     # A retry would fail again, with another copy stored each time.
                     self._reader.skip(queue, record.queue_offset, record.physical_offset, e)
                     is_old = True
                 if not is_old:
-                    return questions, False
+                    return check_requests, False
                 size += record.size
             self._ends.pass_to(next_offset)
             if size >= _BATCH_BYTES:
                 break
-        return questions, self._ends.half_offset != start
+        return check_requests, self._ends.half_offset != start
 
-    def _check(self, record: Record, now_ms: int, can_ask: CanAsk, questions: list[Question]) -> bool:
+    def _check(self, record: Record, now_ms: int, can_check: CanCheck, check_requests: list[CheckRequest]) -> bool:
         """Processes the half message of an open transaction. Returns False if it and all later ones are too young."""
         fields = decode_properties(record.properties)
         if self._appender.escapes:
             return self._give_away(record, fields)
-        what = self._next(record, fields, now_ms, can_ask)
+        what = self._next(record, fields, now_ms, can_check)
         if what is NextStep.YOUNG:
             return False
         if what is NextStep.GIVE_UP:
@@ -203,9 +203,9 @@ class TransactionCheck(TransactionStates):
             times = number_of(fields.get(names.TRANSACTION_CHECK_TIMES), 0)
             fields[names.TRANSACTION_CHECK_TIMES] = str(times + 1)
             copy = self._put_back(record, fields)
-            question = self._question(record, fields, copy) if copy else None
-            if question:
-                questions.append(question)
+            check_request = self._check_request(record, fields, copy) if copy else None
+            if check_request:
+                check_requests.append(check_request)
         return True
 
     def _give_away(self, record: Record, fields: dict[str, str]) -> bool:
@@ -221,7 +221,7 @@ class TransactionCheck(TransactionStates):
             self._append(record, half_queue(self._store), encode_properties(fields))
         return True
 
-    def _next(self, record: Record, fields: dict[str, str], now_ms: int, can_ask: CanAsk) -> NextStep:
+    def _next(self, record: Record, fields: dict[str, str], now_ms: int, can_check: CanCheck) -> NextStep:
         """Returns the next step for a half message. Changes nothing."""
         first_offset = first_half_offset(fields)
         if self.decisions.open and self.decisions.has(record.queue_offset if first_offset < 0 else first_offset):
@@ -230,7 +230,7 @@ class TransactionCheck(TransactionStates):
             return NextStep.ENDED
         if is_given_up(record, fields, now_ms, self._config):
             return NextStep.GIVE_UP
-        return next_step(record, fields, now_ms, can_ask, self._config)
+        return next_step(record, fields, now_ms, can_check, self._config)
 
     def _put_back(self, record: Record, fields: dict[str, str]) -> PutResult | None:
         """Stores a copy at the end of the half queue. If that is impossible, discards the message and returns None."""
@@ -289,7 +289,7 @@ class TransactionCheck(TransactionStates):
             )
             return None
 
-    def _question(self, record: Record, fields: dict[str, str], copy: PutResult) -> Question | None:
+    def _check_request(self, record: Record, fields: dict[str, str], copy: PutResult) -> CheckRequest | None:
         """Returns the check for a half message. Its record shows the target topic and queue.
 
         Returns None if the half message has no valid target.
@@ -317,7 +317,7 @@ class TransactionCheck(TransactionStates):
             properties=encode_properties(fields),
         )
         request = RemotingCommand.request(RequestCode.CHECK_TRANSACTION_STATE, header, encode_again(asked))
-        return Question(fields.get(names.PRODUCER_GROUP, ""), topic, request)
+        return CheckRequest(fields.get(names.PRODUCER_GROUP, ""), topic, request)
 
 
 def _note_first(record: Record, fields: dict[str, str]) -> int:

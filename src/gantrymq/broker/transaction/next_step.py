@@ -17,7 +17,7 @@ _HOUR_MS = 3_600_000
 PATIENCE_MS = 60_000
 
 #: Called with (producer group, topic). Returns True if a producer of the group can receive a check.
-CanAsk = Callable[[str, str], bool]
+CanCheck = Callable[[str, str], bool]
 
 
 class NextStep(Enum):
@@ -28,7 +28,7 @@ class NextStep(Enum):
     #: It cannot be checked yet, but must not block the ones behind it.
     WAITS = auto()
     #: Send a check to a producer.
-    ASK = auto()
+    CHECK = auto()
     #: It is too old, or was checked too often.
     GIVE_UP = auto()
     #: It is a copy of a half message that has ended.
@@ -44,8 +44,10 @@ def is_given_up(record: Record, fields: dict[str, str], now_ms: int, config: Bro
     return times >= config.transaction_check_max or now_ms - born_ms(record) > longest_ms
 
 
-def next_step(record: Record, fields: dict[str, str], now_ms: int, can_ask: CanAsk, config: BrokerConfig) -> NextStep:
-    """Returns YOUNG, WAITS, ASK or DROP. The caller has excluded GIVE_UP and ENDED."""
+def next_step(
+    record: Record, fields: dict[str, str], now_ms: int, can_check: CanCheck, config: BrokerConfig
+) -> NextStep:
+    """Returns YOUNG, WAITS, CHECK or DROP. The caller has excluded GIVE_UP and ENDED."""
     age_ms = now_ms - born_ms(record)
     if GANTRY_HALF in fields:
         return _next_of_batch(record, fields, now_ms, config)
@@ -56,8 +58,8 @@ def next_step(record: Record, fields: dict[str, str], now_ms: int, can_ask: CanA
         return NextStep.YOUNG
     target = destination(fields)
     # Without a valid target, no check can be sent. The attempt counts all the same, so that the message is given up.
-    is_asked = target is None or can_ask(fields.get(names.PRODUCER_GROUP, ""), target[0])
-    return NextStep.ASK if is_asked else NextStep.WAITS
+    is_checked = target is None or can_check(fields.get(names.PRODUCER_GROUP, ""), target[0])
+    return NextStep.CHECK if is_checked else NextStep.WAITS
 
 
 def _next_of_batch(record: Record, fields: dict[str, str], now_ms: int, config: BrokerConfig) -> NextStep:

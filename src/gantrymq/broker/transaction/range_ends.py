@@ -1,7 +1,7 @@
 """END_HALF_MESSAGES: one request commits or rolls back ranges with thousands of half messages.
 
 The broker checks the first and the last half message of each range. Then it writes the decision as one record
-(`decisions`) and carries it out in the background (`endings`), even if the connection closes or the broker restarts.
+(`decisions`) and carries it out in the background (`executor`), even if the connection closes or the broker restarts.
 No consumer sees a message before the decision.
 
 A single batch of records would need memory for the whole transaction and would block the event loop.
@@ -17,8 +17,8 @@ from gantrymq.broker.append import Appender, RequestWaits
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.replication import slave_refusal
 from gantrymq.broker.transaction.check import TransactionCheck
+from gantrymq.broker.transaction.decision_executor import DecisionExecutor, DecisionProgress
 from gantrymq.broker.transaction.decisions import Decision, check_fits, name_of_verdict, written_decisions
-from gantrymq.broker.transaction.endings import Ending, Endings
 from gantrymq.broker.transaction.half_batches import GRACE_MS
 from gantrymq.broker.transaction.half_messages import destination, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages
@@ -61,14 +61,14 @@ class RangeEnds:
         appender: Appender,
         check: TransactionCheck,
         ops: OpMessages,
-        endings: Endings,
+        executor: DecisionExecutor,
         waits: RequestWaits,
     ) -> None:
         self._appender = appender
         self._store = appender.store
         self._check = check
         self._ops = ops
-        self._endings = endings
+        self._executor = executor
         self._long_requests = context.long_requests
         self._preallocation_waits = waits.files
         self._pending_responses = waits.flush
@@ -90,8 +90,8 @@ class RangeEnds:
         """Continues the open decisions from before the start. Called after all op messages have been read."""
         self._is_ready = True
         for decision in self._check.decisions.open.values():
-            if decision.op_offset not in self._endings.open:
-                self._endings.go_on(decision)
+            if decision.op_offset not in self._executor.open:
+                self._executor.go_on(decision)
                 self._remember(decision)
 
     def end(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -206,36 +206,38 @@ class RangeEnds:
         if decision.id not in self._remembered:
             if decision.verdict == TRANSACTION_COMMIT:
                 self._pending_responses.check()
-            ranges = len(decision.ranges) + sum(len(ending.decision.ranges) for ending in self._endings.open.values())
-            if len(self._endings.open) >= MOST_OPEN or ranges > MOST_OPEN_RANGES:
+            ranges = len(decision.ranges) + sum(
+                len(progress.decision.ranges) for progress in self._executor.open.values()
+            )
+            if len(self._executor.open) >= MOST_OPEN or ranges > MOST_OPEN_RANGES:
                 raise RequestRefused(
                     ResponseCode.SYSTEM_BUSY, "[OVERLOAD]system busy, start flow control for a while: transactions end"
                 )
             try:
-                # Op messages about single half messages must precede the decision, because `endings` reads only these.
+                # Op messages about single half messages must precede the decision, because `executor` reads only these.
                 self._check.write_ops()
                 decision.write(self._appender)
             except StoreBusy:
                 self._preallocation_waits.hold(connection, request, self.end)
                 return None
             self._check.decision_written(decision)
-            self._endings.begin(decision)
+            self._executor.begin(decision)
             self._remember(decision)
         op_offset, verdict = self._remembered[decision.id]
         if verdict != decision.verdict:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION, f"the transaction is {name_of_verdict(verdict)} already"
             )
-        connection.respond_with(request, self._when_done(self._endings.open.get(op_offset)))
+        connection.respond_with(request, self._when_done(self._executor.open.get(op_offset)))
         return None
 
-    async def _when_done(self, ending: Ending | None) -> Reply:
+    async def _when_done(self, progress: DecisionProgress | None) -> Reply:
         left = 0
-        if ending is not None:
+        if progress is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WAIT_S):
-                    await ending.done.wait()
-            left = ending.decision.left if not ending.done.is_set() else 0
+                    await progress.done.wait()
+            left = progress.decision.left if not progress.done.is_set() else 0
         if not left and self._pending_responses.is_used:
             await self._pending_responses.until_safe(self._store.max_physical_offset)
         return RemotingCommand.response(header=EndHalfMessagesResponseHeader(left=left))

@@ -18,7 +18,7 @@ from gantrymq.broker.transaction.commit_scan import committed_halves
 from gantrymq.broker.transaction.decisions import Decision, Decisions, is_decision
 from gantrymq.broker.transaction.given_up import GivenUp
 from gantrymq.broker.transaction.half_messages import first_half_offset_of, half_queue
-from gantrymq.broker.transaction.known_ends import KnownEnds
+from gantrymq.broker.transaction.op_message_index import OpMessageIndex
 from gantrymq.broker.transaction.op_messages import OpMessages, half_offsets, op_queue
 from gantrymq.errors import GantryError
 from gantrymq.protocol.topic_name import TRANSACTION_GROUP
@@ -43,7 +43,7 @@ class TransactionStates:
         self._ops = ops
         self._reader = QueueReader(appender.store, "transactions")
         #: The half messages that have ended, and the offset before which all have.
-        self._ends = KnownEnds(ops)
+        self._ends = OpMessageIndex(ops)
         self.given_up = GivenUp(config, appender)
         #: Decisions about many half messages at once.
         self.decisions = Decisions()

@@ -18,9 +18,9 @@ from gantrymq.broker.delay import Delays
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.broker.replication import slave_refusal
-from gantrymq.broker.transaction.check import Question, TransactionCheck
+from gantrymq.broker.transaction.check import CheckRequest, TransactionCheck
+from gantrymq.broker.transaction.decision_executor import DecisionExecutor
 from gantrymq.broker.transaction.decisions import name_of_verdict
-from gantrymq.broker.transaction.endings import Endings
 from gantrymq.broker.transaction.half_messages import (
     destination,
     first_half_offset,
@@ -62,7 +62,7 @@ Redirect = Callable[[ConsumeQueue, bytes, int], tuple[ConsumeQueue, bytes, int]]
 MaySend = Callable[[Connection, str], bool]
 
 #: Timeout to send a check, in ms (`Broker2Client.checkProducerTransactionState`). The next round sends it again.
-_QUESTION_TIMEOUT_MS = 10
+_CHECK_TIMEOUT_MS = 10
 #: Largest number of group members that are tried for one check. The next check starts at the next member.
 _MOST_LOOKED_AT = 64
 
@@ -102,9 +102,11 @@ class Transactions(Feature):
         self.commits: Counter[str] = Counter()
         self.rollbacks: Counter[str] = Counter()
         counters = {TRANSACTION_COMMIT: self.commits, TRANSACTION_ROLLBACK: self.rollbacks}
-        self._endings = Endings(appender, self._check, self._ops, self._commit, self._ops_added, counters, jobs)
+        self._executor = DecisionExecutor(
+            appender, self._check, self._ops, self._commit, self._ops_added, counters, jobs
+        )
         self._range_ends = RangeEnds(
-            context, appender=appender, check=self._check, ops=self._ops, endings=self._endings, waits=waits
+            context, appender=appender, check=self._check, ops=self._ops, executor=self._executor, waits=waits
         )
         context.events.topics_deleted.subscribe(lambda names, queues: self._topics_deleted(names))
 
@@ -132,7 +134,7 @@ class Transactions(Feature):
         self._is_master = True
         self._op_reading.start(0.0)
         self._op_writing.start()
-        self._endings.start()
+        self._executor.start()
         self._range_ends.start()
         self._checking.start()
 
@@ -146,14 +148,14 @@ class Transactions(Feature):
         self._follows, self._is_master = True, False
         await self._end_work()
         self._ops.clear()
-        self._endings.clear()
+        self._executor.clear()
         self._range_ends.clear()
         self._absent.clear()
 
     async def _end_work(self) -> None:
         self._op_reading.cancel()
         self._op_writing.cancel()
-        self._endings.cancel()
+        self._executor.cancel()
         await self._checking.stop()
 
     async def stop(self) -> None:
@@ -255,7 +257,7 @@ class Transactions(Feature):
                 raise RequestRefused(
                     ResponseCode.ILLEGAL_OPERATION,
                     f"the transaction ends {age_ms} ms after its message was made, "
-                    f"{names.CHECK_IMMUNITY_TIME_IN_SECONDS} is {immunity_s[:20]}: wait for the broker's question",
+                    f"{names.CHECK_IMMUNITY_TIME_IN_SECONDS} is {immunity_s[:20]}: wait for the broker's check_request",
                 )
         if fields.get(names.PRODUCER_GROUP) != header.producer_group:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
@@ -356,7 +358,7 @@ class Transactions(Feature):
         if not self.open_count():
             self._absent.clear()
 
-        def can_ask(group: str, topic: str) -> bool:
+        def can_check(group: str, topic: str) -> bool:
             if group not in members:
                 members[group] = list(self._members.producers.get(group, ()))
             is_there = any(self._may_be_asked(member, topic) for member in members[group][:_MOST_LOOKED_AT])
@@ -364,11 +366,11 @@ class Transactions(Feature):
             return is_there
 
         try:
-            for questions in self._check.round(now_ms(), can_ask):
-                for question in questions:
-                    producer = self._producer(members[question.group], question.topic)
+            for check_requests in self._check.round(now_ms(), can_check):
+                for check_request in check_requests:
+                    producer = self._producer(members[check_request.group], check_request.topic)
                     if producer is not None:
-                        await self._ask(producer, question)
+                        await self._send_check(producer, check_request)
                 await asyncio.sleep(PREALLOCATION_RETRY_S if self._check.waits_for_file else 0)
         finally:
             if new := absent - self._absent:
@@ -377,9 +379,9 @@ class Transactions(Feature):
         await self._save(self._check.progress)
         return self._config.transaction_check_interval / 1000
 
-    async def _ask(self, producer: Connection, question: Question) -> None:
+    async def _send_check(self, producer: Connection, check_request: CheckRequest) -> None:
         try:
-            await producer.invoke_oneway(question.request, _QUESTION_TIMEOUT_MS)
+            await producer.invoke_oneway(check_request.request, _CHECK_TIMEOUT_MS)
         except RemotingError as e:
             log.warning("producer %s isn't asked about a transaction: %s", producer.address, e)
 

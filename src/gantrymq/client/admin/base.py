@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
-from gantrymq.background.shared import result_of
+from gantrymq.background.shared_task import result_of
 from gantrymq.client.broker_api import BrokerApi
 from gantrymq.client.options import TransportOptions, option, takes
 from gantrymq.client.routes import Routes

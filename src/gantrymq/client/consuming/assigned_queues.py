@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 from gantrymq.background.repeating import Repeating
-from gantrymq.background.shared import result_of
+from gantrymq.background.shared_task import result_of
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.consuming.consume_from_where import decides_itself
 from gantrymq.client.consuming.consumer_context import ConsumerContext
@@ -304,7 +304,7 @@ class AssignedQueues:
         except Exception as e:
             # Any error, because hooks are user code. The next commit, or the next owner of the queue, commits again.
             what = " ".join([f"can't commit the offsets of group {self._group}", *_notes(e)])
-            self._client.troubles.tell(what, e)
+            self._client.failure_log.report(what, e)
 
     async def _commit_last(self, *process_queues: ProcessQueue) -> None:
         """Commits all offsets, also unchanged ones: a killed broker may have lost the last commit."""

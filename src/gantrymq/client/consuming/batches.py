@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 from gantrymq.background.repeating import Repeating
-from gantrymq.background.shared import own_copy
+from gantrymq.background.shared_task import own_copy
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.consuming.handler_pool import MessageHandler, is_coroutine_handler
 from gantrymq.errors import ClientError

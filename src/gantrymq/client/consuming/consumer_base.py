@@ -23,9 +23,9 @@ from gantrymq.client.consuming.consumer_context import ConsumerContext
 from gantrymq.client.consuming.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
 from gantrymq.client.consuming.options import ConsumerOptions, PullingOptions
 from gantrymq.client.consuming.rebalancer import Assign, Share, ShareAll, ShareInGroup
+from gantrymq.client.failure_log import FailureLog
 from gantrymq.client.lifecycle import Lifecycle
 from gantrymq.client.namespace import without_namespace, wrap_namespace
-from gantrymq.client.troubles import Troubles
 from gantrymq.errors import IllegalMessage
 from gantrymq.protocol.bodies.heartbeat import (
     BROADCASTING,
@@ -52,7 +52,7 @@ class GroupConsumer(Lifecycle):
         super().__init__()
         self._options = options
         #: Errors since the last start; kept after a close.
-        self._troubles = Troubles()
+        self._failure_log = FailureLog()
         self._wire_group = options.wire_group
         self.group = options.group
         self._namespace = options.namespace
@@ -106,7 +106,7 @@ class GroupConsumer(Lifecycle):
             unit_name=self._options.unit_name,
             on_error=self._options.on_error,
         )
-        self._troubles = client.troubles
+        self._failure_log = client.failure_log
         return client
 
     # -- names --------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class PullingConsumer(GroupConsumer):
         try:
             return await self._assigned.wait(self._checked_assignment, timeout_ms)
         except TimeoutError:
-            raise not_assigned(self.group, timeout_ms, self._troubles.last) from None
+            raise not_assigned(self.group, timeout_ms, self._failure_log.last) from None
 
     def _checked_assignment(self) -> set[MessageQueue]:
         self._check_open()
@@ -200,7 +200,7 @@ class PullingConsumer(GroupConsumer):
         held = [] if queues is None else queues.process_queues
         found = {pq.queue: QueueHealth(pq.lag, pq.last_pull, pq.last_error) for pq in held}
         told = {self._user_queue(queue): found[queue] for queue in sorted(of_user(found))}
-        return Health(self._is_open, told, self._troubles.last, self._troubles.last_time)
+        return Health(self._is_open, told, self._failure_log.last, self._failure_log.last_time)
 
     def _lag(self, queues: AssignedQueues) -> dict[MessageQueue, int]:
         return {self._user_queue(held.queue): held.lag for held in queues.process_queues}

@@ -113,7 +113,7 @@ class ConsumerLocks:
             # Existing locks stay valid until they expire.
             for topic in {queue.topic for queue in queues}:
                 self._client.report_failure(topic, e)
-            self._client.troubles.tell(f"can't lock {queues_by_topic(queues)} for group {self._group}", e)
+            self._client.failure_log.report(f"can't lock {queues_by_topic(queues)} for group {self._group}", e)
             return set()
         self._asked -= queues
         now = clock.monotonic(), clock.time()

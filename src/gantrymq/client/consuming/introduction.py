@@ -48,7 +48,7 @@ async def introduce(client: ClientInstance, group: str, subscriptions: Collectio
         log.warning("not all brokers have answered consumer group %s in %g s", group, START_S)
     for replicas in client.routes.all_brokers().values():
         for address in replicas.values():
-            error = client.troubles.of(address)
+            error = client.failure_log.of(address)
             if isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION:
                 raise error
 
@@ -61,7 +61,7 @@ async def _find_route(client: ClientInstance, group: str, topic: str, deadline: 
                 await client.routes.get(topic)
             return
         except NoRouteInfo as e:
-            client.troubles.tell(f"group {group}", e)
+            client.failure_log.report(f"group {group}", e)
             return
         except (RemotingError, ProtocolError):
             if loop.time() + _RETRY_S >= deadline:
@@ -94,4 +94,4 @@ async def check_expression(client: ClientInstance, group: str, subscription: Sub
             if e.code in _WRONG_EXPRESSION:
                 raise
         except GantryError as e:
-            client.troubles.tell(f"can't have broker {name} check a subscription of group {group}", e)
+            client.failure_log.report(f"can't have broker {name} check a subscription of group {group}", e)

@@ -110,7 +110,7 @@ class QueuePuller:
         address, header = self._request()
         process_queue.last_pull = started = clock.time()
         result = await self._client.api.pull(address, header, TIMEOUT_MS)
-        self._client.troubles.over(address)
+        self._client.failure_log.recovered(address)
         process_queue.pull_ended(None)
         # A broker also answers pending pulls like this when it deletes the queue.
         self._is_unsure = (
@@ -240,7 +240,7 @@ class QueuePuller:
         queue = self._process_queue.queue
         self._process_queue.pull_ended(error)
         self._is_unsure = True
-        self._client.troubles.tell(f"can't pull {queue} for group {self._group}", error)
+        self._client.failure_log.report(f"can't pull {queue} for group {self._group}", error)
         if isinstance(error, BrokerError):
             if error.code == ResponseCode.FLOW_CONTROL:
                 return FLOW_CONTROL_DELAY_S

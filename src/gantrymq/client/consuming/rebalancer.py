@@ -101,10 +101,10 @@ class Rebalancer:
         except NoRouteInfo as e:
             # The broker creates a retry topic when it receives the first heartbeat of the group.
             if not topic.startswith(RETRY_TOPIC_PREFIX):
-                self._client.troubles.tell(f"group {self._group}", e)
+                self._client.failure_log.report(f"group {self._group}", e)
         except GantryError as e:
             self._client.report_failure(topic, e)
-            self._client.troubles.tell(f"can't rebalance topic {topic} in group {self._group}", e)
+            self._client.failure_log.report(f"can't rebalance topic {topic} in group {self._group}", e)
         except Exception:
             # The strategy can be user code.
             log.exception("can't rebalance topic %s in group %s", topic, self._group)

@@ -58,11 +58,11 @@ class PopApi:
         request = RemotingCommand.request(RequestCode.POP_MESSAGE, header)
         response = await self._client.remoting.invoke(address, request, header.poll_time + grace_ms)
         if response.code in _NOTHING:
-            self._client.troubles.over(address)
+            self._client.failure_log.recovered(address)
             return []
         if response.code != ResponseCode.SUCCESS:
             raise broker_error(response, address)
-        self._client.troubles.over(address)
+        self._client.failure_log.recovered(address)
         messages = [
             message
             for message in decode_popped(response.body, broker_name, self._max_body_size)

@@ -178,7 +178,7 @@ class PoppedQueues:
             return inf
         except GantryError as e:
             topic, broker_name, _ = process_queue.queue
-            self._client.troubles.tell(f"can't pop {process_queue.queue}", e)
+            self._client.failure_log.report(f"can't pop {process_queue.queue}", e)
             return await self._client.recover(topic, broker_name, e, RETRY_DELAY_S)
 
     async def _pop(self, process_queue: PopProcessQueue) -> float:

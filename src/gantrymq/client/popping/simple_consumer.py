@@ -190,7 +190,7 @@ class SimpleConsumer(GroupConsumer):
                     targets = await self._targets(client)
                 else:
                     raise
-                client.troubles.tell(f"can't receive from topic {topic} on broker {broker_name}", e)
+                client.failure_log.report(f"can't receive from topic {topic} on broker {broker_name}", e)
                 continue
             asked += 1
             if messages or (asked >= len(targets) and clock.monotonic() >= deadline):

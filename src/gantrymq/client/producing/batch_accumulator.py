@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from gantrymq.background.shared import own_copy
+from gantrymq.background.shared_task import own_copy
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.producing.message_encoder import EncodedMessage

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from gantrymq.auth.policy import Acl, Decision
 from gantrymq.auth.users import User, UserStatus, UserType, subject_of
 from gantrymq.errors import GantryError
-from gantrymq.proxy.access.needs import needs
+from gantrymq.proxy.access.request_permissions import needs
 from gantrymq.proxy.access.signature import Signed, signed, unauthorized
 from gantrymq.proxy.call import METHODS, Call, Slices
 from gantrymq.proxy.clients import Clients

@@ -16,11 +16,11 @@ from gantrymq.background.tasks import Tasks
 from gantrymq.errors import GantryError
 from gantrymq.logs import peer_log
 from gantrymq.proxy.clients import Client, Clients, Watcher
+from gantrymq.proxy.concurrency import for_each
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.consumer.handle import Handle
 from gantrymq.proxy.consumer.in_flight_messages import InFlightMessage, InFlightMessages, MessageKey
 from gantrymq.proxy.consumer.pop_requests import PopRequests
-from gantrymq.proxy.for_each import for_each
 from gantrymq.proxy.metadata import Metadata
 from gantrymq.proxy.retry_policy import retry_delay_ms
 from gantrymq.proxy.statuses import ProxyError

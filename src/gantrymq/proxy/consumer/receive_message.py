@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Coroutine
 from typing import Any
 
-from gantrymq.background.shared import result_of
+from gantrymq.background.shared_task import result_of
 from gantrymq.background.tasks import Tasks
 from gantrymq.errors import BrokerError, GantryError
 from gantrymq.logs import peer_log

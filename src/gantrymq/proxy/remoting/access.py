@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.auth.guard import caller_of
-from gantrymq.auth.need import Guarded, topic_need
+from gantrymq.auth.permission import Guarded, topic_need
 from gantrymq.auth.policy import Acl, Action, Decision
 from gantrymq.auth.user_access import UserAccess
 from gantrymq.auth.user_table import UserTable

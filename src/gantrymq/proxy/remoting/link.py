@@ -13,9 +13,9 @@ from functools import partial
 
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting.answers import error_response
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
+from gantrymq.remoting.responses import error_response
 from gantrymq.system import tls
 
 #: Limit of the write buffer of a connection to a broker, bytes. Each client has such connections, and brokers may hang.

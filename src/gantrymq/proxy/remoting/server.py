@@ -17,7 +17,7 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.background.tasks import Tasks
 from gantrymq.errors import GantryError, NoRouteInfo, RemotingError, RequestRefused
 from gantrymq.logs import peer_log
-from gantrymq.namesrv.answers import encode_body
+from gantrymq.namesrv.responses import encode_body
 from gantrymq.protocol.bodies.heartbeat import HeartbeatData
 from gantrymq.protocol.bodies.route import BrokerData, TopicRouteData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
@@ -28,14 +28,14 @@ from gantrymq.protocol.properties import decode_properties
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from gantrymq.proxy import metadata as topic_types
 from gantrymq.proxy.brokers import Brokers
+from gantrymq.proxy.concurrency import for_each
 from gantrymq.proxy.config import ProxyConfig
-from gantrymq.proxy.for_each import for_each
 from gantrymq.proxy.messages import message_type
 from gantrymq.proxy.metadata import Metadata
-from gantrymq.proxy.remoting.broker_of import broker_of, topic_of
 from gantrymq.proxy.remoting.first_bytes import FirstBytes
 from gantrymq.proxy.remoting.link import Link
-from gantrymq.proxy.remoting.requests_seen import RequestsSeen
+from gantrymq.proxy.remoting.request_observer import RequestObserver
+from gantrymq.proxy.remoting.request_target import broker_of, topic_of
 from gantrymq.proxy.statuses import ProxyError
 from gantrymq.proxy.v2.definition_pb2 import MessageType
 from gantrymq.remoting.address import format_address
@@ -122,7 +122,7 @@ class RemotingProtocolServer(RemotingServer):
         *,
         ssl_context: tls.SSLContext | None,
         http2: Callable[[], asyncio.Protocol] | None,
-        seen: RequestsSeen | None = None,
+        seen: RequestObserver | None = None,
     ) -> None:
         handlers: dict[int, RequestHandler] = dict.fromkeys(_PASSED, self._to_its_broker)
         if config.enable_topic_message_type_check:

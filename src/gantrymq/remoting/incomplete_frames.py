@@ -84,7 +84,7 @@ class _Frame:
         return self.length if self.state is _State.READ else self.held
 
 
-class UnfinishedFrames:
+class IncompleteFrames:
     """The incomplete frames of one server.
 
     Args:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gantrymq.broker.transaction.ended import EndedHalves
+from gantrymq.broker.transaction.ended_half_messages import EndedHalfMessages
 from gantrymq.broker.transaction.op_messages import OpMessages
 
 #: Largest number of ended half messages that `step_over` skips in one call.
 _STEPS = 4096
 
 
-class KnownEnds:
+class OpMessageIndex:
     """Stores the ended half messages from `half_offset` on. All half messages before it are processed.
 
     Half messages whose op message is not written yet are in `ops`.
@@ -21,7 +21,7 @@ class KnownEnds:
         #: Op queue offset before which all op messages have been read.
         self.op_read = 0
         #: Half offset -> op message that lists it. `_ended` has the half messages from `half_offset` on.
-        self._ended = EndedHalves()
+        self._ended = EndedHalfMessages()
         #: The same for half messages that a round had passed before they ended.
         self._ended_late: dict[int, int] = {}
         #: Op message -> number of its half offsets in `_ended` and `_ended_late`. Oldest op message first.
@@ -36,7 +36,7 @@ class KnownEnds:
 
     def begin(self, half_offset: int, op_offset: int) -> None:
         """Removes all entries. The caller reads the op messages from `op_offset` on."""
-        self._ended = EndedHalves()
+        self._ended = EndedHalfMessages()
         for known in (self._ended_late, self._waiting_for, self._copies):
             known.clear()
         self.half_offset, self.op_read = half_offset, op_offset

@@ -1,4 +1,4 @@
-"""RouteAnswer: the response of one NameServer for a topic. `joined` merges several responses into one route."""
+"""RouteResponse: the response of one NameServer for a topic. `joined` merges several responses into one route."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gantrymq.protocol.bodies.route import TopicRouteData
 
 
-class RouteAnswer(NamedTuple):
+class RouteResponse(NamedTuple):
     """Response of a NameServer. `route` is None if it has no route of the topic.
 
     `awaited` has brokers of the topic that the route lacks: they registered before the NameServer's restart, but not
@@ -19,7 +19,7 @@ class RouteAnswer(NamedTuple):
     awaited: frozenset[str] = frozenset()
 
 
-def joined(answers: Sequence[RouteAnswer], known: TopicRouteData | None) -> RouteAnswer:
+def joined(answers: Sequence[RouteResponse], known: TopicRouteData | None) -> RouteResponse:
     """Merges all responses. From `known`, an older route, it takes only brokers that are awaited."""
     awaited = frozenset().union(*(answer.awaited for answer in answers))
     routes = [answer.route for answer in answers if answer.route is not None]
@@ -28,7 +28,7 @@ def joined(answers: Sequence[RouteAnswer], known: TopicRouteData | None) -> Rout
         kept = _only(known, awaited - names)
         routes.append(kept)
         names.update(queues.broker_name for queues in kept.queue_datas)
-    return RouteAnswer(_union(routes) if names else None, awaited - names)
+    return RouteResponse(_union(routes) if names else None, awaited - names)
 
 
 def _only(route: TopicRouteData, names: frozenset[str]) -> TopicRouteData:

@@ -1,4 +1,4 @@
-"""Troubles: logs recurrent failures of a client's servers in few lines.
+"""Logs recurrent failures of a client's servers in few lines.
 
 If a broker is down, the pull of each queue fails every second. Heartbeats, commits and rebalances fail as well. Without
 this module, that causes 420 lines in 20 s. The log needs only the failure, its start and its end.
@@ -22,19 +22,19 @@ MAX_REMEMBERED = 1000
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _Failure:
     began: float
     logged: float
     error: Exception
     failures: int = 1
 
 
-class Troubles:
+class FailureLog:
     """Failures of one client, by server and kind. `listener` is called with each logged failure."""
 
     def __init__(self, listener: Callable[[Exception], object] | None = None) -> None:
         self._listener = listener
-        self._open: dict[tuple[str, str], _Trouble] = {}
+        self._open: dict[tuple[str, str], _Failure] = {}
         #: Newest failure, also if it is over, and its time (s since the epoch).
         self.last: Exception | None = None
         self.last_time = 0.0
@@ -44,7 +44,7 @@ class Troubles:
         """Marks the client as closing. Failures are then expected and are not logged as warnings."""
         self._is_closing = True
 
-    def tell(self, what: str, error: Exception) -> None:
+    def report(self, what: str, error: Exception) -> None:
         """Logs that `what` failed. If the same server has just failed in the same way, only counts it."""
         if self._is_closing:
             log.debug("%s, while the client closes: %s", what, error)
@@ -52,40 +52,40 @@ class Troubles:
         now = monotonic()
         self.last, self.last_time = error, time()
         key = _server(error), _kind(error)
-        trouble = self._open.get(key)
-        if trouble is None:
+        failure = self._open.get(key)
+        if failure is None:
             if len(self._open) < MAX_REMEMBERED:
-                self._open[key] = _Trouble(now, now, error)
+                self._open[key] = _Failure(now, now, error)
             log.warning("%s: %s", what, error)
-            self._tell_listener(error)
+            self._notify_listener(error)
             return
-        trouble.failures += 1
-        trouble.error = error
-        if now - trouble.logged >= LOG_INTERVAL_S:
-            trouble.logged = now
-            log.warning("%s: %s (%d failures like it in %d s)", what, error, trouble.failures, now - trouble.began)
-            self._tell_listener(error)
+        failure.failures += 1
+        failure.error = error
+        if now - failure.logged >= LOG_INTERVAL_S:
+            failure.logged = now
+            log.warning("%s: %s (%d failures like it in %d s)", what, error, failure.failures, now - failure.began)
+            self._notify_listener(error)
 
     def of(self, server: str) -> Exception | None:
         """Returns the current failure of a server, or None if its last request succeeded."""
-        return next((trouble.error for key, trouble in self._open.items() if key[0] == server), None)
+        return next((failure.error for key, failure in self._open.items() if key[0] == server), None)
 
-    def _tell_listener(self, error: Exception) -> None:
+    def _notify_listener(self, error: Exception) -> None:
         if self._listener is not None:
             try:
                 self._listener(error)
             except Exception:
                 log.exception("%s failed", getattr(self._listener, "__name__", self._listener))
 
-    def over(self, server: str) -> None:
+    def recovered(self, server: str) -> None:
         """Records a successful request to a server, which is an address or the name of a broker."""
         if not self._open:
             return
         ended = [key for key in self._open if key[0] == server]
         if ended:
-            troubles = [self._open.pop(key) for key in ended]
-            failures = sum(trouble.failures for trouble in troubles)
-            seconds = monotonic() - min(trouble.began for trouble in troubles)
+            recovered = [self._open.pop(key) for key in ended]
+            failures = sum(failure.failures for failure in recovered)
+            seconds = monotonic() - min(failure.began for failure in recovered)
             log.info("%s works again, after %d failures in %d s", server, failures, seconds)
 
 

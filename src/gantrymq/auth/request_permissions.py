@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gantrymq.auth import rules
-from gantrymq.auth.need import ANYTHING, Guarded, Need
+from gantrymq.auth.permission import ANYTHING, Guarded, Need
 from gantrymq.auth.policy import Action, ResourceType
 from gantrymq.auth.rules import named, of_broker
 from gantrymq.errors import RequestRefused

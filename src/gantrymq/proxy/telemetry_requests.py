@@ -63,7 +63,7 @@ _CONSUME_RESULTS = {
 }
 
 
-class _Question(NamedTuple):
+class _Request(NamedTuple):
     """A pending request to a client as a member of a group."""
 
     client: Client
@@ -71,7 +71,7 @@ class _Question(NamedTuple):
     answer: asyncio.Future[TelemetryCommand]
 
 
-class Questions:
+class TelemetryRequests:
     """Forwards brokers' requests to clients, and the clients' responses to the brokers."""
 
     def __init__(self, config: ProxyConfig, brokers: Brokers, clients: Clients, transactions: Transactions) -> None:
@@ -81,7 +81,7 @@ class Questions:
         self._transactions = transactions
         self._nonces = itertools.count()
         #: Pending requests by nonce.
-        self._open: dict[str, _Question] = {}
+        self._open: dict[str, _Request] = {}
         self._turn = itertools.count()
         brokers.handlers[RequestCode.CHECK_TRANSACTION_STATE] = self.check_transaction_state
         brokers.handlers[RequestCode.GET_CONSUMER_RUNNING_INFO] = self.running_info
@@ -211,7 +211,7 @@ class Questions:
         if len(self._open) >= MAX_OPEN:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{MAX_OPEN} clients are being asked: try again later")
         question: asyncio.Future[TelemetryCommand] = asyncio.get_running_loop().create_future()
-        self._open[nonce] = _Question(client, client.group, question)
+        self._open[nonce] = _Request(client, client.group, question)
         try:
             _write(client, command)
             async with asyncio.timeout(self._timeout_s):

@@ -7,11 +7,11 @@ Terms:
 - A *time slice* (turn) is the longest time for which one connection is served before the next one.
 - A *round* is one loop iteration.
 - A *cheap* connection was served in the last second (KNOWN_S). Its slices took at most CHEAP_SHARE of the time, or at
-  most SHORT_TURN_S each. On a slow machine, a client with 100 small messages per second exceeds CHEAP_SHARE. At most 50
-  connections can do so, because together they have the whole time. With short slices they add 50 ms to a round.
+  most SHORT_SLICE_S each. On a slow machine, a client with 100 small messages per second exceeds CHEAP_SHARE. At most
+  50 connections can do so, because together they have the whole time. With short slices they add 50 ms to a round.
 
 Rules:
-1. A time slice is TURN_S. After the slices of a round add up to that value, each further one is CROWDED_TURN_S.
+1. A time slice is SLICE_S. After the slices of a round add up to that value, each further one is CROWDED_SLICE_S.
 2. After ROUND_S, only cheap connections are served in this round. All others are deferred to later rounds, and so is a
    connection that has sent a large frame.
 3. If deferred input exceeds WAITING_READS_BYTES, only cheap connections are read until half of it has been handled.
@@ -42,9 +42,9 @@ from gantrymq.limits import WAITING_READS_BYTES
 from gantrymq.remoting.loop_watch import LoopWatch
 
 #: Longest time slice of a connection, in seconds. The rest of the read waits for the next slice.
-TURN_S = 0.005
-#: Longest time slice after the slices of this round reached TURN_S, in seconds.
-CROWDED_TURN_S = 0.0005
+SLICE_S = 0.005
+#: Longest time slice after the slices of this round reached SLICE_S, in seconds.
+CROWDED_SLICE_S = 0.0005
 #: Time for all slices of a round, after which only cheap connections are served. Then the part of a round for deferred
 #: connections. In seconds.
 ROUND_S = 0.02
@@ -54,9 +54,9 @@ WAITING_S = 0.01
 CHEAP_SHARE = 0.02
 CHEAP_S = 0.01
 #: A connection with no longer slice than this is cheap, whatever its share is. In seconds.
-SHORT_TURN_S = 0.001
+SHORT_SLICE_S = 0.001
 #: Each further slice multiplies the recorded longest slice of a connection by this factor.
-TURN_DECAY = 7 / 8
+SLICE_DECAY = 7 / 8
 #: Cap of the recorded CPU time, in seconds. With it, all recorded use expires after 2 s or more without use.
 MOST_S = 0.05
 #: A connection that was not served for this time is not cheap, because its behaviour is unknown. In seconds.
@@ -84,17 +84,17 @@ class _Busy(NamedTuple):
     size: int
 
 
-class Turns:
+class TimeSlices:
     """Schedules the connections of one server or one client. Each connection adds the time of its slices to `used`."""
 
     def __init__(self, watch: LoopWatch | None = None, jobs: Jobs | None = None) -> None:
         self.watch = watch if watch is not None else LoopWatch()
-        #: Time of all slices in this round, in seconds. It is not reset after a round with less than TURN_S.
+        #: Time of all slices in this round, in seconds. It is not reset after a round with less than SLICE_S.
         self.used = 0.0
         #: Length of a slice that starts now, in seconds.
-        self.turn_s = TURN_S
+        self.slice_s = SLICE_S
         self.is_used_up = False
-        self._job = (jobs or Jobs()).repeating("turns of connections", self._new_round, after_error_s=TURN_S)
+        self._job = (jobs or Jobs()).repeating("time slices of connections", self._new_round, after_error_s=SLICE_S)
         self._job.start()
         self._is_due = False
         #: Bytes of deferred input. `is_full` is set if they exceed the limit; only cheap connections are read then.
@@ -108,9 +108,9 @@ class Turns:
         self._numbers = count()
         self._is_turn_of_busy = False
 
-    def took_much(self) -> None:
-        """Updates the schedule after `used` exceeded TURN_S."""
-        self.turn_s = CROWDED_TURN_S
+    def used_much(self) -> None:
+        """Updates the schedule after `used` exceeded SLICE_S."""
+        self.slice_s = CROWDED_SLICE_S
         self.is_used_up = self.used > ROUND_S
         self._need_round()
 
@@ -121,7 +121,7 @@ class Turns:
     def connection_lost(self, connection: Waiting) -> None:
         self._connections.pop(connection, None)
 
-    def put_off(self, connection: Waiting) -> None:
+    def defer(self, connection: Waiting) -> None:
         """Defers `connection` to a later round."""
         size = connection.read_bytes
         if connection.is_busy():
@@ -144,10 +144,10 @@ class Turns:
             self._job.wake()
 
     def _new_round(self) -> float | None:
-        if self.used > TURN_S:
+        if self.used > SLICE_S:
             self.watch.round_ended(self.used)
         self.used = 0.0
-        self.turn_s = TURN_S
+        self.slice_s = SLICE_S
         self.is_used_up = False
         for connection, size in self._in_turn():
             self._waiting_bytes -= size
@@ -156,7 +156,7 @@ class Turns:
                 break
         if self.is_full and self._waiting_bytes <= WAITING_READS_BYTES // 2:
             self._fill(is_full=False)
-        self._is_due = bool(self._unknown or self._busy or self.used > TURN_S)
+        self._is_due = bool(self._unknown or self._busy or self.used > SLICE_S)
         return 0.0 if self._is_due else None
 
     def _in_turn(self) -> Iterator[tuple[Waiting, int]]:

@@ -20,7 +20,7 @@ from gantrymq.background.jobs import Jobs
 from gantrymq.broker.append import PREALLOCATION_RETRY_S, Appender, is_passing
 from gantrymq.broker.transaction.check import TransactionCheck
 from gantrymq.broker.transaction.decisions import Decision, ended_before
-from gantrymq.broker.transaction.ended import EndedHalves
+from gantrymq.broker.transaction.ended_half_messages import EndedHalfMessages
 from gantrymq.broker.transaction.half_batches import batch_properties
 from gantrymq.broker.transaction.half_messages import destination, first_half_offset, half_of, half_queue
 from gantrymq.broker.transaction.op_messages import OpMessages
@@ -39,7 +39,7 @@ from gantrymq.system.clock import monotonic
 log = peer_log(__name__)
 
 #: Longest time slice in one event-loop iteration, in seconds.
-TURN_S = 0.005
+SLICE_S = 0.005
 #: Largest number of half messages in one step, which takes about 0.6 ms.
 _STEP = 256
 #: Largest size of the half messages in one step, in bytes.
@@ -61,7 +61,7 @@ class _Tail(NamedTuple):
     copies: CommittedCopies
 
 
-class Ending:
+class DecisionProgress:
     """A decision that is being carried out."""
 
     def __init__(self, decision: Decision) -> None:
@@ -71,7 +71,7 @@ class Ending:
         #: Search for half messages that had ended before the decision. None after its end.
         self.earlier: Iterator[tuple[int, list[int]]] | None = None
         #: The half messages that the search has found.
-        self.ended = EndedHalves()
+        self.ended = EndedHalfMessages()
         #: Log records after the decision, to find the progress before the broker was restarted. None after the scan.
         self.scan: Iterator[Record] | None = None
         self.scan_end = 0
@@ -80,7 +80,7 @@ class Ending:
         self.tail: _Tail | None = None
 
 
-class Endings:
+class DecisionExecutor:
     """Carries out the open decisions. `commit_one` stores one half message in its target queue."""
 
     def __init__(
@@ -105,8 +105,8 @@ class Endings:
         self._commit_one = commit_one
         self._ops_added = ops_added
         self._counters = counters
-        #: Offset of the decision in the op queue -> ending. The next one to continue comes first.
-        self.open: dict[int, Ending] = {}
+        #: Offset of the decision in the op queue -> progress. The next one to continue comes first.
+        self.open: dict[int, DecisionProgress] = {}
         self._job = jobs.repeating("end the half messages that are decided about", self._go_on)
 
     def start(self) -> None:
@@ -120,111 +120,111 @@ class Endings:
         """Drops all decisions, because another broker carries them out."""
         self.open.clear()
 
-    def begin(self, decision: Decision) -> Ending:
+    def begin(self, decision: Decision) -> DecisionProgress:
         """Starts to carry out a decision that has just been written."""
-        ending = self.open[decision.op_offset] = Ending(decision)
-        ending.earlier = ended_before(self._store, decision)
+        progress = self.open[decision.op_offset] = DecisionProgress(decision)
+        progress.earlier = ended_before(self._store, decision)
         self._job.wake()
-        return ending
+        return progress
 
     def go_on(self, decision: Decision) -> None:
         """Continues a decision that was written before the start and may be partly carried out."""
         decision.left = sum(each.number for each in decision.ranges)
-        ending = self.begin(decision)
+        progress = self.begin(decision)
         if decision.verdict == TRANSACTION_COMMIT:
-            ending.scan = self._store.records_with(b"", decision.physical_offset)
-            ending.scan_end = self._store.max_physical_offset
+            progress.scan = self._store.records_with(b"", decision.physical_offset)
+            progress.scan_end = self._store.max_physical_offset
 
     def _go_on(self) -> float | None:
-        end = monotonic() + TURN_S
+        end = monotonic() + SLICE_S
         while self.open:
-            op_offset, ending = next(iter(self.open.items()))
+            op_offset, progress = next(iter(self.open.items()))
             # Round robin: a decision that cannot continue does not block the others.
             self.open[op_offset] = self.open.pop(op_offset)
             try:
                 with self._store.ahead_of_wait_queue():
-                    self._step(ending)
+                    self._step(progress)
             except StoreBusy:
                 return PREALLOCATION_RETRY_S
             except RequestRefused as e:
                 if is_passing(e):
                     raise
                 log.error("a half message that is to be committed can't be stored where it is to go: %s", e)
-                self._pass(ending.decision, 1)
+                self._pass(progress.decision, 1)
             if monotonic() >= end:
                 break
         self._check.step_over()
         return 0.0 if self.open else None
 
-    def _step(self, ending: Ending) -> None:
+    def _step(self, progress: DecisionProgress) -> None:
         """Ends some half messages. If it raises StoreBusy, StoreError or RequestRefused, it has ended none of them."""
-        decision = ending.decision
-        if ending.earlier is not None:
-            self._look_up(ending, ending.earlier)
-        elif ending.scan is not None:
-            self._scan(ending)
+        decision = progress.decision
+        if progress.earlier is not None:
+            self._look_up(progress, progress.earlier)
+        elif progress.scan is not None:
+            self._scan(progress)
         elif decision.index == len(decision.ranges):
-            self._finish(ending)
+            self._finish(progress)
         else:
             current = decision.ranges[decision.index]
             offset = current.half_offset + decision.done
             end = min(offset + _STEP, current.end)
-            if ending.ended:
-                is_ended = offset in ending.ended
-                end = next((each for each in range(offset + 1, end) if (each in ending.ended) != is_ended), end)
+            if progress.ended:
+                is_ended = offset in progress.ended
+                end = next((each for each in range(offset + 1, end) if (each in progress.ended) != is_ended), end)
                 if is_ended:
                     self._pass(decision, end - offset)
                     return
             queue = half_queue(self._store)
             units = queue.units(offset, end - offset)
             if units:
-                self._end_some(ending, offset, units)
+                self._end_some(progress, offset, units)
             else:
                 end = min(queue.next_file_offset(offset), current.end)
                 log.error("half messages %d to %d, which are to be ended, have been deleted", offset, end - 1)
                 self._pass(decision, end - offset)
 
-    def _end_some(self, ending: Ending, offset: int, units: bytes) -> None:
+    def _end_some(self, progress: DecisionProgress, offset: int, units: bytes) -> None:
         """Ends the first of these half messages, and all directly following ones with the same tail."""
-        decision = ending.decision
+        decision = progress.decision
         places, sizes, tags_codes = zip(*UNIT.iter_unpack(units), strict=True)
-        copies = self._copies(ending.tail, offset, places, sizes)
+        copies = self._copies(progress.tail, offset, places, sizes)
         if not copies:
             # The first half message has another tail than the ones before it.
             record = self._read(offset, places[0])
-            if record is None or not self._is_allowed(ending, record):
+            if record is None or not self._is_allowed(progress, record):
                 self._pass(decision, 1)
                 return
-            ending.tail = self._tail(record)
-            copies = self._copies(ending.tail, offset, places, sizes)
+            progress.tail = self._tail(record)
+            copies = self._copies(progress.tail, offset, places, sizes)
             if not copies:
-                self._end_alone(ending, record)
+                self._end_alone(progress, record)
                 return
-        tail = ending.tail
+        tail = progress.tail
         assert tail is not None
-        done = bisect_right(places, ending.committed_up_to, 0, len(copies))
+        done = bisect_right(places, progress.committed_up_to, 0, len(copies))
         if decision.verdict == TRANSACTION_COMMIT and done < len(copies):
             batch = self._store.begin_batch(self._store.queue(tail.topic, tail.queue_id), 0, 0, bytes(HOST_SIZE_V4), 0)
             for copy, tags_code in zip(copies[done:], tags_codes[done:], strict=False):
                 batch.add_encoded(copy, tags_code)
             self._appender.append_batch(batch)
-        self._ended(ending, offset, len(copies), tail.topic)
+        self._ended(progress, offset, len(copies), tail.topic)
 
-    def _end_alone(self, ending: Ending, record: Record) -> None:
+    def _end_alone(self, progress: DecisionProgress, record: Record) -> None:
         """Ends a half message that was sent without a batch, or whose record cannot be copied."""
-        if ending.decision.verdict == TRANSACTION_COMMIT and record.physical_offset > ending.committed_up_to:
+        if progress.decision.verdict == TRANSACTION_COMMIT and record.physical_offset > progress.committed_up_to:
             self._commit_one(record)
-        self._ended(ending, record.queue_offset, 1, _topic_of(record))
+        self._ended(progress, record.queue_offset, 1, _topic_of(record))
 
-    def _ended(self, ending: Ending, offset: int, count: int, topic: str) -> None:
-        self._counters[ending.decision.verdict][topic] += count
-        if ending.committed_up_to < 0:
+    def _ended(self, progress: DecisionProgress, offset: int, count: int, topic: str) -> None:
+        self._counters[progress.decision.verdict][topic] += count
+        if progress.committed_up_to < 0:
             is_enough = self._ops.add_run(offset, offset + count)
         else:
             new = (each for each in range(offset, offset + count) if not self._check.is_ended(each))
             is_enough = max(map(self._ops.add, new), default=False)
         self._ops_added(is_enough)
-        self._pass(ending.decision, count)
+        self._pass(progress.decision, count)
 
     def _copies(self, tail: _Tail | None, offset: int, places: Sequence[int], sizes: Sequence[int]) -> list[bytes]:
         """Returns the committed records of the first half messages, up to one with another tail or a gap in the log."""
@@ -249,17 +249,17 @@ class Endings:
         log.error("half message %d, which is to be ended, can't be read: %s", half_offset, why)
         return None
 
-    def _is_allowed(self, ending: Ending, record: Record) -> bool:
+    def _is_allowed(self, progress: DecisionProgress, record: Record) -> bool:
         """Returns True if the decision may end this half message.
 
         The request checked only the first and the last half message of each range.
         """
         fields = decode_properties(record.properties)
         target = destination(fields)
-        is_of_group = fields.get(names.PRODUCER_GROUP) == ending.decision.group
-        if is_of_group and target is not None and target[0] in ending.topics:
+        is_of_group = fields.get(names.PRODUCER_GROUP) == progress.decision.group
+        if is_of_group and target is not None and target[0] in progress.topics:
             # A copy is not a message of its own: its first half message is in the ranges as well.
-            return not ending.decision.ranges.has(first_half_offset(fields))
+            return not progress.decision.ranges.has(first_half_offset(fields))
         log.error("half message %d isn't of the transaction that a range with it ends", record.queue_offset)
         return False
 
@@ -286,40 +286,40 @@ class Endings:
             decision.index, decision.done = decision.index + 1, 0
 
     @staticmethod
-    def _look_up(ending: Ending, earlier: Iterator[tuple[int, list[int]]]) -> None:
+    def _look_up(progress: DecisionProgress, earlier: Iterator[tuple[int, list[int]]]) -> None:
         found = next(earlier, None)
         if found is None:
-            ending.earlier = None
+            progress.earlier = None
         else:
             op_offset, half_offsets = found
-            ending.ended.add_all(half_offsets, op_offset)
+            progress.ended.add_all(half_offsets, op_offset)
 
-    def _scan(self, ending: Ending) -> None:
+    def _scan(self, progress: DecisionProgress) -> None:
         """Scans a part of the log for messages that the decision committed before the broker was restarted."""
-        assert ending.scan is not None
+        assert progress.scan is not None
         try:
             for _ in range(_SCAN_STEP):
-                record = next(ending.scan, None)
-                if record is None or record.physical_offset >= ending.scan_end:
-                    ending.scan = None
+                record = next(progress.scan, None)
+                if record is None or record.physical_offset >= progress.scan_end:
+                    progress.scan = None
                     return
                 place = record.prepared_transaction_offset
-                if place > ending.committed_up_to and self._is_committed_by(ending.decision, record):
-                    ending.committed_up_to = place
+                if place > progress.committed_up_to and self._is_committed_by(progress.decision, record):
+                    progress.committed_up_to = place
         except RecordError as e:
             log.error("the log can't be read for what was committed before the start: %s", e)
-            ending.scan = None
+            progress.scan = None
 
     def _is_committed_by(self, decision: Decision, record: Record) -> bool:
         """Returns True if a record is the committed message of a half message of the decision."""
         half = half_of(self._store, record)
         return half is not None and decision.ranges.has(half.queue_offset)
 
-    def _finish(self, ending: Ending) -> None:
+    def _finish(self, progress: DecisionProgress) -> None:
         self._check.write_ops()
-        del self.open[ending.decision.op_offset]
-        self._check.decision_done(ending.decision)
-        ending.done.set()
+        del self.open[progress.decision.op_offset]
+        self._check.decision_done(progress.decision)
+        progress.done.set()
 
 
 def _topic_of(record: Record) -> str:

@@ -11,11 +11,11 @@ from ports import free_port
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
 from wait_until import until
 
-from gantrymq.client import troubles as troubles_module
+from gantrymq.client import failure_log as failure_log_module
 from gantrymq.client.consuming import queue_puller
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.failure_log import LOG_INTERVAL_S, FailureLog
 from gantrymq.client.producing.producer import Producer
-from gantrymq.client.troubles import LOG_INTERVAL_S, Troubles
 from gantrymq.errors import BrokerError, ConnectFailed, GantryError, RequestTimeout
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.message import MessageExt
@@ -29,7 +29,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.getMessage()
         for record in caplog.records
-        if record.name == troubles_module.__name__ and record.thread == own
+        if record.name == failure_log_module.__name__ and record.thread == own
     ]
 
 
@@ -38,23 +38,23 @@ def test_one_line_a_minute_and_one_when_it_is_over(
 ) -> None:
     caplog.set_level(logging.INFO)
     now = 1000.0
-    monkeypatch.setattr(troubles_module, "monotonic", lambda: now)
-    troubles = Troubles()
+    monkeypatch.setattr(failure_log_module, "monotonic", lambda: now)
+    failure_log = FailureLog()
     for _ in range(100):
-        troubles.tell("can't pull", ConnectFailed("nobody listens", "a:1"))
-        troubles.tell("can't commit", RequestTimeout("no answer", "a:1"))
+        failure_log.report("can't pull", ConnectFailed("nobody listens", "a:1"))
+        failure_log.report("can't commit", RequestTimeout("no answer", "a:1"))
     assert lines(caplog) == ["can't pull: nobody listens"]
     now += LOG_INTERVAL_S
-    troubles.tell("can't pull", ConnectFailed("nobody listens", "a:1"))
+    failure_log.report("can't pull", ConnectFailed("nobody listens", "a:1"))
     assert lines(caplog)[1:] == ["can't pull: nobody listens (201 failures like it in 60 s)"]
-    troubles.over("another:1")
-    troubles.over("a:1")
-    troubles.over("a:1")
+    failure_log.recovered("another:1")
+    failure_log.recovered("a:1")
+    failure_log.recovered("a:1")
     assert lines(caplog)[2:] == ["a:1 works again, after 201 failures in 60 s"]
 
 
 def test_other_servers_and_other_failures_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    troubles = Troubles()
+    failure_log = FailureLog()
     for error in (
         ConnectFailed("nobody listens", "a:1"),
         ConnectFailed("nobody listens", "b:1"),
@@ -62,8 +62,8 @@ def test_other_servers_and_other_failures_are_told(caplog: pytest.LogCaptureFixt
         BrokerError(16, "no permission", "a:1"),
         ValueError("of a hook"),
     ):
-        troubles.tell("can't pull", error)
-        troubles.tell("can't pull", error)
+        failure_log.report("can't pull", error)
+        failure_log.report("can't pull", error)
     assert len(lines(caplog)) == 5
 
 

@@ -16,8 +16,8 @@ from wait_until import until
 
 from gantrymq.limits import INCOMPLETE_FRAMES_BYTES as LIMIT_OF_SERVER
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.remoting import unfinished_frames
-from gantrymq.remoting.unfinished_frames import GIVEN_UP_S, LEAST_PACE, MOST_STALLS, SMALL, UnfinishedFrames
+from gantrymq.remoting import incomplete_frames
+from gantrymq.remoting.incomplete_frames import GIVEN_UP_S, LEAST_PACE, MOST_STALLS, SMALL, IncompleteFrames
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -76,7 +76,7 @@ class Peer:
 class World:
     def __init__(self, limit: int = LIMIT) -> None:
         self.now = 1000.0
-        self.frames = UnfinishedFrames(limit=limit, clock=lambda: self.now)
+        self.frames = IncompleteFrames(limit=limit, clock=lambda: self.now)
         self._peers = 0
 
     def peer(self) -> Peer:
@@ -295,9 +295,9 @@ def test_the_sums_are_right_whatever_happens(steps: list[tuple[int, str, int, bo
 
 
 async def test_sixty_unfinished_frames_and_a_client_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unfinished_frames, "PACE_S", 0.5)
+    monkeypatch.setattr(incomplete_frames, "PACE_S", 0.5)
     async with serving() as server, AsyncExitStack() as stack:
-        frames = server.unfinished_frames
+        frames = server.incomplete_frames
         # Each peer sends a frame of 15 MiB except its last byte.
         begun = memoryview(frame(ECHO, bytes(15 * MIB)))[:-1]
         peers = [await stack.enter_async_context(peer_of(server)) for _ in range(60)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 
-class Received:
-    """Received bytes that are not consumed yet."""
+class ReceiveBuffer:
+    """ReceiveBuffer bytes that are not consumed yet."""
 
     def __init__(self) -> None:
         #: Consumed up to `_at`. A bytearray with `_at` 0 has no views of it, so it may grow.

@@ -10,7 +10,7 @@ from gantrymq.remoting.connection import Connection
 SMALL_READ = 64 * 1024
 
 
-class InPlace(asyncio.BufferedProtocol):
+class ZeroCopyBody(asyncio.BufferedProtocol):
     """Passes events from a transport to `connection`, which must be created with `new_buffer`.
 
     It is a separate class because uvloop and asyncio treat a subclass of Protocol as one that receives bytes objects.

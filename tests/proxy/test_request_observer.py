@@ -5,7 +5,7 @@ from __future__ import annotations
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import ONEWAY_FLAG, RemotingCommand
 from gantrymq.proxy.metrics import CallFigures
-from gantrymq.proxy.remoting.requests_seen import CONNECTION_LOST, ONEWAY, OTHER, RequestsSeen
+from gantrymq.proxy.remoting.request_observer import CONNECTION_LOST, ONEWAY, OTHER, RequestObserver
 
 HERE = "127.0.0.1:50000"
 
@@ -18,7 +18,7 @@ def request(code: int, opaque: int) -> RemotingCommand:
 
 def test_how_requests_end() -> None:
     figures = CallFigures()
-    seen = RequestsSeen(figures, None)
+    seen = RequestObserver(figures, None)
     pull, unknown, oneway = request(RequestCode.PULL_MESSAGE, 1), request(12345, 2), request(RequestCode.HEART_BEAT, 3)
     oneway.flag |= ONEWAY_FLAG
     for one in (pull, unknown, oneway, request(RequestCode.PULL_MESSAGE, 4)):
@@ -39,7 +39,7 @@ def test_how_requests_end() -> None:
 
 def test_two_requests_with_one_number() -> None:
     figures = CallFigures()
-    seen = RequestsSeen(figures, None)
+    seen = RequestObserver(figures, None)
     for _ in range(2):
         seen.before_request(HERE, request(RequestCode.PULL_MESSAGE, 1))
     for _ in range(2):
@@ -49,7 +49,7 @@ def test_two_requests_with_one_number() -> None:
 
 def test_what_brokers_ask_clients_is_no_request_of_theirs() -> None:
     figures = CallFigures()
-    seen = RequestsSeen(figures, None)
+    seen = RequestObserver(figures, None)
     seen.before_request(HERE, request(RequestCode.CHECK_TRANSACTION_STATE, 1))
     seen.lost(HERE)
     assert not figures.results

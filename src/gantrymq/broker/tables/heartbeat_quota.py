@@ -22,7 +22,7 @@ _TAG_BYTES = 100
 _MUCH = 16 * 1024
 
 
-class KeptBytes:
+class HeartbeatQuota:
     """Counts the memory in use and enforces the quota `most`, in bytes."""
 
     def __init__(self, most: int = HEARTBEATS_BYTES) -> None:

@@ -27,12 +27,20 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting import connection as connection_module
 from gantrymq.remoting import flow_control, loop_watch
 from gantrymq.remoting import server as server_module
-from gantrymq.remoting import turns as turns_module
+from gantrymq.remoting import time_slices as turns_module
 from gantrymq.remoting.connection import Connection, Reply
 from gantrymq.remoting.connection_limits import ConnectionLimits
 from gantrymq.remoting.flow_control import ONEWAY_LIMIT, UNTAKEN_LIMIT, WRITE_HIGH_WATER
 from gantrymq.remoting.loop_watch import SLOW_REQUEST_S, LoopWatch
-from gantrymq.remoting.turns import CROWDED_TURN_S, MOST_S, ROUND_S, SHORT_TURN_S, TURN_S, WAITING_S, Turns
+from gantrymq.remoting.time_slices import (
+    CROWDED_SLICE_S,
+    MOST_S,
+    ROUND_S,
+    SHORT_SLICE_S,
+    SLICE_S,
+    WAITING_S,
+    TimeSlices,
+)
 
 
 def busy(seconds: float) -> None:
@@ -55,21 +63,21 @@ def longest_turns() -> Iterator[list[float]]:
     Other processes do not count. Garbage collection is off, because it would scan all objects of pytest.
     """
     loop = asyncio.get_running_loop()
-    turns: list[float] = []
+    slices: list[float] = []
     last = time.thread_time()
     handle: asyncio.Handle
 
     def turn() -> None:
         nonlocal last, handle
         now = time.thread_time()
-        turns.append(now - last)
+        slices.append(now - last)
         last = now
         handle = loop.call_soon(turn)
 
     handle = loop.call_soon(turn)
     gc.disable()
     try:
-        yield turns
+        yield slices
     finally:
         gc.enable()
         handle.cancel()
@@ -84,19 +92,19 @@ async def test_a_read_of_very_many_requests_goes_on_in_later_turns(code: int) ->
         handled.append(request.opaque)
         return RemotingCommand.response()
 
-    turns_of_all = Turns()
+    turns_of_all = TimeSlices()
     connection = Connection({ECHO: handler}, is_server=True, limits=ConnectionLimits(turns_of_all))
     transport = Swallowing()
     connection.connection_made(transport)
     answer = len(frame(code))
     read = b"".join(frame(code, opaque=n) for n in range(count))
-    with longest_turns() as turns:
+    with longest_turns() as slices:
         connection.data_received(read)
         assert not transport.is_read
         await until(lambda: transport.is_read)
     assert transport.written > count * answer // 2
     assert handled == (list(range(count)) if code == ECHO else [])
-    assert max(turns) < 0.05
+    assert max(slices) < 0.05
     assert turns_of_all.watch.rounds.sum >= count * 0.000001
     connection.connection_lost(None)
 
@@ -124,28 +132,28 @@ async def test_answers_that_nobody_asked_for_take_turns_too() -> None:
     connection.connection_made(transport)
     answer = RemotingCommand.response()
     read = answer.encode() * 100_000
-    with longest_turns() as turns:
+    with longest_turns() as slices:
         connection.data_received(read)
         assert not transport.is_read
         await until(lambda: transport.is_read)
-    assert max(turns) < 0.05
+    assert max(slices) < 0.05
     connection.connection_lost(None)
 
 
-def connections_of(count: int, request_s: float) -> tuple[list[Connection], Turns]:
+def connections_of(count: int, request_s: float) -> tuple[list[Connection], TimeSlices]:
     """Returns connections of one server whose requests each take `request_s` seconds."""
 
     def handler(connection: Connection, request: RemotingCommand) -> Reply:
         busy(request_s)
         return RemotingCommand.response()
 
-    turns = Turns()
+    slices = TimeSlices()
     connections = [
-        Connection({7: handler, ECHO: echo}, is_server=True, limits=ConnectionLimits(turns)) for _ in range(count)
+        Connection({7: handler, ECHO: echo}, is_server=True, limits=ConnectionLimits(slices)) for _ in range(count)
     ]
     for connection in connections:
         connection.connection_made(Swallowing())
-    return connections, turns
+    return connections, slices
 
 
 def is_read(connection: Connection) -> bool:
@@ -162,25 +170,25 @@ def written_to(connection: Connection) -> int:
 
 @pytest.mark.usefixtures("own_time")
 async def test_a_turn_is_shared_by_the_connections_that_have_much_to_ask() -> None:
-    connections, turns = connections_of(20, 0.0002)
+    connections, slices = connections_of(20, 0.0002)
     began = time.thread_time()
     for connection in connections:
         connection.data_received(frame(7) * 1000)
-    assert time.thread_time() - began < TURN_S + 20 * (CROWDED_TURN_S + 0.001)
-    assert turns.turn_s == CROWDED_TURN_S
+    assert time.thread_time() - began < SLICE_S + 20 * (CROWDED_SLICE_S + 0.001)
+    assert slices.slice_s == CROWDED_SLICE_S
     await asyncio.sleep(0)
     for connection in connections:
         connection.connection_lost(None)
 
 
 @pytest.mark.usefixtures("own_time")
-@pytest.mark.parametrize("request_s", [0.004, 0.03], ids=["short turns", "long steps"])
+@pytest.mark.parametrize("request_s", [0.004, 0.03], ids=["short slices", "long steps"])
 async def test_what_many_connections_ask_at_once_is_many_rounds(request_s: float) -> None:
     """The requests of many connections are spread over several event-loop iterations.
 
     Each connection sends one request. All requests in one iteration would block the event loop.
     """
-    connections, turns = connections_of(40, request_s)
+    connections, slices = connections_of(40, request_s)
     innocent, *others = connections
     innocent.data_received(frame(ECHO))
     answer = written_to(innocent)
@@ -197,7 +205,7 @@ async def test_what_many_connections_ask_at_once_is_many_rounds(request_s: float
             rounds += 1
     assert written_to(innocent) == answer * (2 + rounds)
     assert max(taken) < ROUND_S + WAITING_S + request_s + 0.01
-    assert turns.watch.rounds.sum > 0.9 * 39 * request_s
+    assert slices.watch.rounds.sum > 0.9 * 39 * request_s
     await until(lambda: not any(connection.is_behind for connection in connections))
     for connection in connections:
         connection.connection_lost(None)
@@ -208,7 +216,7 @@ async def test_reads_that_wait_hold_no_more_than_all_may(monkeypatch: pytest.Mon
     """Above the limit, only cheap connections are read. All are read again when half of the input is served."""
     read = frame(7) * 1000
     monkeypatch.setattr(turns_module, "WAITING_READS_BYTES", 20 * len(read))
-    connections, turns = connections_of(60, 0.00003)
+    connections, slices = connections_of(60, 0.00003)
     innocent, *others = connections
     innocent.data_received(frame(ECHO))
     waiting = 0
@@ -217,20 +225,20 @@ async def test_reads_that_wait_hold_no_more_than_all_may(monkeypatch: pytest.Mon
             connection.data_received(read)
             waiting += connection.is_behind
     assert waiting <= 21
-    assert turns.is_full
+    assert slices.is_full
     assert is_read(innocent)
     assert not any(is_read(connection) for connection in others)
-    late = Connection({ECHO: echo}, is_server=True, limits=ConnectionLimits(turns))
+    late = Connection({ECHO: echo}, is_server=True, limits=ConnectionLimits(slices))
     late.connection_made(Swallowing())
     assert not is_read(late)
     with longest_turns():
-        await until(lambda: not turns.is_full)
+        await until(lambda: not slices.is_full)
         assert is_read(late)
         assert sum(is_read(connection) for connection in others) >= 38
         await until(lambda: all(is_read(connection) for connection in others))
     for connection in (*connections, late):
         connection.connection_lost(None)
-    assert not turns._connections
+    assert not slices._connections
 
 
 @pytest.mark.usefixtures("own_time")
@@ -271,18 +279,18 @@ async def test_what_others_take_on_the_machine_is_not_charged(monkeypatch: pytes
 
     Here, other processes ran while the event loop handled a small request.
     """
-    (innocent,), turns = connections_of(1, 0.0)
+    (innocent,), slices = connections_of(1, 0.0)
     times = itertools.count(time.monotonic(), MOST_S)
     monkeypatch.setattr(connection_module, "monotonic", lambda: next(times))
     innocent.data_received(frame(ECHO))
-    assert turns.used > MOST_S
+    assert slices.used > MOST_S
     assert not innocent.is_busy()
     innocent.connection_lost(None)
 
 
 @pytest.mark.usefixtures("own_time")
 async def test_who_took_much_comes_before_those_that_came_two_seconds_later() -> None:
-    connections, turns = connections_of(3, 0.03)
+    connections, slices = connections_of(3, 0.03)
     first, heavy, light = connections
     first.data_received(frame(7))
     heavy.charge(1.0)
@@ -291,8 +299,8 @@ async def test_who_took_much_comes_before_those_that_came_two_seconds_later() ->
     light.last_read += 2.1
     light.charge(0.02)
     light.last_read += 2.1
-    turns.put_off(light)
-    assert [connection for connection, _ in turns._in_turn()] == [heavy, light]
+    slices.defer(light)
+    assert [connection for connection, _ in slices._in_turn()] == [heavy, light]
 
 
 @pytest.mark.usefixtures("own_time")
@@ -312,7 +320,7 @@ async def test_new_ones_whose_turns_are_a_round_each_keep_no_known_one_waiting()
 @pytest.mark.usefixtures("own_time")
 async def test_a_large_frame_waits_for_another_round() -> None:
     """A large frame is deferred, even if its connection was cheap until then."""
-    connections, turns = connections_of(10, 0.0075)
+    connections, slices = connections_of(10, 0.0075)
     for connection in connections:
         connection.data_received(frame(ECHO))
         connection.data_received(frame(7, bytes(200_000))[:-1])
@@ -320,7 +328,7 @@ async def test_a_large_frame_waits_for_another_round() -> None:
     for connection in connections:
         assert not connection.is_busy()
         connection.data_received(b"\0")
-    assert turns.used > ROUND_S
+    assert slices.used > ROUND_S
     assert sum(connection.is_behind for connection in connections) == 7
     while any(connection.is_behind for connection in connections):
         await asyncio.sleep(0)
@@ -335,11 +343,11 @@ async def test_many_short_turns_are_served_when_the_round_is_used_up() -> None:
 
     On a slow machine, 100 small messages a second take more than the share of a cheap connection.
     """
-    (client, flooder), turns = connections_of(2, SHORT_TURN_S / 5)
+    (client, flooder), slices = connections_of(2, SHORT_SLICE_S / 5)
 
     def receive_when_used_up(connection: Connection) -> bool:
-        turns.used = 2 * ROUND_S
-        turns.took_much()
+        slices.used = 2 * ROUND_S
+        slices.used_much()
         connection.data_received(frame(7))
         return not connection.is_behind
 
@@ -348,7 +356,7 @@ async def test_many_short_turns_are_served_when_the_round_is_used_up() -> None:
     assert client.is_busy()
     assert receive_when_used_up(client)
     # After one long time slice, the connection is deferred.
-    client.charge(TURN_S)
+    client.charge(SLICE_S)
     assert not receive_when_used_up(client)
     # A connection is also deferred if requests are left after its time slices.
     flooder.data_received(frame(7))
@@ -366,9 +374,9 @@ async def test_who_has_nothing_left_is_not_put_off() -> None:
 
     Otherwise its next request would wait for many other connections.
     """
-    (slow,), turns = connections_of(1, 0.03)
+    (slow,), slices = connections_of(1, 0.03)
     slow.data_received(frame(7))
-    assert turns.used > ROUND_S
+    assert slices.used > ROUND_S
     assert not slow.is_behind
     assert is_read(slow)
     slow.connection_lost(None)
@@ -376,13 +384,13 @@ async def test_who_has_nothing_left_is_not_put_off() -> None:
 
 @pytest.mark.usefixtures("own_time")
 async def test_a_connection_that_is_lost_while_it_waits_for_its_turn_is_forgotten() -> None:
-    connections, turns = connections_of(5, 0.03)
+    connections, slices = connections_of(5, 0.03)
     for connection in connections:
         connection.data_received(frame(7) * 2)
     for connection in connections:
         connection.connection_lost(None)
-    assert turns.used > ROUND_S
-    await until(lambda: not turns.used)
+    assert slices.used > ROUND_S
+    await until(lambda: not slices.used)
     assert not any(connection.is_behind for connection in connections)
 
 
@@ -401,7 +409,7 @@ async def test_requests_behind_a_slow_one_wait_for_the_next_turn() -> None:
 
     def slow(connection: Connection, request: RemotingCommand) -> Reply:
         asyncio.get_running_loop().call_soon(order.append, "others")
-        busy(2 * TURN_S)
+        busy(2 * SLICE_S)
         order.append("slow")
         return RemotingCommand.response()
 
@@ -421,7 +429,7 @@ async def test_requests_behind_a_slow_one_wait_for_the_next_turn() -> None:
 
 async def test_a_peer_that_ends_its_half_gets_the_answers_of_later_turns() -> None:
     def slow(connection: Connection, request: RemotingCommand) -> Reply:
-        busy(1.1 * TURN_S)
+        busy(1.1 * SLICE_S)
         return RemotingCommand.response()
 
     async with serving({7: slow}) as server, peer_of(server) as peer:
@@ -436,7 +444,7 @@ async def test_stop_answers_what_has_arrived_though_it_takes_several_turns() -> 
 
     def slow(connection: Connection, request: RemotingCommand) -> Reply:
         began.set()
-        busy(1.1 * TURN_S)
+        busy(1.1 * SLICE_S)
         return RemotingCommand.response()
 
     async with serving({7: slow}) as server, peer_of(server) as peer:

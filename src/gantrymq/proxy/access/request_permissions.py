@@ -1,4 +1,6 @@
-"""The rights that each gRPC request needs. The rules are the same as for requests to a broker (`auth/needs.py`).
+"""The rights that each gRPC request needs.
+
+The rules are the same as for requests to a broker (`auth/request_permissions.py`).
 
 Source: auth/authorization/builder/DefaultAuthorizationContextBuilder. Requests marked with + need fewer rights in Java:
 it does not serve some of these methods, and does not check the topic of others.
@@ -11,7 +13,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from gantrymq.auth.need import ANYTHING, Need, group_need, send_need, topic_need
+from gantrymq.auth.permission import ANYTHING, Need, group_need, send_need, topic_need
 from gantrymq.auth.policy import Action
 from gantrymq.proxy.v2 import service_pb2 as pb
 

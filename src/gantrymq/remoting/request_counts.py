@@ -13,7 +13,7 @@ _REQUEST_NAMES: Mapping[int, str] = {code: code.name.lower() for code in Request
 _RESPONSE_NAMES: Mapping[int, str] = {code: code.name.lower() for code in ResponseCode}
 
 
-class AnsweredRequests:
+class RequestCounts:
     """Counts responses by request code and response code. Install it as an `RpcHook`."""
 
     def __init__(self) -> None:

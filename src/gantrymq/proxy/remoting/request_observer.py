@@ -17,7 +17,7 @@ OTHER = "OTHER"
 ONEWAY, CONNECTION_LOST = "ONEWAY", "CONNECTION_LOST"
 
 
-class RequestsSeen:
+class RequestObserver:
     """Records each request when it ends: a hook of `RemotingServer`.
 
     The server must call `lost` for each closed connection.

@@ -44,7 +44,7 @@ class _Handshake:
             self._task.cancel()
 
 
-class Arrivals:
+class TlsDetection:
     """The new connections of one server, until a protocol takes them.
 
     `connected` creates the protocol of a connection. If `tls` is None, the server accepts plain connections only.

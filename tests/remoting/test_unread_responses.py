@@ -5,7 +5,7 @@ The tests use a simulated clock.
 
 from __future__ import annotations
 
-from gantrymq.remoting.untaken_answers import STALLED_S, UntakenAnswers
+from gantrymq.remoting.unread_responses import STALLED_S, UnreadResponses
 
 MIB = 1024 * 1024
 LIMIT = 16 * MIB
@@ -33,7 +33,7 @@ class Peer:
 class World:
     def __init__(self) -> None:
         self.now = 0.0
-        self.answers = UntakenAnswers(limit=LIMIT, clock=lambda: self.now)
+        self.answers = UnreadResponses(limit=LIMIT, clock=lambda: self.now)
         self.answers.start()
         self.peers: list[Peer] = []
 

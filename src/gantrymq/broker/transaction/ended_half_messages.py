@@ -13,7 +13,7 @@ from collections.abc import Iterable
 LEAST_OF_RUN = 16
 
 
-class EndedHalves:
+class EndedHalfMessages:
     """Maps the queue offset of each ended half message to the queue offset of its op message."""
 
     def __init__(self) -> None:

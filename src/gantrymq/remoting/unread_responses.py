@@ -47,7 +47,7 @@ class _Full:
     moved: float
 
 
-class UntakenAnswers:
+class UnreadResponses:
     """The full write buffers of one server. `limit` is in bytes; `clock` returns seconds."""
 
     def __init__(
