@@ -333,8 +333,8 @@ BUGS = (
     Planted(
         "what not all in sync have is shown",
         "broker/controller/confirmed_messages.py",
-        "self._store.set_shown_until(None if is_alone else self._confirmed)",
-        "self._store.set_shown_until(None)",
+        "self._store.set_confirm_offset(None if is_alone else self._confirmed)",
+        "self._store.set_confirm_offset(None)",
     ),
     Planted(
         "a slave keeps what a deposed master wrote",
@@ -370,7 +370,7 @@ BUGS = (
     Planted(
         "an older epoch is believed",
         "broker/controller/roles.py",
-        "if told.epoch < now.epoch or self.is_too_old(told):",
+        "if state.epoch < now.epoch or self.is_too_old(state):",
         "if False:",
     ),
     Planted(

@@ -1,31 +1,20 @@
 """Finds prose that is hard to read: in docs, in docstrings and comments, and in names.
 
-    .venv/bin/python tools/prose.py              # new findings; exit code 1 if there are any
-    .venv/bin/python tools/prose.py --all        # every finding
-    .venv/bin/python tools/prose.py --update     # lowers the allowed numbers to the present ones
-
-`prose_allowed.json` has the number of findings that each file may have, for each rule. The numbers can only decrease. A
-file with more findings fails. A file with fewer findings also fails until `--update` has lowered its number.
-
-`--update` never adds a vague module name (rule `module`).
+.venv/bin/python tools/prose.py      # prints the findings; exit code 1 if there are any
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
-import json
 import re
 import sys
 import tokenize
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-ALLOWED = Path(__file__).with_name("prose_allowed.json")
 MAX_WORDS = 30
 MAX_LINE = 120
 
@@ -42,12 +31,11 @@ _BANNED_IN_MODULES = ("eye", "held", "letters", "outgoing", "room", "sending", "
 _MODULE_ROOTS = ("bench", "interop", "native/fuzz/fuzz_targets", "native/src", "sim", "src/gantrymq", "tests", "tools")
 _FIRST_WORDS = re.compile(r"(Of|What|Who|Whoever|Those)\b")
 _PHRASES = re.compile(r"\b(who has|what has|who is told|is told|nobody knows|knows of)\b", re.IGNORECASE)
+#: In texts of errors and of log lines.
+_MESSAGES = re.compile(r"\b(told|tells?|hears?|heard|nobody|whoever|what has|who has|given up|goes on|comes? again)\b")
+_LOG_CALLS = frozenset({"debug", "info", "warning", "error", "exception"})
 _HISTORY = re.compile(r"\b(now|no longer|used to be|(?:than|as) before|20\d\d-\d\d-\d\d)\b", re.IGNORECASE)
 _NAME_PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-
-
-#: A file and a rule.
-Key: TypeAlias = tuple[str, str]
 
 
 class Finding(NamedTuple):
@@ -122,14 +110,24 @@ def in_source(path: str, text: str) -> Iterator[Finding]:
             if docstring:
                 yield from _in_words(path, line, docstring, is_docstring=True)
             if not isinstance(node, ast.Module):
-                for part in sorted({part.lower() for part in _NAME_PART.findall(node.name)} & _BANNED_WORDS):
+                parts = {part.lower() for part in _NAME_PART.findall(node.name.replace("machine_room", ""))}
+                for part in sorted(parts & _BANNED_WORDS):
                     yield Finding(path, line, "name", f"{node.name}: {part}")
+        elif isinstance(node, ast.Raise) or _is_log_call(node):
+            for each in ast.walk(node):
+                if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                    for match in _MESSAGES.finditer(each.value):
+                        yield Finding(path, each.lineno, "message", f"{match.group()}: {each.value[:60]}")
     stem = Path(path).stem
     for part in sorted(set(stem.split("_")) & _BANNED_WORDS):
         yield Finding(path, 1, "name", f"module {stem}: {part}")
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield from _in_words(path, token.start[0], token.string.lstrip("#: "), is_docstring=False)
+
+
+def _is_log_call(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _LOG_CALLS
 
 
 def _in_words(path: str, line: int, text: str, *, is_docstring: bool) -> Iterator[Finding]:
@@ -140,44 +138,10 @@ def _in_words(path: str, line: int, text: str, *, is_docstring: bool) -> Iterato
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Finds prose that is hard to read.")
-    parser.add_argument("--all", action="store_true", help="print every finding, also the allowed ones")
-    parser.add_argument("--update", action="store_true", help="lower the allowed numbers to the present ones")
-    args = parser.parse_args()
     found = list(findings())
-    counts = Counter((finding.path, finding.rule) for finding in found)
-    allowed = {
-        (path, rule): number
-        for path, rules in json.loads(ALLOWED.read_text() if ALLOWED.exists() else "{}").items()
-        for rule, number in rules.items()
-    }
-    if args.update:
-        _write(lowered(counts, allowed))
     for finding in found:
-        key = finding.path, finding.rule
-        if args.all or (counts[key] > allowed.get(key, 0) and not args.update):
-            print(f"{finding.path}:{finding.line}: {finding.rule}: {finding.text}")
-    lower = [key for key, number in allowed.items() if counts[key] < number] if not args.update else []
-    for path, rule in lower:
-        print(f"{path}: {rule}: {counts[path, rule]} instead of {allowed[path, rule]}: run tools/prose.py --update")
-    is_worse = any(number > allowed.get(key, 0) for key, number in counts.items())
-    return 1 if lower or (is_worse and not args.update) else 0
-
-
-def lowered(counts: dict[Key, int], allowed: dict[Key, int]) -> dict[Key, int]:
-    """Returns the allowed numbers of the present findings. Adds no module with a vague name."""
-    return {
-        key: min(number, allowed.get(key, number))
-        for key, number in counts.items()
-        if key in allowed or key[1] != "module"
-    }
-
-
-def _write(counts: dict[Key, int]) -> None:
-    tree: dict[str, dict[str, int]] = {}
-    for (path, rule), number in sorted(counts.items()):
-        tree.setdefault(path, {})[rule] = number
-    ALLOWED.write_text(json.dumps(tree, indent=1) + "\n")
+        print(f"{finding.path}:{finding.line}: {finding.rule}: {finding.text}")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

@@ -233,7 +233,7 @@ class MetricsServer:
         try:
             body = render(self._collect())
         except Exception:
-            log.exception("the metrics can't be told")
+            log.exception("metrics can't be collected")
             return _http("500 Internal Server Error", "text/plain", b"see the server's log\n")
         return _http("200 OK", CONTENT_TYPE, body, with_body=method == b"GET")
 

@@ -99,11 +99,11 @@ class _StopSignals:
     def __call__(self, number: int) -> None:
         """Handles a signal: the first one starts the stop, and later ones cancel `main`."""
         if self.by:
-            log.warning("told to stop once more (%s): what is under way is given up", signal.Signals(number).name)
+            log.warning("second stop signal (%s): pending work is cancelled", signal.Signals(number).name)
             self._task.cancel()
             return
         self.by = number
-        log.info("told to stop (%s)", signal.Signals(number).name)
+        log.info("stop signal (%s)", signal.Signals(number).name)
         self._stop.set()
         if not self._takes_event:
             self._task.cancel()
@@ -111,7 +111,7 @@ class _StopSignals:
 
     def _give_up(self) -> None:
         """Cancels `main` after the stop timeout."""
-        log.error("not stopped in %g s: what is under way is given up", self._timeout_s)
+        log.error("the stop took longer than %g s: pending work is cancelled", self._timeout_s)
         self._task.cancel()
 
     def end(self) -> None:

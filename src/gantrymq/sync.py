@@ -280,7 +280,7 @@ class _SyncPullingConsumer(_SyncConsumer):
     def __init__(self, consumer: PullingConsumer) -> None:
         super().__init__(consumer)
         self._pulling = consumer
-        consumer.tell_in_threads()
+        consumer.notify_in_threads()
 
     @property
     def assignment(self) -> set[MessageQueue]:

@@ -11,7 +11,7 @@ import pytest
 
 from gantrymq.broker.controller.identity import Applied, Identity
 from gantrymq.broker.controller.lease import Lease
-from gantrymq.broker.controller.roles import Role, Roles, Told
+from gantrymq.broker.controller.roles import BrokerSetState, Role, Roles
 from gantrymq.broker.replication.sync_state_set import SyncStateSet
 from gantrymq.errors import ConfigError, StoreError
 from gantrymq.protocol.codes import ResponseCode
@@ -21,8 +21,8 @@ ME, OTHER, THIRD = 1, 2, 3
 HERE, THERE = "127.0.0.1:1", "127.0.0.1:2"
 
 
-def told(epoch: int, master: int | None = None, address: str | None = None) -> Told:
-    return Told(epoch, master, address or (f"127.0.0.1:{master}" if master is not None else None))
+def told(epoch: int, master: int | None = None, address: str | None = None) -> BrokerSetState:
+    return BrokerSetState(epoch, master, address or (f"127.0.0.1:{master}" if master is not None else None))
 
 
 @pytest.mark.parametrize(
@@ -54,16 +54,16 @@ def told(epoch: int, master: int | None = None, address: str | None = None) -> T
         ([told(2, ME)], told(2, OTHER), None),
         ([told(2, OTHER)], told(2, ME), None),
         # A master without an address is ignored.
-        ([], Told(1, OTHER, None), Role(1)),
-        ([], Told(1, OTHER, ""), Role(1)),
+        ([], BrokerSetState(1, OTHER, None), Role(1)),
+        ([], BrokerSetState(1, OTHER, ""), Role(1)),
     ],
 )
-def test_roles(before: list[Told], now: Told, role: Role | None) -> None:
+def test_roles(before: list[BrokerSetState], now: BrokerSetState, role: Role | None) -> None:
     roles = Roles(ME)
     for each in before:
-        roles.told(each)
+        roles.apply(each)
     was = roles.role
-    assert roles.told(now) == (role is not None)
+    assert roles.apply(now) == (role is not None)
     assert roles.role == (role or was)
     assert roles.is_master == (roles.role.master_id == ME)
 
@@ -73,8 +73,8 @@ def test_a_controller_older_than_the_log_is_not_believed() -> None:
     roles.last_epoch = 5
     for each in (told(4, ME), told(4, OTHER)):
         assert roles.is_too_old(each)
-        assert not roles.told(each)
-    assert roles.told(told(5, ME))
+        assert not roles.apply(each)
+    assert roles.apply(told(5, ME))
     assert roles.role == Role(5, ME, HERE)
 
 
@@ -135,14 +135,14 @@ def test_a_replica_that_is_being_taken_out_counts_until_the_controller_has_answe
     in_sync = SyncStateSet(ME, {ME, OTHER}, 1, 0)
     in_sync.ask(frozenset({ME}))
     assert not in_sync.none_has_left([], 100.0, 6.0)
-    in_sync.told({ME}, 2)
+    in_sync.update({ME}, 2)
     assert in_sync.none_has_left([], 100.0, 6.0)
 
 
 def test_what_is_confirmed_never_goes_back() -> None:
     in_sync = SyncStateSet(ME, {ME}, 1, 0)
     assert in_sync.confirmed([], 1000) == 1000
-    in_sync.told({ME, OTHER}, 2)
+    in_sync.update({ME, OTHER}, 2)
     assert in_sync.confirmed([slave(OTHER, 900)], 1200) == 1000
     assert in_sync.confirmed([], 1300) == 1000
     assert in_sync.confirmed([slave(OTHER, 1250)], 1300) == 1250
@@ -218,14 +218,14 @@ def test_who_is_taken_out_counts_until_the_controller_says_so() -> None:
     in_sync = SyncStateSet(ME, {ME, OTHER}, 1, 0)
     in_sync.ask(frozenset({ME}))
     assert in_sync.confirmed([], 1000) == 0
-    assert in_sync.told({ME}, 2)
+    assert in_sync.update({ME}, 2)
     assert in_sync.confirmed([], 1000) == 1000
 
 
 def test_an_older_set_is_no_news() -> None:
     in_sync = SyncStateSet(ME, {ME, OTHER}, 5, 0)
-    assert not in_sync.told({ME}, 5)
-    assert not in_sync.told({ME}, 4)
+    assert not in_sync.update({ME}, 5)
+    assert not in_sync.update({ME}, 4)
     assert in_sync.members == {ME, OTHER}
 
 

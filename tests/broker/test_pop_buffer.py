@@ -173,11 +173,11 @@ def test_what_is_passed_over_takes_one_place() -> None:
         pops.skip(QUEUE, offset)
     pops.add(checkpoint(999), 0, 1000, 0)
     pops.skip(QUEUE, 1500)
-    assert pops.held_offsets == 4
+    assert pops.in_flight_offsets == 4
     pops.ack(checkpoint(0).key, [0])
     assert offsets.query("g", "t", 0) == 999
     pops.ack(checkpoint(999).key, [999])
-    assert (offsets.query("g", "t", 0), pops.held_offsets) == (1500, 0)
+    assert (offsets.query("g", "t", 0), pops.in_flight_offsets) == (1500, 0)
 
 
 def test_all_stays_until_it_comes_back_where_no_log_can_be_written() -> None:
@@ -202,7 +202,7 @@ def test_all_stays_until_it_comes_back_where_no_log_can_be_written() -> None:
         pops.add(checkpoint(5), 0, 6, 0)
     assert pops.next_offset(QUEUE) == 5
     pops.forget()
-    assert (len(pops), pops.held_offsets, pops.next_due, pops.next_offset(QUEUE)) == (0, 0, None, None)
+    assert (len(pops), pops.in_flight_offsets, pops.next_due, pops.next_offset(QUEUE)) == (0, 0, None, None)
 
 
 def test_a_message_that_is_to_come_back_at_another_time_holds_the_offset() -> None:

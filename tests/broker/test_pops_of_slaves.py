@@ -68,7 +68,7 @@ async def test_what_is_not_acknowledged_comes_back_elsewhere(brokers: WithAnothe
     await until(lambda: offset(brokers) == 2)
     (following,) = await peer.messages("orders")
     assert following.body == b"next"
-    assert brokers.slave.pops.buffer.held_offsets == 1
+    assert brokers.slave.pops.buffer.in_flight_offsets == 1
     (message,) = brokers.messages(brokers.other, RETRY)
     assert message.reconsume_times == 1
 

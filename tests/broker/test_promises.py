@@ -138,14 +138,14 @@ def test_each_waits_for_its_own_time() -> None:
 def test_who_is_followed() -> None:
     following = MasterAddress("host:1", "")
     assert (following.address, following.ha_address) == (None, None)
-    following.told("n1", "host:2", "host:3")
+    following.reported("n1", "host:2", "host:3")
     assert (following.address, following.ha_address) == ("host:2", "host:3")
     # A NameServer can report a new master late. The first one stays until no NameServer reports it.
-    following.told("n2", "host:4", "host:5")
+    following.reported("n2", "host:4", "host:5")
     assert following.address == "host:2"
-    following.told("n1", "host:4", "host:5")
+    following.reported("n1", "host:4", "host:5")
     assert (following.address, following.ha_address) == ("host:4", "host:5")
-    following.told("n1", None, None)
+    following.reported("n1", None, None)
     assert following.address == "host:4"
     following.forget("n2")
     assert (following.address, following.ha_address) == (None, None)
@@ -153,14 +153,14 @@ def test_who_is_followed() -> None:
 
 def test_nobody_follows_himself() -> None:
     following = MasterAddress("host:1", "")
-    following.told("n1", "host:1", "host:2")
+    following.reported("n1", "host:1", "host:2")
     assert following.address is None
 
 
 def test_a_fixed_address_for_the_log() -> None:
     following = MasterAddress("host:1", "other:9")
     assert following.ha_address == "other:9"
-    following.told("n1", "host:2", "host:3")
+    following.reported("n1", "host:2", "host:3")
     assert (following.address, following.ha_address) == ("host:2", "other:9")
 
 

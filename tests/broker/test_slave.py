@@ -163,7 +163,7 @@ async def test_an_empty_machine_at_the_master_s_address_takes_no_tables_away(rep
     try:
         following = replicas.slave.replication.following
         following.forget(replicas.name_server.address)
-        following.told("", f"127.0.0.1:{new.port}", None)
+        following.reported("", f"127.0.0.1:{new.port}", None)
         await copy_now(replicas)
         assert following.address == f"127.0.0.1:{new.port}"
         assert new.topics.get("orders") is None

@@ -262,7 +262,7 @@ async def test_recalls_of_one_slot_are_limited(peer: Peer, monkeypatch: pytest.M
         assert (await peer.send("orders", b"", properties=properties)).code == ResponseCode.SUCCESS
     refused = await peer.send("orders", b"", properties=properties)
     assert refused.code == ResponseCode.SYSTEM_ERROR
-    assert "2 messages due at the same time are taken back already" in (refused.remark or "")
+    assert "2 messages of the same delivery time are recalled already" in (refused.remark or "")
     properties["TIMER_DELIVER_MS"] = str(due_ms + 60_000)
     assert (await peer.send("orders", b"", properties=properties)).code == ResponseCode.SUCCESS
 

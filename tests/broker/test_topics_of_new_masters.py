@@ -62,7 +62,7 @@ async def test_a_queue_that_cannot_be_read_keeps_nobody_from_being_master(
         assert (await peer.send("orders", b"acknowledged")).code == ResponseCode.SUCCESS
         monkeypatch.setattr(ConsumeQueue, "peek", fails)
         await elect(replicas, 2)
-    assert "topic orders may have messages that its former master hadn't told of: can't read it" in caplog.text
+    assert "topic orders may have messages that its former master had not reported: can't read it" in caplog.text
 
 
 async def test_a_topic_that_was_deleted_stays_so(tmp_path: Path) -> None:

@@ -353,7 +353,7 @@ async def test_what_may_be_decided_about_isnt_ended_by_itself_before_that_is_rea
     refused = await producer.end(first)
     assert (refused.code, refused.remark) == (
         ResponseCode.SYSTEM_BUSY,
-        "the broker has just started, and reads what has ended",
+        "the broker is starting: it reads the ended transactions",
     )
     broker.features.transactions._range_ends.found()
     assert (await producer.end(first)).code == ResponseCode.SUCCESS

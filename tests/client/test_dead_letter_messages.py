@@ -9,7 +9,7 @@ import pytest
 from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.client.admin.dead_letter_messages import ResentDeadLetters
+from gantrymq.client.admin.dead_letter_messages import ResentMessages
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import IllegalMessage, NoRouteInfo
@@ -65,7 +65,7 @@ async def test_they_come_to_their_group_once_more(
     async with shop.consumer, other.consumer:
         await until(lambda: dead_letters_reach(admin, unique, 3))
         shop.is_broken = False
-        assert await admin.resend_dead_letters(unique) == ResentDeadLetters(3, 0, 0)
+        assert await admin.resend_dead_letter_messages(unique) == ResentMessages(3, 0, 0)
         await until(lambda: len(shop.seen) == 3)
         for message in sorted(shop.seen, key=lambda message: message.body):
             number = int(message.body)
@@ -74,10 +74,10 @@ async def test_they_come_to_their_group_once_more(
             assert message.msg_id == sent[number].msg_id
             assert message.reconsume_times == 0
         # A message is not sent a second time, unless `again` is set.
-        assert await admin.resend_dead_letters(unique) == ResentDeadLetters(0, 0, 0)
-        assert await admin.resend_dead_letters(unique, again=True, max_messages=2) == ResentDeadLetters(2, 0, 0)
+        assert await admin.resend_dead_letter_messages(unique) == ResentMessages(0, 0, 0)
+        assert await admin.resend_dead_letter_messages(unique, again=True, max_messages=2) == ResentMessages(2, 0, 0)
         await until(lambda: len(shop.seen) == 5)
-        assert await admin.resend_dead_letters(unique) == ResentDeadLetters(0, 0, 0)
+        assert await admin.resend_dead_letter_messages(unique) == ResentMessages(0, 0, 0)
         await until(lambda: len(other.seen) == 3)
         assert len(other.seen) == 3
 
@@ -95,11 +95,13 @@ async def test_some_of_them(admin: AdminClient, name_server: str, producer: Prod
         soon_ms = round(time.time() * 1000) + 60_000
         shop.is_broken = False
         # Sends two now and the last one in the next call. The limit excludes none permanently.
-        assert await admin.resend_dead_letters(unique, max_messages=2, end_ms=soon_ms) == ResentDeadLetters(2, 0, 0)
-        assert await admin.resend_dead_letters(unique, topic=topic) == ResentDeadLetters(1, 0, 0)
+        assert await admin.resend_dead_letter_messages(unique, max_messages=2, end_ms=soon_ms) == ResentMessages(
+            2, 0, 0
+        )
+        assert await admin.resend_dead_letter_messages(unique, topic=topic) == ResentMessages(1, 0, 0)
         await until(lambda: len(shop.seen) == 3)
-        assert await admin.resend_dead_letters(unique, again=True, topic="another") == ResentDeadLetters(0, 3, 0)
-        assert await admin.resend_dead_letters(unique, again=True, begin_ms=soon_ms) == ResentDeadLetters(0, 3, 0)
+        assert await admin.resend_dead_letter_messages(unique, again=True, topic="another") == ResentMessages(0, 3, 0)
+        assert await admin.resend_dead_letter_messages(unique, again=True, begin_ms=soon_ms) == ResentMessages(0, 3, 0)
 
 
 async def test_to_the_topic_itself(
@@ -111,12 +113,12 @@ async def test_to_the_topic_itself(
         await producer.send(Message(topic, b"x"))
         await until(lambda: dead_letters_reach(admin, unique, 1))
         shop.is_broken = False
-        assert await admin.resend_dead_letters(unique, to_topic=True) == ResentDeadLetters(1, 0, 0)
+        assert await admin.resend_dead_letter_messages(unique, to_topic=True) == ResentMessages(1, 0, 0)
         await until(lambda: len(shop.seen) == 1 and len(other.seen) == 2)
         assert "RETRY_TOPIC" not in shop.seen[0].properties
 
 
 async def test_a_group_without_any(admin: AdminClient, unique: str) -> None:
-    assert await admin.resend_dead_letters(unique) == ResentDeadLetters(0, 0, 0)
+    assert await admin.resend_dead_letter_messages(unique) == ResentMessages(0, 0, 0)
     with pytest.raises(IllegalMessage):
-        await admin.resend_dead_letters("with spaces")
+        await admin.resend_dead_letter_messages("with spaces")

@@ -23,7 +23,7 @@ FOR_ASYNCIO = {
     "next_unique_key",
     "send_alone",
     "sender",
-    "tell_in_threads",
+    "notify_in_threads",
     "with_namespace",
 }
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gantrymq.broker.controller.lease import Lease
-from gantrymq.broker.controller.roles import Roles, Told
+from gantrymq.broker.controller.roles import BrokerSetState, Roles
 from gantrymq.controller.broker_set import BrokerSet
 from gantrymq.controller.former_leases import FormerLeases
 from gantrymq.controller.leases import Leases
@@ -206,7 +206,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     def tell(self, broker_id: int) -> None:
         known = self.known
-        self.roles[broker_id].told(Told(known.master_epoch, known.master, known.master_address))
+        self.roles[broker_id].apply(BrokerSetState(known.master_epoch, known.master, known.master_address))
 
     # -- invariants ---------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ _PROPERTIES = (
 )
 _DELAYS = {"messageDelayLevel": "1s 2s", "recallMessageEnable": "true", "transactionCheckInterval": "500"}
 #: The test sends half messages with a birth time that is too old for a check.
-_GIVEN_UP = ["nobody is asked any more"]
+_GIVEN_UP = ["got no answer to its last check"]
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -174,7 +174,7 @@ def test_a_queue_offset_that_isn_t_the_next_one(tmp_path: Path, offset: int) -> 
     skipped(master, offset)
     for n in range(3):
         put(master, master.queue("T", 0), b"later %d" % n)
-    with pytest.raises(RecordError, match="has to come again"):
+    with pytest.raises(RecordError, match="must be copied again"):
         follow(master, slave, lambda: BEHIND)
     assert slave.queue("T", 0).max_offset == 5
     follow(master, slave, lambda: BEHIND)

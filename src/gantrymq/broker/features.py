@@ -91,7 +91,7 @@ class Features:
 
         # Roles.
         self.escape_bridge = escape_bridge = EscapeBridge(
-            config, context.remoting, {pops.revive_topic: pops.bring_back_now}
+            config, context.remoting, {pops.revive_topic: pops.revive_now}
         )
         self.role_changes = role_changes = RoleChanges(
             context, handlers, replication=replication, appender=appender, escape_bridge=escape_bridge

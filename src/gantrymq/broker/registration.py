@@ -143,7 +143,7 @@ class Registration(Feature):
             return
         for address in self._servers.keys() - set(self._config.name_servers):
             del self._servers[address]
-            self._replication.told(address, None, None)
+            self._replication.master_reported(address, None, None)
             self._leaving.start(self._leave(address, unregisters=not is_by_dns))
         for address in self._add(self._config.name_servers):
             self._jobs[address].start(0.0)
@@ -212,7 +212,7 @@ class Registration(Feature):
         server.topics, server.everything = set(), False
         is_registered = False
         try:
-            await self._tell(server, topics)
+            await self._send_registration(server, topics)
             is_registered = True
         finally:
             # The failed registration may have contained changes, so the next one contains everything.
@@ -225,7 +225,7 @@ class Registration(Feature):
         server.pause_s = 0.0
         return 0.0 if server.topics or server.everything else self._period_s
 
-    async def _tell(self, server: _NameServer, names: Collection[str] | None) -> None:
+    async def _send_registration(self, server: _NameServer, names: Collection[str] | None) -> None:
         """Registers these topics, or all if `names` is None. Raises GantryError.
 
         A NameServer keeps the topics that a registration does not contain.
@@ -240,7 +240,7 @@ class Registration(Feature):
                 # A NameServer ignores the topics of a part whose version it has already.
                 table.data_version.advance()
             try:
-                await self._tell_part(server.address, body_of(part, table.data_version))
+                await self._register_part(server.address, body_of(part, table.data_version))
             except BrokerError as e:
                 # The NameServer may accept the other parts.
                 problem = e
@@ -259,7 +259,7 @@ class Registration(Feature):
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, parts_of, topics, config.broker_permission, most)
 
-    async def _tell_part(self, server: str, body: bytes) -> None:
+    async def _register_part(self, server: str, body: bytes) -> None:
         """Sends one registration, and applies the response: the master's address and the ordered topics."""
         config = self._config
         header = RegisterBrokerRequestHeader(
@@ -278,7 +278,7 @@ class Registration(Feature):
         response = await self._remoting.call(server, request, config.register_broker_timeout_mills)
         if config.broker_id != MASTER_ID and not config.enable_controller_mode:
             answer = response.read_header(RegisterBrokerResponseHeader)
-            self._replication.told(server, answer.master_addr, answer.ha_server_addr)
+            self._replication.master_reported(server, answer.master_addr, answer.ha_server_addr)
         if response.body:
             self._topics.mark_ordered(decode_json(response.body, KVTable).table)
 
@@ -298,7 +298,7 @@ class Registration(Feature):
                 server, RemotingCommand.request(RequestCode.UNREGISTER_BROKER, header), _UNREGISTER_TIMEOUT_MS
             )
         except GantryError as e:
-            log.info("NameServer %s isn't told that this broker stops: %s", server, e)
+            log.info("can't unregister from NameServer %s: %s", server, e)
 
 
 def parts_of(topics: Mapping[str, TopicConfig], permission: int, most_topics: int) -> list[bytes]:

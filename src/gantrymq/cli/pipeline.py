@@ -33,7 +33,7 @@ def init(
 
     directory = create_project(name, template)
     if (directory / PROGRAM).exists():
-        print(f"{directory} is made. README.md says what it does:\n\n    cd {name}\n    python {PROGRAM} --help")
+        print(f"{directory} is made. README.md describes it:\n\n    cd {name}\n    python {PROGRAM} --help")
         return
     print(f"{directory} is made. To run it with a cluster of its own:\n\n    cd {name}\n    gantry pipeline run")
 
@@ -56,7 +56,7 @@ def run(
         str | None, typer.Option(metavar="URL", help="The Spark cluster; this machine's cores without it.")
     ] = None,
 ) -> None:
-    """Take in what has come since the last run."""
+    """Read the messages that arrived since the last run."""
     from gantrymq.extras import need
 
     need("pipelines", "gantry pipeline run")

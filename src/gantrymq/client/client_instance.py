@@ -406,4 +406,4 @@ class ClientInstance:
             )
         except Exception as e:
             # Any error, because hooks are user code. The broker notices the closed connection.
-            log.info("broker %s was not told that this client closes: %s", address, e)
+            log.info("can't unregister from broker %s: %s", address, e)

@@ -35,7 +35,12 @@ class RoleChanges:
             if live(identity) is None:
                 continue
             if len(self._tasks) >= MAX_UNDER_WAY:
-                log.warning("broker %s at %s isn't told: %d others are", identity, replica.address, MAX_UNDER_WAY)
+                log.warning(
+                    "broker %s at %s is not notified: notifications of %d others are pending",
+                    identity,
+                    replica.address,
+                    MAX_UNDER_WAY,
+                )
                 continue
             self._tasks.start(self._notify(replica.address, changed))
 
@@ -57,4 +62,4 @@ class RoleChanges:
             if now is not None and now.master_epoch == changed.master_epoch:
                 await connection.invoke_oneway(request)
         except RemotingError as e:
-            log.warning("broker %s at %s can't be told of its master: %s", changed.broker_name, address, e)
+            log.warning("can't notify broker %s at %s of its master: %s", changed.broker_name, address, e)

@@ -71,7 +71,7 @@ class InFlightMessages:
         ending = [self._end(message, entry) for message, entry in list(self._in_flight.items())]
         for error in await asyncio.gather(*ending, return_exceptions=True):
             if error is not None:
-                log.warning("a message couldn't be given back, it comes again later: %s", error)
+                log.warning("can't make a message available at once, it is redelivered later: %s", error)
 
     async def _end(self, message: MessageExt, entry: _InFlight) -> None:
         if not entry.is_done:

@@ -172,7 +172,7 @@ class Link:
             self._acks.discard(future)
             error = None if future.cancelled() else future.exception()
             if error is not None:
-                log.warning("%s comes again: %s", message.place, error)
+                log.warning("%s is redelivered: %s", message.place, error)
 
         future = self._thread.submit(work)
         self._acks.add(future)

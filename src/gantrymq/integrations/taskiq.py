@@ -127,4 +127,4 @@ class RocketMQBroker(AsyncBroker):
         try:
             await self._in_flight.ack(message)
         except GantryError as e:
-            log.warning("a task is done, and comes again: %s: %s", message.place, e)
+            log.warning("can't acknowledge a completed task, %s is redelivered: %s", message.place, e)

@@ -31,7 +31,12 @@ class Notifications:
             log.info("broker %s: the lowest id is now %d", change.broker_name, change.min_broker_id)
             for address in change.notify:
                 if len(self._tasks) >= MAX_UNDER_WAY:
-                    log.warning("broker %s at %s isn't told: %d others are", change.broker_name, address, MAX_UNDER_WAY)
+                    log.warning(
+                        "broker %s at %s is not notified: notifications of %d others are pending",
+                        change.broker_name,
+                        address,
+                        MAX_UNDER_WAY,
+                    )
                     continue
                 self._tasks.start(self._notify(address, change))
 
@@ -50,4 +55,4 @@ class Notifications:
             request = RemotingCommand.request(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, header)
             await self._client.invoke_oneway(address, request)
         except RemotingError as e:
-            log.warning("broker %s at %s can't be told of the lowest id: %s", change.broker_name, address, e)
+            log.warning("can't notify broker %s at %s of the lowest broker id: %s", change.broker_name, address, e)

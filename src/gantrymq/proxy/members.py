@@ -146,7 +146,9 @@ class Members:
         lane = next((lane for lane in self.lanes if client.group not in lane.groups), None)
         if lane is None:
             if len(self.lanes) >= MAX_LANES:
-                log.warning("brokers aren't told of client %s: group %s has too many", client.client_id, client.group)
+                log.warning(
+                    "client %s is not registered with brokers: group %s has too many", client.client_id, client.group
+                )
                 return
             lane = Lane(self._brokers.another_connection(self._lost))
             self.lanes.append(lane)
@@ -167,7 +169,7 @@ class Members:
             try:
                 await lane.api.unregister(address, member.client.client_id, consumer_group=member.group)
             except GantryError as e:
-                log.info("broker %s isn't told that client %s is gone: %s", address, member.client.client_id, e)
+                log.info("can't unregister from broker %s client %s: %s", address, member.client.client_id, e)
 
         try:
             await for_each(member.known_to, unregister)

@@ -93,7 +93,7 @@ def collect(
     yield Metric(
         "gantry_proxy_clients",
         Kind.GAUGE,
-        "Clients that have told their settings and were heard of.",
+        "Clients that have sent their settings and are connected.",
         [({**labels, "kind": kind}, count) for kind, count in sorted(kinds.items())],
     )
     yield Metric("gantry_proxy_connections", Kind.GAUGE, "Connections of clients by gRPC.", [(labels, connections)])

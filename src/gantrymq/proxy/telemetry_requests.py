@@ -109,7 +109,7 @@ class TelemetryRequests:
         group = message.properties.get(PRODUCER_GROUP, "")
         listening = [client for client in self._clients.producers(group) if client.telemetry is not None]
         if not listening:
-            log.warning("nobody can be asked for a transaction of producer group %s", group)
+            log.warning("producer group %s has no connected client: a transaction is not checked", group)
             return None
         half = Half(
             transaction_id=header.transaction_id or message.msg_id,

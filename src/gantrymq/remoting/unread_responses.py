@@ -103,8 +103,8 @@ class UnreadResponses:
             if self.held <= (self._limit if is_stalled else 2 * self._limit):
                 break
             log.warning(
-                "closing the connection with %s, which has taken nothing of %d bytes for %.1f s: answers that nobody "
-                "takes have more than %d bytes together",
+                "closing the connection with %s, which has read nothing of %d bytes for %.1f s: unread responses of "
+                "all connections have more than %d bytes",
                 writer.address,
                 known.size,
                 now - known.moved,

@@ -171,7 +171,7 @@ class Link:
         end = store.max_physical_offset
         if end != store.min_physical_offset:
             log.warning(
-                "the master's log begins at %d, this one ends at %d: it begins anew, its messages are given up",
+                "the master's log begins at %d, and this log ends at %d: it is discarded and copied again",
                 offset,
                 end,
             )

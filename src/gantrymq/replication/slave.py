@@ -373,12 +373,12 @@ class HaSlave:
 
     def _begin_anew(self) -> None:
         """Discards the log, because the master no longer has the data after its end. Its log then defines the start."""
-        log.warning("the master's log begins behind %d: all is given up", self._store.max_physical_offset)
+        log.warning("the master's log begins after %d: this log is discarded", self._store.max_physical_offset)
         try:
             self._store.replica.begin_anew(0)
         except StoreError as e:
             self.refusal = str(e)
-            log.error("the log can't be given up: %s", e)
+            log.error("can't discard the log: %s", e)
 
     def _look(self) -> None:
         """Sends a heartbeat if it is due. Closes the connection if the master is silent."""

@@ -359,7 +359,7 @@ class CommitLog:
             if self.completed_at(file) >= before_ms:
                 return None
         except OSError as e:
-            raise StoreError(f"can't tell how old {file.path} is: {e.strerror or e}") from e
+            raise StoreError(f"can't read the age of {file.path}: {e.strerror or e}") from e
         return self._files.forget_first()
 
     # -- flushing -----------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def entries_of(view: memoryview, base: int, at: int, end: int, skip: int, key_ha
             try:
                 record = decode_record(view, at, check_crc=False)
             except RecordError as e:
-                log.warning("no record at %d, the index goes on in the next file of the log: %s", base + at, e)
+                log.warning("no record at %d, indexing continues with the next log file: %s", base + at, e)
                 at = end
                 break
             size, timestamp, sys_flag = record.size, record.store_timestamp, record.sys_flag

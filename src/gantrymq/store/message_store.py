@@ -77,7 +77,7 @@ class MessageStore:
         #: See `Recovery.torn_at`. None as soon as the broker is a master.
         self._torn_at: int | None = None
         #: Returns the physical offset before which the records that `get` returns end; None: no limit.
-        self._shown_until: Callable[[], int] | None = None
+        self.confirm_offset: Callable[[], int] | None = None
         #: Writes the records that a slave receives.
         self.replica = Replica(
             self._log,
@@ -321,9 +321,9 @@ class MessageStore:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def set_shown_until(self, shown_until: Callable[[], int] | None) -> None:
-        """Limits `get` to records that end before the physical offset that `shown_until` returns; None: no limit."""
-        self._shown_until = shown_until
+    def set_confirm_offset(self, confirm_offset: Callable[[], int] | None) -> None:
+        """Limits `get` to records that end before the physical offset that `confirm_offset` returns; None: no limit."""
+        self.confirm_offset = confirm_offset
 
     def get(
         self,
@@ -376,9 +376,9 @@ class MessageStore:
             wanted = min(max_messages, most)
             looked_at = max(config.max_filter_message_size // UNIT_SIZE, wanted, 1)
             units = queue.units(offset, looked_at if end is None else min(looked_at, end - offset))
-            if units and self._shown_until is not None:
+            if units and self.confirm_offset is not None:
                 found = len(units)
-                units = units_before(units, self._shown_until())
+                units = units_before(units, self.confirm_offset())
                 if len(units) < found:
                     result.max_offset = offset + len(units) // UNIT_SIZE
                 if not units:
@@ -408,12 +408,12 @@ class MessageStore:
         """The reason why nothing can be stored, such as a full or failing disk; None if messages are accepted."""
         return self._log.trouble
 
-    def shown_end(self, queue: ConsumeQueue) -> int:
+    def confirmed_end(self, queue: ConsumeQueue) -> int:
         """Returns the queue offset after the last message that `get` can return. Without a limit it is `max_offset`."""
         end = queue.max_offset
-        if self._shown_until is None or end <= queue.min_offset:
+        if self.confirm_offset is None or end <= queue.min_offset:
             return end
-        until = self._shown_until()
+        until = self.confirm_offset()
         end = max(queue.count_before(until), queue.min_offset)
         unit = queue.peek(end - 1)
         # A record can start before the limit and end after it.
@@ -473,7 +473,7 @@ class MessageStore:
 
         Returns the visible end if all messages are older, and `min_offset` if all are newer (`getOffsetInQueueByTime`).
         """
-        low, high = queue.min_offset, self.shown_end(queue)
+        low, high = queue.min_offset, self.confirmed_end(queue)
         while low < high:
             middle = (low + high) // 2
             stored = self.store_time(queue, middle)

@@ -189,11 +189,11 @@ class Recovery:
         """Writes the missing units of all records from `start` on. Returns the end of the log."""
         reader = LogReader(self._log, start, needs_crc=self._needs_crc)
         records = iter(reader)
-        told = 0
+        reported = 0
         while True:
-            if self._progress is not None and reader.end >= told:
+            if self._progress is not None and reader.end >= reported:
                 self._progress(reader.end)
-                told = reader.end + _PROGRESS_BYTES
+                reported = reader.end + _PROGRESS_BYTES
             if (runs := reader.runs()) is not None:
                 damaged_at = self._put_runs(runs, start)
             elif (record := next(records, None)) is not None:

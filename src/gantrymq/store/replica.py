@@ -92,7 +92,7 @@ class Replica:
         #: Number of bytes of the next data that were stored before StoreBusy was raised.
         self._repeated = 0
         #: Queues with new messages that no caller has been notified of.
-        self._told: dict[ConsumeQueue, None] = {}
+        self._changed_queues: dict[ConsumeQueue, None] = {}
         #: Called when the log was truncated, before new data is stored. Offsets can then be beyond the ends of queues.
         self.cut_listeners: list[Callable[[], None]] = []
         #: Offset and checksum of the rejected data, which is accepted if it arrives again.
@@ -145,7 +145,7 @@ class Replica:
             if not commit_log.begins_at(physical_offset):
                 raise StoreError(f"the log can't be cut at {physical_offset}: no record begins there")
             with self._changed(physical_offset):
-                self._held.show(self._told, physical_offset)
+                self._held.show(self._changed_queues, physical_offset)
                 self._held.drop()
                 for queue in self._queues:
                     queue.drop_from(physical_offset)
@@ -191,7 +191,7 @@ class Replica:
             while at < len(buffer) and (taken := self._take_runs(buffer, at) or self._take(buffer, at)):
                 at += taken
             if self._held.until is not None:
-                self._held.show(self._told, self._held.until)
+                self._held.show(self._changed_queues, self._held.until)
         except RecordError:
             self.restart()
             raise
@@ -201,7 +201,7 @@ class Replica:
             self._wanted = 0
             raise
         self._unfinished = bytearray(memoryview(buffer)[at:])
-        return self._tell()
+        return self._notify()
 
     def confirm(self, physical_offset: int) -> list[ConsumeQueue]:
         """Sets the confirm offset. Records after it are not visible until it covers them.
@@ -211,18 +211,18 @@ class Replica:
         """
         self._check_copy()
         self._held.until = max(physical_offset, self._held.until or 0)
-        self._held.show(self._told, self._held.until)
-        return self._tell()
+        self._held.show(self._changed_queues, self._held.until)
+        return self._notify()
 
     def show_all(self) -> None:
         """Makes all records visible. Raises as `confirm` does."""
-        self._held.show(self._told)
+        self._held.show(self._changed_queues)
         self._held.until = None
 
-    def _tell(self) -> list[ConsumeQueue]:
-        told = list(self._told)
-        self._told.clear()
-        return told
+    def _notify(self) -> list[ConsumeQueue]:
+        changed = list(self._changed_queues)
+        self._changed_queues.clear()
+        return changed
 
     def _take_runs(self, buffer: bytes, at: int) -> int:
         """Stores the next records with native code. Returns the number of bytes.
@@ -353,7 +353,7 @@ class Replica:
                 queue = units.queue
                 queue.count_written(len(units))
                 self._queues.mark_dirty(queue)
-                self._told[queue] = None
+                self._changed_queues[queue] = None
         elif all_units:
             held.hold(commit_log.position, commit_log.position + len(data), all_units)
         # As in `MessageWriter.append`, the log's position makes everything valid and is set last.
@@ -369,7 +369,7 @@ class Replica:
         doubted = physical_offset, crc32(what)
         if self._doubted != doubted:
             self._doubted = doubted
-            raise RecordError(f"{why}: it has to come again")
+            raise RecordError(f"{why}: it must be copied again")
         log.warning("%s at the physical offset %d: so it is in the master's log", why, physical_offset)
 
     def _queue(self, topic: bytes, queue_id: int) -> ConsumeQueue:
@@ -385,7 +385,7 @@ class Replica:
         """
         if self._held.next_offset(queue) != queue.max_offset:
             # The queue is going to be replaced, so its pending units are written first.
-            self._held.show(self._told)
+            self._held.show(self._changed_queues)
         if queue_offset == 0:
             log.info("%r begins anew at the physical offset %d: its topic was deleted", queue, physical_offset)
             self._queues.delete([queue])

@@ -65,7 +65,7 @@ def load_timer_checkpoint(path: Path, latest_ms: int) -> TimerCheckpoint:
             masters = master if master > queue_offset else 0
             queue_offset = min(queue_offset, master)
             return TimerCheckpoint(read_time_ms, log_flush_position, queue_offset, timestamp, counter, masters)
-    log.error("%s is damaged: timer messages that were delivered in the past week come again", path)
+    log.error("%s is damaged: timer messages that were delivered in the past week are delivered again", path)
     return TimerCheckpoint()
 
 

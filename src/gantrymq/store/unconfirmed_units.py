@@ -100,8 +100,8 @@ class UnconfirmedUnits:
             self._next_offsets[units.queue] = units.next_offset
         self._log.units_until = self._steps[0][0]
 
-    def show(self, told: dict[ConsumeQueue, None], until: int = _ALL) -> None:
-        """Moves the units of records that end at or before `until` to their queues. Adds these queues to `told`.
+    def show(self, changed: dict[ConsumeQueue, None], until: int = _ALL) -> None:
+        """Moves the units of records that end at or before `until` to their queues. Adds these queues to `changed`.
 
         Raises StoreBusy, StoreFull or StoreError; the caller then calls it again.
         """
@@ -113,7 +113,7 @@ class UnconfirmedUnits:
                 if end <= until:
                     preallocate(all_units)
                 for units in all_units:
-                    self._show(units, len(units) if end <= until else units.count_before(until), told)
+                    self._show(units, len(units) if end <= until else units.count_before(until), changed)
                 if end > until:
                     break
                 self._steps.popleft()
@@ -125,7 +125,7 @@ class UnconfirmedUnits:
     def _is_there(self, queue: ConsumeQueue) -> bool:
         return self._queues.find(queue.topic, queue.queue_id) is queue
 
-    def _show(self, units: Units, count: int, told: dict[ConsumeQueue, None]) -> None:
+    def _show(self, units: Units, count: int, changed: dict[ConsumeQueue, None]) -> None:
         queue, size = units.queue, count * UNIT_SIZE
         if count:
             queue.preallocate_for(count)
@@ -133,7 +133,7 @@ class UnconfirmedUnits:
             queue.count_written(count)
             self._queues.mark_dirty(queue)
             del units.data[:size]
-            told[queue] = None
+            changed[queue] = None
 
     def drop(self) -> None:
         """Discards all pending units, because their records were deleted."""

@@ -145,12 +145,12 @@ class _Verifier:
     def _read(self, reader: LogReader) -> None:
         """Checks the records of `reader`."""
         records = iter(reader)
-        told = 0
+        reported = 0
         while True:
             begin = reader.end
-            if begin >= told:
+            if begin >= reported:
                 self._progress("log", begin - self._log.min_offset, self._log.limit - self._log.min_offset)
-                told = begin + _PROGRESS_BYTES
+                reported = begin + _PROGRESS_BYTES
             # Native code needs memory that does not change.
             runs = None if self._report.in_use else reader.runs()
             if runs is not None:

@@ -139,7 +139,7 @@ class ActingMaster(Feature):
             request = RemotingCommand.request(RequestCode.BROKER_HEARTBEAT, header)
             await self._remoting.call(name_server, request, config.send_heartbeat_timeout_millis)
         except GantryError as e:
-            log.warning("the NameServer %s doesn't hear that this broker lives: %s", name_server, e)
+            log.warning("can't send a heartbeat to NameServer %s: %s", name_server, e)
 
     async def _ask(self) -> None:
         """Queries the live brokers and changes the acting role if needed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from gantrymq.broker.acting.escaped_message import EscapedMessage, outgoing
+from gantrymq.broker.acting.escaped_message import EscapedMessage, escaped_message
 from gantrymq.broker.acting.topic_route_info import RemoteQueue, TopicRouteInfo
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.errors import GantryError, StoreBusy, StoreError
@@ -81,7 +81,7 @@ class EscapeBridge:
         """
         key = record.physical_offset, queue.topic
         if key not in self._sends and queue.topic not in self._own:
-            send = self._send(record, outgoing(record, queue.topic, properties), reconsume_times)
+            send = self._send(record, escaped_message(record, queue.topic, properties), reconsume_times)
             self._sends[key] = asyncio.get_running_loop().create_task(send)
 
     async def end(self) -> None:

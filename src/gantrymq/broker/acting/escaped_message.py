@@ -40,7 +40,7 @@ class EscapedMessage(NamedTuple):
     properties: bytes
 
 
-def outgoing(record: Record, topic: str, properties: bytes) -> EscapedMessage:
+def escaped_message(record: Record, topic: str, properties: bytes) -> EscapedMessage:
     """Converts a message of the log into a send to `topic`, with the given properties.
 
     A delayed message waits at the other broker for the rest of its delay. A half message becomes a half message there,

@@ -59,7 +59,7 @@ class HaInfo(Feature):
                     replication.connect_to(header.master_ha_address)
                     connection.respond_with(request, self._stand_back())
                     return None
-                replication.told(_FROM_MASTER, header.master_address, header.master_ha_address)
+                replication.master_reported(_FROM_MASTER, header.master_address, header.master_ha_address)
         elif replication.is_master:
             answer.master_ha_address = replication.ha_address
             answer.master_flush_offset = replication.flush_offset

@@ -76,12 +76,14 @@ class AuthAdmin(Feature):
         A super user also gets the password, so that a slave can copy users.
         """
         user = self._users.users.get(_username(request))
-        return RemotingCommand.response(body=b"" if user is None else encode_json(self._shown(connection, user)))
+        return RemotingCommand.response(body=b"" if user is None else encode_json(self._user_info(connection, user)))
 
     def list_users(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Returns the users whose names contain the filter text."""
         wanted = request.read_header(ListUsersRequestHeader).filter or ""
-        users = [self._shown(connection, user) for name, user in sorted(self._users.users.items()) if wanted in name]
+        users = [
+            self._user_info(connection, user) for name, user in sorted(self._users.users.items()) if wanted in name
+        ]
         return RemotingCommand.response(body=encode_json(users) if users else b"")
 
     def put_acl(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -117,7 +119,7 @@ class AuthAdmin(Feature):
         user = self._users.users.get(username or "")
         return None if user is None else user.user_type.value
 
-    def _shown(self, connection: Connection, user: User) -> UserInfo:
+    def _user_info(self, connection: Connection, user: User) -> UserInfo:
         info = user.info()
         if not self._access.may_see_passwords(connection):
             info.password = None

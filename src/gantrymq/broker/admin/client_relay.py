@@ -65,9 +65,9 @@ class ClientRelay(Feature):
         members = self._members.consumers.get(group)
         if members is not None:
             header = ResetOffsetRequestHeader(topic=topic, group=group, timestamp=timestamp)
-            self._tasks.start(self._tell(list(members.clients.values()), header, body))
+            self._tasks.start(self._notify(list(members.clients.values()), header, body))
 
-    async def _tell(
+    async def _notify(
         self, clients: list[Client[Connection]], header: ResetOffsetRequestHeader, body: ResetOffsetBody
     ) -> None:
         plain, for_c = body.encode(), body.encode_for_c()
@@ -77,7 +77,7 @@ class ClientRelay(Feature):
             try:
                 client.member.send_oneway(order)
             except RemotingError as e:
-                log.info("client %s of group %s isn't told of its new offsets: %s", client.client_id, header.group, e)
+                log.info("can't notify client %s of group %s of its new offsets: %s", client.client_id, header.group, e)
             if not n % _AT_ONCE:
                 await asyncio.sleep(0)
 
@@ -155,7 +155,7 @@ class ClientRelay(Feature):
                 body.consumer_table[client.client_id] = ConsumerStatusBody.decode(answer.body).message_queue_table
                 return len(answer.body)
         except GantryError as e:
-            log.warning("client %s of group %s doesn't tell its offsets: %s", client.client_id, header.group, e)
+            log.warning("can't request the offsets of client %s of group %s: %s", client.client_id, header.group, e)
         return 0
 
     async def _ask(

@@ -89,7 +89,7 @@ class ConsumeProgress(Feature):
         for queue_id in range(topic.read_queue_nums):
             queue = self._store.find_queue(name, queue_id)
             consumed = self._offsets.query(group, name, queue_id) or 0
-            offsets = OffsetWrapper(self._store.shown_end(queue) if queue else 0, consumed, consumed)
+            offsets = OffsetWrapper(self._store.confirmed_end(queue) if queue else 0, consumed, consumed)
             if queue is not None:
                 offsets.last_timestamp = max(0, self._store.store_time(queue, consumed - 1))
             table[MessageQueue(name, self._broker_name, queue_id)] = offsets

@@ -124,7 +124,7 @@ class OffsetAdmin(Feature):
 
     def _target(self, header: ResetOffsetRequestHeader, queue_id: int) -> int:
         queue = self._store.find_queue(header.topic, queue_id)
-        first, end = (0, 0) if queue is None else (queue.min_offset, self._store.shown_end(queue))
+        first, end = (0, 0) if queue is None else (queue.min_offset, self._store.confirmed_end(queue))
         if header.queue_id >= 0 and header.offset not in _NO_OFFSET:
             if not first <= header.offset <= end:
                 raise RequestRefused(

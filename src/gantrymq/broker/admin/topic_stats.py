@@ -65,7 +65,7 @@ class TopicStats(Feature):
             queue = self._store.find_queue(name, queue_id)
             offsets = TopicOffset()
             if queue is not None:
-                end = self._store.shown_end(queue)
+                end = self._store.confirmed_end(queue)
                 offsets = TopicOffset(queue.min_offset, end, max(0, self._store.store_time(queue, end - 1)))
             stats.offset_table[MessageQueue(name, self._broker_name, queue_id)] = offsets
             if not (queue_id + 1) % _LOOKED_AT:
@@ -84,7 +84,7 @@ class TopicStats(Feature):
         for queue_id in range(topic.write_queue_nums):
             span = QueueTimeSpan(QueueObject(self._broker_name, queue_id, header.topic), -1, -1, -1)
             queue = self._store.find_queue(header.topic, queue_id)
-            end = self._store.shown_end(queue) if queue is not None else 0
+            end = self._store.confirmed_end(queue) if queue is not None else 0
             if queue is not None and end > 0:
                 span.min_time_stamp = self._store.store_time(queue, queue.min_offset)
                 span.max_time_stamp = self._store.store_time(queue, end - 1)

@@ -57,22 +57,22 @@ class Waiting:
 
 
 class Answer(Waiting):
-    """The response to one request. After a timeout whose code is in `told`, it has that code."""
+    """The response to one request. After a timeout whose code is in `late_codes`, it has that code."""
 
-    __slots__ = ("connection", "reply", "request", "told")
+    __slots__ = ("connection", "late_codes", "reply", "request")
 
     def __init__(
         self,
         connection: Connection,
         request: RemotingCommand,
         reply: RemotingCommand | tuple[bytes],
-        told: Collection[ResponseCode],
+        late_codes: Collection[ResponseCode],
     ) -> None:
         super().__init__()
         self.connection = connection
         self.request = request
         self.reply = reply
-        self.told = told
+        self.late_codes = late_codes
 
     def give(self, error: Exception | None) -> None:
         connection, request, reply = self.connection, self.request, self.reply
@@ -81,7 +81,7 @@ class Answer(Waiting):
         elif self.code != ResponseCode.SUCCESS and not isinstance(reply, RemotingCommand):
             [reply] = FrameReader().feed(reply[0])
         if isinstance(reply, RemotingCommand):
-            if error is None and self.code in self.told:
+            if error is None and self.code in self.late_codes:
                 reply.code = self.code
             if self.is_unconfirmed:
                 reply.ext_fields[UNCONFIRMED_FIELD] = "true"

@@ -149,7 +149,7 @@ class PendingResponses(Feature):
         return self._for_disk or self._replicas != 1 or config.enable_controller_mode or refuses
 
     @property
-    def told_of_copies(self) -> Collection[ResponseCode]:
+    def response_codes_of_copies(self) -> Collection[ResponseCode]:
         """The timeout codes in responses to recalls, and to consumers that send a message back.
 
         In controller mode, this is FLUSH_SLAVE_TIMEOUT: another broker may become master without the stored copy.
@@ -178,7 +178,7 @@ class PendingResponses(Feature):
         end: int,
         reply: RemotingCommand | tuple[bytes],
         *,
-        told: Collection[ResponseCode] = LATE,
+        late_codes: Collection[ResponseCode] = LATE,
         timeout_ms: int | None = None,
     ) -> None:
         """Sends a response after the log up to the physical offset `end` is flushed and replicated as configured.
@@ -188,12 +188,12 @@ class PendingResponses(Feature):
             request: The request.
             end: Physical offset at the end of the record.
             reply: The response: a command, or an encoded frame.
-            told: After a timeout with one of these codes, the response has that code. After other timeouts, it is sent
-                unchanged.
+            late_codes: After a timeout with one of these codes, the response has that code. After other timeouts, it is
+                sent unchanged.
             timeout_ms: The client's timeout, if the request contains it.
         """
         # The message is stored. Thousands of pending responses must not keep the bodies in memory.
-        self._wait(Answer(connection, request.without_content(), reply, told), end, answer_within_ms(timeout_ms))
+        self._wait(Answer(connection, request.without_content(), reply, late_codes), end, answer_within_ms(timeout_ms))
 
     def reply_all(self, connection: Connection, answers: bytes, count: int, end: int, within_ms: int) -> None:
         """As `reply`, for `count` encoded responses of one connection. They wait for at most `within_ms`."""

@@ -71,16 +71,16 @@ class Heartbeats(Feature):
         self._untold: Iterator[tuple[str, Connection]] = iter(())
         #: Earliest start of the next round (event-loop time, in seconds).
         self._tell_at = 0.0
-        self._telling = context.jobs.repeating("tell members of changed groups", self._tell)
+        self._notifying = context.jobs.repeating("notify members of changed groups", self._notify)
         self._expiring = context.jobs.repeating("expire silent clients", self._expire, _SCAN_S)
         context.events.connection_closed.subscribe(self._connection_closed)
 
     async def start(self) -> None:
-        self._telling.start()
+        self._notifying.start()
         self._expiring.start()
 
     async def stop(self) -> None:
-        self._telling.cancel()
+        self._notifying.cancel()
         self._expiring.cancel()
 
     def handlers(self) -> dict[int, RequestHandler]:
@@ -178,14 +178,14 @@ class Heartbeats(Feature):
             self._register_filters(name, now_ms)
             self._changed[name] = None
         if self._changed:
-            self._telling.wake(max(self._tell_at - self._loop.time(), 0.0))
+            self._notifying.wake(max(self._tell_at - self._loop.time(), 0.0))
 
     def _register_filters(self, group_name: str, now_ms: int) -> None:
         """Sets the SQL92 filters of a group to those of its active subscriptions."""
         group = self._members.consumers.get(group_name)
         self._consumer_filters.register(group_name, () if group is None else group.subscriptions.values(), now_ms)
 
-    def _tell(self) -> float | None:
+    def _notify(self) -> float | None:
         """Notifies members for one time slice. Returns the delay of the next one in seconds, None if nothing is left.
 
         Changes during a round are collected for the next one. If thousands of members join or leave, each member
@@ -194,7 +194,7 @@ class Heartbeats(Feature):
         deadline = monotonic() + _TELL_TURN_S
         while True:
             for n, (group_name, member) in enumerate(self._untold, 1):
-                self._tell_member(group_name, member)
+                self._notify_member(group_name, member)
                 if not n % _TELL_STEP and monotonic() >= deadline:
                     return 0.0
             if not self._changed:
@@ -215,7 +215,7 @@ class Heartbeats(Feature):
                 for member in list(group.clients):
                     yield name, member
 
-    def _tell_member(self, group_name: str, member: Connection) -> None:
+    def _notify_member(self, group_name: str, member: Connection) -> None:
         if member.is_full:
             # The client does not read its connection. It queries the members itself every 20 s.
             return
@@ -223,7 +223,7 @@ class Heartbeats(Feature):
         try:
             member.send_oneway(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
         except RemotingError as e:
-            log.info("member %s of group %s isn't told of the change: %s", member.address, group_name, e)
+            log.info("can't notify member %s of group %s of the change: %s", member.address, group_name, e)
 
     def _expire(self) -> float | None:
         """Drops clients without a heartbeat for `channelExpiredTimeout` ms."""

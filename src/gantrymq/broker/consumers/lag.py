@@ -70,7 +70,7 @@ class ConsumerLag:
         return backlog
 
     def _add(self, backlog: Backlog, queue: ConsumeQueue, is_pop: bool) -> None:
-        end = self._store.shown_end(queue)
+        end = self._store.confirmed_end(queue)
         consumed = self._offsets.query(backlog.group, queue.topic, queue.queue_id)
         if consumed is None:
             consumed = end

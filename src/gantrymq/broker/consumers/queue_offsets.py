@@ -35,7 +35,7 @@ class QueueOffsets(Feature):
     def max_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Handles GET_MAX_OFFSET: returns the offset after the last confirmed message."""
         queue = self._queue(request.read_header(QueueRequestHeader))
-        return _offset(self._store.shown_end(queue) if queue else 0)
+        return _offset(self._store.confirmed_end(queue) if queue else 0)
 
     def min_offset(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Handles GET_MIN_OFFSET: returns the offset of the oldest message."""

@@ -36,7 +36,7 @@ class ConfirmedMessages:
         If the master `is_alone` in the set, messages need no confirmation.
         """
         appender = self._appender
-        self._store.set_shown_until(None if is_alone else self._confirmed)
+        self._store.set_confirm_offset(None if is_alone else self._confirmed)
         if not is_alone:
             if appender.unconfirmed is None:
                 appender.needs_confirmation(True)
@@ -47,7 +47,7 @@ class ConfirmedMessages:
 
     def end(self) -> None:
         """Hides unconfirmed messages, because the broker isn't a master. They may be truncated from its log."""
-        self._store.set_shown_until(self._confirmed)
+        self._store.set_confirm_offset(self._confirmed)
         self._appender.needs_confirmation(False)
         self._queues = {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.controller.roles import Told
+from gantrymq.broker.controller.roles import BrokerSetState
 from gantrymq.errors import BrokerError, GantryError, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.controller import ElectMasterResponseBody, SyncStateSet
@@ -126,7 +126,7 @@ class Controllers:
         )
         await self._call(RequestCode.CONTROLLER_APPLY_BROKER_ID, header)
 
-    async def register(self, broker_id: int) -> Told | None:
+    async def register(self, broker_id: int) -> BrokerSetState | None:
         """Registers the address of the broker.
 
         Returns the state of its broker set if there is a live master, else None.
@@ -135,21 +135,23 @@ class Controllers:
             cluster_name=self._cluster, broker_name=self._name, broker_id=broker_id, broker_address=self._address
         )
         answer = await self._call(RequestCode.CONTROLLER_REGISTER_BROKER, header)
-        told = answer.read_header(RegisterBrokerToControllerResponseHeader)
-        if told.master_epoch is None:
+        state = answer.read_header(RegisterBrokerToControllerResponseHeader)
+        if state.master_epoch is None:
             return None
         members, members_epoch = _members(answer.body)
-        return Told(told.master_epoch, told.master_broker_id, told.master_address, members, members_epoch)
+        return BrokerSetState(state.master_epoch, state.master_broker_id, state.master_address, members, members_epoch)
 
-    async def info(self) -> Told:
+    async def info(self) -> BrokerSetState:
         """Returns the master and the sync-state set."""
         header = GetReplicaInfoRequestHeader(broker_name=self._name)
         answer = await self._call(RequestCode.CONTROLLER_GET_REPLICA_INFO, header)
-        told = answer.read_header(GetReplicaInfoResponseHeader)
+        state = answer.read_header(GetReplicaInfoResponseHeader)
         members, members_epoch = _members(answer.body)
-        return Told(told.master_epoch or 0, told.master_broker_id, told.master_address, members, members_epoch)
+        return BrokerSetState(
+            state.master_epoch or 0, state.master_broker_id, state.master_address, members, members_epoch
+        )
 
-    async def elect(self, broker_id: int, *, is_designated: bool = False) -> Told:
+    async def elect(self, broker_id: int, *, is_designated: bool = False) -> BrokerSetState:
         """Has the controller elect a master if there is none, and returns the master.
 
         With `is_designated`, only this broker can be elected. Raises BrokerError if no broker can be elected.
@@ -163,15 +165,15 @@ class Controllers:
         answer = await self._invoke(RequestCode.CONTROLLER_ELECT_MASTER, header)
         if answer.code not in (ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST):
             raise broker_error(answer, self.leader or "")
-        told = answer.read_header(ElectMasterResponseHeader)
+        state = answer.read_header(ElectMasterResponseHeader)
         body = decode_json(answer.body, ElectMasterResponseBody) if answer.body else ElectMasterResponseBody()
         members = None if body.sync_state_set is None else frozenset(body.sync_state_set)
-        return Told(
-            told.master_epoch or 0,
-            told.master_broker_id,
-            told.master_address,
+        return BrokerSetState(
+            state.master_epoch or 0,
+            state.master_broker_id,
+            state.master_address,
             members,
-            told.sync_state_set_epoch or 0,
+            state.sync_state_set_epoch or 0,
         )
 
     async def alter(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.controller.controllers import Controllers
-from gantrymq.broker.controller.roles import Told
+from gantrymq.broker.controller.roles import BrokerSetState
 from gantrymq.broker.controller.sync_state_sets import SyncStateSets
 from gantrymq.errors import BrokerError
 from gantrymq.logs import peer_log
@@ -24,7 +24,7 @@ _PAUSE_S = 60.0
 
 
 class Handover:
-    """Hands over the master role of one broker. `told` is called with the controller's state after the election."""
+    """Hands over the master role of one broker. `state` is called with the controller's state after the election."""
 
     def __init__(
         self,
@@ -32,12 +32,12 @@ class Handover:
         in_sync: SyncStateSets,
         controllers: Controllers,
         jobs: Jobs,
-        told: Callable[[Told], None],
+        state: Callable[[BrokerSetState], None],
     ) -> None:
         self._store = store
         self._in_sync = in_sync
         self._controllers = controllers
-        self._told = told
+        self._state_received = state
         self._job = jobs.repeating("leave a master's place where nothing can be stored", self._look, _LOOK_S)
 
     def start(self) -> None:
@@ -56,11 +56,11 @@ class Handover:
             return None
         for other in sorted(in_sync.others):
             try:
-                told = await self._controllers.elect(other, is_designated=True)
+                state = await self._controllers.elect(other, is_designated=True)
             except BrokerError as e:
                 log.warning("broker %d can't be the master in place of this one: %s", other, e)
             else:
                 log.error("broker %d is to be the master, since here nothing can be stored: %s", other, trouble)
-                self._told(told)
+                self._state_received(state)
                 return _PAUSE_S
         return None

@@ -24,7 +24,7 @@ from gantrymq.broker.controller.controllers import Controllers, Progress
 from gantrymq.broker.controller.handover import Handover
 from gantrymq.broker.controller.identity import Identity
 from gantrymq.broker.controller.lease import Fence, Lease
-from gantrymq.broker.controller.roles import Role, Roles, Told
+from gantrymq.broker.controller.roles import BrokerSetState, Role, Roles
 from gantrymq.broker.controller.sync_state_sets import SyncStateSets
 from gantrymq.broker.credentials import inner_client_hooks
 from gantrymq.broker.feature import Feature
@@ -87,7 +87,7 @@ class ReplicasManager(Feature):
         self._roles: Roles | None = None
         #: The role that the features of the broker have, and the controller's state that led to it.
         self._applied = Role()
-        self._told_last = Told(0)
+        self._last_state = BrokerSetState(0)
         self._lease = Lease()
         self._fence = Fence()
         #: Whether another broker is master, but this broker's features have not changed yet. It rejects messages.
@@ -111,7 +111,7 @@ class ReplicasManager(Feature):
             controllers=self._controllers,
             doubtful=self._syncing.wake,
         )
-        self._handing_over = Handover(store, self._in_sync, self._controllers, jobs, self._told)
+        self._handing_over = Handover(store, self._in_sync, self._controllers, jobs, self._state_received)
         self._finding = jobs.repeating("ask the master where its log comes from", self._find_master)
         self._leasing = jobs.repeating("look whether the lease is over", self._look_at_lease)
         self._beating: dict[str, Repeating] = {
@@ -215,7 +215,7 @@ class ReplicasManager(Feature):
         try:
             await self._send_heartbeat(controller)
         except GantryError as e:
-            log.warning("the controller %s doesn't hear that this broker lives: %s", controller, e)
+            log.warning("can't send a heartbeat to controller %s: %s", controller, e)
 
     async def _send_heartbeat(self, controller: str) -> None:
         """Sends a heartbeat and updates the lease. Raises GantryError."""
@@ -243,34 +243,34 @@ class ReplicasManager(Feature):
             await self._get_id()
             assert self._roles is not None
         if not self._is_registered:
-            told = await controllers.register(self._roles.own_id)
+            state = await controllers.register(self._roles.own_id)
             # The controller elects only brokers whose heartbeats it receives.
             await self._send_heartbeat(await controllers.find_leader())
             self._start_beating()
             self._is_registered = True
-            if told is not None:
-                await self._believe(told)
+            if state is not None:
+                await self._believe(state)
         asked_at = monotonic()
         try:
-            told = await controllers.info()
+            state = await controllers.info()
         except BrokerError as e:
             self._is_registered &= e.code != ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST
             raise
-        await self._believe(told)
+        await self._believe(state)
         role = self._roles.role
-        if self._is_master and self._roles.is_master and (told.epoch, told.master_id) == (role.epoch, role.master_id):
+        if self._is_master and self._roles.is_master and (state.epoch, state.master_id) == (role.epoch, role.master_id):
             self._fence.is_master(asked_at, monotonic())
             self._look_at_lease()
             self._leasing.wake()
-        if told.master_id is None:
+        if state.master_id is None:
             try:
-                self._told(await controllers.elect(self._roles.own_id))
+                self._state_received(await controllers.elect(self._roles.own_id))
             except BrokerError as e:
                 log.warning("there is no master, and this broker can't be it: %s", e)
                 return _AGAIN_S
         return self._config.sync_broker_metadata_period / 1000
 
-    async def _believe(self, told: Told) -> None:
+    async def _believe(self, state: BrokerSetState) -> None:
         """Applies the controller's state, but prefers another in-sync broker after a crash of this master.
 
         If this broker restarts before the controller has elected another master, a power failure may have cut off the
@@ -279,34 +279,34 @@ class ReplicasManager(Feature):
         """
         roles, last = self._roles, self._epochs.epochs.last
         assert roles is not None
-        was_master = last is not None and (told.epoch, told.master_id) == (last.number, roles.own_id)
+        was_master = last is not None and (state.epoch, state.master_id) == (last.number, roles.own_id)
         if was_master and not self._applied.epoch:
-            for other in sorted((told.members or frozenset()) - {roles.own_id}):
+            for other in sorted((state.members or frozenset()) - {roles.own_id}):
                 try:
-                    told = await self._controllers.elect(other, is_designated=True)
+                    state = await self._controllers.elect(other, is_designated=True)
                 except BrokerError as e:
                     log.warning("broker %d can't be the master in place of this one: %s", other, e)
                 else:
                     break
-        self._told(told)
+        self._state_received(state)
 
     def query_soon(self) -> None:
         """Queries the controllers at once: they may have elected another master."""
         self._syncing.wake()
 
-    def _told(self, told: Told) -> None:
+    def _state_received(self, state: BrokerSetState) -> None:
         roles, last = self._roles, self._epochs.epochs.last
         assert roles is not None
         # Its master may have been elected again, and this broker's log may have a newer epoch from it.
         roles.last_epoch = last.number if last is not None else 0
-        if roles.is_too_old(told):
+        if roles.is_too_old(state):
             log.error(
                 "the controller says epoch %d, and this broker's log has a later one: it is not the controller that it "
                 "had, or that has lost its state",
-                told.epoch,
+                state.epoch,
             )
-        elif roles.told(told):
-            self._told_last = told
+        elif roles.apply(state):
+            self._last_state = state
             role = roles.role
             log.info("epoch %d: master is %s at %s", role.epoch, role.master_id, role.master_address)
             if self._is_master and not roles.is_master:
@@ -319,8 +319,8 @@ class ReplicasManager(Feature):
             for beating in self._beating.values():
                 beating.wake()
             self._changing.wake()
-        elif told.members is not None:
-            self._in_sync.told(told.epoch, told.members, told.members_epoch)
+        elif state.members is not None:
+            self._in_sync.state_received(state.epoch, state.members, state.members_epoch)
 
     # -- roles --------------------------------------------------------------------------------------------------
 
@@ -383,10 +383,10 @@ class ReplicasManager(Feature):
             epochs.truncate_from(end)
         if last is None or last.number != number:
             self._epochs.begin(number, end)
-        told = self._told_last
+        state = self._last_state
         last = epochs.last
         assert last is not None
-        self._in_sync.begin(roles.own_id, number, told.members or (), told.members_epoch, last.start_offset)
+        self._in_sync.begin(roles.own_id, number, state.members or (), state.members_epoch, last.start_offset)
 
     async def _find_master(self) -> float:
         """Queries the master for its HA address until replication is connected."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Told(NamedTuple):
+class BrokerSetState(NamedTuple):
     """The state of a broker set as a controller reported it.
 
     Without a master, no broker can be elected at the moment.
@@ -45,24 +45,24 @@ class Roles:
     def is_master(self) -> bool:
         return self.role.master_id == self.own_id
 
-    def is_too_old(self, told: Told) -> bool:
-        """Returns whether the log has a later epoch than `told`.
+    def is_too_old(self, state: BrokerSetState) -> bool:
+        """Returns whether the log has a later epoch than `state`.
 
         Then the controller has lost its state, or it is a different controller.
         """
-        return told.master_id is not None and told.epoch < self.last_epoch
+        return state.master_id is not None and state.epoch < self.last_epoch
 
-    def told(self, told: Told) -> bool:
+    def apply(self, state: BrokerSetState) -> bool:
         """Applies the controller's state. Returns whether the role of the broker changed."""
         now = self.role
-        if told.epoch < now.epoch or self.is_too_old(told):
+        if state.epoch < now.epoch or self.is_too_old(state):
             return False
-        if told.master_id is None or not told.master_address:
+        if state.master_id is None or not state.master_address:
             # The controller may have no proof that the known master of this epoch is alive. The role stays unchanged.
-            new = Role(told.epoch) if told.epoch > now.epoch else now
+            new = Role(state.epoch) if state.epoch > now.epoch else now
         else:
-            new = Role(told.epoch, told.master_id, told.master_address)
-            if told.epoch == now.epoch and now.master_id not in (None, told.master_id):
+            new = Role(state.epoch, state.master_id, state.master_address)
+            if state.epoch == now.epoch and now.master_id not in (None, state.master_id):
                 # Two masters of one epoch contradict each other. The broker keeps the first one.
                 new = now
         self.role = new

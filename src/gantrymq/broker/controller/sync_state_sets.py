@@ -84,10 +84,10 @@ class SyncStateSets:
         self._replication.set_in_sync(None)
         self._showing.end()
 
-    def told(self, epoch: int, members: Iterable[int], members_epoch: int) -> None:
+    def state_received(self, epoch: int, members: Iterable[int], members_epoch: int) -> None:
         """Stores the sync-state set that the controller reported."""
         in_sync = self.in_sync
-        if in_sync is not None and epoch == self._epoch and in_sync.told(members, members_epoch):
+        if in_sync is not None and epoch == self._epoch and in_sync.update(members, members_epoch):
             self._changed(in_sync)
 
     def confirms_master(self, now: float) -> bool:
@@ -145,7 +145,7 @@ class SyncStateSets:
             self._changed(in_sync)
             self._doubtful()
             return _AGAIN_S
-        if in_sync.told(members, members_epoch):
+        if in_sync.update(members, members_epoch):
             log.info("in sync are %s", sorted(members))
             self._changed(in_sync)
             return _LEAST_PAUSE_S

@@ -86,7 +86,7 @@ class Recall(Feature):
         )
         if self._pending_responses.is_used:
             end, waits = result.physical_offset + result.size, self._pending_responses
-            waits.reply(connection, request, end, response, told=waits.told_of_copies)
+            waits.reply(connection, request, end, response, late_codes=waits.response_codes_of_copies)
             return None
         return response
 

@@ -234,7 +234,7 @@ class Timer(Feature):
         if count >= MAX_RECALLS_OF_SLOT:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
-                f"timer message is under flow control, {count} messages due at the same time are taken back already",
+                f"timer message is under flow control, {count} messages of the same delivery time are recalled already",
             )
         self._recalls[slot_ms] = count + 1
 

@@ -306,7 +306,7 @@ class BrokerMetrics(Feature):
         yield self._gauge(
             "rocketmq_pop_offset_buffer_size",
             "Pops that the offset of their group has not passed.",
-            buffer.held_offsets,
+            buffer.in_flight_offsets,
         )
         yield Metric(
             "rocketmq_pop_revive_lag_milliseconds",

@@ -103,7 +103,7 @@ class PopBuffer:
         return len(self._by_key)
 
     @property
-    def held_offsets(self) -> int:
+    def in_flight_offsets(self) -> int:
         """The number of pops that the offset of their group has not passed."""
         return sum(len(queue.pops) for queue in self._queues.values())
 

@@ -280,7 +280,7 @@ class PopDispatcher:
             unit = queue.unit(0)
             if unit is not None and self._store.max_physical_offset - unit[0] <= self._store.in_memory_bytes:
                 return 0
-        return max(0, self._store.shown_end(queue) - 1)
+        return max(0, self._store.confirmed_end(queue) - 1)
 
 
 def _records_in(found: GetResult) -> list[tuple[int, bytes | memoryview]]:

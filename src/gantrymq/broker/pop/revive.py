@@ -79,7 +79,7 @@ class PopRevive:
         self._retry = retry
         self._config = context.config
         self._queues: list[ReviveQueue] = []
-        #: Pops that `bring_back_now` and `bring_back` have started to redeliver.
+        #: Pops that `revive_now` and `revive` have started to redeliver.
         self._at_once: dict[PopKey, WaitingPop] = {}
         #: Acknowledgements on an acting master, for pops whose checkpoints it may read later.
         self._acked: OrderedDict[PopKey, set[int]] = OrderedDict()
@@ -211,16 +211,16 @@ class PopRevive:
             return True
         return self._deal_with(waiting, left)
 
-    def bring_back_now(self, note: Record) -> None:
+    def revive_now(self, note: Record) -> None:
         """Redelivers the messages of a checkpoint record that is due, because an acting master has no revive log.
 
         Acknowledgements that the master wrote as separate records are ignored, because they are due later. Their
-        messages are redelivered as well. Raises the errors of `bring_back`, or BodyError for a damaged record.
+        messages are redelivered as well. Raises the errors of `revive`, or BodyError for a damaged record.
         """
         if find_property(note.properties, b"TAGS") == _CHECKPOINT:
-            self.bring_back(_checkpoint(note))
+            self.revive(_checkpoint(note))
 
-    def bring_back(self, checkpoint: Checkpoint) -> None:
+    def revive(self, checkpoint: Checkpoint) -> None:
         """Redelivers the unacknowledged messages of a checkpoint, on an acting master.
 
         Raises the errors of an append until other brokers have stored all messages. The caller then repeats it.

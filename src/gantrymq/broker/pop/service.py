@@ -111,7 +111,7 @@ class PopService(Feature):
         #: Another broker may be master.
         self._is_doubted = False
         self._expiring = jobs.repeating("write down what is popped", self._expire, _TICK_S)
-        self._reviving = jobs.repeating("bring back what wasn't acknowledged", self._bring_back, _TICK_S)
+        self._reviving = jobs.repeating("revive unacknowledged messages", self._revive_due, _TICK_S)
         events = context.events
         events.config_changed.subscribe(self._config_changed)
         events.mastership_doubted.subscribe(self._mastership_doubted)
@@ -199,9 +199,9 @@ class PopService(Feature):
         self._orderly.discard_topics(topics)
         self._log.counts.topics_deleted(topics)
 
-    def bring_back_now(self, note: Record) -> None:
+    def revive_now(self, note: Record) -> None:
         """Redelivers the messages of a checkpoint record that is due for the revive log; see `PopRevive`."""
-        self._revive.bring_back_now(note)
+        self._revive.revive_now(note)
 
     @property
     def revive_topic(self) -> str:
@@ -240,7 +240,7 @@ class PopService(Feature):
                 more = self.buffer.expire(_EVER, _EXPIRE_BATCH)
                 await asyncio.sleep(0)
         except GantryError as e:
-            log.error("%d pops are forgotten, their messages come again: %s", len(self.buffer), e)
+            log.error("%d pops are discarded, their messages are redelivered: %s", len(self.buffer), e)
 
     def _order_changed(self, topic: str, group: str, queue_id: int) -> None:
         """Wakes the long polls of an orderly queue, which is unblocked or has another unblock time."""
@@ -254,7 +254,7 @@ class PopService(Feature):
         Raises GantryError or OSError. The buffer then calls it again.
         """
         if self.buffer.keeps_all:
-            self._revive.bring_back(checkpoint)
+            self._revive.revive(checkpoint)
         else:
             self._log.put_checkpoint(checkpoint, revive_queue_id)
 
@@ -265,7 +265,7 @@ class PopService(Feature):
         except StoreBusy:
             return PREALLOCATION_RETRY_S
 
-    def _bring_back(self) -> float:
+    def _revive_due(self) -> float:
         try:
             with self._store.ahead_of_wait_queue():
                 return 0.0 if self._revive.turn() else _TICK_S

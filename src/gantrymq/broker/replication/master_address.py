@@ -22,20 +22,20 @@ class MasterAddress:
     def __init__(self, own_address: str, ha_master_address: str) -> None:
         self._own_address = own_address
         self._fixed = ha_master_address
-        self._told: dict[str, Master] = {}
+        self._reported: dict[str, Master] = {}
         self._master: Master | None = None
 
-    def told(self, name_server: str, address: str | None, ha_address: str | None) -> None:
+    def reported(self, name_server: str, address: str | None, ha_address: str | None) -> None:
         """Stores the response of a NameServer. `address` is None if the NameServer has no master for this name."""
-        self._told.pop(name_server, None)
+        self._reported.pop(name_server, None)
         if address and address != self._own_address:
-            self._told[name_server] = Master(address, ha_address or "")
-        if self._master is None or self._master not in self._told.values():
-            self._master = next(iter(self._told.values()), None)
+            self._reported[name_server] = Master(address, ha_address or "")
+        if self._master is None or self._master not in self._reported.values():
+            self._master = next(iter(self._reported.values()), None)
 
     def forget(self, name_server: str) -> None:
         """Removes the response of a NameServer that is no longer configured."""
-        self.told(name_server, None, None)
+        self.reported(name_server, None, None)
 
     @property
     def address(self) -> str | None:

@@ -266,7 +266,7 @@ class Replication(Feature):
         `ha_address` is None until the master has reported its HA port.
         """
         before = self.following.address
-        self.following.told(_FROM_CONTROLLER, address, ha_address)
+        self.following.reported(_FROM_CONTROLLER, address, ha_address)
         if self._slave is not None:
             self._slave.set_master(ha_address)
         if address is not None and address != before:
@@ -280,12 +280,12 @@ class Replication(Feature):
         if self._slave is not None and self.following.address not in (None, address):
             self._slave.leave(epoch)
 
-    def told(self, name_server: str, address: str | None, ha_address: str | None) -> None:
+    def master_reported(self, name_server: str, address: str | None, ha_address: str | None) -> None:
         """Sets the master that a NameServer reports; None if it reports none. No effect in controller mode."""
         if self._config.enable_controller_mode:
             return
         before = self.following.address
-        self.following.told(name_server, address, ha_address)
+        self.following.reported(name_server, address, ha_address)
         if self._slave is None:
             return
         # A slave stays connected if no address is known: its master may return before a NameServer lists it.

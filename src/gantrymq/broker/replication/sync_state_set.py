@@ -48,7 +48,7 @@ class SyncStateSet:
         """Whether this master is the only member, so that no acknowledgement of a slave is needed."""
         return not self._others
 
-    def told(self, members: Iterable[int], members_epoch: int) -> bool:
+    def update(self, members: Iterable[int], members_epoch: int) -> bool:
         """Stores the controller's set. Returns whether it is newer than the known one."""
         if members_epoch <= self.members_epoch:
             return False

@@ -170,7 +170,7 @@ class BatchSends:
         if rows is None and plain is not None and plain.asks_about(connection, request):
             found = self._queues.found(decode_send_request(request).target)
             if found is not None:
-                plain.tell(request, found, is_batch=True)
+                plain.cache(request, found, is_batch=True)
         if waits:
             # Also for rows that were stored before: a repeated send must not be acknowledged earlier.
             timeout_ms = decode_send_request(request).options.timeout_ms

@@ -2,7 +2,7 @@
 
 The rules for sends are in Python only. The headers of a producer's messages differ only in the opaque number, the born
 timestamp and the properties. `SendProcessor.send` or `BatchSends.send` handles the first message with a header. If it
-needs no special handling, `tell` caches its header and its queue in native code. Native code then handles all further
+needs no special handling, `cache` caches its header and its queue in native code. Native code then handles all further
 messages with this header.
 
 A native call ends at the first frame with one of these:
@@ -79,7 +79,7 @@ class PlainSends:
         #: Longest wait of a response, in ms -> native object.
         self._sends: dict[int, _Sends] = {}
         self._new_sends: Callable[[], _Sends] | None = None
-        #: The connection on which the last call stopped at a header that `tell` may cache.
+        #: The connection on which the last call stopped at a header that `cache` may cache.
         self._asks: Connection | None = None
         #: The native object that stopped there.
         self._asking: _Sends | None = None
@@ -150,13 +150,13 @@ class PlainSends:
         return sent.dealt, sent.answers
 
     def asks_about(self, connection: Connection, request: RemotingCommand) -> bool:
-        """Returns whether native code stopped at this request, so that `tell` may cache its header.
+        """Returns whether native code stopped at this request, so that `cache` may cache its header.
 
         Compares by identity: another request can have the same opaque number and properties.
         """
         return self._asks is connection and connection.looked_at is request
 
-    def tell(self, request: RemotingCommand, queue: ConsumeQueue, *, is_batch: bool = False) -> None:
+    def cache(self, request: RemotingCommand, queue: ConsumeQueue, *, is_batch: bool = False) -> None:
         """Caches the header of `request` after its message was stored in `queue` without special handling.
 
         From then on, native code handles messages with this header. It checks the properties of each one itself.

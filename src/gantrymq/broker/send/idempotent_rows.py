@@ -66,8 +66,8 @@ def count_known(written: Written, first: RowId, last: RowId, after: Place, batch
     if written.batch > first.batch:
         raise RequestRefused(
             ResponseCode.ILLEGAL_OPERATION,
-            f"batch {first.batch} of the writer {first.writer} comes after its batch {written.batch}: was a "
-            "checkpoint taken back? A query with a new checkpoint, or another txnAppId, is another writer",
+            f"batch {first.batch} of the writer {first.writer} comes after its batch {written.batch}: was an "
+            "older checkpoint restored? A query with a new checkpoint, or another txnAppId, is another writer",
         )
     if first.row > written.row:
         if after == (written.row, written.chain):
@@ -144,6 +144,6 @@ def other_rows(row: RowId, written: Written) -> RequestRefused:
     return RequestRefused(
         ResponseCode.ILLEGAL_OPERATION,
         f"batch {row.batch} of the writer {row.writer} comes with other rows, or in another order, than when it was "
-        f"sent first, up to row {written.row}: they can't be told apart. Make the same rows in the same order (sort "
+        f"sent first, up to row {written.row}: they can't be distinguished. Make the same rows in the same order (sort "
         "within the partitions before the write, no random functions), or leave exactlyOnce out, and rows may repeat",
     )

@@ -200,7 +200,7 @@ class SendProcessor(Feature):
         if plain is not None and plain.asks_about(connection, request):
             found = self._queues.found(target)
             if found is not None:
-                plain.tell(request, found)
+                plain.cache(request, found)
         if self._is_safe and is_waited_for(properties):
             end = result.physical_offset + result.size
             self._pending_responses.reply(connection, request, end, (response,), timeout_ms=options.timeout_ms)

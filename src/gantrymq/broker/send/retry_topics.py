@@ -107,7 +107,7 @@ class RetryTopics(Feature):
             # After the response, the consumer discards the message. Java responds at once, so a power failure can
             # lose the message.
             end, waits = put.physical_offset + put.size, self._pending_responses
-            waits.reply(connection, request, end, RemotingCommand.response(), told=waits.told_of_copies)
+            waits.reply(connection, request, end, RemotingCommand.response(), late_codes=waits.response_codes_of_copies)
             return None
         return RemotingCommand.response()
 

@@ -275,10 +275,10 @@ class MetadataSync(Feature):
                     last = [queue.peek(queue.max_offset - 1) for queue in queues]
                 except StoreError as e:
                     # This error must not prevent the broker from becoming master.
-                    log.warning("topic %s may have messages that its former master hadn't told of: %s", topic, e)
+                    log.warning("topic %s may have messages that its former master had not reported: %s", topic, e)
                     continue
                 if any(unit is not None and unit[0] >= known_to for unit in last):
-                    log.warning("topic %s has messages, and the former master hadn't told of it: it is made", topic)
+                    log.warning("topic %s has messages, and the former master had not reported it: it is made", topic)
                     self._topics.create_if_absent(topic, queue_ids[-1] + 1)
 
     async def _copy_groups(self, master: str) -> None:

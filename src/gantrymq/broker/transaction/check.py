@@ -263,7 +263,7 @@ class TransactionCheck(TransactionStates):
             self.given_up.add(first, result.queue_offset)
         if result:
             log.error(
-                "half message %s: no answer came, nobody is asked any more; it is kept in %s as %s",
+                "half message %s got no answer to its last check: it is moved to %s as %s",
                 encode_offset_message_id(record.store_host, record.physical_offset),
                 TRANSACTION_CHECK_MAX_TIME_TOPIC,
                 encode_offset_message_id(self._appender.store_host, result.physical_offset),
@@ -296,7 +296,7 @@ class TransactionCheck(TransactionStates):
         """
         target = destination(fields)
         if target is None:
-            log.error("half message at %d doesn't say where it is to go: nobody is asked", record.physical_offset)
+            log.error("half message at %d has no valid target topic: it is not checked", record.physical_offset)
             return None
         topic, queue_id = target
         unique_key = fields.get(names.UNIQUE_KEY)

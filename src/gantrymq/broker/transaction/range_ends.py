@@ -109,7 +109,7 @@ class RangeEnds:
     def check_ready(self) -> None:
         """Raises RequestRefused while the decisions from before the start have not been read."""
         if not self._is_ready:
-            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "the broker has just started, and reads what has ended")
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "the broker is starting: it reads the ended transactions")
 
     def _decide(self, connection: Connection, request: RemotingCommand, decision: Decision) -> Steps:
         while not self._is_ready:

@@ -169,7 +169,7 @@ class Transactions(Feature):
                     self._check.write_ops()
             await self._save(self._check.progress)
         except GantryError as e:
-            log.error("what has ended isn't all kept, producers will be asked again: %s", e)
+            log.error("can't store all ended transactions, so some are checked again: %s", e)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class Transactions(Feature):
             raise
         if isinstance(reply, RemotingCommand) and self._pending_responses.is_used and not request.is_oneway:
             # As for a send, except that the response contains no error on a timeout (`sendFinalMessage`).
-            self._pending_responses.reply(connection, request, self._store.max_physical_offset, reply, told=())
+            self._pending_responses.reply(connection, request, self._store.max_physical_offset, reply, late_codes=())
             return None
         return reply
 
@@ -225,7 +225,7 @@ class Transactions(Feature):
                 raise RequestRefused(
                     ResponseCode.SYSTEM_ERROR,
                     f"it is unknown whether the transaction of half message {record.queue_offset} has ended, "
-                    f"because too many others were given up since: look for it in {TRANSACTION_CHECK_MAX_TIME_TOPIC}",
+                    f"because too many later ones stayed open: look for it in {TRANSACTION_CHECK_MAX_TIME_TOPIC}",
                 )
             # The first request counts. A producer repeats it if a response was lost or the broker checked twice.
             return RemotingCommand.response()

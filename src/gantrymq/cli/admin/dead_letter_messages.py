@@ -29,7 +29,7 @@ async def resend_dlq(
     ] = False,
 ) -> Output:
     """Send a group's dead letters to it once more."""
-    sent = await admin.resend_dead_letters(
+    sent = await admin.resend_dead_letter_messages(
         group,
         topic=topic,
         begin_ms=parse_time(begin, "'--beginTimestamp'") if begin is not None else 0,

@@ -27,7 +27,7 @@ async def ha_status(
     one_target(cluster, broker)
     addresses = [broker] if broker else await admin.masters_of(cluster or "")
     statuses = {address: await admin.ha_status(address) for address in addresses}
-    return Output(statuses, [part for address, status in statuses.items() for part in _shown(address, status)])
+    return Output(statuses, [part for address, status in statuses.items() for part in _tables_of(address, status)])
 
 
 @command(app, "resetMasterFlushOffset")
@@ -44,7 +44,7 @@ async def reset_master_flush_offset(
     return Output({"broker": broker, "offset": offset}, [f"reset master flush offset to {offset} success"])
 
 
-def _shown(address: str, status: HaStatus) -> list[Table | str]:
+def _tables_of(address: str, status: HaStatus) -> list[Table | str]:
     if status.master:
         rows = [_slave(connection) for connection in status.connections]
         columns: dict[str, Column] = {

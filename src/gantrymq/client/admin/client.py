@@ -12,11 +12,11 @@ from __future__ import annotations
 from gantrymq.client.admin.auth import AdminAuth
 from gantrymq.client.admin.brokers import AdminBrokers
 from gantrymq.client.admin.controllers import AdminControllers
-from gantrymq.client.admin.dead_letter_messages import AdminDeadLetters
+from gantrymq.client.admin.dead_letter_messages import AdminDeadLetterMessages
 from gantrymq.client.admin.given_up import AdminGivenUp
 
 
-class AdminClient(AdminDeadLetters, AdminGivenUp, AdminBrokers, AdminControllers, AdminAuth):
+class AdminClient(AdminDeadLetterMessages, AdminGivenUp, AdminBrokers, AdminControllers, AdminAuth):
     """Sends requests to NameServers and brokers. Needs no start. Use it with `async with`, or call `close`.
 
     Example:

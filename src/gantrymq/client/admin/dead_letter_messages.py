@@ -64,7 +64,7 @@ PUT_ON_THE_WAY = frozenset(
 )
 
 
-class ResentDeadLetters(NamedTuple):
+class ResentMessages(NamedTuple):
     """Numbers of dead-letter messages that were sent again, left out by a filter, or unreadable."""
 
     resent: int
@@ -72,10 +72,10 @@ class ResentDeadLetters(NamedTuple):
     unreadable: int
 
 
-class AdminDeadLetters(AdminReadPositions):
+class AdminDeadLetterMessages(AdminReadPositions):
     """Requests for the topics %DLQ%group."""
 
-    async def resend_dead_letters(
+    async def resend_dead_letter_messages(
         self,
         group: str,
         *,
@@ -86,8 +86,8 @@ class AdminDeadLetters(AdminReadPositions):
         again: bool = False,
         to_topic: bool = False,
         matches: Callable[[MessageExt], bool] | None = None,
-        progress: Callable[[ResentDeadLetters], None] | None = None,
-    ) -> ResentDeadLetters:
+        progress: Callable[[ResentMessages], None] | None = None,
+    ) -> ResentMessages:
         """Sends the dead-letter messages of a group again, except those that an earlier call has processed.
 
         They go only to this group, through its retry topic, and get the full number of retries. A message keeps its
@@ -119,7 +119,7 @@ class AdminDeadLetters(AdminReadPositions):
         try:
             route = await self.topic_route(dead)
         except NoRouteInfo:
-            return ResentDeadLetters(0, 0, 0)
+            return ResentMessages(0, 0, 0)
         resent = left_out = unreadable = 0
         async with Producer(
             self.name_servers, PRODUCER_GROUP, ssl_context=self.ssl_context, hooks=self.hooks
@@ -143,17 +143,17 @@ class AdminDeadLetters(AdminReadPositions):
                             resent += 1
                         position.done = letter.queue_offset + 1
                         if progress is not None:
-                            progress(ResentDeadLetters(resent, left_out, unreadable))
-        return ResentDeadLetters(resent, left_out, unreadable)
+                            progress(ResentMessages(resent, left_out, unreadable))
+        return ResentMessages(resent, left_out, unreadable)
 
-    async def resend_chosen_dead_letters(
+    async def resend_selected_messages(
         self,
         letters: AsyncIterable[MessageExt],
         *,
         to_topic: bool = False,
-        progress: Callable[[ResentDeadLetters], None] | None = None,
-    ) -> ResentDeadLetters:
-        """Sends these dead-letter messages again, like `resend_dead_letters`, even if they were sent before.
+        progress: Callable[[ResentMessages], None] | None = None,
+    ) -> ResentMessages:
+        """Sends these dead-letter messages again, like `resend_dead_letter_messages`, even if they were sent before.
 
         The position for other calls does not change. Raises IllegalMessage if a message is not a dead-letter message;
         earlier ones are already sent.
@@ -172,8 +172,8 @@ class AdminDeadLetters(AdminReadPositions):
                     await producer.send(message, self.timeout_ms)
                     resent += 1
                 if progress is not None:
-                    progress(ResentDeadLetters(resent, 0, unreadable))
-        return ResentDeadLetters(resent, 0, unreadable)
+                    progress(ResentMessages(resent, 0, unreadable))
+        return ResentMessages(resent, 0, unreadable)
 
 
 def _sent_again(letter: MessageExt, group: str | None) -> Message | None:

@@ -81,18 +81,18 @@ class Assignment:
         #: The last callback that was started in a thread.
         self._running: asyncio.Future[object] | None = None
 
-    def tell_in_threads(self) -> None:
+    def notify_in_threads(self) -> None:
         """Calls plain callbacks in threads, where they may block until the event loop has done something."""
         self._threads = True
 
     async def assigned(self, queues: Collection[MessageQueue]) -> None:
         """Notifies of queues that are pulled from now on."""
         self.wake()
-        await self._tell(self._on_assigned, queues)
+        await self._notify(self._on_assigned, queues)
 
     async def revoked(self, queues: Collection[MessageQueue]) -> None:
         """Notifies of queues that are or will be revoked."""
-        await self._tell(self._on_revoked, queues)
+        await self._notify(self._on_revoked, queues)
 
     def wake(self) -> None:
         """Wakes all callers of `wait`."""
@@ -112,7 +112,7 @@ class Assignment:
             del self._waiting[changed]
         return found
 
-    async def _tell(self, callback: QueuesCallback | None, queues: Collection[MessageQueue]) -> None:
+    async def _notify(self, callback: QueuesCallback | None, queues: Collection[MessageQueue]) -> None:
         told = of_user(queues)
         if callback is None or not told:
             return

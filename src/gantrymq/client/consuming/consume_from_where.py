@@ -19,7 +19,7 @@ ConsumeFromWhere = Literal[
 ]
 
 
-def told_to_brokers(consume_from_where: ConsumeFromWhere) -> str:
+def name_for_brokers(consume_from_where: ConsumeFromWhere) -> str:
     """Returns the value for heartbeats, which have Java's values only."""
     return CONSUME_FROM_LAST_OFFSET if consume_from_where == CONSUME_FROM_END else consume_from_where
 

@@ -18,7 +18,7 @@ from gantrymq.client.consuming.assignment import (
     not_assigned,
     of_user,
 )
-from gantrymq.client.consuming.consume_from_where import told_to_brokers
+from gantrymq.client.consuming.consume_from_where import name_for_brokers
 from gantrymq.client.consuming.consumer_context import ConsumerContext
 from gantrymq.client.consuming.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
 from gantrymq.client.consuming.options import ConsumerOptions, PullingOptions
@@ -146,7 +146,7 @@ class PullingConsumer(GroupConsumer):
             self._wire_group,
             consume_type,
             BROADCASTING if self._broadcasting else CLUSTERING,
-            told_to_brokers(self._options.consume_from_where),
+            name_for_brokers(self._options.consume_from_where),
             list(self._subscriptions.values()),
             self._options.unit_mode,
         )
@@ -184,9 +184,9 @@ class PullingConsumer(GroupConsumer):
         self._check_open()
         return self.assignment
 
-    def tell_in_threads(self) -> None:
+    def notify_in_threads(self) -> None:
         """Calls `on_assigned` and `on_revoked` in threads if they are plain functions."""
-        self._assigned.tell_in_threads()
+        self._assigned.notify_in_threads()
 
     @abstractmethod
     def health(self) -> Health:

@@ -87,7 +87,7 @@ def handler_pool(handler: MessageHandler, concurrency: int, done: Done) -> Handl
     return ThreadPool(handler, concurrency, done)
 
 
-def _tell(done: Done, running: Running, ended: float, error: BaseException | None) -> None:
+def _notify(done: Done, running: Running, ended: float, error: BaseException | None) -> None:
     """Counts a handled message and calls `done`. An error of `done` does not affect other messages."""
     source, message, started = running
     source.last_consume = ended
@@ -190,7 +190,7 @@ class TaskPool:
                 if held:
                     self._large_bodies.release(message, held)
             tasks[task] = None
-            # Same as `_tell`, without the cost of a call.
+            # Same as `_notify`, without the cost of a call.
             source.last_consume = ended = now()
             counters = source.counters
             counters.handled += 1
@@ -216,7 +216,7 @@ class TaskPool:
         if error is not None:
             log.error("%s, which handles messages, ended: %r", task.get_name(), error)
             if in_hand is not None:
-                _tell(self._done, Running(*in_hand), clock.time(), error)
+                _notify(self._done, Running(*in_hand), clock.time(), error)
         if self._line:
             # A failed task left them, or they were submitted after this task saw an empty queue but still counted.
             self._add_spare()
@@ -365,7 +365,7 @@ class ThreadPool:
         self._wake_is_due = False
         results = self._results
         while results:
-            _tell(self._done, *results.popleft())
+            _notify(self._done, *results.popleft())
 
 
 def without_lost_reply(error: BaseException, message: MessageExt) -> BaseException | None:

@@ -210,12 +210,12 @@ class LitePullConsumer(PullingConsumer):
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Stops pulling and returning messages of these assigned queues, until `resume`."""
-        for process_queue in self._held(queues):
+        for process_queue in self._process_queues_of(queues):
             process_queue.paused = True
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         """Continues paused queues at their position."""
-        for process_queue in self._held(queues):
+        for process_queue in self._process_queues_of(queues):
             process_queue.paused = False
         self._arrived()
 
@@ -355,7 +355,7 @@ class LitePullConsumer(PullingConsumer):
         if self._parts is not None and self._parts.rebalancer is not None:
             self._parts.rebalancer.wake()
 
-    def _held(self, queues: Iterable[MessageQueue]) -> list[ProcessQueue]:
+    def _process_queues_of(self, queues: Iterable[MessageQueue]) -> list[ProcessQueue]:
         assigned = self._started().queues
         return [assigned.process_queue(self._wire_queue(queue)) for queue in queues]
 

@@ -100,7 +100,7 @@ class ConsumeOrderly:
                 async with asyncio.timeout(RELEASE_TIMEOUT_S):
                     await queue.settled.wait()
             except TimeoutError:
-                log.warning("%s is given up with a message in its handler", process_queue.queue)
+                log.warning("%s is revoked while its handler still processes a message", process_queue.queue)
         self._queues.pop(process_queue, None)
 
     async def close(self, timeout_s: float) -> None:

@@ -76,7 +76,7 @@ def allocate_by_machine_room(rooms: Collection[str]) -> AllocateStrategy:
         consumers = sorted(set(client_ids))
         if client_id not in consumers:
             return []
-        reachable = [queue for queue in sorted(queues) if _room(queue.broker_name) in rooms]
+        reachable = [queue for queue in sorted(queues) if _machine_room(queue.broker_name) in rooms]
         share, rest = divmod(len(reachable), len(consumers))
         index = consumers.index(client_id)
         # The first consumers get one more each, from the end of the list. `allocate_averagely` works differently.
@@ -86,7 +86,7 @@ def allocate_by_machine_room(rooms: Collection[str]) -> AllocateStrategy:
     return allocate
 
 
-def _room(broker_name: str) -> str | None:
+def _machine_room(broker_name: str) -> str | None:
     room, separator, name = broker_name.partition("@")
     return room if separator and name and "@" not in name else None
 

@@ -210,7 +210,7 @@ def _check_versions(brokers: list[BrokerSeen]) -> Iterator[Finding]:
     if len(versions) > 1:
         told = "; ".join(f"{version}: {named(names)}" for version, names in sorted(versions.items()))
         yield warning(
-            f"the brokers say different versions: {told}",
+            f"the brokers have different versions: {told}",
             "a feature that only some have works or fails by the queue a message goes to.",
             "Use what all of them have until the older ones are replaced.",
         )

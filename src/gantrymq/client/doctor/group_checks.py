@@ -44,7 +44,7 @@ def check_subscriptions(group: GroupSeen) -> Iterator[Finding]:
     for client_id, subscriptions in group.subscriptions.items():
         by_subscription[subscriptions].append(client_id)
     if len(by_subscription) > 1:
-        told = "; ".join(f"{named(clients, 3)}: {_told(what)}" for what, clients in sorted(by_subscription.items()))
+        told = "; ".join(f"{named(clients, 3)}: {_summary(what)}" for what, clients in sorted(by_subscription.items()))
         yield problem(
             f"the consumers of group {group.name} subscribe to different things: {told}",
             "a broker keeps one subscription for a group and topic, that of the last heartbeat: queues go to consumers "
@@ -53,7 +53,7 @@ def check_subscriptions(group: GroupSeen) -> Iterator[Finding]:
         )
 
 
-def _told(subscriptions: Subscriptions) -> str:
+def _summary(subscriptions: Subscriptions) -> str:
     return ", ".join(f"{topic} {kind} {expression!r}" for topic, kind, expression in subscriptions) or "nothing"
 
 

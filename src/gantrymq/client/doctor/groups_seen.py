@@ -100,7 +100,7 @@ async def groups_seen(admin: AdminClient, masters: Iterable[str], topic: str | N
     return chosen, len(groups)
 
 
-async def dead_letters(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
+async def dead_letter_counts(admin: AdminClient, topics: Iterable[str]) -> dict[str, int]:
     """Counts the messages in each of these dead-letter topics, by group. Leaves out groups without any."""
     limit = asyncio.Semaphore(_MAX_CONCURRENT)
     found: dict[str, int] = {}

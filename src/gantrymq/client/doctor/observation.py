@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gantrymq.background.failures import JobFailures
 from gantrymq.client.admin.client import AdminClient
-from gantrymq.client.doctor.groups_seen import MAX_GROUPS, GroupSeen, dead_letters, groups_seen
+from gantrymq.client.doctor.groups_seen import MAX_GROUPS, GroupSeen, dead_letter_counts, groups_seen
 from gantrymq.client.doctor.one_group import OneGroup, observe_group
 from gantrymq.client.doctor.rights import CONFIGURATION, FIGURES, GROUPS, SENDING, send_refusal
 from gantrymq.client.sync_state_sets import SyncStateSetSeen, sync_state_set
@@ -206,7 +206,7 @@ async def _look_at_groups(
             else:
                 addresses = [broker.address for broker in masters]
                 seen.groups, seen.group_count = await groups_seen(admin, addresses, seen.topic)
-                seen.dead_letters = await dead_letters(admin, _dead_letter_topics(seen))
+                seen.dead_letters = await dead_letter_counts(admin, _dead_letter_topics(seen))
         except PartialFailure as e:
             refused = [error for error in e.failed.values() if isinstance(error, BrokerError)]
             for broker in masters:

@@ -152,7 +152,7 @@ class PoppedQueues:
             async with asyncio.timeout(deadline.left()):
                 await self._answers.wait()
         except TimeoutError:
-            log.warning("%d popped messages come again: nobody took the answers in time", len(self._answers))
+            log.warning("%d messages are redelivered: no response to acknowledgements in time", len(self._answers))
         finally:
             await self._answers.stop()
             revoked = self.queues
@@ -251,7 +251,7 @@ class PoppedQueues:
         try:
             await request
         except GantryError as e:
-            log.warning("the broker wasn't told of %s, which comes again: %s", message.msg_id, e)
+            log.warning("can't acknowledge message %s, which is redelivered: %s", message.msg_id, e)
 
 
 def retry_after(message: MessageExt, max_reconsume_times: int, now: float) -> int | None:

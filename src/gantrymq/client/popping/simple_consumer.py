@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere, told_to_brokers
+from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere, name_for_brokers
 from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.consuming.introduction import introduce
@@ -103,7 +103,7 @@ class SimpleConsumer(GroupConsumer):
         data = ConsumerData(
             self._wire_group,
             CONSUME_POP,
-            consume_from_where=told_to_brokers(self._options.consume_from_where),
+            consume_from_where=name_for_brokers(self._options.consume_from_where),
             subscription_data_set=list(self._subscriptions.values()),
             unit_mode=self._options.unit_mode,
         )
@@ -292,7 +292,7 @@ class SimpleConsumer(GroupConsumer):
         try:
             await api.ack(message, topic)
         except GantryError as e:
-            log.warning("%s, which nobody subscribed to, comes again: %s", message.msg_id, e)
+            log.warning("can't acknowledge unsubscribed message %s, it is redelivered: %s", message.msg_id, e)
 
     def _subscription_changed(self, wire_topic: str) -> None:
         if self._client is not None:

@@ -57,7 +57,7 @@ def _hash_code(arg: Any) -> int:
     """`Object.hashCode`."""
     match arg:
         case None:
-            raise ClientError("None has no hash code: give what tells messages apart that belong together")
+            raise ClientError("None has no hash code: pass a value that related messages share, such as an id")
         case bool():
             return 1231 if arg else 1237
         case int():

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from gantrymq.client.admin.dead_letter_messages import ResentDeadLetters
+from gantrymq.client.admin.dead_letter_messages import ResentMessages
 from gantrymq.console.changes.change import Change, LongChange
 from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.links import link
@@ -50,7 +50,7 @@ class StopOperation(msgspec.Struct):
 async def resend_matching(view: ClusterView, one: ResendDeadLetterMessages, operation: Operation) -> str:
     begin_ms, end_ms = one.times()
     operation.expect(await _count(view, one.group))
-    done = await view.admin.resend_dead_letters(
+    done = await view.admin.resend_dead_letter_messages(
         one.group,
         topic=one.topic or None,
         begin_ms=begin_ms or 0,
@@ -80,7 +80,7 @@ async def resend_selected(view: ClusterView, one: ResendSelectedMessages, operat
                 continue
             yield message
 
-    done = await view.admin.resend_chosen_dead_letters(
+    done = await view.admin.resend_selected_messages(
         messages(),
         to_topic=one.to_topic,
         progress=lambda so_far: operation.report(sum(so_far) + missing, _outcome(so_far)),
@@ -107,7 +107,7 @@ def _places(one: ResendSelectedMessages) -> list[MessageArguments]:
     return [_place(one.group, text) for text in selected]
 
 
-def _outcome(done: ResentDeadLetters) -> str:
+def _outcome(done: ResentMessages) -> str:
     return f"{done.resent} dead letters resent, {done.left_out} skipped, {done.unreadable} unreadable"
 
 

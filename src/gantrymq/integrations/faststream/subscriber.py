@@ -147,7 +147,7 @@ class RocketMQSubscriber(SubscriberUsecase[MessageExt]):
         finally:
             del self._outcomes[message]
         if not outcomes or outcomes[0] is AckStatus.NACKED:
-            raise ClientError(f"{message.place} was {'nacked' if outcomes else 'not acknowledged'}, and comes again")
+            raise ClientError(f"{message.place} was {'nacked' if outcomes else 'not acknowledged'}: it is redelivered")
 
     async def _parse(self, message: MessageExt) -> RocketMQMessage:
         return RocketMQMessage(message, self._outcomes.get(message, []))

@@ -76,7 +76,7 @@ class _ProducerInMemory(RocketMQProducer):
                 answer.body, cmd.destination, headers=answer.headers, correlation_id=answer.correlation_id
             )
             return await self._received(command)
-        raise SubscriberNotFound(f"nobody subscribes to {cmd.destination}")
+        raise SubscriberNotFound(f"{cmd.destination} has no subscriber")
 
     def _subscribers(self, topic: str) -> list[RocketMQSubscriber]:
         return [

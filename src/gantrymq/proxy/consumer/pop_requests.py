@@ -101,7 +101,9 @@ class PopRequests:
             await self.ack(handle, group, topic)
         except GantryError as e:
             # The request has succeeded, because the copy is stored. At worst the message is also redelivered.
-            log.warning("message %s of group %s is a dead letter and may come again: %s", message_id, group, e)
+            log.warning(
+                "message %s of group %s is a dead-letter message and may be redelivered: %s", message_id, group, e
+            )
 
     async def _call(self, handle: Handle, request: RemotingCommand) -> RemotingCommand:
         """Sends a request to the broker of the handle. Raises ProxyError if the handle is no longer valid."""

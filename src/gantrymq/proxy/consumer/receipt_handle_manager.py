@@ -117,7 +117,7 @@ class ReceiptHandleManager:
         try:
             await self._change(message, self._config.invisible_time_millis_when_clear)
         except GantryError as e:
-            log.info("message %s comes again later, it can't be given back: %s", message.key.message_id, e)
+            log.info("can't make message %s available at once, it is redelivered later: %s", message.key.message_id, e)
 
     async def _renew_all(self) -> None:
         await for_each(self.in_flight.due(clock.now_ms()), self._renew)

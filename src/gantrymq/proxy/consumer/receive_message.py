@@ -269,7 +269,7 @@ async def _settled(msg_id: str, work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
     except GantryError as e:
-        log.warning("%s, which no client got, comes again: %s", msg_id, e)
+        log.warning("can't make undelivered message %s available at once, it is redelivered later: %s", msg_id, e)
 
 
 def _handle(message: MessageExt) -> Handle:

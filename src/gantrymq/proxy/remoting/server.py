@@ -281,8 +281,8 @@ class RemotingProtocolServer(RemotingServer):
         if len(names) != 1:
             raise RequestRefused(
                 ResponseCode.VERSION_NOT_SUPPORTED,
-                "Request doesn't have field bname: which of several brokers it is for can't be told. Clients name it "
-                "from version 5.0 on",
+                "the request has no field bname, and several brokers can be its target: use a client of version 5.0 or "
+                "later",
             )
         return names[0]
 
@@ -356,7 +356,7 @@ class RemotingProtocolServer(RemotingServer):
             try:
                 response = await link.ask(name, await self._address(name), request, _TIMEOUT_MS)
             except GantryError as e:
-                log.info("broker %s isn't told of client %s: %s", name, link.connection.address, e)
+                log.info("can't notify broker %s of client %s: %s", name, link.connection.address, e)
                 response = RemotingCommand.response(ResponseCode.SYSTEM_ERROR, str(e))
             response = response or RemotingCommand.response()
             if response.code != ResponseCode.SUCCESS:

@@ -71,4 +71,4 @@ def _read_zigzag(data: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return (number >> 1) ^ -(number & 1), position
         shift += 7
-    raise CodecError("the body ends, or goes on without end, where it should say which message it is")
+    raise CodecError("the message indexes at the start of the body are incomplete or too long")
