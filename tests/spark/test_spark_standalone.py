@@ -126,6 +126,49 @@ def test_py_files(
     assert sorted(map(int, bodies)) == list(range(500))
 
 
+LIMITED = """
+import resource
+import sys
+
+import pyarrow as pa
+
+from gantrymq.spark import register, session_builder
+
+master, name_server, topic, limit = sys.argv[1:]
+spark = (
+    session_builder("limited")
+    .master(master)
+    .config("spark.executor.pyspark.memory", limit)
+    .config("spark.python.worker.reuse", "false")
+    .getOrCreate()
+)
+register(spark)
+spark.sparkContext.setLogLevel("ERROR")
+messages = spark.read.format("rocketmq").options(nameServer=name_server, subscribe=topic).load()
+
+
+def limits(batches):
+    rows = sum(batch.num_rows for batch in batches)
+    yield pa.RecordBatch.from_pydict({"rows": [rows], "limit": [resource.getrlimit(resource.RLIMIT_AS)[0]]})
+
+
+found = messages.select("body").mapInArrow(limits, "rows long, limit long").collect()
+print("rows", sum(row.rows for row in found), "limits", {row.limit for row in found})
+"""
+
+
+def test_workers_with_the_documented_memory_limit(
+    cluster: EmbeddedCluster, new_topic: NewTopic, master: str, variables: dict[str, str], tmp_path: Path
+) -> None:
+    """docs/spark.md: a worker that reads a topic fits into 1 GiB of address space for each core."""
+    topic = new_topic(2)
+    send_numbers(cluster, topic, range(20_000))
+    (tmp_path / "limited.py").write_text(LIMITED)
+    arguments = [master, cluster.name_server, topic]
+    printed = run([sys.executable, tmp_path / "limited.py", *arguments, "2g"], tmp_path, variables, RUN_S)
+    assert f"rows 20000 limits {{{1 << 30}}}" in printed
+
+
 @pytest.mark.skipif(importlib.util.find_spec("grpc") is None, reason="Spark's pipelines need grpcio")
 @pytest.mark.skipif(not HAS_PIPELINES, reason="declarative pipelines begin with Spark 4.1")
 def test_a_pipeline(
