@@ -14,6 +14,8 @@ def test_one_connection_leaves_capacity_to_others(limit: Limit) -> None:
     assert 0 < limit.size_of_one <= limit.size // 4
 
 
-@pytest.mark.parametrize(("server", "most"), [("broker", 1356), ("NameServer", 520), ("controller", 520)])
+@pytest.mark.parametrize(
+    ("server", "most"), [("broker", 1356), ("NameServer", 520), ("controller", 520), ("proxy", 784)]
+)
 def test_the_sum_of_all_limits(server: str, most: int) -> None:
     assert memory_of(server) <= most * MIB

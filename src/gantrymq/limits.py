@@ -5,8 +5,7 @@ The rule is in `remoting/quota.py`. The other limits are numbers with a unit in 
 module in the comment describes in which order it refuses, delays or closes what it counts.
 
 `memory_of` is the sum of the limits of a server: about the most memory that hostile peers can take beside the server's
-own tables and caches. The sum leaves out the proxy. One limit has a configuration key: WAITING_POPS
-is the default of `maxPopPollingSize`.
+own tables and caches. One limit has a configuration key: WAITING_POPS is the default of `maxPopPollingSize`.
 """
 
 from __future__ import annotations
@@ -126,11 +125,53 @@ WAITING_PULLS_OF_ONE = 10_000
 WAITING_POPS = 100_000
 _BYTES_OF_PULL = 1024
 
+# -- the proxy's gRPC port ------------------------------------------------------------------------------------------
+
+#: Requests that handlers process, bytes (`proxy/request_memory.py`). A body is copied two or three times before it
+#: reaches a broker. Requests of at most PROXY_SMALL_REQUEST_BYTES are accepted up to twice this amount.
+PROXY_REQUESTS_BYTES = 32 * MIB
+#: The same of one connection, if other connections have requests in flight.
+PROXY_REQUESTS_BYTES_OF_ONE = PROXY_REQUESTS_BYTES // 4
+PROXY_SMALL_REQUEST_BYTES = 8 * 1024
+#: Messages of clients that are longer than the first window of a stream (`proxy/incomplete_messages.py`). A longer
+#: message is accepted if there is no other.
+PROXY_LONG_MESSAGES_BYTES = 64 * MIB
+#: The same with the first windows of all streams.
+PROXY_INCOMPLETE_MESSAGES_BYTES = PROXY_LONG_MESSAGES_BYTES + 32 * MIB
+#: Responses that clients do not read (`proxy/http2/unread_responses.py`). Honest clients read within milliseconds.
+PROXY_UNREAD_RESPONSES_BYTES = 32 * MIB
+#: Settings of clients and the topics in them (`proxy/clients.py`). Each heartbeat processes the topics. Clients with
+#: small settings are accepted up to twice these limits.
+PROXY_SETTINGS_BYTES = 64 * MIB
+PROXY_TOPICS_OF_SETTINGS = 100_000
+#: Encoded responses with routes (`proxy/response_cache.py`).
+PROXY_CACHED_RESPONSES_BYTES = 8 * MIB
+#: Messages whose invisible durations are renewed (`proxy/consumer/in_flight_messages.py`). Others are redelivered when
+#: their invisible duration ends.
+PROXY_IN_FLIGHT_MESSAGES = 500_000
+_BYTES_OF_IN_FLIGHT_MESSAGE = 500
+#: Open transactions (`proxy/producer/transactions.py`). The broker checks older ones, which caches them again.
+PROXY_TRANSACTIONS = 100_000
+_BYTES_OF_TRANSACTION = 700
+#: Pops whose clients have disconnected (`proxy/consumer/receive_message.py`).
+PROXY_ABANDONED_POPS = 10_000
+_BYTES_OF_ABANDONED_POP = 4096
+#: Requests of brokers that clients have not answered (`proxy/telemetry_requests.py`). Operators cause them.
+PROXY_TELEMETRY_REQUESTS = 1000
+#: Lines of the access log that are not written yet (`proxy/access_log.py`).
+PROXY_LOG_LINES = 100_000
+_BYTES_OF_LOG_LINE = 500
+
 LIMITS = (RESPONSE_TASKS, LONG_REQUESTS, PREALLOCATION_WAITS, NEW_TOPIC_WAITS, REPLIES, CLIENT_REQUESTS)
 
 
 def memory_of(server: str) -> int:
-    """Returns the sum of the limits of a server ("broker", "NameServer" or "controller"), in bytes."""
+    """Returns the sum of the limits of a server ("broker", "NameServer", "controller" or "proxy"), in bytes."""
+    if server == "proxy":
+        size = INCOMPLETE_INPUTS_BYTES + PROXY_INCOMPLETE_MESSAGES_BYTES + PROXY_UNREAD_RESPONSES_BYTES
+        size += 2 * (PROXY_REQUESTS_BYTES + PROXY_SETTINGS_BYTES) + PROXY_CACHED_RESPONSES_BYTES
+        size += PROXY_IN_FLIGHT_MESSAGES * _BYTES_OF_IN_FLIGHT_MESSAGE + PROXY_TRANSACTIONS * _BYTES_OF_TRANSACTION
+        return size + PROXY_ABANDONED_POPS * _BYTES_OF_ABANDONED_POP + PROXY_LOG_LINES * _BYTES_OF_LOG_LINE
     size = INCOMPLETE_INPUTS_BYTES + INCOMPLETE_FRAMES_BYTES + 2 * UNREAD_RESPONSES_BYTES + WAITING_READS_BYTES
     size += sum(limit.size for limit in LIMITS if server in limit.servers)
     if server == "broker":

@@ -14,11 +14,12 @@ from wait_until import until
 from gantrymq.background.jobs import Jobs
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import ConfigError
+from gantrymq.limits import PROXY_LOG_LINES
 from gantrymq.protocol.bodies.heartbeat import HeartbeatData
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
-from gantrymq.proxy.access_log import MAX_WAITING, AccessLog
+from gantrymq.proxy.access_log import AccessLog
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
@@ -92,11 +93,11 @@ async def test_a_disk_that_takes_nothing(tmp_path: Path, caplog: pytest.LogCaptu
     access_log.start()
     (directory / "access.log").unlink()
     directory.rmdir()
-    for _ in range(MAX_WAITING + 5):
+    for _ in range(PROXY_LOG_LINES + 5):
         access_log.ended("p", "c", "m", "OK", 0.001)
     await until(lambda: jobs.failing())
     directory.mkdir()
     await asyncio.wait_for(until(lambda: (directory / "access.log").exists()), 20)
     await access_log.stop()
-    assert len((directory / "access.log").read_text().splitlines()) == MAX_WAITING
+    assert len((directory / "access.log").read_text().splitlines()) == PROXY_LOG_LINES
     assert "5 calls are missing" in caplog.text

@@ -19,6 +19,7 @@ from fuzz_support import REQUESTS, SECONDS, cases, chunks, connection, header_bl
 from google.protobuf.message import DecodeError
 from transports import Keeping
 
+from gantrymq.limits import PROXY_REQUESTS_BYTES
 from gantrymq.proxy.call import METHODS
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.consumer.handle import Handle
@@ -31,7 +32,6 @@ from gantrymq.proxy.message_limits import MessageLimits
 from gantrymq.proxy.message_size import MessageTooLarge, NotAMessage, memory_of, shape_of
 from gantrymq.proxy.payload import PREFIX, Payload
 from gantrymq.proxy.producer.message_encoder import MessageEncoder
-from gantrymq.proxy.request_memory import MAX_BYTES
 from gantrymq.proxy.statuses import GrpcError, ProxyError
 from gantrymq.proxy.telemetry import check_settings
 
@@ -109,7 +109,7 @@ async def test_connections(caplog: pytest.LogCaptureFixture) -> None:
                 if transport.closed:
                     break
                 opened.data_received(chunk)
-                assert served.request_memory.bytes <= 2 * MAX_BYTES
+                assert served.request_memory.bytes <= 2 * PROXY_REQUESTS_BYTES
                 if not transport.is_read or chance.random() < 0.2:
                     await idle(transport)
             await idle(transport)

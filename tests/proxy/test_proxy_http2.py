@@ -15,14 +15,20 @@ from proxy_support import Rpc, message
 from wait_until import until
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.limits import (
+    PROXY_INCOMPLETE_MESSAGES_BYTES,
+    PROXY_REQUESTS_BYTES,
+    PROXY_REQUESTS_BYTES_OF_ONE,
+    PROXY_SMALL_REQUEST_BYTES,
+)
 from gantrymq.proxy.call import Handlers, ServerStream, Stream
 from gantrymq.proxy.grpc_call import Service
 from gantrymq.proxy.http2 import frames, huffman
 from gantrymq.proxy.http2.hpack import HpackDecoder, HpackError, TooManyHeaders, literal
 from gantrymq.proxy.http2.unread_responses import UnreadResponses
-from gantrymq.proxy.incomplete_messages import MAX_BUFFERED_BYTES, IncompleteMessages
+from gantrymq.proxy.incomplete_messages import IncompleteMessages
 from gantrymq.proxy.message_limits import MessageLimits
-from gantrymq.proxy.request_memory import MAX_BYTES, MAX_CONNECTION_BYTES, SMALL, RequestMemory
+from gantrymq.proxy.request_memory import RequestMemory
 from gantrymq.proxy.server import ProxyServer
 from gantrymq.proxy.statuses import GrpcCode, GrpcError
 from gantrymq.proxy.v2 import definition_pb2 as pb
@@ -534,7 +540,7 @@ async def test_many_unfinished_messages_leave_others_served(server: ProxyServer,
                 most = max(most, service.incomplete_messages.buffered_bytes)
     assert (await stub.SendMessage(send_request(b"0"))).status.code == pb.OK
     most = max(most, service.incomplete_messages.buffered_bytes)
-    assert most <= MAX_BUFFERED_BYTES + (1 << 20)
+    assert most <= PROXY_INCOMPLETE_MESSAGES_BYTES + (1 << 20)
     for writer in writers:
         writer.transport.abort()
     await until(lambda: not service.incomplete_messages.buffered_bytes)
@@ -713,29 +719,29 @@ async def test_a_socket_that_nobody_reads_takes_no_more_than_its_buffer(server: 
 
 def test_requests_in_hand_of_one_connection_leave_room_for_others() -> None:
     request_memory = RequestMemory()
-    large = MAX_CONNECTION_BYTES // 4
+    large = PROXY_REQUESTS_BYTES_OF_ONE // 4
     assert [request_memory.reserve("a", large) for _ in range(5)] == [True] * 4 + [False]
     assert request_memory.reserve("b", large)
-    assert request_memory.reserve("a", SMALL)
+    assert request_memory.reserve("a", PROXY_SMALL_REQUEST_BYTES)
     request_memory.release("a", large)
     assert not request_memory.reserve("a", large)
-    request_memory.release("a", SMALL)
+    request_memory.release("a", PROXY_SMALL_REQUEST_BYTES)
     assert request_memory.reserve("a", large)
     for connection in "cdefgh":
         for _ in range(4):
             request_memory.reserve(connection, large)
-    assert request_memory.bytes == MAX_BYTES
+    assert request_memory.bytes == PROXY_REQUESTS_BYTES
     assert not request_memory.reserve("z", large)
-    while request_memory.reserve("z", SMALL):
+    while request_memory.reserve("z", PROXY_SMALL_REQUEST_BYTES):
         pass
-    assert request_memory.bytes == 2 * MAX_BYTES
+    assert request_memory.bytes == 2 * PROXY_REQUESTS_BYTES
 
 
 def test_the_largest_request_always_has_room_by_itself() -> None:
     request_memory = RequestMemory()
-    assert request_memory.reserve("a", 2 * MAX_BYTES)
-    assert not request_memory.reserve("a", SMALL + 1)
-    request_memory.release("a", 2 * MAX_BYTES)
+    assert request_memory.reserve("a", 2 * PROXY_REQUESTS_BYTES)
+    assert not request_memory.reserve("a", PROXY_SMALL_REQUEST_BYTES + 1)
+    request_memory.release("a", 2 * PROXY_REQUESTS_BYTES)
     assert request_memory.bytes == 0
 
 
@@ -749,7 +755,7 @@ async def test_requests_that_hang_are_bounded(handlers: Server, stub: Rpc, serve
     # Each call is rejected, or waits in its handler.
     await until(lambda: handlers.begun + sum(call.done() for call in calls) == len(calls))
     refused = [call for call in calls if call.done()]
-    assert handlers.begun <= MAX_CONNECTION_BYTES // 60_000
+    assert handlers.begun <= PROXY_REQUESTS_BYTES_OF_ONE // 60_000
     assert {call.result().status.code for call in refused} == {pb.TOO_MANY_REQUESTS}
     assert (await stub.SendMessage(send_request(b"0"))).status.code == pb.OK
     handlers.may_end.set()

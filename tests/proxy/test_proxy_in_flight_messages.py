@@ -149,7 +149,7 @@ def test_a_client_goes() -> None:
 
 
 def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_IN_FLIGHT", 2)
+    monkeypatch.setattr(module, "PROXY_IN_FLIGHT_MESSAGES", 2)
     table = InFlightMessages(10_000)
     assert table.add(in_flight(offset=1))
     assert table.add(in_flight(offset=2))

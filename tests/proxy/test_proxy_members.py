@@ -14,8 +14,9 @@ from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.limits import PROXY_SETTINGS_BYTES, PROXY_TOPICS_OF_SETTINGS
 from gantrymq.proxy.brokers import Brokers
-from gantrymq.proxy.clients import MAX_SETTINGS_BYTES, MAX_TOPICS, Clients, client_memory
+from gantrymq.proxy.clients import Clients, client_memory
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.members import Members
 from gantrymq.proxy.statuses import ProxyError
@@ -127,7 +128,7 @@ async def test_topics_that_are_not_there_hold_up_no_heartbeat(cluster: EmbeddedC
 
 def test_settings_of_all_clients_are_bounded() -> None:
     clients = Clients()
-    for n in range(MAX_TOPICS // 1000):
+    for n in range(PROXY_TOPICS_OF_SETTINGS // 1000):
         clients.register(RecordedCall(client_id=f"{n}"), producer(*(f"t{m}" for m in range(1000))), 1.0)
     with pytest.raises(ProxyError, match="they too many topics") as error:
         clients.register(RecordedCall(client_id="one more"), producer(*(f"t{m}" for m in range(1000))), 1.0)
@@ -144,7 +145,7 @@ def test_the_bytes_of_settings_are_bounded() -> None:
     clients = Clients()
     large = producer("t")
     large.user_agent.hostname = "x" * 1_000_000
-    count = MAX_SETTINGS_BYTES // client_memory(large)
+    count = PROXY_SETTINGS_BYTES // client_memory(large)
     for n in range(count):
         clients.register(RecordedCall(client_id=f"{n}"), large, 1.0)
     with pytest.raises(ProxyError):
@@ -155,7 +156,7 @@ def test_the_bytes_of_settings_are_bounded() -> None:
 
 def test_clients_that_want_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each client uses a kilobyte or two for two minutes, even with small settings."""
-    monkeypatch.setattr("gantrymq.proxy.clients.MAX_SETTINGS_BYTES", 1000 * client_memory(producer()))
+    monkeypatch.setattr("gantrymq.proxy.clients.PROXY_SETTINGS_BYTES", 1000 * client_memory(producer()))
     clients = Clients()
     tell_all(clients, 1900)
     with pytest.raises(ProxyError, match="too many clients"):

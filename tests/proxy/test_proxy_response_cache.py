@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gantrymq.limits import PROXY_CACHED_RESPONSES_BYTES
 from gantrymq.protocol.bodies.route import TopicRouteData
-from gantrymq.proxy.response_cache import MAX_BYTES, ResponseCache
+from gantrymq.proxy.response_cache import ResponseCache
 
 ROUTE = TopicRouteData([], [])
 
@@ -22,12 +23,14 @@ def test_a_response_is_encoded_once_for_a_route() -> None:
 
 
 def test_the_least_recently_used_response_is_dropped() -> None:
-    cache, size = ResponseCache(), MAX_BYTES // 3
+    cache, size = ResponseCache(), PROXY_CACHED_RESPONSES_BYTES // 3
     for key in ("a", "b", "c"):
         cache.get((key,), ROUTE, lambda: bytes(size))
     # A larger response for a changed route replaces the old one.
     cache.get(("a",), TopicRouteData([], []), lambda: bytes(size + 10))
     assert cache.get(("c",), ROUTE, lambda: b"anew") == bytes(size)
     assert cache.get(("b",), ROUTE, lambda: b"anew") == b"anew"
-    assert cache.get(("x",), ROUTE, lambda: bytes(2 * MAX_BYTES)) == bytes(2 * MAX_BYTES)
+    assert cache.get(("x",), ROUTE, lambda: bytes(2 * PROXY_CACHED_RESPONSES_BYTES)) == bytes(
+        2 * PROXY_CACHED_RESPONSES_BYTES
+    )
     assert cache.get(("x",), ROUTE, lambda: b"anew") == b"anew"

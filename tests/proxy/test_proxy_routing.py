@@ -7,6 +7,7 @@ from proxy_support import Rpc, make_topic, message, new_topic, producer_settings
 from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.limits import PROXY_TRANSACTIONS
 from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -15,7 +16,7 @@ from gantrymq.proxy.clients import Client, Clients, Watcher
 from gantrymq.proxy.config import ProxyConfig
 from gantrymq.proxy.membership import Membership
 from gantrymq.proxy.producer.message_queue_selector import MessageQueueSelector, consistent_hash
-from gantrymq.proxy.producer.transactions import MAX_TRANSACTIONS, Half, Transactions
+from gantrymq.proxy.producer.transactions import Half, Transactions
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.routing import _permissions
 from gantrymq.proxy.v2 import definition_pb2 as pb
@@ -252,8 +253,8 @@ def test_halves_are_remembered_for_a_while() -> None:
 
 def test_so_many_transactions_are_remembered() -> None:
     transactions = Transactions(ProxyConfig())
-    for n in range(MAX_TRANSACTIONS + 1):
+    for n in range(PROXY_TRANSACTIONS + 1):
         transactions.remember(Half(f"{n}", "t", "b", n, n), 1.0)
-    assert len(transactions) == MAX_TRANSACTIONS
+    assert len(transactions) == PROXY_TRANSACTIONS
     assert transactions.take("t", "0", 1.0) is None
-    assert transactions.take("t", f"{MAX_TRANSACTIONS}", 1.0) is not None
+    assert transactions.take("t", f"{PROXY_TRANSACTIONS}", 1.0) is not None

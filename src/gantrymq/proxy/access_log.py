@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.background.shared_task import result_of
+from gantrymq.limits import PROXY_LOG_LINES
 from gantrymq.logs import peer_log
 from gantrymq.system import clock
 
@@ -20,7 +21,6 @@ log = peer_log(__name__)
 
 #: Interval of writes, s, and limit of the buffered lines while writes fail.
 _EVERY_S = 1.0
-MAX_WAITING = 100_000
 #: Length at which a client's id is cut off. Clients choose their ids.
 LONGEST_ID = 200
 
@@ -50,7 +50,7 @@ class AccessLog:
 
     def ended(self, peer: str, client_id: str, method: str, result: str, seconds: float) -> None:
         """Adds a line for a completed call. `result` is the name of the response's code, or of gRPC's status."""
-        if len(self._lines) >= MAX_WAITING:
+        if len(self._lines) >= PROXY_LOG_LINES:
             self._lost += 1
             return
         name = quote(client_id[:LONGEST_ID], safe="@#:._-") or "-"
@@ -75,7 +75,7 @@ class AccessLog:
             await asyncio.to_thread(self._append, "".join(lines))
         except OSError:
             # The next write repeats them.
-            self._lines = (lines + self._lines)[:MAX_WAITING]
+            self._lines = (lines + self._lines)[:PROXY_LOG_LINES]
             raise
 
     def _append(self, text: str) -> None:

@@ -12,15 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from gantrymq.limits import PROXY_SETTINGS_BYTES, PROXY_TOPICS_OF_SETTINGS
 from gantrymq.proxy.call import ServerStream
 from gantrymq.proxy.message_size import memory_of_built
 from gantrymq.proxy.statuses import ProxyError
 from gantrymq.proxy.v2.definition_pb2 import ClientType, Code, Settings
 
-#: Limits of all clients together: the topics in their settings, which each heartbeat processes, and the memory of the
-#: settings. Clients with few topics and small settings are accepted up to twice these limits.
-MAX_TOPICS = 100_000
-MAX_SETTINGS_BYTES = 64 * 1024 * 1024
 #: Added to the memory of a client's settings. A client stays registered for two minutes without a heartbeat.
 CLIENT_BYTES = 1024
 _FEW_TOPICS = 16
@@ -197,7 +194,8 @@ class Clients:
         if client is not None:
             size -= client.size
         if size > 0 and (
-            self._settings_bytes + size > times * MAX_SETTINGS_BYTES or self._topics + len(topics) > times * MAX_TOPICS
+            self._settings_bytes + size > times * PROXY_SETTINGS_BYTES
+            or self._topics + len(topics) > times * PROXY_TOPICS_OF_SETTINGS
         ):
             raise ProxyError(Code.TOO_MANY_REQUESTS, "this proxy has too many clients, or they too many topics")
 

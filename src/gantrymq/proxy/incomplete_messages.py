@@ -14,10 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-#: Capacity for long messages of all clients together. A message above it gets its grant if there is no other grant.
-CAPACITY_BYTES = 64 * 1024 * 1024
-#: Limit of all buffers, bytes: long messages and the first windows of streams.
-MAX_BUFFERED_BYTES = CAPACITY_BYTES + 32 * 1024 * 1024
+from gantrymq.limits import PROXY_INCOMPLETE_MESSAGES_BYTES, PROXY_LONG_MESSAGES_BYTES
+
 #: Validity of a grant, s, and slowest accepted rate, bytes/s: each such number of bytes adds a second.
 GRACE_S = 5.0
 SLOWEST_BYTES_PER_S = 256 * 1024
@@ -47,7 +45,7 @@ class _Grant:
 class IncompleteMessages:
     """The incomplete messages of one server. The caller passes the time, s."""
 
-    def __init__(self, capacity_bytes: int = CAPACITY_BYTES) -> None:
+    def __init__(self, capacity_bytes: int = PROXY_LONG_MESSAGES_BYTES) -> None:
         self._capacity_bytes = capacity_bytes
         self._granted_bytes = 0
         self._connections: dict[object, int] = {}
@@ -60,7 +58,9 @@ class IncompleteMessages:
     @property
     def is_full(self) -> bool:
         """True if the buffers exceed their limit. A call that then receives more of a message must be rejected."""
-        return self.buffered_bytes > MAX_BUFFERED_BYTES + max(0, self._granted_bytes - self._capacity_bytes)
+        return self.buffered_bytes > PROXY_INCOMPLETE_MESSAGES_BYTES + max(
+            0, self._granted_bytes - self._capacity_bytes
+        )
 
     def request(self, call: Call, size: int, now: float) -> None:
         """Requests a grant for `size` bytes beyond the window. Calls `granted` now or later."""

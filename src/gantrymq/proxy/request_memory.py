@@ -7,12 +7,7 @@ so that clients with large requests cannot block the others.
 
 from __future__ import annotations
 
-#: Limit of all clients together, bytes. The body of a request is copied two or three times before it reaches a broker.
-MAX_BYTES = 32 * 1024 * 1024
-#: Limit of one connection if other connections have requests in flight, bytes.
-MAX_CONNECTION_BYTES = MAX_BYTES // 4
-#: Largest size of a small request, bytes. Small requests are accepted up to twice MAX_BYTES.
-SMALL = 8 * 1024
+from gantrymq.limits import PROXY_REQUESTS_BYTES, PROXY_REQUESTS_BYTES_OF_ONE, PROXY_SMALL_REQUEST_BYTES
 
 
 class RequestMemory:
@@ -26,8 +21,8 @@ class RequestMemory:
         """Reserves memory. Returns False if there is too little capacity. A single request always gets its memory."""
         of_connection = self._connections.get(connection, 0)
         after = self.bytes + size
-        is_much = after > MAX_BYTES or (of_connection and of_connection + size > MAX_CONNECTION_BYTES)
-        if is_much and self.bytes and (size > SMALL or after > 2 * MAX_BYTES):
+        is_much = after > PROXY_REQUESTS_BYTES or (of_connection and of_connection + size > PROXY_REQUESTS_BYTES_OF_ONE)
+        if is_much and self.bytes and (size > PROXY_SMALL_REQUEST_BYTES or after > 2 * PROXY_REQUESTS_BYTES):
             return False
         self.bytes = after
         self._connections[connection] = of_connection + size
@@ -36,7 +31,9 @@ class RequestMemory:
     def has_plenty(self, connection: object, size: int) -> bool:
         """Returns True if a request of that size would leave at least half of each limit free."""
         of_connection = self._connections.get(connection, 0)
-        return self.bytes + size <= MAX_BYTES // 2 and of_connection + size <= MAX_CONNECTION_BYTES // 2
+        return (
+            self.bytes + size <= PROXY_REQUESTS_BYTES // 2 and of_connection + size <= PROXY_REQUESTS_BYTES_OF_ONE // 2
+        )
 
     def release(self, connection: object, size: int) -> None:
         """Releases memory after the response, or after the client has disconnected."""

@@ -6,10 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gantrymq.limits import PROXY_CACHED_RESPONSES_BYTES
 from gantrymq.protocol.bodies.route import TopicRouteData
-
-#: Limit of all responses together, bytes.
-MAX_BYTES = 8 * 1024 * 1024
 
 
 class _Cached(NamedTuple):
@@ -20,7 +18,7 @@ class _Cached(NamedTuple):
 
 
 class ResponseCache:
-    """Caches the responses that were requested last, up to MAX_BYTES."""
+    """Caches the responses that were requested last, up to PROXY_CACHED_RESPONSES_BYTES."""
 
     def __init__(self) -> None:
         self._cached: OrderedDict[tuple[object, ...], _Cached] = OrderedDict()
@@ -38,6 +36,6 @@ class ResponseCache:
             self._bytes -= len(cached.response)
         self._cached[key] = _Cached(route, response)
         self._bytes += len(response)
-        while self._bytes > MAX_BYTES:
+        while self._bytes > PROXY_CACHED_RESPONSES_BYTES:
             self._bytes -= len(self._cached.popitem(last=False)[1].response)
         return response

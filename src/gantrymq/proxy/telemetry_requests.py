@@ -12,6 +12,7 @@ import itertools
 from typing import NamedTuple
 
 from gantrymq.errors import RequestRefused
+from gantrymq.limits import PROXY_TELEMETRY_REQUESTS
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.consumer import (
     CR_LATER,
@@ -53,8 +54,6 @@ from gantrymq.system import clock
 
 log = peer_log(__name__)
 
-#: Limit of the pending requests to clients. Operators cause such requests, so they are few.
-MAX_OPEN = 1000
 _CR_RETURN_NULL = "CR_RETURN_NULL"
 _CONSUME_RESULTS = {
     Code.OK: CR_SUCCESS,
@@ -203,13 +202,13 @@ class TelemetryRequests:
     async def _ask(self, client: Client, nonce: str, command: TelemetryCommand) -> TelemetryCommand:
         """Sends a command to a client and returns its response.
 
-        Raises RequestRefused if the client has no telemetry stream, does not respond within the timeout, or if MAX_OPEN
-        requests are pending.
+        Raises RequestRefused if the client has no telemetry stream, if it does not respond within the timeout, or if
+        too many requests are pending (PROXY_TELEMETRY_REQUESTS).
         """
         if client.telemetry is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"client {client.client_id} doesn't listen just now")
-        if len(self._open) >= MAX_OPEN:
-            raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{MAX_OPEN} clients are being asked: try again later")
+        if len(self._open) >= PROXY_TELEMETRY_REQUESTS:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "too many requests to clients are pending: try again later")
         question: asyncio.Future[TelemetryCommand] = asyncio.get_running_loop().create_future()
         self._open[nonce] = _Request(client, client.group, question)
         try:

@@ -15,13 +15,11 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gantrymq.limits import PROXY_IN_FLIGHT_MESSAGES
 from gantrymq.proxy.consumer.handle import Handle
 
 #: Invisible duration of a renewal, ms, by the number of earlier renewals of the message.
 RENEW_MS = tuple(60_000 * minutes for minutes in (1, 3, 5, 10, 30, 60))
-#: Capacity of the table; an entry takes about 500 bytes. Further messages are not renewed: the broker redelivers them
-#: when their invisible duration ends.
-MAX_IN_FLIGHT = 500_000
 
 
 class MessageKey(NamedTuple):
@@ -85,7 +83,7 @@ class InFlightMessages:
         before = mine.pop(message.key, None)
         if before is not None:
             self._unschedule(before)
-        elif self._count >= MAX_IN_FLIGHT:
+        elif self._count >= PROXY_IN_FLIGHT_MESSAGES:
             if not mine:
                 del self._of_owner[message.client_id, message.group]
             return False

@@ -13,6 +13,7 @@ from typing import Any
 from gantrymq.background.shared_task import result_of
 from gantrymq.background.tasks import Tasks
 from gantrymq.errors import BrokerError, GantryError
+from gantrymq.limits import PROXY_ABANDONED_POPS
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.heartbeat import SubscriptionData
 from gantrymq.protocol.bodies.pop import MAX_MESSAGES
@@ -45,8 +46,6 @@ log = peer_log(__name__)
 _ANY_QUEUE = -1
 #: Estimated memory of a message without its body, bytes.
 KEPT_BESIDE_BODY = 2048
-#: Limit of pending pops whose clients have disconnected.
-MAX_ABANDONED = 10_000
 #: Invisible duration of a message that did not reach its client, ms.
 _NOT_DELIVERED_MS = 1000
 #: Timeout of the broker's response after the end of the polling time, ms.
@@ -191,7 +190,7 @@ class ReceiveMessageActivity:
     async def _nobody_waits(self, pop: asyncio.Future[list[MessageExt]], header: PopMessageRequestHeader) -> None:
         """Waits for a pop whose client disconnected, and makes its messages visible again."""
         self._abandoned[pop] = None
-        if len(self._abandoned) > MAX_ABANDONED:
+        if len(self._abandoned) > PROXY_ABANDONED_POPS:
             # Messages of the cancelled pop are redelivered only when their invisible duration ends.
             next(iter(self._abandoned)).cancel()
         try:

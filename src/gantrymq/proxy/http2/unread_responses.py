@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-#: Limit of all connections together, bytes.
-MAX_BYTES = 32 * 1024 * 1024
+from gantrymq.limits import PROXY_UNREAD_RESPONSES_BYTES
 
 
 class Peer(Protocol):
@@ -23,7 +22,7 @@ class Peer(Protocol):
 class UnreadResponses:
     """The unread responses of one server."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_bytes: int = PROXY_UNREAD_RESPONSES_BYTES) -> None:
         self._max_bytes = max_bytes
         self.bytes = 0
         #: Unread bytes by peer. The peer that read last is the last entry.

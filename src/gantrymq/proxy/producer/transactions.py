@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gantrymq.limits import PROXY_TRANSACTIONS
 from gantrymq.proxy.config import ProxyConfig
 
-#: Limit of the cached transactions, 700 bytes each. The broker checks older ones, which caches them again.
-MAX_TRANSACTIONS = 100_000
 #: Size of the table at which expired entries are first removed. They are removed again when it has grown by half.
 _LOOK_AT = 1000
 
@@ -50,7 +49,7 @@ class Transactions:
         """
         self._forget_old(now)
         key = half.topic, half.transaction_id
-        if len(self._halves) >= MAX_TRANSACTIONS and key not in self._halves:
+        if len(self._halves) >= PROXY_TRANSACTIONS and key not in self._halves:
             del self._halves[next(iter(self._halves))]
         halves = self._halves.setdefault(key, [])
         halves[:] = [(until, known) for until, known in halves if known != half]
