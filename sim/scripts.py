@@ -29,7 +29,7 @@ _IN_SYNC_S = 30.0
 #: seconds.
 _OVER_S, _ASKED_S = 0.1, 2.0
 #: Number of handovers, and duration of an iteration of a busy loop in seconds.
-HANDOVERS, _BUSY_TURN_S = 5, 0.004
+HANDOVERS, _BUSY_SLICE_S = 5, 0.004
 #: Number of planned changes of master in `Relieved`.
 RELIEFS = 4
 #: Time after which no controller has the absent broker as in sync, in seconds.
@@ -149,7 +149,7 @@ class Handed:
 
     async def play(self, site: Site, fault: Fault) -> None:
         loop = site.world.loop
-        loop.turn_s = _BUSY_TURN_S * (0.2 + fault.strength)
+        loop.turn_s = _BUSY_SLICE_S * (0.2 + fault.strength)
         for _ in range(HANDOVERS):
             master = _master(site, fault)
             others = [one for one in site.servers.replicas()[broker_name(fault.whom)] if one is not master]

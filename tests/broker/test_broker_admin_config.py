@@ -210,7 +210,7 @@ async def test_changes_take_effect_at_once(peer: Peer, broker: Broker) -> None:
     assert (broker.pops.buffer._stay_ms, broker.pops.buffer._leave_before_ms) == (1234, 2345)
     assert broker.pops.buffer._max_size == 3456
     for waiting in (broker.pops.waiting, broker.pops.waiting_notifications):
-        assert (waiting._line_limit, waiting._limit) == (0, 7)
+        assert (waiting._queue_limit, waiting._limit) == (0, 7)
     assert store.keys.build_index(1.0)
     assert store.keys.index_last_update == index_before
     # After the index is on again, it adds the messages that it missed.

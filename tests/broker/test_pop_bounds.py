@@ -20,7 +20,7 @@ from pop_support import PopPeer, now_ms, popped
 from wait_until import until
 
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.pop.long_polling import LineKey, Waiter
+from gantrymq.broker.pop.long_polling import QueueKey, Waiter
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -193,7 +193,7 @@ async def test_nothing_is_held_for_ever_or_whole(peer: PopPeer, broker: Broker, 
     answer = asyncio.create_task(peer.connection.invoke(request, 10_000))
     lines = getattr(broker.pops, waiting)
     await until(lambda: len(lines))
-    [waiter] = lines._lines[TOPIC, GROUP, 1].waiters
+    [waiter] = lines._queues[TOPIC, GROUP, 1].waiters
     assert waiter.deadline - asyncio.get_running_loop().time() <= 120
     assert (waiter.request.body, waiter.request.raw_ext) == (b"", b"")
     await peer.send(TOPIC, b"new", queue_id=1)
@@ -293,7 +293,7 @@ class Waits:
         self.request = RemotingCommand.request(RequestCode.POP_MESSAGE)
 
     def hold(
-        self, line: LineKey, queues: tuple[ConsumeQueue, ...], seconds: float, answers: Callable[[], bool]
+        self, line: QueueKey, queues: tuple[ConsumeQueue, ...], seconds: float, answers: Callable[[], bool]
     ) -> bool:
         def attempt(expired: bool) -> bool:
             # As long as a pop that checks several queues takes.
@@ -327,7 +327,7 @@ async def test_many_whose_time_is_up_are_answered_in_small_steps(broker: Broker,
         assert waits.hold((TOPIC, f"group-{number % 1000}", 0), (queue,), 0, lambda: False)
     assert await longest_step(lambda: len(waits.answered) == 5000) < 0.05
     assert all(waits.answered)
-    assert await longest_step(lambda: not waits.waiting._lines) < 0.05
+    assert await longest_step(lambda: not waits.waiting._queues) < 0.05
     assert (len(waits.waiting), waits.waiting._watched) == (0, {})
 
 
@@ -336,7 +336,7 @@ async def test_what_is_watched_has_a_bound(broker: Broker, peer: PopPeer) -> Non
     queues = tuple(broker.store.queue("wide", queue_id) for queue_id in range(10_000))
     taken = [waits.hold(("wide", f"group-{n}", -1), queues, 0, lambda: False) for n in range(60)]
     assert taken == [True] * 50 + [False] * 10
-    await until(lambda: not waits.waiting._lines)
+    await until(lambda: not waits.waiting._queues)
     assert waits.hold(("wide", "group", -1), queues, 0, lambda: False)
 
 

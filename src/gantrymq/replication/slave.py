@@ -33,7 +33,7 @@ CONNECT_TIMEOUT_S = 3.0
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 5.0
 #: Time for storing frames in one loop iteration, in seconds.
-_TURN_S = 0.005
+_SLICE_S = 0.005
 #: Delay before the next attempt if the store cannot take data, in seconds.
 _TROUBLE_PAUSE_S = 1.0
 #: Longest interval of the check of the master, in seconds.
@@ -317,7 +317,7 @@ class HaSlave:
         connection = self._connection
         if connection is None:
             return inf
-        link, until = connection.link, monotonic() + _TURN_S
+        link, until = connection.link, monotonic() + _SLICE_S
         try:
             # First what an earlier call could not confirm, because the store was busy.
             self._show(link)

@@ -44,7 +44,7 @@ _DROPPED_AT_ONCE = 200
 #: Shortest interval between two rounds of notifications, in seconds.
 _TELL_AGAIN_S = 0.1
 #: Longest time slice for notifications in one event-loop iteration, in seconds.
-_TELL_TURN_S = 0.005
+_NOTIFY_SLICE_S = 0.005
 #: Number of notifications between two checks of the time.
 _TELL_STEP = 20
 
@@ -191,7 +191,7 @@ class Heartbeats(Feature):
         Changes during a round are collected for the next one. If thousands of members join or leave, each member
         therefore gets few notifications.
         """
-        deadline = monotonic() + _TELL_TURN_S
+        deadline = monotonic() + _NOTIFY_SLICE_S
         while True:
             for n, (group_name, member) in enumerate(self._untold, 1):
                 self._notify_member(group_name, member)

@@ -22,7 +22,7 @@ log = peer_log(__name__)
 #: Interval of the check, in seconds.
 _CHECK_S = 180.0
 #: Longest time slice of the check in one event-loop iteration, in seconds.
-_TURN_S = 0.005
+_SLICE_S = 0.005
 
 
 class SlowConsumers(Feature):
@@ -62,14 +62,14 @@ class SlowConsumers(Feature):
         if self._lags is None:
             deliveries.record_lags(self._lag)
             self._lags = iter(list(deliveries.lags.items()))
-        turn_ends = monotonic() + _TURN_S
+        slice_ends = monotonic() + _SLICE_S
         for key, lag in self._lags:
             if lag > config.consumer_fallbehind_threshold:
                 # If an administrator enables the group, only its next reads count.
                 deliveries.lags.pop(key, None)
                 _, group, _ = key
                 self._disable(group, lag)
-            if monotonic() >= turn_ends:
+            if monotonic() >= slice_ends:
                 return 0.0
         self._lags = None
         return None

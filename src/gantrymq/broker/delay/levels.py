@@ -42,7 +42,7 @@ log = peer_log(__name__)
 #: Maximum number of messages of one level that are delivered in one event-loop iteration.
 _BATCH = 256
 #: Time slice of all levels together in one event-loop iteration, in seconds.
-_TURN_S = 0.005
+_SLICE_S = 0.005
 #: Maximum number of messages of a level that are in flight to other brokers.
 _AHEAD = 32
 #: Pause after a failed delivery, in seconds (DELAY_FOR_A_PERIOD).
@@ -83,7 +83,7 @@ class DelayLevels(Feature):
         #: Level -> the queue offset up to which messages are in flight to other brokers.
         self._begun: dict[int, int] = {}
         #: End of the time slice of all levels. 0 before the first level runs in an event-loop iteration.
-        self._turn_ends = 0.0
+        self._slice_ends = 0.0
         self._deliveries = {
             level: jobs.repeating(
                 f"deliver delay level {level}", partial(self._deliver_due, level), after_error_s=_AFTER_ERROR_S
@@ -210,10 +210,10 @@ class DelayLevels(Feature):
         Raises GantryError or OSError if the store can't be written. A message that is delivered is not repeated.
         """
         began = monotonic()
-        if not self._turn_ends:
-            self._turn_ends = began + _TURN_S
+        if not self._slice_ends:
+            self._slice_ends = began + _SLICE_S
             asyncio.get_running_loop().call_soon(self._turn_ended)
-        elif began >= self._turn_ends:
+        elif began >= self._slice_ends:
             # Other levels have used up the time slice.
             return 0.0
         queue = self._queue(level)
@@ -232,13 +232,13 @@ class DelayLevels(Feature):
                     self._begin_ahead(level, queue, next_offset, delay_ms, now_ms)
                     return PREALLOCATION_RETRY_S
             self._advance(level, next_offset)
-            if monotonic() >= self._turn_ends:
+            if monotonic() >= self._slice_ends:
                 break
         return inf if self._offsets.offset_table.get(level, 0) >= queue.max_offset else 0.0
 
     def _turn_ended(self) -> None:
         """Ends the time slice when the event-loop iteration ends."""
-        self._turn_ends = 0.0
+        self._slice_ends = 0.0
 
     @staticmethod
     def _due_ms(record: Record, delay_ms: int, now_ms: int) -> int:

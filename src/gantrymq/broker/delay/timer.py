@@ -37,7 +37,7 @@ from gantrymq.system.clock import now_ms
 log = logging.getLogger(__name__)
 
 #: Time slice of the timer in one event-loop iteration, in seconds.
-_TURN_S = 0.005
+_SLICE_S = 0.005
 #: Pause while the store can't be written, in seconds.
 _BLOCKED_S = 0.5
 #: Pause after an unexpected error, in seconds.
@@ -241,8 +241,8 @@ class Timer(Feature):
     # -- the loop -----------------------------------------------------------------------------------------------
 
     def _turn(self) -> float:
-        """Runs steps for at most _TURN_S. Returns the seconds to the next run, inf if nothing waits."""
-        end = self._loop.time() + _TURN_S
+        """Runs steps for at most _SLICE_S. Returns the seconds to the next run, inf if nothing waits."""
+        end = self._loop.time() + _SLICE_S
         try:
             with self._store.ahead_of_wait_queue():
                 while (step := self._delivery.step(now_ms())) is Step.MORE:

@@ -12,7 +12,7 @@ SNAPSHOT_BOUNDS_S = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
 #: Interval of the counts, in seconds. A count takes 9 ms of CPU time, or 150 ms if `timerPrecisionMs` is 100.
 _INTERVAL_S = 10.0
 #: Longest time slice of a count in one event-loop iteration, in seconds.
-_TURN_S = 0.005
+_SLICE_S = 0.005
 #: Time that one step covers, in ms. If `timerPrecisionMs` is 100, a step takes 0.2 ms.
 _STEP_MS = 120_000
 
@@ -43,9 +43,9 @@ class TimerSnapshot:
     def _count(self) -> float | None:
         if self._steps is None:
             self._steps = self._all_steps()
-        turn_ends = monotonic() + _TURN_S
+        slice_ends = monotonic() + _SLICE_S
         for _ in self._steps:
-            if monotonic() >= turn_ends:
+            if monotonic() >= slice_ends:
                 return 0.0
         self._steps = None
         return None

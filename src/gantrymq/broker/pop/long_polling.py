@@ -31,14 +31,14 @@ from gantrymq.system import clock
 from gantrymq.system.clock import monotonic
 
 #: Key of a wait queue: topic, group, queue id (-1 for all queues).
-LineKey = tuple[str, str, int]
+QueueKey = tuple[str, str, int]
 
 #: Interval of the check for expired requests, in seconds.
 _LOOK_S = 1.0
 #: Shortest delay before a wait queue is tried again, in seconds. The two clocks in use can differ a little.
 _SOONEST_S = 0.001
 #: Longest time slice in one event-loop iteration, in seconds.
-_TURN_S = 0.005
+_SLICE_S = 0.005
 #: One connection may have at most 1/_SHARE of all waiting requests.
 _SHARE = 4
 #: Largest number of watches of all wait queues. Each wait queue has one watch, of about 100 bytes, per topic queue.
@@ -59,7 +59,7 @@ class Waiter:
 
 
 @dataclass(slots=True)
-class _Line:
+class _WaitQueue:
     queues: tuple[ConsumeQueue, ...] = ()
     waiters: dict[Waiter, None] = field(default_factory=dict)
     #: Time of the next try, even if no message arrives before (event-loop time, in seconds).
@@ -69,25 +69,25 @@ class _Line:
 class PopLongPolling(Feature):
     """Holds requests until messages arrive or their deadline passes.
 
-    At most `line_limit` requests wait in one wait queue, `limit` in total and a quarter of `limit` per connection.
+    At most `queue_limit` requests wait in one wait queue, `limit` in total and a quarter of `limit` per connection.
     """
 
-    def __init__(self, name: str, polling: LongPolling, jobs: Jobs, *, line_limit: int, limit: int) -> None:
+    def __init__(self, name: str, polling: LongPolling, jobs: Jobs, *, queue_limit: int, limit: int) -> None:
         self._polling = polling
-        self._line_limit = line_limit
+        self._queue_limit = queue_limit
         self._limit = limit
         self._loop = asyncio.get_running_loop()
-        self._lines: dict[LineKey, _Line] = {}
-        self._watched: dict[ConsumeQueue, dict[LineKey, None]] = {}
-        self._by_connection: dict[Connection, dict[Waiter, _Line]] = {}
+        self._queues: dict[QueueKey, _WaitQueue] = {}
+        self._watched: dict[ConsumeQueue, dict[QueueKey, None]] = {}
+        self._by_connection: dict[Connection, dict[Waiter, _WaitQueue]] = {}
         self._count = 0
         self._watches = 0
         #: Heap of (time, wait queue). An entry is outdated if it differs from the wait queue's `wake_at`.
-        self._wakes: list[tuple[float, LineKey]] = []
+        self._wakes: list[tuple[float, QueueKey]] = []
         #: Pending work: wait queues to try, expired requests, empty wait queues to remove.
-        self._due: dict[LineKey, None] = {}
-        self._expired: deque[tuple[_Line, Waiter]] = deque()
-        self._empty: deque[LineKey] = deque()
+        self._due: dict[QueueKey, None] = {}
+        self._expired: deque[tuple[_WaitQueue, Waiter]] = deque()
+        self._empty: deque[QueueKey] = deque()
         self._answering = jobs.repeating(f"answer waiting {name}", self._answer)
         #: Sleeps while there are no wait queues.
         self._looking = jobs.repeating(f"look after waiting {name}", self._look, after_error_s=_LOOK_S)
@@ -98,23 +98,23 @@ class PopLongPolling(Feature):
         self._answering.start()
         self._looking.start()
 
-    def hold(self, key: LineKey, queues: tuple[ConsumeQueue, ...], waiter: Waiter) -> bool:
+    def hold(self, key: QueueKey, queues: tuple[ConsumeQueue, ...], waiter: Waiter) -> bool:
         """Holds a request until one of `queues` grows or its deadline passes. Returns False if too many are waiting."""
-        line = self._lines.get(key)
+        line = self._queues.get(key)
         of_connection = self._by_connection.get(waiter.connection, ())
         if (
             self._count >= self._limit
             or len(of_connection) >= max(self._limit // _SHARE, 1)
-            or (line is not None and len(line.waiters) >= self._line_limit)
+            or (line is not None and len(line.waiters) >= self._queue_limit)
         ):
             return False
         if self._watches + len(queues) > MAX_WATCHES and (line is None or line.queues != queues):
             return False
         if line is None:
-            if not self._lines:
+            if not self._queues:
                 self._next_look = self._loop.time() + _LOOK_S
                 self._looking.wake(_LOOK_S)
-            line = self._lines[key] = _Line()
+            line = self._queues[key] = _WaitQueue()
         if line.queues != queues:
             self._watch(key, line, queues)
         line.waiters[waiter] = None
@@ -122,9 +122,9 @@ class PopLongPolling(Feature):
         self._count += 1
         return True
 
-    def set_limits(self, *, line_limit: int, limit: int) -> None:
+    def set_limits(self, *, queue_limit: int, limit: int) -> None:
         """Sets the limits for new requests."""
-        self._line_limit = line_limit
+        self._queue_limit = queue_limit
         self._limit = limit
 
     @property
@@ -132,26 +132,26 @@ class PopLongPolling(Feature):
         """True if new requests may not wait."""
         return self._stopped
 
-    def wake(self, key: LineKey) -> None:
+    def wake(self, key: QueueKey) -> None:
         """Schedules a try of a wait queue, because there may be messages. Several calls result in one try."""
         self._due[key] = None
         self._answering.wake()
 
-    def wake_in(self, key: LineKey, seconds: float) -> None:
+    def wake_in(self, key: QueueKey, seconds: float) -> None:
         """Like `wake`, after a delay. Of several delays, the shortest one counts.
 
         Without effect if all requests of the wait queue expire before.
         """
-        line = self._lines.get(key)
+        line = self._queues.get(key)
         at = self._loop.time() + max(seconds, _SOONEST_S)
         if line is not None and at < line.wake_at and any(at < waiter.deadline for waiter in line.waiters):
             line.wake_at = at
             heapq.heappush(self._wakes, (at, key))
             self._looking.wake(at - self._loop.time())
 
-    def count(self, key: LineKey) -> int:
+    def count(self, key: QueueKey) -> int:
         """Returns the number of requests in a wait queue."""
-        line = self._lines.get(key)
+        line = self._queues.get(key)
         return 0 if line is None else len(line.waiters)
 
     def __len__(self) -> int:
@@ -175,7 +175,7 @@ class PopLongPolling(Feature):
     def dismiss_soon(self) -> None:
         """Responds to all waiting requests, without messages. Later requests may not wait."""
         self._stopped = True
-        for line in self._lines.values():
+        for line in self._queues.values():
             self._expired.extend((line, waiter) for waiter in line.waiters)
         self._answering.wake()
 
@@ -195,25 +195,25 @@ class PopLongPolling(Feature):
         now = self._loop.time()
         while self._wakes and self._wakes[0][0] <= now:
             at, key = heapq.heappop(self._wakes)
-            line = self._lines.get(key)
+            line = self._queues.get(key)
             if line is not None and line.wake_at == at:
                 line.wake_at = inf
                 self.wake(key)
         if now >= self._next_look:
             self._next_look = now + _LOOK_S
-            for key, line in self._lines.items():
+            for key, line in self._queues.items():
                 self._expired.extend((line, waiter) for waiter in line.waiters if waiter.deadline <= now)
                 if not line.waiters:
                     self._empty.append(key)
             if self._expired or self._empty:
                 self._answering.wake()
-        if not self._lines:
+        if not self._queues:
             return inf
         return min(self._next_look, self._wakes[0][0] if self._wakes else inf) - self._loop.time()
 
     def _answer(self) -> float | None:
         """Works for one time slice. Returns None if no work is left."""
-        end = monotonic() + _TURN_S
+        end = monotonic() + _SLICE_S
         while monotonic() < end:
             if self._expired:
                 line, waiter = self._expired.popleft()
@@ -230,20 +230,20 @@ class PopLongPolling(Feature):
                 return None
         return 0.0
 
-    def _try(self, key: LineKey) -> None:
+    def _try(self, key: QueueKey) -> None:
         """Tries the first request of a wait queue. If it is done, the next one is tried after other wait queues."""
-        line = self._lines.get(key)
+        line = self._queues.get(key)
         if line is not None and line.waiters:
             waiter = next(iter(line.waiters))
             if self._attempt(waiter, expired=False):
                 self._remove(line, waiter)
                 self._due[key] = None
 
-    def _forget(self, key: LineKey) -> None:
-        line = self._lines.get(key)
+    def _forget(self, key: QueueKey) -> None:
+        line = self._queues.get(key)
         if line is not None and not line.waiters:
             self._watch(key, line, ())
-            del self._lines[key]
+            del self._queues[key]
 
     def _attempt(self, waiter: Waiter, *, expired: bool) -> bool:
         """Runs the attempt of a request and returns its result. If it raises, responds with the error."""
@@ -253,7 +253,7 @@ class PopLongPolling(Feature):
             waiter.connection.reply(waiter.request, error_response(e, waiter.request, waiter.connection.address))
             return True
 
-    def _watch(self, key: LineKey, line: _Line, queues: tuple[ConsumeQueue, ...]) -> None:
+    def _watch(self, key: QueueKey, line: _WaitQueue, queues: tuple[ConsumeQueue, ...]) -> None:
         """Replaces the topic queues that a wait queue watches by `queues`."""
         for queue in line.queues:
             lines = self._watched[queue]
@@ -269,7 +269,7 @@ class PopLongPolling(Feature):
         self._watches += len(queues) - len(line.queues)
         line.queues = queues
 
-    def _remove(self, line: _Line, waiter: Waiter) -> None:
+    def _remove(self, line: _WaitQueue, waiter: Waiter) -> None:
         if waiter in line.waiters:
             del line.waiters[waiter]
             of_connection = self._by_connection[waiter.connection]
@@ -280,7 +280,7 @@ class PopLongPolling(Feature):
 
 
 def wake_when_free(
-    waiting: PopLongPolling, orderly: OrderlyPops, line: LineKey, queue_ids: Iterable[int], tried_ms: int
+    waiting: PopLongPolling, orderly: OrderlyPops, line: QueueKey, queue_ids: Iterable[int], tried_ms: int
 ) -> None:
     """Schedules the next try of a wait queue for pops in order: when the first blocked topic queue is unblocked.
 

@@ -47,7 +47,7 @@ log = peer_log(__name__)
 RETRY_QUEUE_NUMS = 1
 
 #: Longest time slice in one event-loop iteration, in seconds.
-_TURN_S = 0.005
+_SLICE_S = 0.005
 #: Number of records that are read between two checks of the time.
 _BATCH = 32
 
@@ -116,7 +116,7 @@ class PopRevive:
         The caller repeats it after a second, or at once if more is left. Raises GantryError or OSError if the store
         fails or rejects messages. The next call continues with another queue.
         """
-        end = monotonic() + _TURN_S
+        end = monotonic() + _SLICE_S
         idle = 0
         while idle < len(self._queues):
             queue_id, self._next = self._next, (self._next + 1) % len(self._queues)

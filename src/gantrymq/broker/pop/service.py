@@ -71,7 +71,7 @@ class PopService(Feature):
             leave_before_ms=config.pop_ck_stay_buffer_time_out,
             max_size=config.pop_ck_max_buffer_size,
         )
-        limits = {"line_limit": config.pop_polling_size, "limit": config.max_pop_polling_size}
+        limits = {"queue_limit": config.pop_polling_size, "limit": config.max_pop_polling_size}
         self.waiting = PopLongPolling("pops", polling, jobs, **limits)
         self.waiting_notifications = PopLongPolling("notifications", polling, jobs, **limits)
         self._store = appender.store
@@ -128,7 +128,7 @@ class PopService(Feature):
             max_size=config.pop_ck_max_buffer_size,
         )
         for waiting in (self.waiting, self.waiting_notifications):
-            waiting.set_limits(line_limit=config.pop_polling_size, limit=config.max_pop_polling_size)
+            waiting.set_limits(queue_limit=config.pop_polling_size, limit=config.max_pop_polling_size)
 
     def handlers(self) -> dict[int, RequestHandler]:
         return self._handlers

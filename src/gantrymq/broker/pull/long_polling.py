@@ -1,15 +1,17 @@
 """LongPolling: pull requests that wait for messages (`PullRequestHoldService`).
 
 A waiting pull has an entry in three dictionaries and no timer. One job checks each second for expired pulls. Arrivals
-are collected and answered once in each event-loop iteration, so a pull gets all messages of one socket read. Other
-features, such as `PopLongPolling`, also watch queues here.
+are collected and answered once in each event-loop iteration, so a pull gets all messages of one socket read. If many
+pulls are to be answered at the same time, each iteration answers them for SLICE_S. Other features, such as
+`PopLongPolling`, also watch queues here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,11 +23,14 @@ from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.responses import error_response
 from gantrymq.store.consume_queue import ConsumeQueue
+from gantrymq.system.clock import monotonic
 
 log = logging.getLogger(__name__)
 
 #: Interval of the check for expired pulls, in seconds.
 _LOOK_S = 1.0
+#: Longest time for which one event-loop iteration answers pulls, in seconds.
+SLICE_S = 0.005
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -72,6 +77,8 @@ class LongPolling(Feature):
         self._by_connection: dict[Connection, dict[WaitingPull, None]] = {}
         self._arrived: dict[ConsumeQueue, None] = {}
         self._count = 0
+        #: Pulls to answer in later event-loop iterations, and whether they have expired.
+        self._backlog: deque[tuple[WaitingPull, bool]] = deque()
         self._expiring = jobs.repeating("expire long polls", self._expire, _LOOK_S)
         self._stopped = False
 
@@ -115,12 +122,15 @@ class LongPolling(Feature):
         self._stopped = True
         self._expiring.cancel()
         self.answer_all()
+        is_left = True
+        while is_left:
+            is_left = self._work_off(monotonic() + SLICE_S)
+            await asyncio.sleep(0)
 
     def answer_all(self) -> None:
         """Answers all waiting pulls as if they had expired."""
-        for pull in [pull for pulls in self._waiting.values() for pull in pulls]:
-            self._remove(pull)
-            self._try(pull, expired=True)
+        pulls = [pull for pulls in self._waiting.values() for pull in pulls]
+        self._answer_pulls(pulls, monotonic() + SLICE_S, expired=True)
 
     def __len__(self) -> int:
         return self._count
@@ -132,10 +142,10 @@ class LongPolling(Feature):
     def _answer(self) -> None:
         """Answers the pulls, and calls the watchers, of all queues that received messages."""
         arrived, self._arrived = self._arrived, {}
+        end = monotonic() + SLICE_S
         for queue in arrived:
-            for pull in list(self._waiting.get(queue, ())):
-                self._remove(pull)
-                self._try(pull, expired=False)
+            if (pulls := self._waiting.get(queue)) is not None:
+                self._answer_pulls(pulls, end, expired=False)
             for watcher in list(self._watchers.get(queue, ())):
                 try:
                     watcher(queue)
@@ -145,10 +155,32 @@ class LongPolling(Feature):
 
     def _expire(self) -> None:
         now = self._loop.time()
+        end = monotonic() + SLICE_S
         for second in [second for second in self._by_second if second < int(now)]:
-            for pull in list(self._by_second.get(second, ())):
+            self._answer_pulls(self._by_second.get(second, ()), end, expired=True)
+
+    def _answer_pulls(self, pulls: Collection[WaitingPull], end: float, *, expired: bool) -> None:
+        """Answers pulls until the monotonic time `end`. Further ones follow in later event-loop iterations."""
+        is_first = not self._backlog
+        self._backlog.extend((pull, expired) for pull in pulls)
+        if is_first and self._work_off(end):
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._work_off(monotonic() + SLICE_S):
+            self._loop.call_soon(self._go_on)
+
+    def _work_off(self, end: float) -> bool:
+        """Answers pulls of the backlog until the monotonic time `end`. Returns True if some are left."""
+        while self._backlog:
+            pull, expired = self._backlog.popleft()
+            # Another event may have answered it, or its connection is closed.
+            if pull in self._waiting.get(pull.queue, ()):
                 self._remove(pull)
-                self._try(pull, expired=True)
+                self._try(pull, expired=expired)
+            if monotonic() >= end:
+                break
+        return bool(self._backlog)
 
     def _try(self, pull: WaitingPull, *, expired: bool) -> None:
         try:
