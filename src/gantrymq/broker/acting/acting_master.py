@@ -4,6 +4,8 @@ With `enableSlaveActingMaster`, a broker sends a heartbeat (BROKER_HEARTBEAT) to
 these soon detect a failed broker. It also queries the list of live brokers each second. A NameServer reports a change
 with NOTIFY_MIN_BROKER_ID_CHANGE. Any client can send this request, so the broker ignores its content and queries the
 list.
+
+Decision record: docs/decisions/acting-masters.md.
 """
 
 from __future__ import annotations
