@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from typing import TypeVar
 
 from gantrymq.protocol.bodies.pop import Ack, Checkpoint
 
+K = TypeVar("K")
+
 #: Java's names of the kinds of records (`PopReviveMessageType`).
 _CHECKPOINT, _ACK = "CK", "ACK"
+#: Most keys of a counter. Clients choose the groups that they acknowledge for, so there is no other limit.
+MAX_KEYS = 10_000
 
 
 class ReviveCounts:
-    """Counters since the start of the broker, without those of deleted topics.
+    """Counters since the start of the broker, without those of deleted topics. Each has at most MAX_KEYS keys.
 
     Attributes:
         written: Records written to the revive log, by (group, topic, kind).
@@ -27,21 +32,26 @@ class ReviveCounts:
 
     def add_written(self, record: Checkpoint | Ack) -> None:
         """Counts a record that was written to the revive log."""
-        self.written[record.group, record.topic, _kind(record)] += 1
+        _count(self.written, (record.group, record.topic, _kind(record)))
 
     def add_read(self, record: Checkpoint | Ack, queue_id: int) -> None:
         """Counts a record that was read from a queue of the revive log."""
-        self.read[record.group, record.topic, _kind(record), queue_id] += 1
+        _count(self.read, (record.group, record.topic, _kind(record), queue_id))
 
     def add_redelivered(self, checkpoint: Checkpoint) -> None:
         """Counts a message of a checkpoint that was stored again."""
-        self.redelivered[checkpoint.group, checkpoint.topic] += 1
+        _count(self.redelivered, (checkpoint.group, checkpoint.topic))
 
     def topics_deleted(self, topics: Collection[str]) -> None:
         """Removes the counters of deleted topics."""
         self.written = Counter({key: count for key, count in self.written.items() if key[1] not in topics})
         self.read = Counter({key: count for key, count in self.read.items() if key[1] not in topics})
         self.redelivered = Counter({key: count for key, count in self.redelivered.items() if key[1] not in topics})
+
+
+def _count(counter: Counter[K], key: K) -> None:
+    if key in counter or len(counter) < MAX_KEYS:
+        counter[key] += 1
 
 
 def _kind(record: Checkpoint | Ack) -> str:

@@ -1,8 +1,8 @@
 """END_HALF_MESSAGES: one request commits or rolls back ranges with thousands of half messages.
 
 The broker checks the first and the last half message of each range. Then it writes the decision as one record
-(`decisions`) and carries it out in the background (`decision_executor`), even if the connection closes or the broker restarts.
-No consumer sees a message before the decision.
+(`decisions`) and carries it out in the background (`decision_executor`), even if the connection closes or the broker
+restarts. No consumer sees a message before the decision.
 
 A single batch of records would need memory for the whole transaction and would block the event loop.
 
