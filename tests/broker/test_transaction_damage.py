@@ -16,7 +16,7 @@ from wait_until import until
 
 from gantrymq.broker.append.appender import Appender
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.transaction.check import Question, TransactionCheck
+from gantrymq.broker.transaction.check import CheckRequest, TransactionCheck
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.errors import RecordError, StoreError
 from gantrymq.protocol.message import decode_messages
@@ -90,7 +90,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000 + 1000
 
 
-def asked(steps: list[list[Question]]) -> list[bytes]:
+def asked(steps: list[list[CheckRequest]]) -> list[bytes]:
     return [next(decode_messages(question.request.body)).body for questions in steps for question in questions]
 
 

@@ -59,6 +59,7 @@ def is_running(pid: int) -> bool:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+@pytest.mark.nightly
 def test_an_interrupted_and_killed_run_ends_exactly(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
     process = start(directory)

@@ -194,6 +194,7 @@ async def test_a_topic_that_no_message_has_made_has_none() -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(2 * RUN_TIMEOUT_S + 20)
+@pytest.mark.nightly
 def test_two_projects_run_at_a_time_and_one_again(tmp_path: Path) -> None:
     projects = [create_project(tmp_path / name) for name in ("market", "shop")]
     with ThreadPoolExecutor() as pool:

@@ -35,6 +35,7 @@ def test_what_was_acknowledged_is_there_and_logs_are_equal(script: str, found: s
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @RUNS
+@pytest.mark.nightly
 def test_more_faults(script: str, found: str) -> None:
     done = run(script, *seeds(3, 60))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from seeds_run import Seeds, seeds_of_file
 
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
 seeds = pytest.fixture(scope="module")(seeds_of_file)
 
 

@@ -97,6 +97,7 @@ def run_once(capture: Any, changes: DataFrame, lake: str, where: Path, checkpoin
     assert query.exception() is None
 
 
+@pytest.mark.nightly
 def test_change_capture(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
     changes = changes_of_planes(2000)
     expected = latest(changes)
@@ -137,6 +138,7 @@ def test_change_capture_into_a_lake(cluster: EmbeddedCluster, new_topic: NewTopi
 # -- sessions -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_sessions(utc: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
     """A session is a carrier's departures from an airport without a gap of more than half an hour."""
     sessions, topic, result = example("sessions"), new_topic(2), new_topic(1)

@@ -34,12 +34,14 @@ def test_in_batch(spark: SparkSession, name_server: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_driver_that_is_killed_twice(spark: SparkSession, name_server: str, tmp_path: Path) -> None:
     stream_with_killed_drivers(name_server, tmp_path)
     assert_each_number_once(spark.read.schema("number long").parquet(str(tmp_path / "out")))
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_executors_that_are_processes_of_their_own(spark: SparkSession, name_server: str, tmp_path: Path) -> None:
     with driver("local-cluster[2,1,1024]", name_server, tmp_path, batches=4) as process:
         assert process.wait(WAIT_S) == 0

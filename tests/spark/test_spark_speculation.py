@@ -30,6 +30,7 @@ spark.executor.extraJavaOptions -XX:TieredStopAtLevel=1
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.nightly
 def test_copies_of_a_slow_task(cluster: EmbeddedCluster, new_topic: Callable[..., str], tmp_path: Path) -> None:
     once, transactional = new_topic(2), new_topic(2)
     (tmp_path / "conf").mkdir()

@@ -50,7 +50,7 @@ spark.sql.warehouse.dir file://{directory}/warehouse
 spark.hadoop.javax.jdo.option.ConnectionURL jdbc:derby:;databaseName={directory}/names;create=true
 """
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -190,6 +190,7 @@ def driver(cluster: EmbeddedCluster, source: str, target: str, directory: Path) 
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.nightly
 def test_a_killed_driver(spark: SparkSession, cluster: EmbeddedCluster, new_topic: NewTopic, tmp_path: Path) -> None:
     source, target = new_topic(QUEUES), new_topic(QUEUES)
     send_numbers(cluster, source, range(KILLED_MESSAGES))
