@@ -612,9 +612,8 @@ async def test_dead_letters(visitor: httpx.AsyncClient, cluster: EmbeddedCluster
     overview = await json_of(visitor, "overview")
     assert overview["dead_letters"] == 1
     assert [(row["group"], row["letters"]) for row in overview["dead_letter_queues"]] == [("mourners", 1)]
-    assert "Groups with the most dead letters Group Dead letters Newest mourners" in text_of_html(
-        await html_of(visitor, "overview")
-    )
+    shown = text_of_html(await html_of(visitor, "overview"))
+    assert "Groups with the most dead letters Group Dead letters Newest mourners" in shown
     answer = await visitor.get("/dead-letters/export", params={"group": "mourners"})
     (line,) = answer.text.splitlines()
     letter = msgspec.json.decode(line)

@@ -39,9 +39,9 @@ def _annotation(option: PlainOption) -> Any:
 
 
 def register(
-    app: typer.Typer, name: str, options: Sequence[PlainOption], run: Callable[..., None], help: str, **settings: Any
+    app: typer.Typer, name: str, options: Sequence[PlainOption], run: Callable[..., None], **settings: Any
 ) -> None:
-    """Adds a command whose options are data to `app`. It calls `run` with their values."""
+    """Adds a command whose options are data. It calls `run` with their values. `settings` are those of typer."""
 
     def command(**values: Any) -> None:
         try:
@@ -61,4 +61,4 @@ def register(
     # typer reads the options from the signature and the annotations.
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command(name, help=help, **settings)(command)
+    app.command(name, **settings)(command)
