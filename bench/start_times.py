@@ -21,7 +21,7 @@ from pathlib import Path
 from gantrymq.client.producing.producer import Producer
 from gantrymq.protocol.message import Message
 from gantrymq.sync import SyncProducer
-from gantrymq.testing.processes import ProcessCluster
+from gantrymq.testing.embedded import EmbeddedCluster
 
 ROOT = Path(__file__).parent.parent
 
@@ -57,12 +57,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory, ProcessCluster(Path(directory)) as cluster:
+    with tempfile.TemporaryDirectory() as directory, EmbeddedCluster() as cluster:
         environment = os.environ | {"PYTHONPYCACHEPREFIX": f"{directory}/compiled"}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        with SyncProducer(Producer(cluster.namesrv_addr, "bench")) as producer:
+        with SyncProducer(Producer(cluster.name_server, "bench")) as producer:
             producer.send(Message("orders", b"one"))
-        of_commands = commands(cluster.namesrv_addr)
+        of_commands = commands(cluster.name_server)
         for arguments in of_commands.values():
             processor_s(arguments, environment)
         rounds = [

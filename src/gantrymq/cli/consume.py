@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gantrymq.cli.plain_options import ACL_CONFIG, CONTEXT, NAME_SERVERS, TLS_CONFIG, InvalidOption, PlainOption
 from gantrymq.cli.values import TIME_HELP, time_of
@@ -62,7 +63,8 @@ OPTIONS = (
 )
 
 
-class ConsumeOptions(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ConsumeOptions:
     """The parsed options."""
 
     topics: list[str]
