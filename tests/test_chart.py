@@ -1,4 +1,8 @@
-"""The Helm chart in deploy/chart. Without `helm` on PATH, only its values are checked."""
+"""The Helm chart in deploy/chart: its values, and the objects that it makes.
+
+`helm` renders it if it is on PATH, otherwise `go_template`. kubernetes-validate checks the objects with the schemas of
+Kubernetes if it is installed.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,21 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
+from go_template import Chart, TemplateError
 
 CHART = Path(__file__).parent.parent / "deploy" / "chart"
 HELM = shutil.which("helm")
-needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not on PATH")
 
 Object = dict[str, Any]
+
+WITH_CONSOLE: Object = {"console__enabled": True, "console__usersSecret": "users"}
 
 
 def values() -> Object:
@@ -65,12 +72,18 @@ def test_every_value_is_used() -> None:
             assert is_used or name in ("storage", "storageClass"), path
 
 
-def rendered(*settings: str) -> list[Object]:
-    assert HELM is not None
-    arguments = [argument for setting in settings for argument in ("--set", setting)]
-    done = subprocess.run(
-        [HELM, "template", "mq", str(CHART), *arguments], capture_output=True, text=True, timeout=120, check=True
-    )
+def rendered(**settings: Any) -> list[Object]:
+    """Renders the chart. In the names of settings, __ replaces the point."""
+    named = {name.replace("__", "."): value for name, value in settings.items()}
+    if HELM is None:
+        texts = Chart(CHART, named).render()
+        return [
+            one for name, text in texts.items() if name.endswith(".yaml") for one in yaml.safe_load_all(text) if one
+        ]
+    arguments = [f"--set-json={name}={json.dumps(value)}" for name, value in named.items()]
+    done = subprocess.run([HELM, "template", "mq", str(CHART), *arguments], capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise TemplateError(done.stderr)
     return [one for one in yaml.safe_load_all(done.stdout) if one]
 
 
@@ -83,13 +96,12 @@ def config_of(objects: list[Object], name: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if line)
 
 
-@needs_helm
+@pytest.mark.skipif(HELM is None, reason="helm is not on PATH")
 def test_helm_finds_no_fault() -> None:
     assert HELM is not None
     subprocess.run([HELM, "lint", "--strict", str(CHART)], check=True, capture_output=True, timeout=120)
 
 
-@needs_helm
 def test_brokers_with_replicas_have_a_controller() -> None:
     objects = rendered()
     sets = by_kind(objects, "StatefulSet")
@@ -109,11 +121,8 @@ def test_brokers_with_replicas_have_a_controller() -> None:
     assert not by_kind(objects, "ServiceMonitor")
 
 
-@needs_helm
 def test_selectors_find_the_pods() -> None:
-    objects = rendered(
-        "console.enabled=true", "console.usersSecret=users", "metrics.serviceMonitor.enabled=true", "broker.replicas=2"
-    )
+    objects = rendered(**WITH_CONSOLE, metrics__serviceMonitor__enabled=True, broker__replicas=2)
     pods = [
         one["spec"]["template"]["metadata"]["labels"] for one in objects if one["kind"] in ("StatefulSet", "Deployment")
     ]
@@ -142,27 +151,23 @@ def test_selectors_find_the_pods() -> None:
     assert sorted(monitored) == ["mq-broker", "mq-controller", "mq-namesrv", "mq-proxy"]
 
 
-@needs_helm
 def test_one_replica_needs_no_controller() -> None:
-    objects = rendered("broker.replicas=1", "proxy.enabled=false")
+    objects = rendered(broker__replicas=1, proxy__enabled=False)
     assert "mq-controller" not in by_kind(objects, "StatefulSet")
     assert "enableControllerMode" not in config_of(objects, "mq-broker")
     assert not by_kind(objects, "Deployment")
 
 
-@needs_helm
 def test_several_controllers_need_etcd() -> None:
-    with pytest.raises(subprocess.CalledProcessError) as failed:
-        rendered("controller.replicas=3")
-    assert "set controller.etcdEndpoints" in failed.value.stderr
-    objects = rendered("controller.replicas=3", "controller.etcdEndpoints=http://etcd:2379")
+    with pytest.raises(TemplateError, match=r"set controller\.etcdEndpoints"):
+        rendered(controller__replicas=3)
+    objects = rendered(controller__replicas=3, controller__etcdEndpoints="http://etcd:2379")
     config = config_of(objects, "mq-controller")
     assert config["controllerDLegerPeers"] == ";".join(f"n{n}-mq-controller-{n}.mq-controller:9878" for n in range(3))
 
 
-@needs_helm
 def test_pods_are_unprivileged() -> None:
-    for one in rendered("console.enabled=true", "console.usersSecret=users"):
+    for one in rendered(**WITH_CONSOLE):
         if one["kind"] in ("StatefulSet", "Deployment"):
             pod = one["spec"]["template"]["spec"]
             assert pod["securityContext"]["runAsNonRoot"] is True
@@ -171,3 +176,33 @@ def test_pods_are_unprivileged() -> None:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert {"readinessProbe", "livenessProbe", "resources"} <= container.keys()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"broker__replicas": 1, "proxy__enabled": False},
+        WITH_CONSOLE | {"image__pullSecrets": ["one"], "broker__storageClass": "fast"},
+        {"controller__replicas": 3, "controller__etcdEndpoints": "http://etcd:2379"},
+    ],
+)
+def test_kubernetes_accepts_the_objects(settings: Object) -> None:
+    validate = pytest.importorskip("kubernetes_validate").validate
+    for one in rendered(**settings):
+        validate(one, "1.33", strict=True)
+
+
+@pytest.mark.parametrize("server", ["namesrv", "controller", "broker", "proxy"])
+def test_servers_know_the_configuration(server: str, tmp_path: Path) -> None:
+    ((file, text),) = by_kind(rendered(), "ConfigMap")[f"mq-{server}"]["data"].items()
+    (tmp_path / file).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "gantrymq.cli", server, "-c", file, "-p"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "not used here" not in done.stderr

@@ -19,6 +19,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,10 +38,11 @@ CHECK = """
 umask 077
 cat >/var/lib/gantrymq/namesrv.conf <<END
 listenPort=0
-metricsPort=9100
+metricsPort={port}
 bindAddress=127.0.0.1
 kvConfigPath=/var/lib/gantrymq/kvConfig.json
 END
+export GANTRY_HEALTH_PORT={port}
 {entry} namesrv -c /var/lib/gantrymq/namesrv.conf &
 server=$!
 for try in $(seq 120); do
@@ -181,7 +183,13 @@ def run(directory: Path, python: Path) -> None:
             elif step.name == "HEALTHCHECK":
                 health = shlex.join(json.loads(step.text.partition("CMD ")[2]))
         if entry:
-            root.run(CHECK.format(entry=entry, health=health), user)
+            root.run(CHECK.format(entry=entry, health=health, port=free_port()), user)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
 
 
 def copy(text: str, root: Root, roots: dict[str, Root], context: list[Path]) -> None:
