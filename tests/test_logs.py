@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from gantrymq import logs
-from gantrymq.logs import LINES, LineFormatter, log_text, peer_log
+from gantrymq.logs import LINES, JsonFormatter, LineFormatter, log_text, peer_log
 
 FORGED = "x\n2026-01-01 00:00:00,000 INFO gantrymq.broker: all is well"
 
@@ -112,3 +118,38 @@ def test_no_test_finds_lines_left_out_by_another(which: str, caplog: pytest.LogC
     for number in range(LINES):
         log.warning("line %d of %s", number, which)
     assert len(caplog.records) == LINES
+
+
+def test_json_lines() -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(JsonFormatter())
+    log = logging.Logger("gantrymq.broker")
+    log.addHandler(handler)
+    log.info("client %s is ignored", FORGED)
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        log.exception("failed")
+    first, second = (json.loads(line) for line in written.getvalue().splitlines())
+    assert datetime.fromisoformat(first.pop("time")).utcoffset() == timedelta(0)
+    assert first == {"level": "INFO", "logger": "gantrymq.broker", "message": f"client {FORGED} is ignored"}
+    assert (second["level"], second["message"]) == ("ERROR", "failed")
+    assert second["exception"].startswith("Traceback")
+    assert FORGED in second["exception"]
+
+
+def test_a_server_logs_json_if_the_environment_says_so(tmp_path: Path) -> None:
+    (tmp_path / "namesrv.conf").write_text(f"listenPort=0\nkvConfigPath={tmp_path}/kv.json\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "gantrymq.cli", "namesrv", "-c", "namesrv.conf", "--stop-on-eof"],
+        env=os.environ | {"GANTRY_LOG_FORMAT": "json"},
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert any("boot success" in line["message"] for line in lines)

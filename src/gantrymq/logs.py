@@ -5,6 +5,7 @@ Peers send text that is logged: client ids, topics, remarks. Such text could for
 
 - `peer_log` returns a logger that escapes and limits its lines. It is for modules whose log lines a peer can cause.
 - `LineFormatter` is for servers. It also escapes the lines of other loggers, including tracebacks.
+- `JsonFormatter` is for servers whose logs a program collects.
 
 The filter belongs to the logger, not to a log handler: a program that embeds a broker has its own handlers.
 """
@@ -12,8 +13,11 @@ The filter belongs to the logger, not to a log handler: a program that embeds a 
 from __future__ import annotations
 
 import codecs
+import json
 import logging
+import os
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 from gantrymq.system.clock import monotonic
@@ -56,9 +60,12 @@ def peer_log(name: str) -> logging.Logger:
 
 
 def log_to_stderr() -> None:
-    """Configures the root logger of a server process: level INFO and above, to stderr, with LineFormatter."""
+    """Configures the root logger of a server process: level INFO and above, to stderr.
+
+    The format is that of LineFormatter, or of JsonFormatter if the environment has GANTRY_LOG_FORMAT=json.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter())
+    handler.setFormatter(JsonFormatter() if os.environ.get("GANTRY_LOG_FORMAT") == "json" else LineFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
@@ -76,6 +83,25 @@ class LineFormatter(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:
         return "\n".join(_CONTINUED + log_text(line, LONGEST_LINE) for line in super().formatException(ei).split("\n"))
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object: time (ISO 8601, UTC), level, logger, message, and exception if there is one.
+
+    JSON escapes line breaks and control characters. Long texts are cut.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {
+            "time": at,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage()[:LONGEST_LINE],
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)[:LONGEST_LINE]
+        return json.dumps(line)
 
 
 class PeerFilter(logging.Filter):

@@ -18,7 +18,7 @@ from gantrymq.cli.admin.unsupported import UNSUPPORTED
 from gantrymq.cli.admin.values import parse_attributes, parse_time
 from gantrymq.cli.lazy import load
 from gantrymq.cli.main import run
-from gantrymq.cli.options import find_target
+from gantrymq.cli.target import find_target
 from gantrymq.protocol.version_name import version_name
 from gantrymq.testing.embedded import EmbeddedCluster
 

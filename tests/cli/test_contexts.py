@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gantrymq.cli.main import run
-from gantrymq.cli.options import find_target
+from gantrymq.cli.target import find_target
 from gantrymq.contexts import Contexts, contexts_path
 from gantrymq.errors import ConfigError
 from gantrymq.testing.embedded import EmbeddedCluster

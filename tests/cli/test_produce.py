@@ -25,8 +25,8 @@ from gantrymq import (
 )
 from gantrymq.cli.json_message import decode
 from gantrymq.cli.main import run
-from gantrymq.cli.options import unescape
 from gantrymq.cli.produce_input import MAX_LENGTH, MessageMaker, Splitter
+from gantrymq.cli.values import unescape
 from gantrymq.errors import BodyError, NoRouteInfo
 from gantrymq.protocol.message import Message
 from gantrymq.testing.embedded import EmbeddedCluster

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 
 import pytest
 from browser_support import Watched, chromium, console, faults, needs_chromium, shoot, unlabelled
+from playwright.async_api import Locator, Page
 from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
@@ -267,6 +268,121 @@ async def test_finding_a_message(cluster: EmbeddedCluster) -> None:
         await page.get_by_role("link", name="Replicas").click()
         await page.wait_for_url("**/replicas")
         assert watched.problems == []
+
+
+class Visit:
+    """A visitor who starts at the overview, and the number of clicks."""
+
+    def __init__(self, page: Page, address: str) -> None:
+        self.page = page
+        self._address = address
+        self._clicks = 0
+
+    async def begin(self) -> None:
+        await self.page.goto(f"{self._address}/overview")
+        self._clicks = 0
+
+    async def click(self, where: Locator) -> None:
+        await where.click()
+        self._clicks += 1
+
+    def assert_short(self) -> None:
+        assert self._clicks <= 4
+
+
+@pytest.mark.slow
+async def test_a_first_visit(cluster: EmbeddedCluster) -> None:
+    """Each answer takes at most four clicks: why a group has lag, its dead letters resent, a message by its key."""
+    async with AdminClient(cluster.name_server) as admin, Producer(cluster.name_server, "visited") as producer:
+        for topic in ("invoices", "returns"):
+            await admin.ensure_topic(topic, queues=1)
+        # The overview lists the groups with the most lag and dead letters: more than those of the other tests have.
+        for number in range(60):
+            await producer.send(Message("invoices", b"invoice %d" % number, keys=[f"invoice-{number}"]))
+            await producer.send(Message("returns", b"return %d" % number))
+    await make_dead_letters(cluster, "refunds", "returns", 60)
+    is_stuck = asyncio.Event()
+    seen: set[bytes] = set()
+
+    async def wait_for_the_bank(message: Message) -> None:
+        if message.body != b"invoice 0":
+            is_stuck.set()
+            await asyncio.Event().wait()
+
+    async def refund(message: Message) -> None:
+        seen.add(message.body)
+
+    consumer = PushConsumer(
+        cluster.name_server, "payers", wait_for_the_bank, consume_from_where=CONSUME_FROM_FIRST_OFFSET
+    )
+    consumer.subscribe("invoices")
+    refunds = PushConsumer(cluster.name_server, "refunds", refund)
+    refunds.subscribe("returns")
+    async with consumer, refunds, console(cluster) as address, chromium() as browser:
+        await is_stuck.wait()
+        watched = Watched(await browser.new_page(), address)
+        page = watched.page
+        page.set_default_timeout(60_000)
+        visit = Visit(page, address)
+
+        await visit.begin()
+        await visit.click(page.get_by_role("link", name="payers", exact=True))
+        await page.wait_for_url("**/group?name=payers")
+        await visit.click(page.locator("a[href*=client_id]"))
+        await page.get_by_text("in wait_for_the_bank").wait_for()
+        visit.assert_short()
+
+        await visit.begin()
+        await visit.click(page.get_by_role("link", name="refunds Dead letters"))
+        await page.wait_for_url("**/dead-letter-messages?group=refunds")
+        await visit.click(page.get_by_role("button", name="Resend all that the filter finds"))
+        await visit.click(page.get_by_role("button", name="Resend", exact=True))
+        await page.get_by_text("60 dead letters resent, 0 skipped").wait_for()
+        await until(lambda: len(seen) == 60)
+        visit.assert_short()
+
+        await visit.begin()
+        await visit.click(page.get_by_role("navigation", name="Pages").get_by_role("link", name="Topics"))
+        await visit.click(page.get_by_role("link", name="invoices", exact=True))
+        await page.get_by_label("Key", exact=True).fill("invoice-7")
+        await visit.click(page.get_by_role("button", name="Show"))
+        await visit.click(page.locator("a[data-open]"))
+        await page.locator("tr.opened").get_by_text("invoice 7").first.wait_for()
+        visit.assert_short()
+        assert watched.problems == []
+
+
+@pytest.mark.slow
+async def test_dead_letters_page_by_page(cluster: EmbeddedCluster) -> None:
+    """The next page continues the list. A dead letter opens in place, or the reason why it cannot."""
+    async with AdminClient(cluster.name_server) as admin, Producer(cluster.name_server, "paged") as producer:
+        await admin.ensure_topic("paged", queues=1)
+        for number in range(52):
+            await producer.send(Message("paged", b"paged %d" % number))
+    await make_dead_letters(cluster, "pagers", "paged", 52)
+    async with console(cluster) as address, chromium() as browser:
+        watched = Watched(await browser.new_page(), address)
+        page = watched.page
+        await page.goto(f"{address}/dead-letter-messages?group=pagers")
+        bodies = page.locator("td.text")
+        first = await bodies.all_inner_texts()
+        await page.get_by_role("link", name="Next").click()
+        await page.wait_for_url("**/dead-letter-messages?*token=*")
+        second = await bodies.all_inner_texts()
+        assert (len(first), len(second)) == (50, 2)
+        assert {*first, *second} == {f"paged {number}" for number in range(52)}
+        assert await page.get_by_role("link", name="Next").count() == 0
+        links = page.locator("a[data-open]")
+        await links.nth(0).click()
+        await page.locator("tr.opened").get_by_text(second[0]).first.wait_for()
+        # The message is gone by the time it is opened.
+        await links.nth(1).evaluate("link => { link.href = link.href.replace(/offset=\\d+/, 'offset=999999'); }")
+        await links.nth(1).click()
+        await page.locator("tr.opened .problem").wait_for()
+        assert "/dead-letter-messages?" in page.url
+        assert await faults(page) == []
+        # The response of the missing message has an error status, which Chromium logs.
+        assert [one for one in watched.problems if "status of 502" not in one] == []
 
 
 @pytest.mark.slow

@@ -174,6 +174,10 @@ async def test_a_page_looks_at_so_many(
             monkeypatch.setattr(dead_letter_messages, "MAX_READ", 5)
         else:
             monkeypatch.setattr(queue_reader, "MAX_READ_BYTES", 5 * len(b"letter 0"))
+        # No message matches on the first page. It leads to the next one.
+        html = await html_of(visitor, "dead-letter-messages", group=f"rare-{bound}", search="key-29", size=4)
+        assert "The next page continues the search." in html
+        assert 'rel="next"' in html
         found, pages, token = [], 0, ""
         while token is not None:
             page = await json_of(

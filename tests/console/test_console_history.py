@@ -136,7 +136,7 @@ async def test_samples_of_a_cluster(cluster: EmbeddedCluster, producer: SyncProd
     history = History(None)
     view = ClusterView(Settings(cluster.name_server), RequestLimits(), ())
     await Sampler(view, history).sample()
-    points = await history.points(["in", "behind", "broker/broker-a/disk", "broker/broker-b/log"], 0, 2e9)
+    points = await history.points(["in", "behind", "disk", "broker/broker-a/disk", "broker/broker-b/log"], 0, 2e9)
     assert len(points.times) == 1
     assert all(values[0] is not None for values in points.values.values())
     await view.close()
@@ -149,7 +149,7 @@ async def test_the_page(visitor: httpx.AsyncClient) -> None:
         return page if page["times"] else None
 
     page = await until(sampled)
-    assert [chart["series"] for chart in page["charts"]] == ["in", "out", "behind"]
+    assert [chart["series"] for chart in page["charts"]] == ["in", "out", "behind", "disk"]
     html = await html_of(visitor, "history")
     assert "data-series" in html
     assert "<script>" not in await html_of(visitor, "history", group="<script>")

@@ -15,6 +15,7 @@ import httpx
 import msgspec
 import pytest
 from console_support import CLUSTER, browser, cluster, html_of, json_of, producer, visitor
+from console_support import text_of as text_of_html
 from wait_until import until
 
 from gantrymq.client.admin.client import AdminClient
@@ -32,6 +33,8 @@ from gantrymq.console.tail import MAX_PER_QUEUE, SHOWN, TailArguments, tail
 from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
+from gantrymq.protocol.codes import RequestCode
+from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.properties import UNIQUE_KEY
@@ -201,6 +204,36 @@ async def test_search_waits_for_other_pages(cluster: EmbeddedCluster, producer: 
         page = await searching
         assert [row.topic for row in page.messages] == ["awaited"]
         assert page.unasked == []
+    finally:
+        await view.close()
+
+
+class ViewedMessages:
+    """A hook that counts the requests for a message by its offset."""
+
+    count = 0
+
+    def before_request(self, address: str, request: RemotingCommand) -> None:
+        self.count += request.code == RequestCode.VIEW_MESSAGE_BY_ID
+
+    def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None:
+        pass
+
+
+async def test_search_for_an_offset_id_reads_the_message_once(cluster: EmbeddedCluster, producer: SyncProducer) -> None:
+    await make_topic(cluster, "viewed", 1)
+    sent = producer.send(Message("viewed", b"x"))
+    viewed = ViewedMessages()
+    view = ClusterView(Settings(cluster.name_server), RequestLimits(), (viewed,))
+    try:
+
+        async def found() -> SearchPage | None:
+            page = await search(view, SearchArguments(sent.offset_msg_id))
+            return page if page.is_complete else None
+
+        page = await until(found)
+        assert [row.id for row in page.messages] == [sent.msg_id]
+        assert viewed.count == 1
     finally:
         await view.close()
 
@@ -576,6 +609,11 @@ async def test_dead_letters(visitor: httpx.AsyncClient, cluster: EmbeddedCluster
     assert (row["group"], row["letters"]) == ("mourners", 1)
     assert 0 < row["oldest_ms"] <= row["newest_ms"]
     assert "mourners" in await html_of(visitor, "dead-letters")
+    overview = await json_of(visitor, "overview")
+    assert overview["dead_letters"] == 1
+    assert [(row["group"], row["letters"]) for row in overview["dead_letter_queues"]] == [("mourners", 1)]
+    shown = text_of_html(await html_of(visitor, "overview"))
+    assert "Groups with the most dead letters Group Dead letters Newest mourners" in shown
     answer = await visitor.get("/dead-letters/export", params={"group": "mourners"})
     (line,) = answer.text.splitlines()
     letter = msgspec.json.decode(line)

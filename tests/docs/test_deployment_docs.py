@@ -1,11 +1,13 @@
-"""Tests of docs/deployment.md and examples/kubernetes that need no systemd, container or Kubernetes cluster."""
+"""Tests of docs/deployment.md, deploy/ and examples/kubernetes that need no systemd, container or cluster."""
 
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,13 +16,16 @@ from typing import Any
 
 import pytest
 import yaml
+from ports import free_port
 
 from gantrymq import Message, Producer, SyncProducer
 from gantrymq.config import parse_properties
+from gantrymq.console.logins import FileLogin
 from gantrymq.testing.embedded import EmbeddedCluster
 
 ROOT = Path(__file__).parent.parent.parent
 KUBERNETES = ROOT / "examples" / "kubernetes"
+CONTAINERFILE = ROOT / "deploy" / "Containerfile"
 TEXT = (ROOT / "docs" / "deployment.md").read_text()
 #: {kind: apiVersion} of the objects in the manifests.
 KINDS = {
@@ -154,7 +159,7 @@ def test_a_pod_has_what_it_names(name: str) -> None:
         assert all(QUANTITY.fullmatch(str(quantity)) for quantity in quantities.values())
     # The user id is that of the image. The root file system is read-only, except for the mounts.
     assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 10001
-    assert "USER 10001" in (KUBERNETES / "Dockerfile").read_text()
+    assert "USER 10001" in CONTAINERFILE.read_text()
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert spec["automountServiceAccountToken"] is False
@@ -180,7 +185,7 @@ def test_a_broker_may_connect_to_the_name_servers() -> None:
 
 
 def test_all_that_comes_from_elsewhere_is_pinned() -> None:
-    lines = (KUBERNETES / "Dockerfile").read_text().splitlines()
+    lines = CONTAINERFILE.read_text().splitlines()
     images = [line.split()[1] for line in lines if line.startswith("FROM ")]
     assert all(re.fullmatch(r"python:[\w.-]+@sha256:[0-9a-f]{64}", image) for image in images)
     assert len(set(images)) == 1
@@ -206,7 +211,7 @@ def test_the_build_context_has_what_the_package_is_built_from() -> None:
     assert "*" in lines
     kept = {line.removeprefix("!") for line in lines if line.startswith("!")}
     needed = {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "requirements-server.lock"}
-    assert kept == {"src", "examples/pipelines", *needed}
+    assert kept == {"src", "examples/pipelines", "deploy/healthcheck.py", *needed}
     assert all((ROOT / path).exists() for path in kept)
 
 
@@ -281,11 +286,81 @@ def test_the_start_up_script_of_a_broker_runs(name_server: str, tmp_path: Path) 
 
 def test_the_recipe_in_the_text_is_the_file() -> None:
     (shown,) = blocks("dockerfile")
-    file = [line for line in (KUBERNETES / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
+    file = [line for line in CONTAINERFILE.read_text().splitlines() if not line.startswith("#")]
     assert shown.splitlines() == file
     # The image copies the files of the package's build and starts a command that exists.
     assert 'ENTRYPOINT ["gantry"]' in file
     assert (ROOT / "pyproject.toml").exists()
+
+
+def test_the_health_check_notices_a_server(tmp_path: Path) -> None:
+    """A server that responds is healthy. One that is not there, or does not respond, is not."""
+    check = [sys.executable, str(ROOT / "deploy" / "healthcheck.py")]
+    port = free_port()
+    environment = os.environ | {"GANTRY_HEALTH_PORT": str(port)}
+    assert subprocess.run(check, env=environment, capture_output=True, timeout=60).returncode == 1
+    with socket.create_server(("127.0.0.1", port)):
+        done = subprocess.run(check, env=environment, capture_output=True, timeout=60, text=True)
+        assert done.returncode == 1
+        assert f"http://127.0.0.1:{port}/metrics" in done.stderr
+    (tmp_path / "namesrv.conf").write_text(f"listenPort=0\nmetricsPort={port}\nkvConfigPath={tmp_path}/kv.json\n")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "gantrymq.cli", "namesrv", "-c", str(tmp_path / "namesrv.conf")],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        assert "ready at" in server.stdout.readline()
+        assert subprocess.run(check, env=environment, timeout=60).returncode == 0
+    finally:
+        server.kill()
+        server.communicate()
+
+
+COMPOSE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())
+
+
+@pytest.mark.parametrize("server", ["namesrv", "broker"])
+def test_configuration_of_the_compose_file_is_known(server: str, tmp_path: Path) -> None:
+    known(server, COMPOSE["configs"][server]["content"], tmp_path)
+
+
+def test_the_compose_file_fits_together() -> None:
+    configs = {name: one["content"] for name, one in COMPOSE["configs"].items()}
+    broker, namesrv = (parse_properties(configs[name], source=name) for name in ("broker", "namesrv"))
+    proxy = json.loads(configs["proxy"])
+    assert broker["namesrvAddr"] == proxy["namesrvAddr"] == f"127.0.0.1:{namesrv['listenPort']}"
+    services = COMPOSE["services"]
+    # The ports of all servers, and only on this machine.
+    console = {"8180"}
+    listening = {namesrv["listenPort"], broker["listenPort"], *console}
+    listening |= {str(proxy[key]) for key in ("grpcServerPort", "remotingListenPort")}
+    published = [port.split(":") for port in services["namesrv"]["ports"]]
+    assert {(host, outside) for host, outside, _ in published} == {("127.0.0.1", port) for port in listening}
+    assert all(outside == inside for _, outside, inside in published)
+    health = {name: one.get("environment", {}).get("GANTRY_HEALTH_PORT", "9100") for name, one in services.items()}
+    assert health == {
+        "namesrv": namesrv["metricsPort"],
+        "broker": broker["metricsPort"],
+        "proxy": str(proxy["metricsPromExporterPort"]),
+        "console": "8180",
+    }
+    for service in services.values():
+        assert service["read_only"] is True
+        for config in service["configs"]:
+            assert config["source"] in configs
+            assert config["target"] in service["command"]
+        for volume in service.get("volumes", []):
+            assert volume.partition(":")[0] in COMPOSE["volumes"]
+
+
+async def test_the_user_of_the_compose_file_logs_in(tmp_path: Path) -> None:
+    # Compose replaces $$ by $.
+    (tmp_path / "users").write_text(COMPOSE["configs"]["users"]["content"].replace("$$", "$"))
+    login = FileLogin(tmp_path / "users", [])
+    assert await login.enter("admin", "gantry") is not None
+    assert await login.enter("admin", "another") is None
 
 
 def test_units_name_what_there_is() -> None:

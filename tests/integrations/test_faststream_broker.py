@@ -46,7 +46,7 @@ def cluster() -> Iterator[EmbeddedCluster]:
 FIRST: Any = {"consume_from_where": CONSUME_FROM_FIRST_OFFSET}
 
 
-async def test_models_come_and_go(cluster: EmbeddedCluster) -> None:
+async def test_models_come_and_go(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
     broker = RocketMQBroker(cluster.name_server)
     invoices: list[tuple[Invoice, ReceivedMessage]] = []
 
@@ -72,6 +72,8 @@ async def test_models_come_and_go(cluster: EmbeddedCluster) -> None:
     assert isinstance(message.raw_message, MessageExt)
     assert message.raw_message.tags == "invoice"
     assert message.headers["country"] == "NO"
+    # Ids of one client differ only at their ends.
+    assert f"| {sent.msg_id} - an order" in "".join(capsys.readouterr())
     assert not await RocketMQBroker("127.0.0.1:1").ping(0.2)
 
 

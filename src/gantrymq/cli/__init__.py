@@ -2,7 +2,8 @@
 
 - Open `main.py` first: it selects the command and handles its errors.
 - `app` lists all commands, and imports only the one that is run (`lazy`), so that `gantry --help` is fast.
-- `servers` runs the four servers. The start of a server takes as long as its imports. typer and rich take longer to
-  import than a broker, so this path does not use them. `server_options` has the options for both paths.
-- `options` has the options that several commands share, and selects the cluster of a command.
+- `servers` runs the four servers. Their start, and that of `consume`, takes as long as its imports. typer and pydantic
+  take longer to import than a broker. The options of these commands are therefore data, with a fast parser
+  (`plain_options`). typer has the same options for help and errors.
+- `options` has the options that several commands share. `target` selects the cluster of a command.
 """

@@ -23,7 +23,7 @@ class GantryGroup(LazyGroup):
         "up": Lazy(f"{_PACKAGE}.cluster_commands", "Run a NameServer and brokers on this machine until Ctrl-C."),
         "produce": Lazy(f"{_PACKAGE}.produce", "Send the lines of files or of standard input, each as a message."),
         "consume": Lazy(
-            f"{_PACKAGE}.consume", "Write topics' messages to standard output, until Ctrl-C, --count or -e."
+            f"{_PACKAGE}.consume_command", "Write topics' messages to standard output, until Ctrl-C, --count or -e."
         ),
         "request": Lazy(f"{_PACKAGE}.request", "Send a request and write its reply to standard output."),
         "reply": Lazy(f"{_PACKAGE}.reply", "Answer the requests that come to a topic from now on."),

@@ -8,7 +8,8 @@ import typer
 
 from gantrymq.cli.admin.output import Output, Table, write
 from gantrymq.cli.lazy import new_app
-from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile
+from gantrymq.cli.target import find_target
 from gantrymq.system.clock import now_ms
 
 app = new_app(

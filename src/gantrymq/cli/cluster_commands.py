@@ -9,7 +9,8 @@ import typer
 
 from gantrymq.cli.exit_codes import INTERRUPTED
 from gantrymq.cli.lazy import new_app
-from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile
+from gantrymq.cli.target import find_target
 
 app = new_app()
 

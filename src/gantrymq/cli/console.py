@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from gantrymq.cli.lazy import new_app
-from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile
+from gantrymq.cli.target import find_target
 from gantrymq.logs import log_to_stderr
 
 app = new_app()

@@ -1,106 +1,121 @@
-"""The command line of `gantry consume`. `consume_reading` implements it."""
+"""The options of `gantry consume`. `consume_reading` implements it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
-
-from gantrymq.cli.admin.values import TIME_HELP, parse_time
-from gantrymq.cli.lazy import new_app
-from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
+from gantrymq.cli.plain_options import ACL_CONFIG, CONTEXT, NAME_SERVERS, TLS_CONFIG, InvalidOption, PlainOption
+from gantrymq.cli.values import TIME_HELP, time_of
 
 if TYPE_CHECKING:
     from gantrymq.cli.consume_reading import Start
 
-app = new_app()
+HELP = """Write topics' messages to standard output, until Ctrl-C, --count or -e.
 
+Without a group it reads all queues and leaves no trace.
+"""
 
-@app.command()
-def consume(
-    topics: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="TOPIC...", help="Names, and patterns as of files: 'orders-*' is what there is when it begins."
-        ),
-    ],
-    name_servers: NameServers = None,
-    context: ContextName = None,
-    form: Annotated[
+OPTIONS = (
+    PlainOption(
+        "topics", (), str, "Names, and patterns as of files: 'orders-*' is what there is when it begins.", "TOPIC..."
+    ),
+    NAME_SERVERS,
+    CONTEXT,
+    PlainOption(
+        "form",
+        ("-f", "--format"),
         str,
-        typer.Option(
-            "-f",
-            "--format",
-            help="%s body, %S its bytes, %k keys, %K their bytes, %g tag, %h properties, %t topic, %b broker, "
-            "%p queue, %o offset, %T store time, %B born time (ms), %i message id, %r times delivered before, "
-            r"%%; \n \t \xHH.",
-        ),
-    ] = r"%s\n",
-    json: Annotated[bool, typer.Option("--json", help="A JSON object a line; gantry produce --json reads it.")] = False,
-    decode: Annotated[
-        str | None,
-        typer.Option(
-            "--decode",
-            metavar="CODEC",
-            help="Bodies as JSON, with --json beside them as 'value': json[:MODULE:TYPE], pydantic:MODULE:MODEL, "
-            "avro:SCHEMA_FILE, protobuf:MODULE:CLASS; modules of this directory, too. Ends at the first body that is "
-            "none.",
-        ),
-    ] = None,
-    offset: Annotated[
+        "%s body, %S its bytes, %k keys, %K their bytes, %g tag, %h properties, %t topic, %b broker, "
+        "%p queue, %o offset, %T store time, %B born time (ms), %i message id, %r times delivered before, "
+        r"%%; \n \t \xHH.",
+        default=r"%s\n",
+    ),
+    PlainOption("json", ("--json",), bool, "A JSON object a line; gantry produce --json reads it."),
+    PlainOption(
+        "decode",
+        ("--decode",),
         str,
-        typer.Option(
-            "-o",
-            "--offset",
-            metavar="beginning|end|N|-N|@TIME",
-            help=f"Where to begin in each queue; -N: so many before the end; @TIME: {TIME_HELP}. For "
-            "a group: where one begins that has no offset yet (not N).",
-        ),
-    ] = "beginning",
-    count: Annotated[int | None, typer.Option("-c", "--count", min=1, help="Ends after so many.")] = None,
-    exit_at_end: Annotated[
-        bool, typer.Option("-e", "--exit", help="Ends where the queues ended when it began.")
-    ] = False,
-    group: Annotated[
-        str | None,
-        typer.Option("-g", "--group", help="Share the queues with this group's consumers and commit what is written."),
-    ] = None,
-    queue_id: Annotated[
-        int | None, typer.Option("-p", "--queue", min=0, help="Only the queue of this id, on every broker; no group.")
-    ] = None,
-    tags: Annotated[str | None, typer.Option("--tags", help="Only these: 'TagA || TagB'.")] = None,
-    sql: Annotated[str | None, typer.Option("--sql", help="Only what this SQL92 expression is true for.")] = None,
-    tls_config: TlsConfigFile = None,
-    acl_config: AclConfigFile = None,
-) -> None:
-    """Write topics' messages to standard output, until Ctrl-C, --count or -e.
+        "Bodies as JSON, with --json beside them as 'value': json[:MODULE:TYPE], pydantic:MODULE:MODEL, "
+        "avro:SCHEMA_FILE, protobuf:MODULE:CLASS; modules of this directory, too. Ends at the first body that is none.",
+        "CODEC",
+    ),
+    PlainOption(
+        "offset",
+        ("-o", "--offset"),
+        str,
+        f"Where to begin in each queue; -N: so many before the end; @TIME: {TIME_HELP}. For "
+        "a group: where one begins that has no offset yet (not N).",
+        "beginning|end|N|-N|@TIME",
+        "beginning",
+    ),
+    PlainOption("count", ("-c", "--count"), int, "Ends after so many.", minimum=1),
+    PlainOption("exit_at_end", ("-e", "--exit"), bool, "Ends where the queues ended when it began."),
+    PlainOption(
+        "group", ("-g", "--group"), str, "Share the queues with this group's consumers and commit what is written."
+    ),
+    PlainOption("queue_id", ("-p", "--queue"), int, "Only the queue of this id, on every broker; no group.", minimum=0),
+    PlainOption("tags", ("--tags",), str, "Only these: 'TagA || TagB'."),
+    PlainOption("sql", ("--sql",), str, "Only what this SQL92 expression is true for."),
+    TLS_CONFIG,
+    ACL_CONFIG,
+)
 
-    Without a group it reads all queues and leaves no trace.
-    """
+
+@dataclass(frozen=True, slots=True)
+class ConsumeOptions:
+    """The parsed options."""
+
+    topics: list[str]
+    name_servers: str | None
+    context: str | None
+    form: str
+    json: bool
+    decode: str | None
+    offset: str
+    count: int | None
+    exit_at_end: bool
+    group: str | None
+    queue_id: int | None
+    tags: str | None
+    sql: str | None
+    tls_config: Path | None
+    acl_config: Path | None
+
+
+def run(options: ConsumeOptions) -> None:
+    """Runs `gantry consume`. Raises InvalidOption before anything is read."""
     from gantrymq.cli.consume_format import body, decoded_body, formatter
     from gantrymq.cli.consume_reading import run_consume
-    from gantrymq.cli.json_message import encode
+    from gantrymq.cli.target import find_target
     from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
 
+    group, tags, sql = options.group, options.tags, options.sql
     if tags is not None and sql is not None:
-        raise typer.BadParameter("one of the two is possible", param_hint="'--tags' / '--sql'")
-    if group is not None and queue_id is not None:
-        raise typer.BadParameter("a group shares out all queues", param_hint="'-p' / '--queue'")
-    start = _start(offset)
+        raise InvalidOption("one of the two is possible", "'--tags' / '--sql'")
+    if group is not None and options.queue_id is not None:
+        raise InvalidOption("a group shares out all queues", "'-p' / '--queue'")
+    start = _start(options.offset)
     if group is not None and start.offset is not None:
-        raise typer.BadParameter("a group has its own offsets", param_hint="'-o' / '--offset'")
-    value = decoded_body(decode) if decode is not None else None
-    target = find_target(name_servers, context, tls_config, acl_config)
+        raise InvalidOption("a group has its own offsets", "'-o' / '--offset'")
+    value = decoded_body(options.decode) if options.decode is not None else None
+    if options.json:
+        from gantrymq.cli.json_message import encode
+
+        form = lambda message: encode(message, value and value(message)) + b"\n"  # noqa: E731
+    else:
+        form = formatter(options.form, value or body)
     run_consume(
-        topics,
-        target,
+        options.topics,
+        find_target(options.name_servers, options.context, options.tls_config, options.acl_config),
         group,
         (sql, EXPRESSION_SQL92) if sql is not None else (tags or SUBSCRIBE_ALL, EXPRESSION_TAG),
         start,
-        (lambda message: encode(message, value and value(message)) + b"\n") if json else formatter(form, value or body),
-        queue_id=queue_id,
-        count=count,
-        exit_at_end=exit_at_end,
+        form,
+        queue_id=options.queue_id,
+        count=options.count,
+        exit_at_end=options.exit_at_end,
     )
 
 
@@ -113,11 +128,12 @@ def _start(offset: str) -> Start:
         return Start()
     if offset == "end":
         return Start(CONSUME_FROM_LAST_OFFSET)
-    if offset.startswith("@"):
-        return Start(CONSUME_FROM_TIMESTAMP, parse_time(offset[1:], "'-o' / '--offset'"))
+    try:
+        if offset.startswith("@"):
+            return Start(CONSUME_FROM_TIMESTAMP, time_of(offset[1:]))
+    except ValueError as e:
+        raise InvalidOption(str(e), "'-o' / '--offset'") from None
     try:
         return Start(offset=int(offset))
     except ValueError:
-        raise typer.BadParameter(
-            f"{offset!r} is none of beginning, end, N, -N, @TIME", param_hint="'-o' / '--offset'"
-        ) from None
+        raise InvalidOption(f"{offset!r} is none of beginning, end, N, -N, @TIME", "'-o' / '--offset'") from None

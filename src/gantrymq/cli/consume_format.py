@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from gantrymq.cli.options import unescape
+from gantrymq.cli.values import unescape
 from gantrymq.errors import ClientError
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.properties import KEYS, TAGS

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from gantrymq.cli.consume_format import Formatter
-from gantrymq.cli.options import Target
+from gantrymq.cli.target import Target
 from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
 from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
 from gantrymq.client.consuming.process_queue import FlowLimits

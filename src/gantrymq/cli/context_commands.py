@@ -9,7 +9,8 @@ import typer
 
 from gantrymq.cli.admin.output import Output, listing, write
 from gantrymq.cli.lazy import new_app
-from gantrymq.cli.options import AclConfigFile, TlsConfigFile, acl_hooks, find_target, tls_context
+from gantrymq.cli.options import AclConfigFile, TlsConfigFile
+from gantrymq.cli.target import acl_hooks, find_target, tls_context
 from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ConfigError
 from gantrymq.remoting.address import parse_address

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gantrymq.background.event_loop import new_event_loop
 from gantrymq.cli.exit_codes import WARNINGS
-from gantrymq.cli.options import Target
+from gantrymq.cli.target import Target
 from gantrymq.client.doctor.diagnosis import diagnose
 from gantrymq.client.doctor.finding import Finding, Severity
 

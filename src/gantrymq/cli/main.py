@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gantrymq.cli.exit_codes import INTERRUPTED
 from gantrymq.errors import GantryError
@@ -23,19 +24,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if debug:
         arguments.remove("--debug")
     try:
-        if arguments[:1] in (["namesrv"], ["broker"], ["controller"], ["proxy"]):
-            from gantrymq.cli.server_options import parse_quickly
+        code = _run_quickly(arguments)
+        if code is None:
+            from gantrymq.cli.app import run_command
 
-            options = parse_quickly(arguments[0], arguments[1:])
-            if options is not None:
-                from gantrymq.cli.servers import run_server
-
-                return run_server(arguments[0], options)
-
-        from gantrymq.cli.app import run_command
-
-        run_command(arguments)
-        return 0
+            run_command(arguments)
+            code = 0
+        return code
     except SystemExit as e:
         # From the parser, which has already printed the help or an error.
         return e.code if isinstance(e.code, int) else int(e.code is not None)
@@ -55,3 +50,28 @@ def run(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"gantry: {type(e).__name__}: {e} (gantry --debug shows where)", file=sys.stderr)
         return 1
+
+
+def _run_quickly(arguments: Sequence[str]) -> int | None:
+    """Runs a command whose options are data, without typer. Returns None if typer must handle the command line."""
+    command = arguments[0] if arguments else ""
+    if command in ("namesrv", "broker", "controller", "proxy"):
+        from gantrymq.cli.plain_options import parse_quickly
+        from gantrymq.cli.server_options import ServerOptions, server_options
+
+        values = parse_quickly(server_options(command), arguments[1:])
+        if values is not None:
+            from gantrymq.cli.servers import run_server
+
+            return run_server(command, ServerOptions(**values))
+    elif command == "consume":
+        from gantrymq.cli import consume
+        from gantrymq.cli.plain_options import InvalidOption, parse_quickly
+
+        values = parse_quickly(consume.OPTIONS, arguments[1:])
+        if values is not None:
+            # typer reports options that exclude each other.
+            with suppress(InvalidOption):
+                consume.run(consume.ConsumeOptions(**values))
+                return 0
+    return None

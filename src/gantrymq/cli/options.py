@@ -1,194 +1,64 @@
-"""Options that several commands share, and the selection of the cluster (`find_target`)."""
+"""Options that several commands share, and commands whose options are data (`register`), for typer."""
 
 from __future__ import annotations
 
-import os
-import ssl
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from gantrymq.client.acl_hook import AclHook
-
-DEFAULT_NAME_SERVER = "127.0.0.1:9876"
-
-NameServers = Annotated[
-    str | None,
-    typer.Option(
-        "-n",
-        "--namesrvAddr",
-        metavar="HOST:PORT;...",
-        help="The NameServers.",
-        show_default="the context's, else NAMESRV_ADDR, else the current context's, else 127.0.0.1:9876",
-    ),
-]
-ContextName = Annotated[
-    str | None,
-    typer.Option("--context", metavar="NAME", help="A cluster of gantry context list; else GANTRY_CONTEXT."),
-]
-TlsConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-config",
-        metavar="FILE",
-        dir_okay=False,
-        help="Connect with TLS: Java's tls.properties (tls.client.trustCertPath, tls.client.authServer ...).",
-    ),
-]
-
-AclConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--acl-config",
-        metavar="FILE",
-        dir_okay=False,
-        help="Sign requests: mqadmin's tools.yml (accessKey, secretKey); else $ROCKETMQ_HOME/conf/tools.yml if it is "
-        "there.",
-    ),
-]
+from gantrymq.cli.plain_options import ACL_CONFIG, CONTEXT, NAME_SERVERS, TLS_CONFIG, InvalidOption, PlainOption
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The cluster of a command.
-
-    Attributes:
-        name_servers: The addresses of its NameServers.
-        tls_config: The file with TLS settings; None without TLS.
-        acl_config: The file with access keys; None if no option or context has one.
-        origin: The option, variable or context that selected the cluster.
-    """
-
-    name_servers: str
-    tls_config: Path | None
-    acl_config: Path | None
-    origin: str
-
-    @property
-    def ssl_context(self) -> ssl.SSLContext | None:
-        """The TLS context for connections; None without TLS. Raises ConfigError."""
-        return tls_context(self.tls_config)
-
-    @property
-    def hooks(self) -> list[AclHook]:
-        """The hooks that sign requests; empty without access keys. Raises ConfigError."""
-        return acl_hooks(self.acl_config)
-
-    @property
-    def keys(self) -> tuple[str, str] | None:
-        """The access key and the secret key, for clients with another way of signing. Raises ConfigError."""
-        return acl_keys(self.acl_config)
-
-
-def find_target(
-    name_servers: str | None = None,
-    context: str | None = None,
-    tls_config: Path | None = None,
-    acl_config: Path | None = None,
-    *,
-    checks_addresses: bool = True,
-) -> Target:
-    """Selects the cluster of a command from its options, the environment and the contexts. Raises ConfigError.
-
-    With `checks_addresses`, an address that is not HOST:PORT is an error, which names the origin of the address.
-
-    The keys and certificates of the current context are only used for its own cluster. If NAMESRV_ADDR or -n has the
-    address, they are not used. If a context is named together with -n, its keys and certificates are used.
-    """
-    from gantrymq.contexts import Context, Contexts
-
-    named = named_context(name_servers, context)
-    environment = os.environ.get("NAMESRV_ADDR")
-    chosen = Context(DEFAULT_NAME_SERVER)
-    origin = f"neither -n, nor NAMESRV_ADDR, nor a context: {DEFAULT_NAME_SERVER}"
-    if named:
-        chosen, origin = Contexts()[named], f"context {named}"
-    elif name_servers is not None:
-        origin = "-n"
-    elif environment:
-        chosen, origin = Context(environment), "NAMESRV_ADDR"
-    else:
-        contexts = Contexts()
-        if contexts.current is not None:
-            chosen, origin = contexts[contexts.current], f"the current context, {contexts.current}"
-    addresses = chosen.namesrv_addr if name_servers is None else name_servers
-    if checks_addresses:
-        _check_addresses(addresses, origin)
-    return Target(
-        addresses,
-        tls_config or _path(chosen.tls_config),
-        acl_config or _path(chosen.acl_config),
-        origin,
+def typer_option(option: PlainOption) -> Any:
+    """Returns an option, or the arguments of a command, for typer."""
+    if not option.flags:
+        return typer.Argument(metavar=option.metavar, help=option.help)
+    return typer.Option(
+        *option.flags,
+        metavar=option.metavar,
+        help=option.help,
+        min=option.minimum,
+        dir_okay=option.kind is not Path,
+        show_default=option.shown_default or True,
     )
 
 
-def _check_addresses(addresses: str, origin: str) -> None:
-    from gantrymq.errors import ConfigError
-    from gantrymq.remoting.address import parse_address
-    from gantrymq.remoting.name_server_discovery import is_discovery_url, split_addresses
+NameServers = Annotated[str | None, typer_option(NAME_SERVERS)]
+ContextName = Annotated[str | None, typer_option(CONTEXT)]
+TlsConfigFile = Annotated[Path | None, typer_option(TLS_CONFIG)]
+AclConfigFile = Annotated[Path | None, typer_option(ACL_CONFIG)]
 
-    if is_discovery_url(addresses):
-        return
-    split = split_addresses(addresses)
-    if not split:
-        raise ConfigError(f"{origin}: no NameServer given, HOST:PORT is needed")
-    for address in split:
+
+def _annotation(option: PlainOption) -> Any:
+    if not option.flags:
+        return list[option.kind]  # type: ignore[name-defined]
+    return option.kind if option.kind is bool or option.default is not None else option.kind | None
+
+
+def register(
+    app: typer.Typer, name: str, options: Sequence[PlainOption], run: Callable[..., None], **settings: Any
+) -> None:
+    """Adds a command whose options are data. It calls `run` with their values. `settings` are those of typer."""
+
+    def command(**values: Any) -> None:
         try:
-            parse_address(address)
-        except ValueError:
-            raise ConfigError(
-                f"{origin}: {address!r} is not HOST:PORT; a NameServer listens on port 9876 by default"
-            ) from None
+            run(**values)
+        except InvalidOption as e:
+            raise typer.BadParameter(str(e), param_hint=e.hint) from None
 
-
-def named_context(name_servers: str | None, context: str | None) -> str | None:
-    """Returns the context of --context, or if no address is given, of GANTRY_CONTEXT; None without one."""
-    return context or (os.environ.get("GANTRY_CONTEXT") if name_servers is None else None) or None
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
-
-
-def tls_context(path: Path | None) -> ssl.SSLContext | None:
-    """Returns the TLS context of a file, even without tls.enable=true in it; None without a file.
-
-    Raises ConfigError.
-    """
-    if path is None:
-        return None
-    from gantrymq.contexts import tls_of
-    from gantrymq.remoting.tls import client_context
-
-    return client_context(tls_of(path))
-
-
-def acl_keys(path: Path | None) -> tuple[str, str] | None:
-    """Returns the keys in `path`, or in mqadmin's default file; None if there is no file. Raises ConfigError."""
-    home = os.environ.get("ROCKETMQ_HOME")
-    if path is None and home:
-        path = Path(home) / "conf" / "tools.yml"
-        path = path if path.exists() else None
-    if path is None:
-        return None
-    from gantrymq.client.acl_hook import read_keys
-
-    return read_keys(path)
-
-
-def acl_hooks(path: Path | None) -> list[AclHook]:
-    """Returns the hooks that sign requests with the keys of `acl_keys`. Raises ConfigError."""
-    keys = acl_keys(path)
-    if keys is None:
-        return []
-    from gantrymq.client.acl_hook import AclHook
-
-    return [AclHook(*keys)]
-
-
-def unescape(text: str) -> bytes:
-    r"""Replaces escapes such as \n, \t, \0 and \x1e, as in Python, and returns bytes. Raises ValueError."""
-    return text.encode().decode("unicode_escape").encode("latin-1")
+    parameters = [
+        inspect.Parameter(
+            option.dest,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if not option.flags else False if option.kind is bool else option.default,
+            annotation=Annotated[_annotation(option), typer_option(option)],
+        )
+        for option in options
+    ]
+    # typer reads the options from the signature and the annotations.
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command(name, **settings)(command)

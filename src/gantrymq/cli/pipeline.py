@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from gantrymq.cli.lazy import new_app
-from gantrymq.cli.options import ContextName, named_context
+from gantrymq.cli.options import ContextName
+from gantrymq.cli.target import named_context
 
 app = new_app(
     no_args_is_help=True,

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from gantrymq.cli.admin.values import TIME_HELP, parse_time
+from gantrymq.cli.admin.values import parse_time
 from gantrymq.cli.lazy import new_app
-from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target, unescape
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile
+from gantrymq.cli.target import find_target
+from gantrymq.cli.values import TIME_HELP, unescape
 
 GROUP = "gantry_produce"
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gantrymq.cli.lazy import new_app
-from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile
+from gantrymq.cli.target import find_target
 
 if TYPE_CHECKING:
     from gantrymq.protocol.message import MessageExt

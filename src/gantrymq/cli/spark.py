@@ -5,15 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from gantrymq.cli.lazy import new_app
-from gantrymq.cli.options import (
-    AclConfigFile,
-    ContextName,
-    NameServers,
-    Target,
-    TlsConfigFile,
-    find_target,
-    named_context,
-)
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile
+from gantrymq.cli.target import Target, find_target, named_context
 
 app = new_app(no_args_is_help=True)
 

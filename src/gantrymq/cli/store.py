@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from gantrymq.cli.admin.values import TIME_HELP, parse_time
+from gantrymq.cli.admin.values import parse_time
 from gantrymq.cli.lazy import new_app
+from gantrymq.cli.values import TIME_HELP
 from gantrymq.config import from_properties, load_properties
 from gantrymq.protocol.message import MessageExt
 from gantrymq.store import verify as verifying

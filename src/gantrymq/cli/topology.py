@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gantrymq.background.event_loop import new_event_loop
-from gantrymq.cli.options import Target
+from gantrymq.cli.target import Target
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.topology import BrokerState, Topology
 from gantrymq.errors import GantryError

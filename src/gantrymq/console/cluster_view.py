@@ -27,6 +27,7 @@ from gantrymq.errors import ClientError, GantryError
 from gantrymq.protocol.bodies.route import ClusterInfo
 from gantrymq.protocol.bodies.stats import TopicStatsTable
 from gantrymq.protocol.bodies.topic_config import TopicConfig
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX
 from gantrymq.remoting.connection import RpcHook
 
 T = TypeVar("T")
@@ -51,6 +52,8 @@ _SERVERS_WAITS = 3
 RETENTION_FRESH_S = 60.0
 #: Limit of the topics whose figures are cached.
 MAX_FIGURES = 1000
+#: Limit of the groups whose dead-letter messages are counted. Pages show the number of further groups.
+MAX_COUNTED = 1000
 #: Topic attribute with the message type (`TopicAttributes.TOPIC_MESSAGE_TYPE_ATTRIBUTE`).
 MESSAGE_TYPE = "message.type"
 
@@ -124,6 +127,14 @@ class Groups:
     unasked: list[Unasked] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class DeadLetters:
+    """The offsets of all dead-letter queues by group."""
+
+    stats: dict[str, TopicStatsTable]
+    unasked: list[Unasked]
+
+
 class ClusterView:
     """Sends the requests of one user and caches the responses. The owner must call `close`."""
 
@@ -151,6 +162,7 @@ class ClusterView:
         self.servers = CachedValue(self._gather_servers, SERVERS_FRESH_S)
         self.topics = CachedValue(self._gather_topics, settings.tables_fresh_s)
         self.groups = CachedValue(self._gather_groups, settings.tables_fresh_s)
+        self.dead_letters = CachedValue(self._gather_dead_letters, settings.tables_fresh_s)
         self.topic_figures = CachedValues(self._gather_topic_figures, settings.tables_fresh_s, MAX_FIGURES)
         #: Retention time (`fileReservedTime`) by broker name, h. Omits brokers that do not report their configuration.
         self.retention = CachedValue(self._gather_retention, RETENTION_FRESH_S)
@@ -159,7 +171,8 @@ class ClusterView:
 
     async def close(self) -> None:
         await self.operations.close()
-        cached = (self.servers, self.topics, self.groups, self.topic_figures, self.retention, self.findings)
+        tables = (self.servers, self.topics, self.groups, self.dead_letters)
+        cached = (*tables, self.topic_figures, self.retention, self.findings)
         await asyncio.gather(*(part.close() for part in cached))
         if self._gathering is not self.admin:
             await self._in_thread(self._gathering.close())
@@ -170,6 +183,7 @@ class ClusterView:
         self.servers.forget()
         self.topics.forget()
         self.groups.forget()
+        self.dead_letters.forget()
         self.topic_figures.forget()
         self.retention.forget()
 
@@ -277,6 +291,23 @@ class ClusterView:
         for topic in seen.values():
             topic.brokers.sort()
         return Topics(seen, unasked)
+
+    async def _gather_dead_letters(self) -> DeadLetters:
+        topics = await self.topics.get(TABLES_WITHIN_S, TABLES_WITHIN_S)
+        if topics is None:
+            return DeadLetters({}, [Unasked("topics", f"no answer in {TABLES_WITHIN_S:g} s")])
+        found = sorted(name for name in topics.seen if name.startswith(DLQ_TOPIC_PREFIX))
+        # A request that fails ends within the timeout of one request.
+        answers = await self.each(found[:MAX_COUNTED], self.topic_stats, 2 * self.settings.timeout_ms / 1000)
+        unasked = [
+            *topics.unasked,
+            *answers.unasked,
+            *(one for _, failed in answers.results.values() for one in failed),
+        ]
+        if len(found) > MAX_COUNTED:
+            unasked.append(Unasked(f"{len(found) - MAX_COUNTED} groups", f"only {MAX_COUNTED} are counted"))
+        stats = {topic.removeprefix(DLQ_TOPIC_PREFIX): one for topic, (one, _) in answers.results.items()}
+        return DeadLetters(stats, list(dict.fromkeys(unasked)))
 
     async def _gather_topic_figures(self, name: str) -> TopicFigures:
         stats, unasked = await self.topic_stats(name)

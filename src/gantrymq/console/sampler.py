@@ -98,6 +98,9 @@ class Sampler:
             if brokers:
                 values["in"] = sum(broker.in_tps or 0.0 for broker in brokers)
                 values["out"] = sum(broker.out_tps or 0.0 for broker in brokers)
+            disks = [broker.disk_used_ratio for broker in brokers if broker.disk_used_ratio is not None]
+            if disks:
+                values["disk"] = max(disks)
         groups = await self._view.groups.get(_GROUPS_WAIT_S, _GROUPS_WAIT_S)
         if groups is not None:
             now = now_ms()

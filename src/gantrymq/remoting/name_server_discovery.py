@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import urllib.request
-from http.client import HTTPException
 
 from gantrymq.errors import ConnectFailed
 from gantrymq.remoting.address import parse_address
@@ -56,6 +54,9 @@ def parse_page(page: str) -> list[str]:
 
 async def fetch_name_servers(url: str) -> list[str]:
     """Returns the addresses on the page at `url`. Raises ConnectFailed."""
+    # Imported here, because few clients need it.
+    from http.client import HTTPException
+
     try:
         return parse_page(await asyncio.to_thread(_get, url))
     except (OSError, ValueError, HTTPException) as e:
@@ -64,7 +65,9 @@ async def fetch_name_servers(url: str) -> list[str]:
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+    from urllib.request import urlopen
+
+    with urlopen(url, timeout=TIMEOUT_S) as response:
         if response.status != 200:
             raise OSError(f"it answers {response.status}")
         return str(response.read(MAX_PAGE_BYTES).decode("utf-8", "replace"))

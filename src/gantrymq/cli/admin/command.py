@@ -20,7 +20,8 @@ from gantrymq.background.event_loop import new_event_loop
 from gantrymq.cli.admin.confirmation import Confirmation, DryRun, Yes
 from gantrymq.cli.admin.examples import EXAMPLES
 from gantrymq.cli.admin.output import Output, write
-from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile, find_target
+from gantrymq.cli.options import AclConfigFile, ContextName, NameServers, TlsConfigFile
+from gantrymq.cli.target import find_target
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.errors import ClientError, GantryError
 

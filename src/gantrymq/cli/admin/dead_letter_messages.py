@@ -8,8 +8,9 @@ import typer
 
 from gantrymq.cli.admin.command import Group, command
 from gantrymq.cli.admin.output import Output
-from gantrymq.cli.admin.values import TIME_HELP, parse_time
+from gantrymq.cli.admin.values import parse_time
 from gantrymq.cli.lazy import new_app
+from gantrymq.cli.values import TIME_HELP
 from gantrymq.client.admin.client import AdminClient
 
 app = new_app()

@@ -1,23 +1,18 @@
-"""Parses and checks the values of options: flags, times, attributes and JSON files."""
+"""Parses and checks the values of mqadmin's options: flags, times, attributes and JSON files."""
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
 import typer
 
+from gantrymq.cli.values import time_of
 from gantrymq.errors import BodyError, ClientError
 from gantrymq.protocol.fastjson import decode_json
 
 T = TypeVar("T")
-
-#: mqadmin's format of a time: 2024-05-31#23:59:59:999, in local time.
-TIME_FORMAT = "%Y-%m-%d#%H:%M:%S:%f"
-#: The help text for options with a time.
-TIME_HELP = "ISO 8601 (2024-05-31T23:59, local time unless a zone is given), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS"
 
 
 class TrueFalse(StrEnum):
@@ -37,20 +32,14 @@ def one_target(cluster: str | None, broker: str | None) -> None:
 
 
 def parse_time(text: str, hint: str) -> int:
-    """Returns a time in ms since the epoch. `text` is a number of ms, ISO 8601, or has TIME_FORMAT.
+    """Returns a time in ms since the epoch, as `time_of`.
 
     Raises typer.BadParameter for other text. `hint` is the name of the option in the error.
     """
     try:
-        return int(text)
-    except ValueError:
-        pass
-    for read in (datetime.fromisoformat, lambda text: datetime.strptime(text, TIME_FORMAT)):
-        try:
-            return int(read(text).timestamp() * 1000)
-        except (ValueError, OverflowError):
-            continue
-    raise typer.BadParameter(f"{text!r} is no time: {TIME_HELP}", param_hint=hint)
+        return time_of(text)
+    except ValueError as e:
+        raise typer.BadParameter(str(e), param_hint=hint) from None
 
 
 def parse_attributes(text: str) -> dict[str, str]:

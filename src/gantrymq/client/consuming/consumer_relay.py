@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import NamedTuple
 
 from gantrymq.background.repeating import Repeating
@@ -225,6 +224,9 @@ class ConsumerRelay:
         return self._consumer
 
     def _properties(self, consumer: Consumer) -> dict[str, str]:
+        # Imported here, because it takes long to import.
+        from importlib.metadata import version
+
         return {
             "consumerGroup": self._group,
             bodies.PROP_NAMESERVER_ADDR: ";".join(consumer.client.routes.name_servers),

@@ -14,6 +14,7 @@ from gantrymq.console.queries import (
     members,
     messages,
     operations,
+    overview,
     popped_messages,
     producers,
     replicas,
@@ -30,7 +31,7 @@ from gantrymq.console.tail import TailArguments, TailPage, tail_page
 DATA, CONSUMERS, CLUSTER, SECURITY = "Data", "Consumers", "Cluster", "Security"
 
 PAGES = (
-    Page("overview", "Overview", servers.Nothing, servers.overview, servers.Overview, "Overview", again_s=5),
+    Page("overview", "Overview", servers.Nothing, overview.overview, overview.Overview, "Overview", again_s=5),
     Page("search", "Search", search.SearchArguments, search.search, search.SearchPage),
     # -- data
     Page("topics", "Topics", topics.TopicsArguments, topics.topics, topics.Topics, "Topics", DATA, again_s=10),

@@ -106,7 +106,12 @@ def _series(arguments: HistoryArguments) -> dict[str, str]:
             f"{of_broker}out": "Out, messages/s",
             f"{of_broker}disk": "Disk, used ratio",
         }
-    return {"in": "In, messages/s", "out": "Out, messages/s", "behind": "Lag, all groups"}
+    return {
+        "in": "In, messages/s",
+        "out": "Out, messages/s",
+        "behind": "Lag, all groups",
+        "disk": "Fullest disk, used ratio",
+    }
 
 
 def _chart(title: str, name: str, points: Points) -> Chart:

@@ -1,34 +1,24 @@
-"""Pages about servers: the overview, all brokers, and one broker."""
+"""Pages about servers: all brokers, and one broker."""
 
 from __future__ import annotations
 
-import asyncio
-import heapq
 import re
 
 import msgspec
 
 from gantrymq.background.failures import failed_jobs
-from gantrymq.client.doctor.finding import Finding, Severity
 from gantrymq.console.cluster_view import ClusterView, Servers
 from gantrymq.console.fan_out import Unasked
 from gantrymq.console.listing import Cut, ListArguments, cut
-from gantrymq.console.queries.group_state import Group, group_of
-from gantrymq.console.queries.kinds import is_tools_group, topic_kind
 from gantrymq.errors import BrokerError, ClientError
 from gantrymq.protocol.bodies.route import MASTER_ID
 from gantrymq.protocol.broker_keys import READ_AT_START
-from gantrymq.system.clock import now_ms
 
 #: Configuration keys whose values are never shown.
 _SECRET = re.compile(r"password|secret|credential|initAuthenticationUser|accessKey|token", re.IGNORECASE)
 HIDDEN = "********"
 #: A configuration key that only brokers of GantryMQ have.
 OUR_KEY = "idempotentWriterMaxNum"
-#: Longest wait of the overview, s. Until the data arrives, it shows other data and reloads itself.
-_OVERVIEW_WAIT_S = 0.3
-#: Limit of the groups on the overview.
-MAX_WORST_GROUPS = 5
 
 
 class Broker(msgspec.Struct):
@@ -57,23 +47,6 @@ class Nothing(msgspec.Struct):
     """No arguments."""
 
 
-class Overview(msgspec.Struct):
-    name_servers: list[str]
-    brokers: list[Broker]
-    #: None until the first query is complete.
-    topics: int | None
-    groups: int | None
-    #: Lag of all consumer groups, messages.
-    behind: int | None
-    in_tps: float
-    out_tps: float
-    #: Problems and warnings of `gantry doctor`; None until the first check is complete.
-    findings: list[Finding] | None
-    unasked: list[Unasked]
-    #: The groups with the largest lag. Groups without lag are omitted.
-    worst_groups: list[Group]
-
-
 class Brokers(msgspec.Struct):
     table: Cut[Broker]
     unasked: list[Unasked]
@@ -93,35 +66,6 @@ class BrokerPage(msgspec.Struct):
     read_at_start: list[str] | None
     runtime: dict[str, str]
     unasked: list[Unasked]
-
-
-async def overview(view: ClusterView, arguments: Nothing) -> Overview:
-    servers = await servers_of(view)
-    brokers = all_brokers(servers)
-    topics, groups, findings = await asyncio.gather(
-        view.topics.get(_OVERVIEW_WAIT_S), view.groups.get(_OVERVIEW_WAIT_S), view.findings.get(_OVERVIEW_WAIT_S)
-    )
-    if findings is not None:
-        findings = [finding for finding in findings if finding.severity is not Severity.OK]
-    unasked = [*servers.unasked, *(topics.unasked if topics else []), *(groups.unasked if groups else [])]
-    now = now_ms()
-    rows = [
-        group_of(name, of_topics, now)
-        for name, of_topics in (groups.progress.items() if groups is not None else ())
-        if not is_tools_group(name)
-    ]
-    return Overview(
-        view.admin.name_servers,
-        brokers,
-        None if topics is None else sum(topic_kind(name, servers) == "topic" for name in topics.seen),
-        None if groups is None else len(rows),
-        None if groups is None else sum(row.behind for row in rows),
-        sum(broker.in_tps or 0.0 for broker in brokers),
-        sum(broker.out_tps or 0.0 for broker in brokers),
-        findings,
-        list(dict.fromkeys(unasked)),
-        heapq.nlargest(MAX_WORST_GROUPS, (row for row in rows if row.behind), key=lambda row: row.behind),
-    )
 
 
 async def brokers(view: ClusterView, arguments: ListArguments) -> Brokers:

@@ -43,10 +43,12 @@
       location.href = link.href;
       return;
     }
-    const found = page.getElementById("message") || page.querySelector(".problem");
-    if (!answer.redirected && found) {
-      found.removeAttribute("id");
-      const actions = page.querySelector(".actions");
+    const found = page.getElementById("message");
+    // Errors, and the servers whose data is missing.
+    const notes = page.querySelectorAll("main .note");
+    if (!answer.redirected && (found || notes.length)) {
+      if (found) found.removeAttribute("id");
+      const actions = found && page.querySelector(".actions");
       if (actions) {
         for (const button of actions.querySelectorAll("button")) button.remove();
         const whole = document.createElement("a");
@@ -55,7 +57,7 @@
         whole.textContent = page.querySelector("h1").textContent;
         actions.prepend(whole);
       }
-      holder.replaceChildren(...[actions, found].filter(Boolean).map((one) => document.adoptNode(one)));
+      holder.replaceChildren(...[actions, ...notes, found].filter(Boolean).map((one) => document.adoptNode(one)));
       settled();
     } else location.href = link.href;
   };

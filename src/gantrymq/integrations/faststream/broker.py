@@ -54,6 +54,10 @@ from gantrymq.protocol.message import MessageExt
 PROTOCOL = "rocketmq"
 
 
+#: Longest message id, in characters: an offset id with an IPv6 address. FastStream cuts longer ones in its log.
+_MAX_MESSAGE_ID = 56
+
+
 class _LogParameters(DefaultLoggerStorage):
     """FastStream's logger with topic and group in each line."""
 
@@ -71,7 +75,7 @@ class _LogParameters(DefaultLoggerStorage):
         logger = get_broker_logger(
             name=PROTOCOL,
             default_context={"topic": "", "group": ""},
-            message_id_ln=10,
+            message_id_ln=_MAX_MESSAGE_ID,
             fmt="%(asctime)s %(levelname)-8s - %(topic)s | %(group)s | %(message_id)s - %(message)s",
             context=context,
             log_level=self.logger_log_level,
