@@ -16,9 +16,9 @@ from servers import Server, java_broker, java_namesrv
 from test_acl import JAVA_PROVIDERS, ROOT, ROOT_PASSWORD, USERS
 from wait_until import until
 
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.credentials import Credentials
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.console.app import Console
@@ -261,8 +261,11 @@ def with_users(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
 
 async def test_apaches_users(with_users: tuple[Server, Server]) -> None:
     namesrv, broker = with_users
-    root = AclHook(ROOT, ROOT_PASSWORD)
-    async with visitor(namesrv.address, hooks=[root]) as console, AdminClient(namesrv.address, hooks=[root]) as admin:
+    root = Credentials(ROOT, ROOT_PASSWORD)
+    async with (
+        visitor(namesrv.address, credentials=root) as console,
+        AdminClient(namesrv.address, credentials=root) as admin,
+    ):
         await console.do("save-user", cluster=CLUSTER, username="alice", password="12345678")
         assert await admin.user(broker.address, "alice") is not None
         rows = {row["name"]: row for row in (await console.json("users"))["table"]["rows"]}
@@ -272,7 +275,7 @@ async def test_apaches_users(with_users: tuple[Server, Server]) -> None:
         verdicts = (await console.json("rights", user="alice", resource="Topic:allowed"))["verdicts"]
         assert [one["action"] for one in verdicts if one["may"]] == ["Pub", "Get"]
         async with Producer(
-            namesrv.address, "console_alice", hooks=[AclHook("alice", "12345678")], retry_times=0
+            namesrv.address, "console_alice", credentials=Credentials("alice", "12345678"), retry_times=0
         ) as producer:
             await admin.ensure_topic("allowed", queues=1)
             await producer.send(Message("allowed", b"x"))

@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gantrymq.client.acl_hook import AclHook
     from gantrymq.client.admin.client import AdminClient
     from gantrymq.client.broker_api import SendResult, SendStatus
     from gantrymq.client.consuming.consume_from_where import CONSUME_FROM_END
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
         allocate_by_machine_room,
         allocate_machine_room_nearby,
     )
+    from gantrymq.client.credentials import Credentials
     from gantrymq.client.popping.popped_queues import PopOptions
     from gantrymq.client.popping.simple_consumer import SimpleConsumer
     from gantrymq.client.producing.producer import Producer
@@ -57,12 +57,12 @@ _MODULES = {
     "CONSUME_FROM_FIRST_OFFSET": "gantrymq.protocol.bodies.heartbeat",
     "CONSUME_FROM_LAST_OFFSET": "gantrymq.protocol.bodies.heartbeat",
     "CONSUME_FROM_TIMESTAMP": "gantrymq.protocol.bodies.heartbeat",
-    "AclHook": "gantrymq.client.acl_hook",
     "AdminClient": "gantrymq.client.admin.client",
     "CompressionType": "gantrymq.protocol.compression",
     "ConsumeContext": "gantrymq.client.consuming.consume_hooks",
     "ConsumeHook": "gantrymq.client.consuming.consume_hooks",
     "ConsumeReturnType": "gantrymq.client.consuming.consume_hooks",
+    "Credentials": "gantrymq.client.credentials",
     "FlowLimits": "gantrymq.client.consuming.process_queue",
     "LitePullConsumer": "gantrymq.client.consuming.lite_pull_consumer",
     "LocalTransactionState": "gantrymq.client.producing.transaction_producer",
@@ -102,12 +102,12 @@ __all__ = [
     "CONSUME_FROM_FIRST_OFFSET",
     "CONSUME_FROM_LAST_OFFSET",
     "CONSUME_FROM_TIMESTAMP",
-    "AclHook",
     "AdminClient",
     "CompressionType",
     "ConsumeContext",
     "ConsumeHook",
     "ConsumeReturnType",
+    "Credentials",
     "FlowLimits",
     "LitePullConsumer",
     "LocalTransactionState",

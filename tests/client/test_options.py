@@ -21,7 +21,6 @@ from gantrymq import (
     SimpleConsumer,
     TransactionProducer,
 )
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.base import AdminOptions
 from gantrymq.client.consuming.options import LitePullConsumerOptions
 from gantrymq.client.consuming.push_consumer import PushConsumerOptions
@@ -32,6 +31,7 @@ from gantrymq.client.producing.transaction_producer import TransactionProducerOp
 from gantrymq.errors import ClientError, GantryError, IllegalMessage
 from gantrymq.integrations.in_flight import ConnectionOptions
 from gantrymq.protocol.message import MessageExt
+from gantrymq.remoting.signatures import SigningHook
 
 OPTIONS: dict[Any, Any] = {
     AdminClient: AdminOptions,
@@ -108,7 +108,8 @@ def test_integrations_have_options_of_the_clients() -> None:
         ({"ssl_context": True}, "ssl_context=True"),
         ({"unit_name": "cell/1"}, "unit_name='cell/1': must consist of letters"),
         ({"unit_name": None}, "unit_name=None"),
-        ({"hooks": AclHook("key", "secret")}, "hooks=.*must be a list"),
+        ({"hooks": SigningHook("key", "secret")}, "hooks=.*must be a list"),
+        ({"credentials": ("key", "hush")}, r"^credentials: must be Credentials\(access_key, secret_key\) or None$"),
         ({"receive_hooks": None}, "receive_hooks=None"),
     ],
     ids=str,

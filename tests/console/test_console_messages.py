@@ -184,7 +184,7 @@ async def test_search_waits_for_other_pages(cluster: EmbeddedCluster, producer: 
     await make_topic(cluster, "awaited", 1)
     message_id = producer.send(Message("awaited", b"x")).msg_id
     limits = RequestLimits()
-    view = ClusterView(Settings(cluster.name_server, timeout_ms=500, tables_fresh_s=0.2), limits, ())
+    view = ClusterView(Settings(cluster.name_server, timeout_ms=500, tables_fresh_s=0.2), limits, None)
 
     async def found() -> SearchPage | None:
         page = await search(view, SearchArguments(message_id))
@@ -399,7 +399,7 @@ async def test_only_the_beginning_of_a_body_is_shown(
 async def test_live_tail_is_bounded(cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     await make_topic(cluster, "followed", 1)
     settings = Settings(cluster.name_server)
-    view = ClusterView(settings, RequestLimits(), ())
+    view = ClusterView(settings, RequestLimits(), None)
     producer.send(Message("followed", b"before"))
     rounds = tail(view, TailArguments(topic="followed"))
     try:
@@ -434,7 +434,7 @@ async def test_live_tail_is_bounded(cluster: EmbeddedCluster, producer: SyncProd
 
 async def test_live_tail_with_a_filter(cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     await make_topic(cluster, "filtered", 1)
-    view = ClusterView(Settings(cluster.name_server), RequestLimits(), ())
+    view = ClusterView(Settings(cluster.name_server), RequestLimits(), None)
     rounds = tail(view, TailArguments(topic="filtered", filter="good"))
     try:
         first = asyncio.ensure_future(anext(rounds))
@@ -452,7 +452,7 @@ async def test_live_tail_with_a_filter(cluster: EmbeddedCluster, producer: SyncP
 
 
 async def test_a_tail_of_nothing(cluster: EmbeddedCluster) -> None:
-    view = ClusterView(Settings(cluster.name_server), RequestLimits(), ())
+    view = ClusterView(Settings(cluster.name_server), RequestLimits(), None)
     with pytest.raises(ClientError):
         await anext(tail(view, TailArguments()))
     with pytest.raises(ClientError, match="nowhere"):

@@ -16,6 +16,7 @@ from wait_until import wait_until
 
 import gantrymq.integrations.celery as transport
 from gantrymq import Message, Producer, SyncProducer
+from gantrymq.client.credentials import Credentials
 from gantrymq.errors import ClientError, RemotingError
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -174,9 +175,7 @@ def test_urls() -> None:
     assert transport._parsed("rocketmq://a,b:1/")[0] == "a:9876;b:1"
     servers, options = transport._parsed("rocketmq://key:sec%2Fret@a")
     assert servers == "a:9876"
-    (hook,) = options["hooks"]
-    assert isinstance(hook, transport.AclHook)
-    assert hook.access_key == "key"
+    assert options["credentials"] == Credentials("key", "sec/ret")
     with pytest.raises(ClientError, match="is wanted"):
         transport._parsed("rocketmq://a/vhost")
     secret = kombu.Connection("rocketmq://key:secret@a")

@@ -58,7 +58,7 @@ def bench_produce(
         # No compression, like Java's benchmark without -c.
         compress_over=1 << 31,
         ssl_context=target.ssl_context,
-        hooks=target.hooks,
+        credentials=target.credentials,
     )
     sends = Sends(topic, size, workers, batch, quantity, keys, tag_count, property_size, delay_level)
     figures = run_sends(producer, sends, interval)
@@ -108,7 +108,7 @@ def bench_consume(
             consume_from_where=CONSUME_FROM_FIRST_OFFSET if from_first else CONSUME_FROM_LAST_OFFSET,
             enable_trace=trace,
             ssl_context=target.ssl_context,
-            hooks=target.hooks,
+            credentials=target.credentials,
         )
 
     _print(run_reads(consumer, topic, (expression, filter_type), quantity, fail_rate, interval), json=json)

@@ -80,7 +80,7 @@ def run_consume(
         pull_batch_size=PULL_BATCH_SIZE,
         flow_limits=_LIMITS,
         ssl_context=target.ssl_context,
-        hooks=target.hooks,
+        credentials=target.credentials,
     )
 
     async def run() -> None:
@@ -121,7 +121,9 @@ async def _names(topics: Sequence[str], target: Target) -> list[str]:
     # Imported here, because reading without patterns does not need it.
     from gantrymq.client.admin.client import AdminClient
 
-    async with AdminClient(target.name_servers, ssl_context=target.ssl_context, hooks=target.hooks) as admin:
+    async with AdminClient(
+        target.name_servers, ssl_context=target.ssl_context, credentials=target.credentials
+    ) as admin:
         known = await admin.topic_list()
     names: dict[str, None] = {}
     for topic in topics:

@@ -79,7 +79,7 @@ async def _serve(
     from gantrymq.system.clock import now_ms
 
     answered, enough = 0, asyncio.Event()
-    producer = Producer(target.name_servers, GROUP, ssl_context=target.ssl_context, hooks=target.hooks)
+    producer = Producer(target.name_servers, GROUP, ssl_context=target.ssl_context, credentials=target.credentials)
 
     async def handle(message: MessageExt) -> None:
         nonlocal answered
@@ -103,7 +103,7 @@ async def _serve(
         consume_from_where=CONSUME_FROM_TIMESTAMP,
         consume_timestamp_ms=now_ms(),
         ssl_context=target.ssl_context,
-        hooks=target.hooks,
+        credentials=target.credentials,
     )
     consumer.subscribe(topic)
     try:

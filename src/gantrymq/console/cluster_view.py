@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.admin.base import any_address
+from gantrymq.client.credentials import Credentials
 from gantrymq.client.doctor.diagnosis import diagnose
 from gantrymq.client.doctor.finding import Finding
 from gantrymq.console.cached_value import CachedValue, CachedValues
@@ -27,7 +28,6 @@ from gantrymq.errors import ClientError, GantryError
 from gantrymq.protocol.bodies.route import ClusterInfo
 from gantrymq.protocol.bodies.stats import TopicStatsTable
 from gantrymq.protocol.bodies.topic_config import TopicConfig
-from gantrymq.remoting.connection import RpcHook
 
 T = TypeVar("T")
 
@@ -131,13 +131,13 @@ class ClusterView:
         self,
         settings: Settings,
         limits: RequestLimits,
-        hooks: Sequence[RpcHook],
+        credentials: Credentials | None,
         history: History | None = None,
         gatherer: LoopThread | None = None,
     ) -> None:
         self.settings = settings
         self.history = history
-        self.hooks = hooks
+        self.credentials = credentials
         #: Semaphore that a page or a download holds while it has message bodies in memory.
         self.bodies = limits.bodies
         self.admin = self._new_admin(limits)
@@ -222,7 +222,7 @@ class ClusterView:
         return LimitedAdmin(
             self.settings.name_servers,
             limits,
-            hooks=self.hooks,
+            credentials=self.credentials,
             ssl_context=self.settings.ssl_context,
             timeout_ms=self.settings.timeout_ms,
         )
@@ -341,7 +341,7 @@ class ClusterView:
             diagnose(
                 self.settings.name_servers,
                 ssl_context=self.settings.ssl_context,
-                hooks=self.hooks,
+                credentials=self.credentials,
                 timeout_ms=self.settings.timeout_ms,
             )
         )

@@ -52,7 +52,7 @@ class RocketMQBroker(AsyncBroker):
         receive_size: Tasks of one request, 1 to 32. Larger values suit short tasks, because no other worker gets the
             fetched tasks. Default: 1.
         consume_from_where: Start position of a new group. Default: CONSUME_FROM_FIRST_OFFSET.
-        options: `namespace`, `ssl_context` and `hooks` of the clients.
+        options: `namespace`, `ssl_context`, `credentials` and `hooks` of the clients.
     """
 
     def __init__(

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from scripted_producer import ProducerBroker, producer_over
 
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.client.producing.transaction_producer import TransactionProducer
 from gantrymq.errors import ClientError, GantryError, IllegalMessage
 from gantrymq.protocol.message import Message
+from gantrymq.remoting.signatures import SigningHook
 
 MESSAGE = Message("topic", b"x")
 
@@ -116,7 +116,7 @@ async def test_timeouts_in_seconds(name: str) -> None:
         ({"compression": "zlib"}, "compression='zlib'"),
         ({"default_topic_queue_nums": 0}, "default_topic_queue_nums=0"),
         ({"ssl_context": True}, "ssl_context=True"),
-        ({"hooks": AclHook("key", "secret")}, "hooks=.*must be a list"),
+        ({"hooks": SigningHook("key", "secret")}, "hooks=.*must be a list"),
         ({"send_hooks": None}, "send_hooks=None"),
     ],
     ids=str,

@@ -101,7 +101,7 @@ class GroupConsumer(Lifecycle):
             group_data=consumer_data,
             handlers=handlers,
             ssl_context=self._options.ssl_context,
-            hooks=self._options.hooks,
+            hooks=self._options.rpc_hooks,
             instance_name=instance_name,
             unit_name=self._options.unit_name,
             on_error=self._options.on_error,

@@ -84,7 +84,7 @@ class Producer(Lifecycle):
             group_data=ProducerData(self.group),
             handlers=self.handlers(),
             ssl_context=options.ssl_context,
-            hooks=options.hooks,
+            hooks=options.rpc_hooks,
             unit_name=options.unit_name,
         )
         stack.callback(self._forget, client)

@@ -207,7 +207,7 @@ class RocketMQBroker(_Registrator, BrokerUsecase[MessageExt, Producer, RocketMQB
     Args:
         name_servers: NameServers: HOST:PORT, several separated by `;`. Default: 127.0.0.1:9876.
         producer_group: Group of the producer. Default: faststream.
-        connection: `namespace`, `ssl_context` and `hooks` of the clients.
+        connection: `namespace`, `ssl_context`, `credentials` and `hooks` of the clients.
     """
 
     def __init__(
