@@ -34,7 +34,6 @@ from gantrymq.client.producing.queue_selector import QueueSelector
 from gantrymq.client.producing.transaction_producer import TransactionProducer, TransactionSendResult
 from gantrymq.errors import ClientClosed, ClientError, GantryError, ThreadDied
 from gantrymq.logs import peer_log
-from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 
 log = peer_log(__name__)
@@ -254,8 +253,8 @@ class _SyncConsumer(_Sync):
         super().__init__(consumer)
         self._group_consumer = consumer
 
-    def subscribe(self, topic: str, expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG) -> None:
-        self._in_loop(lambda: self._group_consumer.subscribe(topic, expression, expression_type))
+    def subscribe(self, topic: str, *, tags: str | None = None, sql: str | None = None) -> None:
+        self._in_loop(lambda: self._group_consumer.subscribe(topic, tags=tags, sql=sql))
 
     def unsubscribe(self, topic: str) -> None:
         self._in_loop(lambda: self._group_consumer.unsubscribe(topic))
@@ -370,10 +369,8 @@ class SyncLitePullConsumer(_SyncPullingConsumer):
     def queues(self, topic: str) -> list[MessageQueue]:
         return self._wait(self._consumer.queues(topic))
 
-    def assign(
-        self, queues: Iterable[MessageQueue], expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG
-    ) -> None:
-        self._wait(self._consumer.assign(queues, expression, expression_type))
+    def assign(self, queues: Iterable[MessageQueue], *, tags: str | None = None, sql: str | None = None) -> None:
+        self._wait(self._consumer.assign(queues, tags=tags, sql=sql))
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         self._in_loop(lambda: self._consumer.pause(queues))

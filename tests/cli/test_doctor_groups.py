@@ -108,7 +108,7 @@ async def test_consumers_that_subscribe_to_different_things(cluster: EmbeddedClu
         PushConsumer(cluster.name_server, "mixed-group", handle, instance_name=name) for name in ("one", "two")
     ]
     for consumer, tag in zip(consumers, ("A", "B"), strict=True):
-        consumer.subscribe("mixed", tag)
+        consumer.subscribe("mixed", tags=tag)
     async with consumers[0], consumers[1]:
 
         async def said() -> Finding | None:

@@ -325,7 +325,7 @@ async def test_clients_that_are_connected(
         pass
 
     consumer = PushConsumer(name_server, unique, ignore)
-    consumer.subscribe(unique, "TagA || TagB")
+    consumer.subscribe(unique, tags="TagA || TagB")
     async with consumer:
         # Without a retry topic, the NameServer has no route of a new group. Java's broker stores the connection before
         # the subscription (ConsumerManager.registerConsumer).

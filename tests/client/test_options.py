@@ -32,6 +32,7 @@ from gantrymq.errors import ClientError, GantryError, IllegalMessage
 from gantrymq.integrations.in_flight import ConnectionOptions
 from gantrymq.protocol.message import MessageExt
 from gantrymq.remoting.signatures import SigningHook
+from gantrymq.sync import SyncLitePullConsumer
 
 OPTIONS: dict[Any, Any] = {
     AdminClient: AdminOptions,
@@ -117,6 +118,25 @@ def test_integrations_have_options_of_the_clients() -> None:
 def test_consumers_check_their_options(arguments: dict[str, Any], why: str) -> None:
     with pytest.raises(GantryError, match=why):
         LitePullConsumer(**({"name_servers": ADDRESS, "group": "group"} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("message_filter", "why"),
+    [
+        ({"tags": "a", "sql": "b IS NULL"}, r"tags and sql exclude each other: .* sql=\"TAGS = 'a' AND ...\""),
+        ({"tags": ["a", "b"]}, r"^tags=\['a', 'b'\]: must be a string or None"),
+        ({"tags": " || "}, "names no tag: 'TagA || TagB'"),
+        ({"sql": 1}, "^sql=1: must be a string or None"),
+        ({"sql": ""}, "needs an expression"),
+    ],
+    ids=str,
+)
+def test_consumers_check_their_filters(message_filter: dict[str, Any], why: str) -> None:
+    for consumer in (LitePullConsumer(ADDRESS, "group"), SyncLitePullConsumer(LitePullConsumer(ADDRESS, "group"))):
+        with pytest.raises(ClientError, match=why):
+            consumer.subscribe("topic", **message_filter)
+    with pytest.raises(TypeError, match="positional"):
+        LitePullConsumer(ADDRESS, "group").subscribe("topic", "a")  # type: ignore[misc]
 
 
 def test_every_client_checks_its_hooks() -> None:

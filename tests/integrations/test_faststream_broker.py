@@ -56,7 +56,7 @@ async def test_models_come_and_go(cluster: EmbeddedCluster) -> None:
         logger.info("an order")
         return Invoice(text=f"{order.count} {order.what}")
 
-    @broker.subscriber("fs-invoices", group="fs-invoices", expression="invoice", **FIRST)
+    @broker.subscriber("fs-invoices", group="fs-invoices", tags="invoice", **FIRST)
     async def see(invoice: Invoice, message: RocketMQMessage) -> None:
         invoices.append((invoice, message))
 

@@ -90,6 +90,7 @@ def bench_consume(
 ) -> None:
     """Consume messages and say how many, how fast, and how long after they were born and stored."""
     from gantrymq.cli.bench_load import run_reads
+    from gantrymq.client.consuming.consumer_base import MessageFilter
     from gantrymq.client.consuming.handler_pool import MessageHandler
     from gantrymq.client.consuming.push_consumer import PushConsumer
     from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_FROM_LAST_OFFSET
@@ -111,7 +112,8 @@ def bench_consume(
             credentials=target.credentials,
         )
 
-    _print(run_reads(consumer, topic, (expression, filter_type), quantity, fail_rate, interval), json=json)
+    message_filter = MessageFilter(sql=expression) if filter_type == "SQL92" else MessageFilter(tags=expression)
+    _print(run_reads(consumer, topic, message_filter, quantity, fail_rate, interval), json=json)
 
 
 def _print(figures: dict[str, Any], *, json: bool) -> None:

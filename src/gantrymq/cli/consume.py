@@ -80,7 +80,7 @@ def consume(
     from gantrymq.cli.consume_format import body, decoded_body, formatter
     from gantrymq.cli.consume_reading import run_consume
     from gantrymq.cli.json_message import encode
-    from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
+    from gantrymq.client.consuming.consumer_base import MessageFilter
 
     if tags is not None and sql is not None:
         raise typer.BadParameter("one of the two is possible", param_hint="'--tags' / '--sql'")
@@ -95,7 +95,7 @@ def consume(
         topics,
         target,
         group,
-        (sql, EXPRESSION_SQL92) if sql is not None else (tags or SUBSCRIBE_ALL, EXPRESSION_TAG),
+        MessageFilter(tags=tags, sql=sql),
         start,
         (lambda message: encode(message, value and value(message)) + b"\n") if json else formatter(form, value or body),
         queue_id=queue_id,

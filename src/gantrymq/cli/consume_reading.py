@@ -11,6 +11,7 @@ from typing import NamedTuple
 from gantrymq.cli.consume_format import Formatter
 from gantrymq.cli.options import Target
 from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
+from gantrymq.client.consuming.consumer_base import MessageFilter
 from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
 from gantrymq.client.consuming.process_queue import FlowLimits
 from gantrymq.errors import ClientError
@@ -48,7 +49,7 @@ def run_consume(
     topics: Sequence[str],
     target: Target,
     group: str | None,
-    expression: tuple[str, str],
+    message_filter: MessageFilter,
     start: Start,
     form: Formatter,
     *,
@@ -64,7 +65,7 @@ def run_consume(
         topics: Topics and patterns.
         target: The cluster.
         group: The consumer group; None to read all queues without a group.
-        expression: The filter expression and its type.
+        message_filter: The tags or the condition.
         start: The start of reading.
         form: Formats a message.
         queue_id: If given, only queues with this id are read.
@@ -87,7 +88,7 @@ def run_consume(
         names = await _names(topics, target)
         if group is not None:
             for topic in names:
-                reader.subscribe(topic, *expression)
+                reader.subscribe(topic, **message_filter)
         async with reader:
             queues = [queue for topic in names for queue in await reader.queues(topic)]
             if group is None:
@@ -95,7 +96,7 @@ def run_consume(
                 for topic in (topic for topic in topics if topic in names):
                     _check_queue(topic, [queue.queue_id for queue in queues if queue.topic == topic], queue_id)
                 queues = [queue for queue in queues if queue_id in (None, queue.queue_id)]
-                await _begin(reader, queues, expression, start)
+                await _begin(reader, queues, message_filter, start)
             ends = {queue: await reader.end_offset(queue) for queue in queues} if exit_at_end else None
             try:
                 await _write(reader, form, count, ends)
@@ -151,9 +152,9 @@ def _check_queue(topic: str, readable: Sequence[int], queue_id: int | None) -> N
 
 
 async def _begin(
-    reader: LitePullConsumer, queues: Sequence[MessageQueue], expression: tuple[str, str], start: Start
+    reader: LitePullConsumer, queues: Sequence[MessageQueue], message_filter: MessageFilter, start: Start
 ) -> None:
-    await reader.assign(queues, *expression)
+    await reader.assign(queues, **message_filter)
     # Always seeks, because brokers let a new group begin at 0 in a new topic, regardless of `from_where`.
     for queue in queues:
         if start.offset is not None:

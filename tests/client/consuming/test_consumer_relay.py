@@ -39,7 +39,7 @@ async def test_running_info(name_server: str, producer: Producer, admin: AdminCl
     consumer = PushConsumer(
         name_server, unique, inbox, orderly=True, consume_from_where=CONSUME_FROM_FIRST_OFFSET, concurrency=7
     )
-    consumer.subscribe(topic, "*")
+    consumer.subscribe(topic, tags="*")
     async with consumer:
         await until(lambda: queues_of(consumer, topic) == 4)
         await send_all(producer, topic, [b"x"] * 10)
@@ -143,7 +143,7 @@ async def test_a_message_consumed_on_demand(
     consumer = PushConsumer(name_server, unique, handle if in_threads else handle_in_task)
     await producer.send(Message(f"{unique}_2", b"x"))
     # Direct consumption does not need a subscription of the topic.
-    consumer.subscribe(f"{unique}_2", "nothing")
+    consumer.subscribe(f"{unique}_2", tags="nothing")
     async with consumer:
         await until(lambda: queues_of(consumer, f"{unique}_2"))
         client_id = await only_client(admin, unique)

@@ -41,9 +41,9 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
-def subscribed(kind: str, to: str, *expression: str, topic: str = "topic", **options: object) -> Any:
+def subscribed(kind: str, to: str, sql: str | None = None, topic: str = "topic", **options: object) -> Any:
     consumer = KINDS[kind](to, **options)
-    consumer.subscribe(topic, *expression)
+    consumer.subscribe(topic, sql=sql)
     return consumer
 
 
@@ -111,7 +111,7 @@ async def test_who_may_not_join_is_told_at_the_start(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_wrong_filter_is_told_at_the_start(kind: str, name_server: str, topic: str) -> None:
-    consumer = subscribed(kind, name_server, "a = (", "SQL92", topic=topic)
+    consumer = subscribed(kind, name_server, "a = (", topic=topic)
     with pytest.raises(BrokerError, match="a = \\("):
         await consumer.start()
 
@@ -119,7 +119,7 @@ async def test_a_wrong_filter_is_told_at_the_start(kind: str, name_server: str, 
 async def test_a_wrong_filter_of_queues_that_are_assigned(name_server: str, topic: str, unique: str) -> None:
     async with LitePullConsumer(name_server, unique) as consumer:
         with pytest.raises(BrokerError, match="a = \\("):
-            await consumer.assign(await consumer.queues(topic), "a = (", "SQL92")
+            await consumer.assign(await consumer.queues(topic), sql="a = (")
 
 
 async def test_a_topic_that_comes_later_is_waited_for(name_server: str, producer: Producer, unique: str) -> None:

@@ -34,7 +34,7 @@ async def poll_all(consumer: LitePullConsumer, count: int) -> list[bytes]:
 
 async def test_subscribed_topics(name_server: str, producer: Producer, topic: str, unique: str) -> None:
     consumer = LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
-    consumer.subscribe(topic, "wanted")
+    consumer.subscribe(topic, tags="wanted")
     async with consumer:
         await until(lambda: len(consumer.assignment) == 4)
         for tags in ("wanted", "unwanted", "wanted"):
@@ -62,7 +62,7 @@ async def test_assigned_queues_and_seeking(name_server: str, queue: MessageQueue
 
 async def test_where_it_stands(name_server: str, producer: Producer, queue: MessageQueue, unique: str) -> None:
     async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
-        await consumer.assign([queue], "wanted")
+        await consumer.assign([queue], tags="wanted")
         await consumer.seek(queue, 0)
         assert await consumer.end_offset(queue) == 10
         await until(lambda: consumer.position(queue) == 10)
@@ -212,9 +212,9 @@ async def test_expression_of_assigned_queues(
 ) -> None:
     await producer.send(Message(queue.topic, b"tagged", tags="wanted"), queue=queue)
     async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
-        await consumer.assign([queue], "wanted")
+        await consumer.assign([queue], tags="wanted")
         assert await poll_all(consumer, 1) == [b"tagged"]
-        await consumer.assign([queue], "*")
+        await consumer.assign([queue], tags="*")
         await consumer.seek_to_begin(queue)
         assert len(await poll_all(consumer, 11)) == 11
 

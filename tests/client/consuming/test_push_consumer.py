@@ -49,7 +49,7 @@ async def test_goes_on_where_it_was_closed(name_server: str, producer: Producer,
 async def test_tags_are_compared_as_text(name_server: str, producer: Producer, topic: str, unique: str) -> None:
     inbox = Inbox()
     consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
-    consumer.subscribe(topic, "Aa || other")
+    consumer.subscribe(topic, tags="Aa || other")
     async with consumer:
         # "Aa" and "BB" have the same hash code in Java.
         for tags in ("Aa", "BB", "no", "other", None):
@@ -220,14 +220,14 @@ async def test_topics_may_change_while_it_runs(name_server: str, producer: Produ
     await send_all(producer, second, [b"second"])
     inbox = Inbox()
     consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
-    consumer.subscribe(topic, "first")
+    consumer.subscribe(topic, tags="first")
     async with consumer:
         await until(lambda: queues_of(consumer, topic) == 4)
         consumer.subscribe(second)
         await until(lambda: inbox.bodies == [b"second"])
         assert consumer._parts
         before = [held for held in consumer._parts.queues.process_queues if held.queue.topic == topic]
-        consumer.subscribe(topic, "other")
+        consumer.subscribe(topic, tags="other")
         consumer.unsubscribe(second)
         # Either topic may come first. The queues of the changed subscription have new objects.
         await until(lambda: not queues_of(consumer, second) and all(held.dropped for held in before))

@@ -23,6 +23,7 @@ from faststream.specification.schema import BrokerSpec
 
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
+from gantrymq.client.consuming.consumer_base import MessageFilter
 from gantrymq.client.consuming.push_consumer import CONCURRENCY
 from gantrymq.client.producing.producer import Producer
 from gantrymq.codecs.codec import MessageOptions
@@ -48,7 +49,7 @@ from gantrymq.integrations.faststream.subscriber import (
     RocketMQSubscriberSpecificationConfig,
 )
 from gantrymq.integrations.in_flight import ConnectionOptions
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_LAST_OFFSET, EXPRESSION_TAG, SUBSCRIBE_ALL
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_LAST_OFFSET
 from gantrymq.protocol.message import MessageExt
 
 PROTOCOL = "rocketmq"
@@ -88,8 +89,8 @@ class _Registrator(Registrator[MessageExt, RocketMQBrokerConfig]):
         topic: str,
         *,
         group: str = "",
-        expression: str = SUBSCRIBE_ALL,
-        expression_type: str = EXPRESSION_TAG,
+        tags: str | None = None,
+        sql: str | None = None,
         concurrency: int = CONCURRENCY,
         orderly: bool = False,
         max_reconsume_times: int | None = None,
@@ -109,16 +110,16 @@ class _Registrator(Registrator[MessageExt, RocketMQBrokerConfig]):
         """Calls the decorated handler with a topic's messages, as a member of `group`.
 
         A group can have only one subscriber. If a handler raises, the message is redelivered, unless `ack_policy` sets
-        another behaviour. The arguments up to `consume_from_where` are those of PushConsumer. `consumer_options`
-        contains further ones. The other arguments are those of all FastStream brokers.
+        another behaviour. `tags` and `sql` are arguments of `subscribe`. The next ones up to `consume_from_where` are
+        those of PushConsumer, and `consumer_options` contains further ones. The other arguments are those of all
+        FastStream brokers.
         """
         outer: Any = self.config
         calls = CallsCollection[MessageExt]()
         subscriber = RocketMQSubscriber(
             topic,
             group,
-            expression,
-            expression_type,
+            MessageFilter(tags=tags, sql=sql),
             {
                 "concurrency": concurrency,
                 "orderly": orderly,
