@@ -45,7 +45,7 @@ class Decisions:
         if self._history.sent[name].is_void:
             return LocalTransactionState.ROLLBACK_MESSAGE
         if not asked and name.endswith("7"):
-            return LocalTransactionState.UNKNOW
+            return LocalTransactionState.UNKNOWN
         return LocalTransactionState.COMMIT_MESSAGE
 
 

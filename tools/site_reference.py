@@ -376,7 +376,7 @@ class _Ends:
         return arg
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        return LocalTransactionState.UNKNOW
+        return LocalTransactionState.UNKNOWN
 
 
 def _labels(samples: str) -> str:

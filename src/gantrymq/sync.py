@@ -202,6 +202,9 @@ class SyncProducer(_Sync):
     def send(self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None) -> SendResult:
         return self._wait(self._producer.send(message, timeout_ms, queue))
 
+    def flush(self) -> None:
+        self._wait(self._producer.flush())
+
     def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
         self._wait(self._producer.send_oneway(message, queue))
 

@@ -28,10 +28,10 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 class Undecided:
     async def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
-        return LocalTransactionState.UNKNOW
+        return LocalTransactionState.UNKNOWN
 
     async def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        return LocalTransactionState.UNKNOW
+        return LocalTransactionState.UNKNOWN
 
 
 async def give_up(name_server: str, count: int) -> None:

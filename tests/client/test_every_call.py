@@ -125,6 +125,7 @@ class Clients:
             "greet_brokers_of": (lambda: producer.greet_brokers_of(TOPIC, TIMEOUT_MS), DEFAULT_S),
             "send in a batch": (lambda: self.batching.send(MESSAGE, TIMEOUT_MS), own_s),
             "enqueue": (enqueue, own_s),
+            "flush": (lambda: self.batching.flush(), own_s),
             "send_in_transaction": (
                 lambda: self.transactions.send_in_transaction(MESSAGE, None, TIMEOUT_MS),
                 own_s,
@@ -184,6 +185,7 @@ class SyncClients:
             "send_batch": (lambda: producer.send_batch([MESSAGE, MESSAGE], TIMEOUT_MS), own_s),
             "send_with": (lambda: producer.send_with(MESSAGE, select_by_hash, "key", TIMEOUT_MS), own_s),
             "send_oneway": (lambda: producer.send_oneway(MESSAGE), DEFAULT_S),
+            "flush": (lambda: producer.flush(), own_s),
             "request": (lambda: producer.request(MESSAGE, TIMEOUT_MS), own_s),
             "recall": (lambda: producer.recall(TOPIC, recall_handle, TIMEOUT_MS), own_s),
             "queues": (lambda: producer.queues("another"), DEFAULT_S),

@@ -218,7 +218,7 @@ async def test_a_broker_asks_for_the_end_of_a_transaction(
     ):
         await producer.send_in_transaction(Message(topic, b"told"), LocalTransactionState.COMMIT_MESSAGE)
         await until(lambda: inbox.bodies == [b"told"])
-        await producer.send_in_transaction(Message(topic, b"asked"), LocalTransactionState.UNKNOW)
+        await producer.send_in_transaction(Message(topic, b"asked"), LocalTransactionState.UNKNOWN)
         await until(lambda: inbox.bodies == [b"told", b"asked"])
 
 

@@ -34,7 +34,7 @@ pytestmark = [
 ]
 
 TOPIC = "orders"
-STATES = (LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE, LocalTransactionState.UNKNOW)
+STATES = (LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE, LocalTransactionState.UNKNOWN)
 PAUSE_S = 0.05
 #: In seconds. Includes the time until locks and invisible durations expire.
 CATCH_UP_S = 90.0

@@ -193,7 +193,7 @@ class Listener:
         raise AssertionError("the half message is not safe")
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        return LocalTransactionState.UNKNOW
+        return LocalTransactionState.UNKNOWN
 
 
 async def test_an_unconfirmed_half_message_is_rolled_back() -> None:

@@ -25,18 +25,18 @@ QUICK_CHECKS = {"transactionTimeOut": "500", "transactionCheckInterval": "300"}
 
 
 class Database:
-    """A listener that returns UNKNOW until the transaction is in `committed`."""
+    """A listener that returns UNKNOWN until the transaction is in `committed`."""
 
     def __init__(self) -> None:
         self.committed: set[bytes] = set()
         self.checked: list[bytes] = []
 
     async def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
-        return LocalTransactionState.UNKNOW
+        return LocalTransactionState.UNKNOWN
 
     async def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
         self.checked.append(message.body)
-        return LocalTransactionState.COMMIT_MESSAGE if message.body in self.committed else LocalTransactionState.UNKNOW
+        return LocalTransactionState.COMMIT_MESSAGE if message.body in self.committed else LocalTransactionState.UNKNOWN
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ async def test_is_asked_about_and_committed_once(tmp_path: Path, monkeypatch: py
         ):
             await producer.send(Message("payments", b"plain"))
             sent = await payer.send_in_transaction(Message("payments", b"across the restart"))
-            assert sent.state is LocalTransactionState.UNKNOW
+            assert sent.state is LocalTransactionState.UNKNOWN
             async with consumer:
                 assert await received.get() == b"plain"
                 if ending == "killed":

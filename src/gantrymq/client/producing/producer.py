@@ -233,6 +233,16 @@ class Producer(Lifecycle):
             await batches.wait_for_space()
         return future
 
+    async def flush(self) -> None:
+        """Sends all open batches at once, and waits until each message in a batch has a result or an error.
+
+        It does not wait for messages that are added after the call. It raises no errors of sends: the futures of
+        `enqueue` and the calls of `send` have them. Without `linger_ms` there are no batches, and it has no effect.
+        """
+        self._check_open()
+        if self._batches is not None:
+            await self._batches.flush()
+
     async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
         """Sends a message without a response. The result is unknown, and there are no retries."""
         topic, sender = self._topic(message, queue), self.sender
