@@ -98,7 +98,7 @@ async def produce(names: str, number: int, rate: float, until: float, sent: dict
             while True:
                 # A message without an acknowledgement may be stored, so the same number is sent again.
                 try:
-                    await producer.send_with(message, select_by_hash, key)
+                    await producer.send(message, select=select_by_hash(key))
                     break
                 except GantryError as e:
                     print(f"a send failed, again: {e}", file=sys.stderr)

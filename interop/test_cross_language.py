@@ -146,7 +146,7 @@ async def test_the_order_of_here_is_kept_by_java(cluster: Cluster, topic: str) -
         for step in range(10):
             for key in ("one", "two", "three", "four", "five"):
                 message = Message(topic, b"%d" % step, keys=key, flag=step, sharding_key=key)
-                await producer.send_with(message, select_by_hash, key, SEND_TIMEOUT_MS)
+                await producer.send(message, SEND_TIMEOUT_MS, select=select_by_hash(key))
     received = await asyncio.to_thread(consume, cluster.address, topic, 50, mode="orderly")
     for key in ("one", "two", "three", "four", "five"):
         of_key = [line for line in received if line["keys"] == key]

@@ -225,7 +225,7 @@ class Clients:
         name = f"{key}:{number}"
         self.scene.ask(Sent(name, TOPIC, key, number, self._world.loop.time()))
         message = Message(TOPIC, name.encode(), sharding_key=key)
-        self.scene.stored(name, await producer.send_with(message, select_by_hash, key), 0)
+        self.scene.stored(name, await producer.send(message, select=select_by_hash(key)), 0)
         self._keys[key] = number + 1
 
     # -- consumers ----------------------------------------------------------------------------------------------

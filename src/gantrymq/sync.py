@@ -199,8 +199,15 @@ class SyncProducer(_Sync):
         super().__init__(producer)
         self._producer = producer
 
-    def send(self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None) -> SendResult:
-        return self._wait(self._producer.send(message, timeout_ms, queue))
+    def send(
+        self,
+        message: Message,
+        timeout_ms: int = TIMEOUT_MS,
+        queue: MessageQueue | None = None,
+        *,
+        select: QueueSelector | None = None,
+    ) -> SendResult:
+        return self._wait(self._producer.send(message, timeout_ms, queue, select=select))
 
     def flush(self) -> None:
         self._wait(self._producer.flush())
@@ -212,11 +219,6 @@ class SyncProducer(_Sync):
         self, messages: Sequence[Message], timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> SendResult:
         return self._wait(self._producer.send_batch(messages, timeout_ms, queue))
-
-    def send_with(
-        self, message: Message, selector: QueueSelector, arg: Any = None, timeout_ms: int = TIMEOUT_MS
-    ) -> SendResult:
-        return self._wait(self._producer.send_with(message, selector, arg, timeout_ms))
 
     def request(self, message: Message, timeout_ms: int = TIMEOUT_MS) -> MessageExt:
         return self._wait(self._producer.request(message, timeout_ms))

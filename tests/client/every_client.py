@@ -69,7 +69,7 @@ async def produce(name_server: str) -> None:
     async with Producer(name_server, "producers", enable_trace=True) as producer:
         await producer.send(Message(topic, b"0", keys="a"))
         await producer.send_batch([Message(topic, b"1"), Message(topic, b"2")])
-        await producer.send_with(Message(topic, b"3"), select_by_hash, "key")
+        await producer.send(Message(topic, b"3"), select=select_by_hash("key"))
         await producer.send_oneway(Message(topic, b"4"))
     async with TransactionProducer(name_server, "payers", Listener(), enable_trace=True) as transactions:
         await transactions.send_in_transaction(Message(topic, b"5"))

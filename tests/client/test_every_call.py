@@ -117,7 +117,7 @@ class Clients:
             "send to a queue": (lambda: producer.send(MESSAGE, TIMEOUT_MS, queue), own_s),
             "send_alone": (lambda: self.batching.send_alone(MESSAGE, TIMEOUT_MS), own_s),
             "send_batch": (lambda: producer.send_batch([MESSAGE, MESSAGE], TIMEOUT_MS), own_s),
-            "send_with": (lambda: producer.send_with(MESSAGE, select_by_hash, "key", TIMEOUT_MS), own_s),
+            "send with a selector": (lambda: producer.send(MESSAGE, TIMEOUT_MS, select=select_by_hash("key")), own_s),
             "send_oneway": (lambda: producer.send_oneway(MESSAGE), DEFAULT_S),
             "request": (lambda: producer.request(MESSAGE, TIMEOUT_MS), own_s),
             "recall": (lambda: producer.recall(TOPIC, recall_handle, TIMEOUT_MS), own_s),
@@ -183,7 +183,7 @@ class SyncClients:
         return {
             "send": (lambda: producer.send(MESSAGE, TIMEOUT_MS), own_s),
             "send_batch": (lambda: producer.send_batch([MESSAGE, MESSAGE], TIMEOUT_MS), own_s),
-            "send_with": (lambda: producer.send_with(MESSAGE, select_by_hash, "key", TIMEOUT_MS), own_s),
+            "send with a selector": (lambda: producer.send(MESSAGE, TIMEOUT_MS, select=select_by_hash("key")), own_s),
             "send_oneway": (lambda: producer.send_oneway(MESSAGE), DEFAULT_S),
             "flush": (lambda: producer.flush(), own_s),
             "request": (lambda: producer.request(MESSAGE, TIMEOUT_MS), own_s),

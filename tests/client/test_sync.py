@@ -33,7 +33,7 @@ def test_send_and_receive(name_server: str, unique: str) -> None:
     with SyncProducer(Producer(name_server, "producers")) as producer:
         producer.send(Message(unique, b"1"))
         producer.send_batch([Message(unique, b"2"), Message(unique, b"3")])
-        producer.send_with(Message(unique, b"4"), select_by_hash, "key")
+        producer.send(Message(unique, b"4"), select=select_by_hash("key"))
         producer.send_oneway(Message(unique, b"5"))
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(lambda n: producer.send(Message(unique, b"%d" % n)), range(6, 21)))

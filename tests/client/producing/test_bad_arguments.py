@@ -74,7 +74,7 @@ CALLS: dict[str, Callable[[Producer, Any], Awaitable[object]]] = {
     "send": lambda producer, timeout: producer.send(MESSAGE, timeout),
     "send_alone": lambda producer, timeout: producer.send_alone(MESSAGE, timeout),
     "send_batch": lambda producer, timeout: producer.send_batch([MESSAGE], timeout),
-    "send_with": lambda producer, timeout: producer.send_with(MESSAGE, select_by_hash, 1, timeout),
+    "send with a selector": lambda producer, timeout: producer.send(MESSAGE, timeout, select=select_by_hash(1)),
     "enqueue": lambda producer, timeout: producer.enqueue(MESSAGE, timeout),
     "request": lambda producer, timeout: producer.request(MESSAGE, timeout),
     "recall": lambda producer, timeout: producer.recall("topic", "handle", timeout),
