@@ -24,7 +24,6 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.console.app import Console
 from gantrymq.console.queries.all_pages import PAGES
 from gantrymq.console.settings import Settings
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.properties import TIMER_DELAY_MS
 
@@ -78,7 +77,7 @@ async def test_every_page(cluster: Cluster, topic: str) -> None:
     async def handle(message: Message) -> None:
         seen.append(message)
 
-    consumer = PushConsumer(cluster.address, "console_ours", handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(cluster.address, "console_ours", handle, start_from="earliest")
     consumer.subscribe(topic)
     async with visitor(cluster.address) as console, consumer:
         await until(lambda: len(seen) >= 8)

@@ -23,7 +23,6 @@ from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.compression import CompressionType, compression_flag
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.sys_flag import COMPRESSION_MASK
@@ -88,7 +87,7 @@ async def receive(
         f"push_{'-'.join(wanted)}_{topic}",
         handle,
         orderly=orderly,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
     )
     consumer.subscribe(topic, **wanted)
     async with consumer, asyncio.timeout(TIMEOUT_S):
@@ -99,9 +98,7 @@ async def receive(
 async def poll(cluster: Cluster, topic: str, count: int, **wanted: Unpack[MessageFilter]) -> list[MessageExt]:
     """Returns `count` messages, received by this project's lite pull consumer."""
     received: list[MessageExt] = []
-    consumer = LitePullConsumer(
-        cluster.address, f"pull_{'-'.join(wanted)}_{topic}", consume_from_where=CONSUME_FROM_FIRST_OFFSET
-    )
+    consumer = LitePullConsumer(cluster.address, f"pull_{'-'.join(wanted)}_{topic}", start_from="earliest")
     consumer.subscribe(topic, **wanted)
     async with consumer, asyncio.timeout(TIMEOUT_S):
         while len(received) < count:

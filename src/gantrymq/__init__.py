@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gantrymq.client.admin.client import AdminClient
     from gantrymq.client.broker_api import SendResult, SendStatus
-    from gantrymq.client.consuming.consume_from_where import CONSUME_FROM_END
     from gantrymq.client.consuming.consume_hooks import ConsumeContext, ConsumeHook, ConsumeReturnType
     from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
     from gantrymq.client.consuming.process_queue import FlowLimits
@@ -72,9 +71,7 @@ if TYPE_CHECKING:
         ThreadDied,
     )
     from gantrymq.protocol.bodies.heartbeat import (
-        CONSUME_FROM_FIRST_OFFSET,
         CONSUME_FROM_LAST_OFFSET,
-        CONSUME_FROM_TIMESTAMP,
     )
     from gantrymq.protocol.compression import CompressionType
     from gantrymq.protocol.message import Message, MessageExt, MessageQueue
@@ -88,10 +85,7 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
-    "CONSUME_FROM_END": "gantrymq.client.consuming.consume_from_where",
-    "CONSUME_FROM_FIRST_OFFSET": "gantrymq.protocol.bodies.heartbeat",
     "CONSUME_FROM_LAST_OFFSET": "gantrymq.protocol.bodies.heartbeat",
-    "CONSUME_FROM_TIMESTAMP": "gantrymq.protocol.bodies.heartbeat",
     "AdminClient": "gantrymq.client.admin.client",
     "BodyError": "gantrymq.errors",
     "BrokerError": "gantrymq.errors",
@@ -166,10 +160,7 @@ _MODULES = {
 }
 
 __all__ = [
-    "CONSUME_FROM_END",
-    "CONSUME_FROM_FIRST_OFFSET",
     "CONSUME_FROM_LAST_OFFSET",
-    "CONSUME_FROM_TIMESTAMP",
     "AdminClient",
     "BodyError",
     "BrokerError",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq import CONSUME_FROM_FIRST_OFFSET, Credentials, Message, MessageExt, Producer, PushConsumer
+from gantrymq import Credentials, Message, MessageExt, Producer, PushConsumer
 from gantrymq.auth.config import AuthConfig
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
@@ -74,9 +74,7 @@ async def _produce_and_consume(name_server: str) -> None:
             await producer.send(Message("orders", b"%d" % i))
         with pytest.raises(GantryError, match="others"):
             await producer.send(Message("others", b"5"))
-        consumer = PushConsumer(
-            name_server, "readers", handle, credentials=CONSUMER, consume_from_where=CONSUME_FROM_FIRST_OFFSET
-        )
+        consumer = PushConsumer(name_server, "readers", handle, credentials=CONSUMER, start_from="earliest")
         consumer.subscribe("orders")
         async with consumer, asyncio.timeout(TIMEOUT_S):
             await done.wait()

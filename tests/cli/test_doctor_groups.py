@@ -31,7 +31,7 @@ from gantrymq.errors import GantryError, RequestTimeout
 from gantrymq.protocol.bodies.auth import UserInfo
 from gantrymq.protocol.bodies.connection import ClientConnection, ConsumerConnection
 from gantrymq.protocol.bodies.consumer import ConsumerRunningInfo, ProcessQueueInfo
-from gantrymq.protocol.bodies.heartbeat import BROADCASTING, CONSUME_FROM_FIRST_OFFSET, SubscriptionData
+from gantrymq.protocol.bodies.heartbeat import BROADCASTING, SubscriptionData
 from gantrymq.protocol.bodies.stats import OffsetWrapper
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -126,9 +126,7 @@ async def test_a_group_that_is_behind_and_away(cluster: EmbeddedCluster) -> None
         await create(admin, TopicConfig("behind", 1, 1))
     async with Producer(cluster.name_server, "p") as producer:
         await producer.send(Message("behind", b"first"))
-        reader = LitePullConsumer(
-            cluster.name_server, "behind-group", consume_from_where=CONSUME_FROM_FIRST_OFFSET, auto_commit=False
-        )
+        reader = LitePullConsumer(cluster.name_server, "behind-group", start_from="earliest", auto_commit=False)
         reader.subscribe("behind")
         async with reader:
             async with asyncio.timeout(20):

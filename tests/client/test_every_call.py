@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hostile_proxy import MODES_TOGETHER, no_complaints, proxies
@@ -26,7 +26,6 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.errors import GantryError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.sync import (
     SyncLitePullConsumer,
@@ -69,11 +68,11 @@ class Clients:
         self.producer = Producer(name_server, f"producers-{of}", enable_trace=True)
         self.batching = Producer(name_server, f"batchers-{of}", linger_ms=1)
         self.transactions = TransactionProducer(name_server, f"payers-{of}", Listener())
-        first = CONSUME_FROM_FIRST_OFFSET
-        self.push = PushConsumer(name_server, f"push-{of}", handle, consume_from_where=first)
-        self.orderly = PushConsumer(name_server, f"orderly-{of}", handle, orderly=True, consume_from_where=first)
-        self.lite = LitePullConsumer(name_server, f"lite-{of}", auto_commit=False, consume_from_where=first)
-        self.assigned = LitePullConsumer(name_server, f"assigned-{of}", auto_commit=False, consume_from_where=first)
+        first: Final = "earliest"
+        self.push = PushConsumer(name_server, f"push-{of}", handle, start_from=first)
+        self.orderly = PushConsumer(name_server, f"orderly-{of}", handle, orderly=True, start_from=first)
+        self.lite = LitePullConsumer(name_server, f"lite-{of}", auto_commit=False, start_from=first)
+        self.assigned = LitePullConsumer(name_server, f"assigned-{of}", auto_commit=False, start_from=first)
         self.simple = SimpleConsumer(name_server, f"simple-{of}")
         for consumer in (self.push, self.orderly, self.lite, self.simple):
             consumer.subscribe(TOPIC)

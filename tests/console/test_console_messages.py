@@ -30,7 +30,6 @@ from gantrymq.console.request_limits import MAX_BODIES, RequestLimits
 from gantrymq.console.settings import Settings
 from gantrymq.console.tail import MAX_PER_QUEUE, SHOWN, TailArguments, tail
 from gantrymq.errors import ClientError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.message import Message, MessageExt
@@ -515,7 +514,7 @@ async def test_the_whole_way_of_a_message(visitor: httpx.AsyncClient, cluster: E
         consume,
         orderly=True,
         suspend_s=0.05,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
         enable_trace=True,
     )
     consumer.subscribe("travelled")
@@ -561,7 +560,7 @@ async def test_dead_letters(visitor: httpx.AsyncClient, cluster: EmbeddedCluster
         cluster.name_server,
         "mourners",
         fail,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
         max_reconsume_times=0,
     )
     consumer.subscribe("deadly")

@@ -228,10 +228,10 @@ def test_nobody_there() -> None:
 
 
 def test_what_is_sent_is_json(cluster: EmbeddedCluster, connection: kombu.Connection) -> None:
-    from gantrymq import CONSUME_FROM_FIRST_OFFSET, LitePullConsumer, SyncLitePullConsumer
+    from gantrymq import LitePullConsumer, SyncLitePullConsumer
 
     publish(connection.channel(), kombu.Queue("plain", routing_key="plain"), {"a": 1}, correlation_id="id-1")
-    pull = LitePullConsumer(cluster.name_server, "look", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    pull = LitePullConsumer(cluster.name_server, "look", start_from="earliest")
     with SyncLitePullConsumer(pull) as reader:
         reader.assign(reader.queues("plain"))
         (message,) = wait_until(lambda: reader.poll(500))

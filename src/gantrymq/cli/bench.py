@@ -93,7 +93,7 @@ def bench_consume(
     from gantrymq.client.consuming.consumer_base import MessageFilter
     from gantrymq.client.consuming.handler_pool import MessageHandler
     from gantrymq.client.consuming.push_consumer import PushConsumer
-    from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_FROM_LAST_OFFSET
+    from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_LAST_OFFSET
 
     if filter_type not in ("TAG", "SQL92"):
         raise typer.BadParameter(f"{filter_type!r} is neither TAG nor SQL92", param_hint="'-f' / '--filterType'")
@@ -106,7 +106,7 @@ def bench_consume(
             f"{group}_{now_ms()}" if suffix else group,
             handler,
             concurrency=workers,
-            consume_from_where=CONSUME_FROM_FIRST_OFFSET if from_first else CONSUME_FROM_LAST_OFFSET,
+            start_from="earliest" if from_first else CONSUME_FROM_LAST_OFFSET,
             enable_trace=trace,
             ssl_context=target.ssl_context,
             credentials=target.credentials,

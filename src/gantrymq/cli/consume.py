@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from gantrymq.cli.consume_reading import Start
 
 app = new_app()
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @app.command()
@@ -107,14 +110,16 @@ def consume(
 def _start(offset: str) -> Start:
     """Parses the value of `--offset`."""
     from gantrymq.cli.consume_reading import Start
-    from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_TIMESTAMP
 
     if offset == "beginning":
         return Start()
     if offset == "end":
-        return Start(CONSUME_FROM_LAST_OFFSET)
+        return Start("latest")
     if offset.startswith("@"):
-        return Start(CONSUME_FROM_TIMESTAMP, parse_time(offset[1:], "'-o' / '--offset'"))
+        try:
+            return Start(_EPOCH + timedelta(milliseconds=parse_time(offset[1:], "'-o' / '--offset'")))
+        except OverflowError:
+            raise typer.BadParameter(f"{offset!r} is after the year 9999", param_hint="'-o' / '--offset'") from None
     try:
         return Start(offset=int(offset))
     except ValueError:

@@ -20,7 +20,6 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, ClientClosed, ClientError, NoRouteInfo, RemotingError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
@@ -125,9 +124,7 @@ async def test_a_wrong_filter_of_queues_that_are_assigned(name_server: str, topi
 async def test_a_topic_that_comes_later_is_waited_for(name_server: str, producer: Producer, unique: str) -> None:
     errors: list[Exception] = []
     inbox = Inbox()
-    consumer = PushConsumer(
-        name_server, unique, inbox, on_error=errors.append, consume_from_where=CONSUME_FROM_FIRST_OFFSET
-    )
+    consumer = PushConsumer(name_server, unique, inbox, on_error=errors.append, start_from="earliest")
     consumer.subscribe(unique)
     async with consumer:
         assert isinstance(errors[0], NoRouteInfo)
@@ -216,7 +213,7 @@ async def test_who_is_told_of_queues_may_seek(name_server: str, producer: Produc
         for queue in queues:
             await consumer.seek_to_begin(queue)
 
-    consumer = LitePullConsumer(name_server, unique, on_assigned=to_begin, consume_from_where="CONSUME_FROM_END")
+    consumer = LitePullConsumer(name_server, unique, on_assigned=to_begin, start_from="latest")
     consumer.subscribe(topic)
     found: set[bytes] = set()
 
@@ -232,7 +229,7 @@ async def test_health_tells_of_queues_and_errors() -> None:
     errors: list[Exception] = []
     broker = LogBroker([good(0), good(1)])
     async with serving_topic(broker) as address:
-        consumer = subscribed("push", address, on_error=errors.append, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer = subscribed("push", address, on_error=errors.append, start_from="earliest")
         assert not consumer.health().is_open
         async with consumer:
             (queue,) = await consumer.wait_assigned()

@@ -13,7 +13,6 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message
 
@@ -33,7 +32,7 @@ async def sent(producer: Producer, topic: str) -> str:
 @pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
 async def test_push(name_server: str, producer: Producer, sent: str, unique: str, orderly: bool) -> None:
     inbox = Inbox()
-    consumer = PushConsumer(name_server, unique, inbox, orderly=orderly, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(name_server, unique, inbox, orderly=orderly, start_from="earliest")
     consumer.subscribe(sent, sql=EXPRESSION)
     async with consumer:
         await until(lambda: len(inbox.messages) >= 3)
@@ -43,7 +42,7 @@ async def test_push(name_server: str, producer: Producer, sent: str, unique: str
 
 
 async def test_lite_pull(name_server: str, sent: str, unique: str) -> None:
-    consumer = LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = LitePullConsumer(name_server, unique, start_from="earliest")
     consumer.subscribe(sent, sql=EXPRESSION)
     async with consumer, asyncio.timeout(20):
         messages = aiter(consumer)

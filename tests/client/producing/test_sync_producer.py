@@ -8,7 +8,6 @@ from typing import Any
 from wait_until import wait_until
 
 from gantrymq import (
-    CONSUME_FROM_FIRST_OFFSET,
     LitePullConsumer,
     LocalTransactionState,
     Message,
@@ -31,7 +30,7 @@ class Listener:
 
 
 def consumer_of(name_server: str, topic: str, group: str) -> SyncLitePullConsumer:
-    consumer = LitePullConsumer(name_server, group, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = LitePullConsumer(name_server, group, start_from="earliest")
     consumer.subscribe(topic)
     return SyncLitePullConsumer(consumer)
 

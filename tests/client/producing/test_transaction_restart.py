@@ -17,7 +17,6 @@ from gantrymq.client.consuming import queue_puller
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.testing.processes import ProcessCluster
 
@@ -52,7 +51,7 @@ async def test_is_asked_about_and_committed_once(tmp_path: Path, monkeypatch: py
         received.put_nowait(message.body)
 
     with ProcessCluster(tmp_path, broker_properties=QUICK_CHECKS) as cluster:
-        consumer = PushConsumer(cluster.namesrv_addr, "readers", handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer = PushConsumer(cluster.namesrv_addr, "readers", handle, start_from="earliest")
         consumer.subscribe("payments")
         async with (
             TransactionProducer(cluster.namesrv_addr, "payers", database) as payer,

@@ -19,11 +19,11 @@ from gantrymq.client.consuming.assignment import (
     not_assigned,
     of_user,
 )
-from gantrymq.client.consuming.consume_from_where import told_to_brokers
 from gantrymq.client.consuming.consumer_context import ConsumerContext
 from gantrymq.client.consuming.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
 from gantrymq.client.consuming.options import ConsumerOptions, PullingOptions
 from gantrymq.client.consuming.rebalancer import Assign, Share, ShareAll, ShareInGroup
+from gantrymq.client.consuming.start_position import told_to_brokers
 from gantrymq.client.lifecycle import Lifecycle
 from gantrymq.client.namespace import without_namespace, wrap_namespace
 from gantrymq.client.troubles import Troubles
@@ -167,7 +167,7 @@ class PullingConsumer(GroupConsumer):
             self._wire_group,
             consume_type,
             BROADCASTING if self._broadcasting else CLUSTERING,
-            told_to_brokers(self._options.consume_from_where),
+            told_to_brokers(self._options.start_from),
             list(self._subscriptions.values()),
             self._options.unit_mode,
         )

@@ -22,9 +22,9 @@ from faststream.response.publish_type import PublishType
 from faststream.specification.schema import BrokerSpec
 
 from gantrymq.client.broker_api import SendResult
-from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
 from gantrymq.client.consuming.consumer_base import MessageFilter
 from gantrymq.client.consuming.push_consumer import CONCURRENCY
+from gantrymq.client.consuming.start_position import StartFrom
 from gantrymq.client.producing.producer import Producer
 from gantrymq.codecs.codec import MessageOptions
 from gantrymq.errors import ClientError, GantryError
@@ -94,7 +94,7 @@ class _Registrator(Registrator[MessageExt, RocketMQBrokerConfig]):
         concurrency: int = CONCURRENCY,
         orderly: bool = False,
         max_reconsume_times: int | None = None,
-        consume_from_where: ConsumeFromWhere = CONSUME_FROM_LAST_OFFSET,
+        start_from: StartFrom = CONSUME_FROM_LAST_OFFSET,
         consumer_options: dict[str, Any] | None = None,
         ack_policy: AckPolicy = EMPTY,
         no_reply: bool = False,
@@ -110,7 +110,7 @@ class _Registrator(Registrator[MessageExt, RocketMQBrokerConfig]):
         """Calls the decorated handler with a topic's messages, as a member of `group`.
 
         A group can have only one subscriber. If a handler raises, the message is redelivered, unless `ack_policy` sets
-        another behaviour. `tags` and `sql` are arguments of `subscribe`. The next ones up to `consume_from_where` are
+        another behaviour. `tags` and `sql` are arguments of `subscribe`. The next ones up to `start_from` are
         those of PushConsumer, and `consumer_options` contains further ones. The other arguments are those of all
         FastStream brokers.
         """
@@ -124,7 +124,7 @@ class _Registrator(Registrator[MessageExt, RocketMQBrokerConfig]):
                 "concurrency": concurrency,
                 "orderly": orderly,
                 "max_reconsume_times": max_reconsume_times,
-                "consume_from_where": consume_from_where,
+                "start_from": start_from,
                 **(consumer_options or {}),
             },
             RocketMQSubscriberConfig(_outer_config=outer, _ack_policy=ack_policy, no_reply=no_reply),
