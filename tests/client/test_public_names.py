@@ -35,9 +35,9 @@ def test_star_import() -> None:
 
 
 def test_unknown_names() -> None:
-    assert "AclHook" not in dir(gantrymq)
-    with pytest.raises(AttributeError, match="module 'gantrymq' has no attribute 'AclHook'"):
-        getattr(gantrymq, "AclHook")  # noqa: B009
+    assert "Prducer" not in dir(gantrymq)
+    with pytest.raises(AttributeError, match="module 'gantrymq' has no attribute 'Prducer'"):
+        getattr(gantrymq, "Prducer")  # noqa: B009
 
 
 def test_the_import_of_an_error_imports_no_client() -> None:
