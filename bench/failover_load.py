@@ -110,7 +110,7 @@ async def send_key(producer: Producer, key: int, pause_s: float, size: int, writ
         while True:
             began = time.monotonic()
             try:
-                sent = await producer.send_with(message, select_by_hash, key)
+                sent = await producer.send(message, select=select_by_hash(key))
                 if sent.status is SendStatus.SEND_OK:
                     break
                 print(f"{key} {number}: {sent.status.name}", file=sys.stderr)

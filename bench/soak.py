@@ -140,7 +140,7 @@ async def send_first(names: str) -> None:
     """Sends number 0 of each key, so that the topic exists before the groups start."""
     async with Producer(names, "soak-producers") as producer:
         for key in range(KEYS):
-            await producer.send_with(Message(TOPIC, b"%d 0" % key), select_by_hash, key)
+            await producer.send(Message(TOPIC, b"%d 0" % key), select=select_by_hash(key))
 
 
 class Soak:

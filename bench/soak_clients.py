@@ -25,7 +25,6 @@ from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.errors import GantryError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 
 TOPIC = "soak"
@@ -98,7 +97,7 @@ async def produce(names: str, number: int, rate: float, until: float, sent: dict
             while True:
                 # A message without an acknowledgement may be stored, so the same number is sent again.
                 try:
-                    await producer.send_with(message, select_by_hash, key)
+                    await producer.send(message, select=select_by_hash(key))
                     break
                 except GantryError as e:
                     print(f"a send failed, again: {e}", file=sys.stderr)
@@ -163,7 +162,7 @@ class Group:
             self._name,
             handle,
             orderly=self._kind == "orderly",
-            consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+            start_from="earliest",
             pull_batch_size=64,
         )
         consumer.subscribe(TOPIC)

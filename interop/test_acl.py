@@ -12,9 +12,9 @@ import pytest
 from programs import PROGRAM_TIMEOUT_S, SERIALIZE_TYPES, command_line
 from servers import Server, gantry_broker, gantry_namesrv, java_broker, java_namesrv
 
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.credentials import Credentials
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, GantryError
 from gantrymq.protocol.bodies.auth import UserInfo
@@ -159,10 +159,10 @@ async def _use_as_users(namesrv: str, broker: str) -> None:
     async with AdminClient(namesrv) as stranger:
         with pytest.raises(BrokerError, match="username cannot be null"):
             await stranger.users(broker)
-    async with AdminClient(namesrv, hooks=[AclHook(ROOT, "guessed1")]) as liar:
+    async with AdminClient(namesrv, credentials=Credentials(ROOT, "guessed1")) as liar:
         with pytest.raises(BrokerError, match="check signature failed"):
             await liar.users(broker)
-    async with AdminClient(namesrv, hooks=[AclHook(ROOT, ROOT_PASSWORD)]) as admin:
+    async with AdminClient(namesrv, credentials=Credentials(ROOT, ROOT_PASSWORD)) as admin:
         await admin.create_user([broker], UserInfo("alice", "12345678"))
         assert await admin.user(broker, "alice") == UserInfo("alice", "12345678", "Normal", "enable")
         assert await admin.user(broker, "bob") is None
@@ -172,8 +172,8 @@ async def _use_as_users(namesrv: str, broker: str) -> None:
         assert acl.policies[0].entries[0].resource == "Topic:acl_allowed"
         assert [found.subject for found in await admin.acls(broker, "alice")] == ["User:alice"]
 
-        hooks = [AclHook("alice", "12345678")]
-        async with Producer(namesrv, "acl_producer", hooks=hooks, retry_times=0) as producer:
+        credentials = Credentials("alice", "12345678")
+        async with Producer(namesrv, "acl_producer", credentials=credentials, retry_times=0) as producer:
             for i in range(3):
                 await producer.send(Message("acl_allowed", b"body %d" % i))
             with pytest.raises(GantryError, match="User:alice has no permission to access Topic:acl_denied"):

@@ -16,15 +16,14 @@ from servers import Server, java_broker, java_namesrv
 from test_acl import JAVA_PROVIDERS, ROOT, ROOT_PASSWORD, USERS
 from wait_until import until
 
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.credentials import Credentials
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.console.app import Console
 from gantrymq.console.queries.all_pages import PAGES
 from gantrymq.console.settings import Settings
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.properties import TIMER_DELAY_MS
 
@@ -78,7 +77,7 @@ async def test_every_page(cluster: Cluster, topic: str) -> None:
     async def handle(message: Message) -> None:
         seen.append(message)
 
-    consumer = PushConsumer(cluster.address, "console_ours", handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(cluster.address, "console_ours", handle, start_from="earliest")
     consumer.subscribe(topic)
     async with visitor(cluster.address) as console, consumer:
         await until(lambda: len(seen) >= 8)
@@ -261,8 +260,11 @@ def with_users(tmp_path: Path) -> Iterator[tuple[Server, Server]]:
 
 async def test_apaches_users(with_users: tuple[Server, Server]) -> None:
     namesrv, broker = with_users
-    root = AclHook(ROOT, ROOT_PASSWORD)
-    async with visitor(namesrv.address, hooks=[root]) as console, AdminClient(namesrv.address, hooks=[root]) as admin:
+    root = Credentials(ROOT, ROOT_PASSWORD)
+    async with (
+        visitor(namesrv.address, credentials=root) as console,
+        AdminClient(namesrv.address, credentials=root) as admin,
+    ):
         await console.do("save-user", cluster=CLUSTER, username="alice", password="12345678")
         assert await admin.user(broker.address, "alice") is not None
         rows = {row["name"]: row for row in (await console.json("users"))["table"]["rows"]}
@@ -272,7 +274,7 @@ async def test_apaches_users(with_users: tuple[Server, Server]) -> None:
         verdicts = (await console.json("rights", user="alice", resource="Topic:allowed"))["verdicts"]
         assert [one["action"] for one in verdicts if one["may"]] == ["Pub", "Get"]
         async with Producer(
-            namesrv.address, "console_alice", hooks=[AclHook("alice", "12345678")], retry_times=0
+            namesrv.address, "console_alice", credentials=Credentials("alice", "12345678"), retry_times=0
         ) as producer:
             await admin.ensure_topic("allowed", queues=1)
             await producer.send(Message("allowed", b"x"))

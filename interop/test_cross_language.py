@@ -11,22 +11,18 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Unpack
 
 import pytest
 from conftest import Cluster
 from programs import PROGRAM_TIMEOUT_S, Sent, _lines, _run, command_line, consume, produce, sample
 from servers import gantry_broker, gantry_namesrv, java_broker
 
+from gantrymq.client.consuming.consumer_base import MessageFilter
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
-from gantrymq.protocol.bodies.heartbeat import (
-    CONSUME_FROM_FIRST_OFFSET,
-    EXPRESSION_SQL92,
-    EXPRESSION_TAG,
-    SUBSCRIBE_ALL,
-)
 from gantrymq.protocol.compression import CompressionType, compression_flag
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.sys_flag import COMPRESSION_MASK
@@ -74,9 +70,8 @@ async def receive(
     topic: str,
     count: int,
     *,
-    expression: str = SUBSCRIBE_ALL,
-    expression_type: str = EXPRESSION_TAG,
     orderly: bool = False,
+    **wanted: Unpack[MessageFilter],
 ) -> list[MessageExt]:
     """Returns `count` messages, received by this project's push consumer."""
     received: list[MessageExt] = []
@@ -89,24 +84,22 @@ async def receive(
 
     consumer = PushConsumer(
         cluster.address,
-        f"push_{expression_type}_{topic}",
+        f"push_{'-'.join(wanted)}_{topic}",
         handle,
         orderly=orderly,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
     )
-    consumer.subscribe(topic, expression, expression_type)
+    consumer.subscribe(topic, **wanted)
     async with consumer, asyncio.timeout(TIMEOUT_S):
         await complete.wait()
     return received
 
 
-async def poll(cluster: Cluster, topic: str, count: int, expression: str, expression_type: str) -> list[MessageExt]:
+async def poll(cluster: Cluster, topic: str, count: int, **wanted: Unpack[MessageFilter]) -> list[MessageExt]:
     """Returns `count` messages, received by this project's lite pull consumer."""
     received: list[MessageExt] = []
-    consumer = LitePullConsumer(
-        cluster.address, f"pull_{expression_type}_{topic}", consume_from_where=CONSUME_FROM_FIRST_OFFSET
-    )
-    consumer.subscribe(topic, expression, expression_type)
+    consumer = LitePullConsumer(cluster.address, f"pull_{'-'.join(wanted)}_{topic}", start_from="earliest")
+    consumer.subscribe(topic, **wanted)
     async with consumer, asyncio.timeout(TIMEOUT_S):
         while len(received) < count:
             received += await consumer.poll(500)
@@ -150,7 +143,7 @@ async def test_the_order_of_here_is_kept_by_java(cluster: Cluster, topic: str) -
         for step in range(10):
             for key in ("one", "two", "three", "four", "five"):
                 message = Message(topic, b"%d" % step, keys=key, flag=step, sharding_key=key)
-                await producer.send_with(message, select_by_hash, key, SEND_TIMEOUT_MS)
+                await producer.send(message, SEND_TIMEOUT_MS, select=select_by_hash(key))
     received = await asyncio.to_thread(consume, cluster.address, topic, 50, mode="orderly")
     for key in ("one", "two", "three", "four", "five"):
         of_key = [line for line in received if line["keys"] == key]
@@ -201,17 +194,17 @@ async def test_javas_transactions(cluster: Cluster, topic: str) -> None:
 async def test_choosing_of_javas_messages(cluster: Cluster, topic: str) -> None:
     sent = sample(30)
     await asyncio.to_thread(produce, cluster.address, topic, [message.line() for message in sent])
-    for expression, expression_type, wanted in choices(sent):
-        pushed = await receive(cluster, topic, len(wanted), expression=expression, expression_type=expression_type)
+    for message_filter, wanted in choices(sent):
+        pushed = await receive(cluster, topic, len(wanted), **message_filter)
         assert sorted(map(from_message, pushed)) == wanted
-        polled = await poll(cluster, topic, len(wanted), expression, expression_type)
+        polled = await poll(cluster, topic, len(wanted), **message_filter)
         assert sorted(map(from_message, polled)) == wanted
 
 
 async def test_java_chooses_of_messages_from_here(cluster: Cluster, topic: str) -> None:
     sent = sample(30)
     await send(cluster, *(to_message(topic, message) for message in sent))
-    (_, _, by_tags), (_, _, by_sql) = choices(sent)
+    (_, by_tags), (_, by_sql) = choices(sent)
     received = await asyncio.to_thread(consume, cluster.address, topic, len(by_tags), expression=TAGS)
     assert sorted(map(Sent.of, received)) == by_tags
     arguments = (cluster.address, f"sql_{topic}", topic, SQL, str(len(by_sql)), "60")
@@ -220,10 +213,10 @@ async def test_java_chooses_of_messages_from_here(cluster: Cluster, topic: str) 
     assert sorted(map(Sent.of, _lines(result))) == by_sql
 
 
-def choices(sent: list[Sent]) -> list[tuple[str, str, list[Sent]]]:
-    """Returns expressions, their types, and the messages that they select."""
+def choices(sent: list[Sent]) -> list[tuple[MessageFilter, list[Sent]]]:
+    """Returns filters and the messages that they select."""
     by_tags = [message for message in sent if message.tags in ("tag0", "tag2")]
     by_sql = [
         message for message in sent if dict(message.properties)["colour"] in ("c1", "c4") or message.tags == "tag2"
     ]
-    return [(TAGS, EXPRESSION_TAG, sorted(by_tags)), (SQL, EXPRESSION_SQL92, sorted(by_sql))]
+    return [({"tags": TAGS}, sorted(by_tags)), ({"sql": SQL}, sorted(by_sql))]

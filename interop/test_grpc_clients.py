@@ -33,7 +33,6 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.doctor.finding import Severity
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.compression import CompressionType
@@ -289,9 +288,7 @@ async def test_to_a_consumer_of_the_remoting_protocol(cluster: Cluster, client: 
     sent = [message("new", tag="t", keys=["a"], properties={"mine": "x"})]
     (message_id,) = await asyncio.to_thread(client.produce, cluster.proxy, topic, sent)
     came: asyncio.Queue[MessageExt] = asyncio.Queue()
-    consumer = PushConsumer(
-        cluster.name_server, f"interop_{uuid.uuid4().hex[:8]}", came.put, consume_from_where=CONSUME_FROM_FIRST_OFFSET
-    )
+    consumer = PushConsumer(cluster.name_server, f"interop_{uuid.uuid4().hex[:8]}", came.put, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer, asyncio.timeout(60):
         received = await came.get()

@@ -10,7 +10,6 @@ from programs import SERIALIZE_TYPES, Sent, consume, produce, sample
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.message import Message, MessageExt
 
@@ -59,7 +58,7 @@ async def test_java_producer_to_python_push_consumer(cluster: Cluster, topic: st
         if len(received) == len(everything):
             complete.set()
 
-    consumer = PushConsumer(cluster.address, "interop_python", handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(cluster.address, "interop_python", handle, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer, asyncio.timeout(CONSUME_TIMEOUT_S):
         await complete.wait()
@@ -72,7 +71,7 @@ async def test_java_producer_to_python_pull_consumer(cluster: Cluster, topic: st
     await asyncio.to_thread(produce, cluster.address, topic, [message.line() for message in sent], mode="batch")
     received: list[Sent] = []
 
-    consumer = LitePullConsumer(cluster.address, "interop_python", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = LitePullConsumer(cluster.address, "interop_python", start_from="earliest")
     consumer.subscribe(topic)
     async with consumer, asyncio.timeout(CONSUME_TIMEOUT_S):
         while len(received) < len(sent):
@@ -88,7 +87,7 @@ async def test_java_and_python_consumer_share_a_topic(cluster: Cluster, topic: s
     async with Producer(cluster.address, "interop_python") as producer:
         for sent in first:
             await producer.send(to_message(topic, sent), 10_000)
-        consumer = LitePullConsumer(cluster.address, group, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer = LitePullConsumer(cluster.address, group, start_from="earliest")
         consumer.subscribe(topic)
         async with consumer, asyncio.timeout(CONSUME_TIMEOUT_S):
             count = 0

@@ -10,7 +10,6 @@ from programs import mqadmin
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 
 TIMEOUT_S = 60.0
@@ -31,7 +30,7 @@ async def test_mqadmin_asks_and_directs_a_python_consumer(cluster: Cluster, topi
     bodies = [b"%d" % n for n in range(8)]
     async with Producer(cluster.address, "interop_python") as producer:
         sent = [await producer.send(Message(topic, body), 10_000) for body in bodies]
-    consumer = PushConsumer(cluster.address, group, handle, orderly=True, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(cluster.address, group, handle, orderly=True, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
         assert await next_bodies(8) == bodies

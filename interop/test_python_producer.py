@@ -15,7 +15,6 @@ from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.request_reply import reply_message
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 
 #: Brokers check half messages after a second or two instead of half a minute.
@@ -91,7 +90,7 @@ async def test_requests_of_this_project_are_answered_by_java(cluster: Cluster, t
 
 async def test_requests_of_java_are_answered_by_this_project(cluster: Cluster, topic: str) -> None:
     await asyncio.to_thread(mqadmin, cluster.address, "updateTopic", "-c", "DefaultCluster", "-t", topic)
-    consumer = LitePullConsumer(cluster.address, "repliers", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = LitePullConsumer(cluster.address, "repliers", start_from="earliest")
     consumer.subscribe(topic)
 
     async def reply() -> None:

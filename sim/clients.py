@@ -15,7 +15,6 @@ from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.errors import GantryError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from sim.cluster import Program, Servers
 from sim.history import Delay, History, Sent
@@ -45,7 +44,7 @@ class Decisions:
         if self._history.sent[name].is_void:
             return LocalTransactionState.ROLLBACK_MESSAGE
         if not asked and name.endswith("7"):
-            return LocalTransactionState.UNKNOW
+            return LocalTransactionState.UNKNOWN
         return LocalTransactionState.COMMIT_MESSAGE
 
 
@@ -225,7 +224,7 @@ class Clients:
         name = f"{key}:{number}"
         self.scene.ask(Sent(name, TOPIC, key, number, self._world.loop.time()))
         message = Message(TOPIC, name.encode(), sharding_key=key)
-        self.scene.stored(name, await producer.send_with(message, select_by_hash, key), 0)
+        self.scene.stored(name, await producer.send(message, select=select_by_hash(key)), 0)
         self._keys[key] = number + 1
 
     # -- consumers ----------------------------------------------------------------------------------------------
@@ -253,7 +252,7 @@ class Clients:
             group,
             handle,
             orderly=is_orderly,
-            consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+            start_from="earliest",
             concurrency=8,
             on_assigned=partial(self.scene.assigned, group, program.name),
             on_revoked=partial(self.scene.revoked, group, program.name),
@@ -281,7 +280,7 @@ class Clients:
         consumer = LitePullConsumer(
             self._names,
             "lite",
-            consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+            start_from="earliest",
             on_assigned=partial(self.scene.assigned, "lite", program.name),
             on_revoked=partial(self.scene.revoked, "lite", program.name),
         )

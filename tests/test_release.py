@@ -204,14 +204,14 @@ sys.modules["uvloop"] = None
 
 import asyncio
 import gantrymq
-from gantrymq import CONSUME_FROM_FIRST_OFFSET, Message, Producer, PushConsumer, SyncProducer
+from gantrymq import Message, Producer, PushConsumer, SyncProducer
 from gantrymq.testing.embedded import EmbeddedCluster
 
 
 async def main():
     assert type(asyncio.get_running_loop()).__module__.startswith("asyncio.")
     got = asyncio.Queue()
-    consumer = PushConsumer(NAME_SERVER, "without", got.put, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(NAME_SERVER, "without", got.put, start_from="earliest")
     consumer.subscribe("without")
     async with Producer(NAME_SERVER, "without") as producer:
         await producer.send(Message("without", b"one"))

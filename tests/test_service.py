@@ -18,7 +18,7 @@ import pytest
 from wait_until import wait_until
 
 import gantrymq
-from gantrymq import CONSUME_FROM_FIRST_OFFSET, LitePullConsumer, Message, Producer, SyncLitePullConsumer, SyncProducer
+from gantrymq import LitePullConsumer, Message, Producer, SyncLitePullConsumer, SyncProducer
 from gantrymq.testing.embedded import EmbeddedCluster
 
 ROOT = Path(__file__).parent.parent
@@ -160,7 +160,7 @@ def examples() -> list[str]:
 
 def received(cluster: EmbeddedCluster, topic: str, group: str, wanted: set[bytes]) -> None:
     """Waits until the topic contains the bodies `wanted`."""
-    pull = LitePullConsumer(cluster.name_server, group, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    pull = LitePullConsumer(cluster.name_server, group, start_from="earliest")
     with SyncLitePullConsumer(pull) as consumer:
         consumer.assign(consumer.queues(topic))
         found: set[bytes] = set()

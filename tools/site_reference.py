@@ -23,7 +23,6 @@ from urllib.request import urlopen
 import site_findings
 
 from gantrymq import (
-    CONSUME_FROM_FIRST_OFFSET,
     LocalTransactionState,
     Message,
     MessageExt,
@@ -356,7 +355,7 @@ def _told() -> str:
     with EmbeddedCluster(metrics_port=port, bind_address="127.0.0.1") as cluster:
         address = cluster.name_server
         received: queue.Queue[MessageExt] = queue.Queue()
-        reader = PushConsumer(address, "readers", received.put, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        reader = PushConsumer(address, "readers", received.put, start_from="earliest")
         reader.subscribe("orders")
         transactions = TransactionProducer(address, "payers", _Ends())
         with SyncProducer(Producer(address, "shop")) as producer, SyncTransactionProducer(transactions) as payer:
@@ -376,7 +375,7 @@ class _Ends:
         return arg
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        return LocalTransactionState.UNKNOW
+        return LocalTransactionState.UNKNOWN
 
 
 def _labels(samples: str) -> str:

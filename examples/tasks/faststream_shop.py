@@ -30,7 +30,7 @@ async def bill(order: Order, message: RocketMQMessage) -> Invoice:
     return Invoice(text=f"invoice for {message.raw_message.keys[0]}: {order.euros:.2f} euros for {order.what}")
 
 
-@broker.subscriber("shop-invoices", group="shop-post", expression="invoice")
+@broker.subscriber("shop-invoices", group="shop-post", tags="invoice")
 async def post(invoice: Invoice) -> None:
     print(invoice.text, flush=True)
 

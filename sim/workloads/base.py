@@ -11,7 +11,6 @@ from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from sim.cluster import Program
 from sim.history import Sent
@@ -93,9 +92,7 @@ class Workload:
         async def handle(message: MessageExt) -> None:
             self.scene.receive(message, group, program.name)
 
-        consumer = PushConsumer(
-            self.scene.names, group, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET, concurrency=4
-        )
+        consumer = PushConsumer(self.scene.names, group, handle, start_from="earliest", concurrency=4)
         consumer.subscribe(topic)
         async with consumer:
             assert program.ending is not None

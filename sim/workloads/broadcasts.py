@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gantrymq.client.consuming.push_consumer import PushConsumer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import MessageExt
 from sim.cluster import Program
 from sim.scene import Scene
@@ -50,7 +49,7 @@ class Broadcasts(Workload):
                 "listeners",
                 handle,
                 broadcasting=True,
-                consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+                start_from="earliest",
                 offset_directory=Path("/offsets"),
                 instance_name="listener",
             )

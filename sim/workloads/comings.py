@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from gantrymq.client.consuming.push_consumer import PushConsumer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import MessageExt
 from sim.cluster import Program
 from sim.plan import FAULTS_S
@@ -58,7 +57,7 @@ class Comings(Workload):
                 "members",
                 handle,
                 orderly=self._is_orderly,
-                consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+                start_from="earliest",
                 concurrency=4,
             )
             consumer.subscribe(_TOPIC)

@@ -9,7 +9,6 @@ from functools import partial
 
 from gantrymq.broker.config import BrokerRole
 from gantrymq.client.consuming.push_consumer import PushConsumer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX
 from gantrymq.store.consume_queue import UNIT
@@ -62,7 +61,7 @@ class DeadLetters(Workload):
             handle,
             orderly=self._is_orderly,
             max_reconsume_times=_AGAIN,
-            consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+            start_from="earliest",
         )
         consumer.subscribe(_TOPIC)
         async with consumer:

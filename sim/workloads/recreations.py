@@ -12,7 +12,6 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from sim.cluster import Program
 from sim.history import Delay, Sent
@@ -121,7 +120,7 @@ class Recreations(Workload):
             program.name,
             handle,
             orderly="orderly" in program.name,
-            consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+            start_from="earliest",
             broadcasting="broadcast" in program.name,
             offset_directory=Path("/offsets"),
         )
@@ -132,7 +131,7 @@ class Recreations(Workload):
 
     async def _lite(self, program: Program) -> None:
         await self._is_made.wait()
-        consumer = LitePullConsumer(self.scene.names, program.name, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer = LitePullConsumer(self.scene.names, program.name, start_from="earliest")
         consumer.subscribe(_TOPIC)
         assert program.ending is not None
         async with consumer:

@@ -9,7 +9,6 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.request_reply import reply_message
 from gantrymq.errors import GantryError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from sim.cluster import Program
 from sim.history import Sent
@@ -76,9 +75,7 @@ class Requests(Workload):
                     # The requester may be gone.
                     self.scene.history.note(self.scene.now(), f"{program.name}: {e}")
 
-            consumer = PushConsumer(
-                self.scene.names, _GROUP, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET, concurrency=4
-            )
+            consumer = PushConsumer(self.scene.names, _GROUP, handle, start_from="earliest", concurrency=4)
             consumer.subscribe(_TOPIC)
             async with consumer:
                 assert program.ending is not None

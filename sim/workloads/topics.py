@@ -9,7 +9,6 @@ from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError, PartialFailure
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig
 from gantrymq.protocol.message import Message, MessageExt
 from sim.cluster import Program
@@ -101,9 +100,7 @@ class Topics(Workload):
         async def handle(message: MessageExt) -> None:
             self.scene.receive(message, f"{_GROUP} of {message.topic}", program.name)
 
-        consumer = PushConsumer(
-            self.scene.names, _GROUP, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET, concurrency=4
-        )
+        consumer = PushConsumer(self.scene.names, _GROUP, handle, start_from="earliest", concurrency=4)
         for name in self._names:
             consumer.subscribe(name)
         async with consumer:

@@ -1,17 +1,15 @@
 """RocketMQ in Python: NameServer, broker, clients, administration and a Spark data source.
 
-This package exports the public names of the clients. A module is imported when one of its names is first used.
-Therefore a broker starts without importing the client, and a client without importing the servers.
+This package exports the public names of the clients, and all errors. A module is imported when one of its names is
+first used. Therefore a broker starts without importing the client, and a client without importing the servers.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gantrymq.client.acl_hook import AclHook
     from gantrymq.client.admin.client import AdminClient
     from gantrymq.client.broker_api import SendResult, SendStatus
-    from gantrymq.client.consuming.consume_from_where import CONSUME_FROM_END
     from gantrymq.client.consuming.consume_hooks import ConsumeContext, ConsumeHook, ConsumeReturnType
     from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
     from gantrymq.client.consuming.process_queue import FlowLimits
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
         allocate_by_machine_room,
         allocate_machine_room_nearby,
     )
+    from gantrymq.client.credentials import Credentials
     from gantrymq.client.popping.popped_queues import PopOptions
     from gantrymq.client.popping.simple_consumer import SimpleConsumer
     from gantrymq.client.producing.producer import Producer
@@ -36,10 +35,43 @@ if TYPE_CHECKING:
         TransactionProducer,
         TransactionSendResult,
     )
+    from gantrymq.errors import (
+        BodyError,
+        BrokerError,
+        BrokerUnavailable,
+        ClientClosed,
+        ClientError,
+        CodecError,
+        CompressionError,
+        ConfigError,
+        ConnectFailed,
+        ConnectionLost,
+        DataLost,
+        FrameError,
+        GantryError,
+        HeaderError,
+        IllegalMessage,
+        MissingExtra,
+        NoRouteInfo,
+        PartialFailure,
+        ProtocolError,
+        RecordError,
+        RefusalReason,
+        RemotingError,
+        ReplicationError,
+        RequestRefused,
+        RequestTimeout,
+        RouteNotReady,
+        SendOutcomeUnknown,
+        StoreBusy,
+        StoreError,
+        StoreFull,
+        StoreLocked,
+        SyncFailed,
+        ThreadDied,
+    )
     from gantrymq.protocol.bodies.heartbeat import (
-        CONSUME_FROM_FIRST_OFFSET,
         CONSUME_FROM_LAST_OFFSET,
-        CONSUME_FROM_TIMESTAMP,
     )
     from gantrymq.protocol.compression import CompressionType
     from gantrymq.protocol.message import Message, MessageExt, MessageQueue
@@ -53,34 +85,64 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
-    "CONSUME_FROM_END": "gantrymq.client.consuming.consume_from_where",
-    "CONSUME_FROM_FIRST_OFFSET": "gantrymq.protocol.bodies.heartbeat",
     "CONSUME_FROM_LAST_OFFSET": "gantrymq.protocol.bodies.heartbeat",
-    "CONSUME_FROM_TIMESTAMP": "gantrymq.protocol.bodies.heartbeat",
-    "AclHook": "gantrymq.client.acl_hook",
     "AdminClient": "gantrymq.client.admin.client",
+    "BodyError": "gantrymq.errors",
+    "BrokerError": "gantrymq.errors",
+    "BrokerUnavailable": "gantrymq.errors",
+    "ClientClosed": "gantrymq.errors",
+    "ClientError": "gantrymq.errors",
+    "CodecError": "gantrymq.errors",
+    "CompressionError": "gantrymq.errors",
     "CompressionType": "gantrymq.protocol.compression",
+    "ConfigError": "gantrymq.errors",
+    "ConnectFailed": "gantrymq.errors",
+    "ConnectionLost": "gantrymq.errors",
     "ConsumeContext": "gantrymq.client.consuming.consume_hooks",
     "ConsumeHook": "gantrymq.client.consuming.consume_hooks",
     "ConsumeReturnType": "gantrymq.client.consuming.consume_hooks",
+    "Credentials": "gantrymq.client.credentials",
+    "DataLost": "gantrymq.errors",
     "FlowLimits": "gantrymq.client.consuming.process_queue",
+    "FrameError": "gantrymq.errors",
+    "GantryError": "gantrymq.errors",
+    "HeaderError": "gantrymq.errors",
+    "IllegalMessage": "gantrymq.errors",
     "LitePullConsumer": "gantrymq.client.consuming.lite_pull_consumer",
     "LocalTransactionState": "gantrymq.client.producing.transaction_producer",
     "Message": "gantrymq.protocol.message",
     "MessageExt": "gantrymq.protocol.message",
     "MessageQueue": "gantrymq.protocol.message",
+    "MissingExtra": "gantrymq.errors",
+    "NoRouteInfo": "gantrymq.errors",
+    "PartialFailure": "gantrymq.errors",
     "PopOptions": "gantrymq.client.popping.popped_queues",
     "Producer": "gantrymq.client.producing.producer",
+    "ProtocolError": "gantrymq.errors",
     "PushConsumer": "gantrymq.client.consuming.push_consumer",
+    "RecordError": "gantrymq.errors",
+    "RefusalReason": "gantrymq.errors",
+    "RemotingError": "gantrymq.errors",
+    "ReplicationError": "gantrymq.errors",
+    "RequestRefused": "gantrymq.errors",
+    "RequestTimeout": "gantrymq.errors",
+    "RouteNotReady": "gantrymq.errors",
     "SendContext": "gantrymq.client.producing.send_hook",
+    "SendOutcomeUnknown": "gantrymq.errors",
     "SendResult": "gantrymq.client.broker_api",
     "SendStatus": "gantrymq.client.broker_api",
     "SimpleConsumer": "gantrymq.client.popping.simple_consumer",
+    "StoreBusy": "gantrymq.errors",
+    "StoreError": "gantrymq.errors",
+    "StoreFull": "gantrymq.errors",
+    "StoreLocked": "gantrymq.errors",
+    "SyncFailed": "gantrymq.errors",
     "SyncLitePullConsumer": "gantrymq.sync",
     "SyncProducer": "gantrymq.sync",
     "SyncPushConsumer": "gantrymq.sync",
     "SyncSimpleConsumer": "gantrymq.sync",
     "SyncTransactionProducer": "gantrymq.sync",
+    "ThreadDied": "gantrymq.errors",
     "TransactionListener": "gantrymq.client.producing.transaction_producer",
     "TransactionProducer": "gantrymq.client.producing.transaction_producer",
     "TransactionSendResult": "gantrymq.client.producing.transaction_producer",
@@ -98,34 +160,64 @@ _MODULES = {
 }
 
 __all__ = [
-    "CONSUME_FROM_END",
-    "CONSUME_FROM_FIRST_OFFSET",
     "CONSUME_FROM_LAST_OFFSET",
-    "CONSUME_FROM_TIMESTAMP",
-    "AclHook",
     "AdminClient",
+    "BodyError",
+    "BrokerError",
+    "BrokerUnavailable",
+    "ClientClosed",
+    "ClientError",
+    "CodecError",
+    "CompressionError",
     "CompressionType",
+    "ConfigError",
+    "ConnectFailed",
+    "ConnectionLost",
     "ConsumeContext",
     "ConsumeHook",
     "ConsumeReturnType",
+    "Credentials",
+    "DataLost",
     "FlowLimits",
+    "FrameError",
+    "GantryError",
+    "HeaderError",
+    "IllegalMessage",
     "LitePullConsumer",
     "LocalTransactionState",
     "Message",
     "MessageExt",
     "MessageQueue",
+    "MissingExtra",
+    "NoRouteInfo",
+    "PartialFailure",
     "PopOptions",
     "Producer",
+    "ProtocolError",
     "PushConsumer",
+    "RecordError",
+    "RefusalReason",
+    "RemotingError",
+    "ReplicationError",
+    "RequestRefused",
+    "RequestTimeout",
+    "RouteNotReady",
     "SendContext",
+    "SendOutcomeUnknown",
     "SendResult",
     "SendStatus",
     "SimpleConsumer",
+    "StoreBusy",
+    "StoreError",
+    "StoreFull",
+    "StoreLocked",
+    "SyncFailed",
     "SyncLitePullConsumer",
     "SyncProducer",
     "SyncPushConsumer",
     "SyncSimpleConsumer",
     "SyncTransactionProducer",
+    "ThreadDied",
     "TransactionListener",
     "TransactionProducer",
     "TransactionSendResult",

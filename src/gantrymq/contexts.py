@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from gantrymq.client.acl_hook import AclHook
+from gantrymq.client.credentials import Credentials
 from gantrymq.config import from_properties, load_properties, replace_file
 from gantrymq.errors import ConfigError
 from gantrymq.remoting.tls import TlsConfig, client_context
@@ -35,9 +35,9 @@ class Context(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unknown
     tls_config: str | None = None
 
     @property
-    def hooks(self) -> list[AclHook]:
-        """The hooks that sign requests; empty without `acl_config`. Raises ConfigError if the file is invalid."""
-        return [] if self.acl_config is None else [AclHook.from_file(Path(self.acl_config))]
+    def credentials(self) -> Credentials | None:
+        """The keys that sign requests; None without `acl_config`. Raises ConfigError if the file is invalid."""
+        return None if self.acl_config is None else Credentials.from_file(Path(self.acl_config))
 
     @property
     def ssl_context(self) -> tls.SSLContext | None:

@@ -206,7 +206,8 @@ class BrokerError(GantryError):
         text = f"{address} answered code {code}: {_printable((remark or '').strip() or 'no remark')}"
         if reason is RefusalReason.NO_CREDENTIALS:
             text = text.rstrip(".") + (
-                ". The request has no access key: give --acl-config FILE, or hooks=[AclHook(access_key, secret_key)]"
+                ". The request has no access key: give --acl-config FILE, or "
+                "credentials=Credentials(access_key, secret_key)"
             )
         elif code == _NOT_SUPPORTED:
             text += (

@@ -34,7 +34,6 @@ from gantrymq.client.producing.queue_selector import QueueSelector
 from gantrymq.client.producing.transaction_producer import TransactionProducer, TransactionSendResult
 from gantrymq.errors import ClientClosed, ClientError, GantryError, ThreadDied
 from gantrymq.logs import peer_log
-from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SUBSCRIBE_ALL
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 
 log = peer_log(__name__)
@@ -200,8 +199,18 @@ class SyncProducer(_Sync):
         super().__init__(producer)
         self._producer = producer
 
-    def send(self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None) -> SendResult:
-        return self._wait(self._producer.send(message, timeout_ms, queue))
+    def send(
+        self,
+        message: Message,
+        timeout_ms: int = TIMEOUT_MS,
+        queue: MessageQueue | None = None,
+        *,
+        select: QueueSelector | None = None,
+    ) -> SendResult:
+        return self._wait(self._producer.send(message, timeout_ms, queue, select=select))
+
+    def flush(self) -> None:
+        self._wait(self._producer.flush())
 
     def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
         self._wait(self._producer.send_oneway(message, queue))
@@ -210,11 +219,6 @@ class SyncProducer(_Sync):
         self, messages: Sequence[Message], timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> SendResult:
         return self._wait(self._producer.send_batch(messages, timeout_ms, queue))
-
-    def send_with(
-        self, message: Message, selector: QueueSelector, arg: Any = None, timeout_ms: int = TIMEOUT_MS
-    ) -> SendResult:
-        return self._wait(self._producer.send_with(message, selector, arg, timeout_ms))
 
     def request(self, message: Message, timeout_ms: int = TIMEOUT_MS) -> MessageExt:
         return self._wait(self._producer.request(message, timeout_ms))
@@ -254,8 +258,8 @@ class _SyncConsumer(_Sync):
         super().__init__(consumer)
         self._group_consumer = consumer
 
-    def subscribe(self, topic: str, expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG) -> None:
-        self._in_loop(lambda: self._group_consumer.subscribe(topic, expression, expression_type))
+    def subscribe(self, topic: str, *, tags: str | None = None, sql: str | None = None) -> None:
+        self._in_loop(lambda: self._group_consumer.subscribe(topic, tags=tags, sql=sql))
 
     def unsubscribe(self, topic: str) -> None:
         self._in_loop(lambda: self._group_consumer.unsubscribe(topic))
@@ -370,10 +374,8 @@ class SyncLitePullConsumer(_SyncPullingConsumer):
     def queues(self, topic: str) -> list[MessageQueue]:
         return self._wait(self._consumer.queues(topic))
 
-    def assign(
-        self, queues: Iterable[MessageQueue], expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG
-    ) -> None:
-        self._wait(self._consumer.assign(queues, expression, expression_type))
+    def assign(self, queues: Iterable[MessageQueue], *, tags: str | None = None, sql: str | None = None) -> None:
+        self._wait(self._consumer.assign(queues, tags=tags, sql=sql))
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         self._in_loop(lambda: self._consumer.pause(queues))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq.client.acl_hook import AclHook
+from gantrymq.client.credentials import Credentials, rpc_hooks
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.acl_signature import (
     ACCESS_KEY,
@@ -65,7 +65,8 @@ def test_what_was_changed_on_the_way_is_not_signed() -> None:
 
 
 def test_the_hook_signs_again_what_is_sent_again() -> None:
-    hook = AclHook("rocketmq2", "12345678", "token")
+    credentials = Credentials("rocketmq2", "12345678", "token")
+    (hook,) = rpc_hooks(credentials)
     request = RemotingCommand.request(RequestCode.GET_MAX_OFFSET, fields={"topic": "T"}, body=b"x")
     for _ in range(2):
         hook.before_request("127.0.0.1:1", request)
@@ -75,7 +76,7 @@ def test_the_hook_signs_again_what_is_sent_again() -> None:
         values = [value for name, value in sorted(request.ext_fields.items()) if name != SIGNATURE]
         assert request.ext_fields[SIGNATURE] == hmac_sha1("".join(values).encode() + b"x")
         assert SIGNER.is_request_signed(request)
-    assert "12345678" not in repr(hook)
+    assert "12345678" not in repr(credentials)
 
 
 def test_a_bound_signature_covers_code_names_values_and_body() -> None:
@@ -111,7 +112,8 @@ def test_a_bound_signature_covers_code_names_values_and_body() -> None:
 def test_keys_from_tools_yml(tmp_path: Path) -> None:
     file = tmp_path / "tools.yml"
     file.write_text("# comment\naccessKey: rocketmq2\nsecretKey: 01234567\n")
-    hook = AclHook.from_file(file)
+    assert Credentials.from_file(file) == Credentials("rocketmq2", "01234567")
+    (hook,) = rpc_hooks(Credentials.from_file(file))
     request = RemotingCommand.request(RequestCode.GET_MAX_OFFSET)
     hook.before_request("127.0.0.1:1", request)
     assert Signer("01234567").is_signed(request.ext_fields, b"", request.version)
@@ -124,7 +126,7 @@ def test_a_tools_yml_without_keys_is_refused_by_name(tmp_path: Path, text: str) 
     file = tmp_path / "tools.yml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        AclHook.from_file(file)
+        Credentials.from_file(file)
     assert "hush" not in str(caught.value)
     with pytest.raises(ConfigError, match="can't read"):
-        AclHook.from_file(tmp_path / "none.yml")
+        Credentials.from_file(tmp_path / "none.yml")

@@ -12,7 +12,6 @@ from gantrymq.auth.permission import Guarded
 from gantrymq.auth.plain_access import PlainAccess
 from gantrymq.auth.plain_acl import Perm, parse_plain_acl
 from gantrymq.auth.plain_acl_file import PlainAclFiles
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.errors import ConfigError, RequestRefused
 from gantrymq.protocol.acl_signature import Signer
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, HeartbeatData, SubscriptionData
@@ -20,6 +19,7 @@ from gantrymq.protocol.bodies.pop import BatchAck, BatchAckBody
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
+from gantrymq.remoting.signatures import SigningHook
 
 #: Apache's example, with one more account.
 TEXT = b"""
@@ -66,7 +66,7 @@ def request(
     secret_key: str = "12345678",
 ) -> RemotingCommand:
     command = RemotingCommand.request(code, fields=fields, body=body)
-    AclHook(access_key, secret_key).before_request("", command)
+    SigningHook(access_key, secret_key).before_request("", command)
     return command
 
 

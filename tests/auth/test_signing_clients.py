@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq import CONSUME_FROM_FIRST_OFFSET, AclHook, Message, MessageExt, Producer, PushConsumer
+from gantrymq import Credentials, Message, MessageExt, Producer, PushConsumer
 from gantrymq.auth.config import AuthConfig
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
@@ -27,7 +27,7 @@ accounts:
     topicPerms: [orders=SUB]
     groupPerms: [readers=SUB]
 """
-PRODUCER, CONSUMER = AclHook("producer1", "secret12"), AclHook("consumer1", "secret12")
+PRODUCER, CONSUMER = Credentials("producer1", "secret12"), Credentials("consumer1", "secret12")
 USERS = AuthConfig(
     authentication_enabled=True,
     authorization_enabled=True,
@@ -44,7 +44,7 @@ async def test_accounts_of_plain_acl(tmp_path: Path) -> None:
 
 async def test_users_and_policies() -> None:
     with EmbeddedCluster(auth=USERS, message_delay_level=DELAYS) as cluster:
-        async with AdminClient(cluster.name_server, hooks=[AclHook("root", "rootpass")]) as admin:
+        async with AdminClient(cluster.name_server, credentials=Credentials("root", "rootpass")) as admin:
             for user, resources, action in (
                 ("producer1", ["Topic:orders"], "Pub"),
                 ("consumer1", ["Topic:orders", "Group:readers"], "Sub"),
@@ -69,14 +69,12 @@ async def _produce_and_consume(name_server: str) -> None:
         if len(received) == 5:
             done.set()
 
-    async with Producer(name_server, "producers", hooks=[PRODUCER], retry_times=0) as producer:
+    async with Producer(name_server, "producers", credentials=PRODUCER, retry_times=0) as producer:
         for i in range(5):
             await producer.send(Message("orders", b"%d" % i))
         with pytest.raises(GantryError, match="others"):
             await producer.send(Message("others", b"5"))
-        consumer = PushConsumer(
-            name_server, "readers", handle, hooks=[CONSUMER], consume_from_where=CONSUME_FROM_FIRST_OFFSET
-        )
+        consumer = PushConsumer(name_server, "readers", handle, credentials=CONSUMER, start_from="earliest")
         consumer.subscribe("orders")
         async with consumer, asyncio.timeout(TIMEOUT_S):
             await done.wait()

@@ -12,7 +12,6 @@ from gantrymq.auth.permission import Guarded
 from gantrymq.auth.user_access import UserAccess
 from gantrymq.auth.user_table import UsersFile, UserTable
 from gantrymq.auth.users import UserType
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.errors import ConfigError, RequestRefused
 from gantrymq.protocol.bodies.auth import AclInfo, UserInfo
@@ -23,6 +22,7 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.record import Record, decode_record, encode_host, encode_record
+from gantrymq.remoting.signatures import SigningHook
 
 HOST = "127.0.0.1"
 #: Records in the commit log of the broker under test.
@@ -70,7 +70,7 @@ def request(
 ) -> RemotingCommand:
     command = RemotingCommand.request(code, fields=fields, body=body)
     command.opaque = next(_opaque)
-    AclHook(user, password).before_request("", command)
+    SigningHook(user, password).before_request("", command)
     return command
 
 

@@ -15,9 +15,9 @@ from transaction_support import Producer
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.broker import Broker
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.credentials import Credentials, rpc_hooks
 from gantrymq.errors import BrokerError, ConfigError, RefusalReason
 from gantrymq.protocol.acl_signature import ACCESS_KEY, SIGNATURE, Signer
 from gantrymq.protocol.bodies.auth import UserInfo
@@ -29,6 +29,7 @@ from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.private_fields import REASON_FIELD
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply, RpcHook
+from gantrymq.remoting.signatures import SigningHook
 
 PLAIN_ACL = """
 accounts:
@@ -39,7 +40,7 @@ accounts:
     secretKey: secret-of-0
     admin: true
 """
-ROOT = AclHook("root", "rootpass")
+ROOT = Credentials("root", "rootpass")
 USERS = AuthConfig(
     authentication_enabled=True,
     authorization_enabled=True,
@@ -85,7 +86,7 @@ async def test_plain_acl(
     file.write_text(PLAIN_ACL)
     broker = await start(AuthConfig(acl_enable=True, plain_acl_file=file))
 
-    producer = await connect(broker, AclHook("producer1", "secret-of-1"))
+    producer = await connect(broker, SigningHook("producer1", "secret-of-1"))
     for i in range(3):
         assert (await producer.send("orders", b"body %d" % i)).code == 0
     denied = await producer.send("others", b"body")
@@ -98,10 +99,10 @@ async def test_plain_acl(
 
     stranger = await connect(broker)
     assert (await stranger.send("orders", b"body")).remark == "No accessKey is configured"
-    liar = await connect(broker, AclHook("producer1", "guessed"))
+    liar = await connect(broker, SigningHook("producer1", "guessed"))
     assert (await liar.send("orders", b"body")).remark == "Check signature failed for accessKey=producer1"
 
-    operator = await connect(broker, AclHook("operator", "secret-of-0"))
+    operator = await connect(broker, SigningHook("operator", "secret-of-0"))
     assert (await operator.pull("orders")).code == 0
 
     file.write_text(PLAIN_ACL.replace("[orders=PUB]", "[orders=PUB|SUB]\n    groupPerms: [consumers=SUB]"))
@@ -128,10 +129,10 @@ async def test_a_recorded_request_is_good_for_itself_alone(
     start: StartBroker, connect: Callable[..., Awaitable[Peer]]
 ) -> None:
     broker = await start(USERS)
-    root = await connect(broker, ROOT)
+    root = await connect(broker, *rpc_hooks(ROOT))
     assert (await root.send("orders", b"body")).code == 0
     recorded = RemotingCommand.request(RequestCode.GET_TOPIC_CONFIG, fields={"topic": "orders"})
-    ROOT.before_request("", recorded)
+    rpc_hooks(ROOT)[0].before_request("", recorded)
     fields = dict(recorded.ext_fields)
     attacker = await connect(broker)
     as_another = await attacker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, fields=fields)
@@ -147,7 +148,7 @@ async def test_signatures_of_older_clients_unless_the_new_form_is_required(
     start: StartBroker, connect: Callable[..., Awaitable[Peer]], is_required: bool
 ) -> None:
     broker = await start(replace(USERS, bound_signature_required=is_required))
-    assert (await (await connect(broker, ROOT)).send("orders", b"body")).code == 0
+    assert (await (await connect(broker, *rpc_hooks(ROOT))).send("orders", b"body")).code == 0
     older = await (await connect(broker, JavaHook())).send("orders", b"body")
     assert older.code == (ResponseCode.NO_PERMISSION if is_required else 0)
 
@@ -155,14 +156,14 @@ async def test_signatures_of_older_clients_unless_the_new_form_is_required(
 async def test_users_and_policies(start: StartBroker, connect: Callable[..., Awaitable[Peer]]) -> None:
     broker = await start(USERS)
     address = f"127.0.0.1:{broker.port}"
-    async with AdminClient(hooks=[ROOT]) as admin:
+    async with AdminClient(credentials=ROOT) as admin:
         assert [user.username for user in await admin.users(address)] == ["inner", "root"]
         await admin.create_user([address], UserInfo("alice", "secret12"))
         await admin.create_acl(
             [address], acl_of("User:alice", ["Topic:orders", "Group:g*"], ["Pub", "Sub"], [], "Allow")
         )
 
-        alice = await connect(broker, AclHook("alice", "secret12"))
+        alice = await connect(broker, SigningHook("alice", "secret12"))
         assert (await alice.send("orders", b"body")).code == 0
         assert (await alice.pull("orders", group="group")).code == 0
         assert (await alice.send("others", b"body")).code == ResponseCode.NO_PERMISSION
@@ -188,7 +189,10 @@ async def test_users_and_policies(start: StartBroker, connect: Callable[..., Awa
 async def test_only_super_users_make_super_users(start: StartBroker) -> None:
     broker = await start(USERS)
     address = f"127.0.0.1:{broker.port}"
-    async with AdminClient(hooks=[ROOT]) as admin, AdminClient(hooks=[AclHook("alice", "secret12")]) as alice:
+    async with (
+        AdminClient(credentials=ROOT) as admin,
+        AdminClient(credentials=Credentials("alice", "secret12")) as alice,
+    ):
         await admin.create_user([address], UserInfo("alice", "secret12"))
         with pytest.raises(BrokerError, match=r"Cluster:DefaultCluster from 127\.0\.0\.1, no matched policies"):
             await alice.create_user([address], UserInfo("bob", "secret12"))
@@ -226,12 +230,12 @@ async def test_ways_round_a_policy(start: StartBroker, connect: Callable[..., Aw
     address = f"127.0.0.1:{broker.port}"
     for topic in ("orders", "secret", "%RETRY%poppers_orders"):
         broker.topics.create_if_absent(topic, 1)
-    async with AdminClient(hooks=[ROOT]) as admin:
+    async with AdminClient(credentials=ROOT) as admin:
         await admin.create_user([address], UserInfo("alice", "secret12"))
         await admin.create_acl(
             [address], acl_of("User:alice", ["Topic:orders", "Group:poppers"], ["Pub", "Sub"], [], "Allow")
         )
-        alice = await connect(broker, AclHook("alice", "secret12"))
+        alice = await connect(broker, SigningHook("alice", "secret12"))
         reply = RequestCode.SEND_REPLY_MESSAGE_V2
         assert (await alice.send("secret", b"x", code=reply)).code == ResponseCode.NO_PERMISSION
         assert (
@@ -252,12 +256,12 @@ async def test_what_came_back_is_acknowledged_with_the_rights_to_pop_it(
     broker = await start(USERS)
     address = f"127.0.0.1:{broker.port}"
     broker.topics.create_if_absent("orders", 1)
-    async with AdminClient(hooks=[ROOT]) as admin:
+    async with AdminClient(credentials=ROOT) as admin:
         await admin.create_user([address], UserInfo("alice", "secret12"))
         await admin.create_acl(
             [address], acl_of("User:alice", ["Topic:orders", "Group:poppers"], ["Pub", "Sub"], [], "Allow")
         )
-        alice = await connect(broker, AclHook("alice", "secret12"))
+        alice = await connect(broker, SigningHook("alice", "secret12"))
         await alice.send("orders", b"x")
         broker.topics.create_if_absent("%RETRY%poppers_orders", 1)
         fields = {"consumerGroup": "poppers", "queueId": "0", "offset": "0", "extraInfo": "0 0 60000 0 1 broker-a 0 0"}
@@ -286,7 +290,7 @@ class Right(NamedTuple):
 
 
 async def add_users(address: str, *rights: Right) -> None:
-    async with AdminClient(hooks=[ROOT]) as admin:
+    async with AdminClient(credentials=ROOT) as admin:
         for right in rights:
             if await admin.user(address, right.user) is None:
                 await admin.create_user([address], UserInfo(right.user, "secret12"))
@@ -311,8 +315,8 @@ async def test_who_may_send_to_the_topic_ends_its_transactions(
     await add_users(
         f"127.0.0.1:{broker.port}", Right("alice", "Topic:orders", "Pub"), Right("mallory", "Topic:mine", "Pub")
     )
-    alice = await connect(broker, AclHook("alice", "secret12"))
-    mallory = await connect(broker, AclHook("mallory", "secret12"))
+    alice = await connect(broker, SigningHook("alice", "secret12"))
+    mallory = await connect(broker, SigningHook("mallory", "secret12"))
     half = await alice.send("orders", b"x", properties={"TRAN_MSG": "true", "PGROUP": "producers"}, sys_flag=4)
     end = claimed | {
         "producerGroup": "producers",
@@ -338,8 +342,8 @@ async def test_a_message_is_shown_to_who_may_read_its_topic(
     await add_users(
         f"127.0.0.1:{broker.port}", Right("alice", "Topic:orders", "Pub,Get"), Right("mallory", "Topic:mine", "All")
     )
-    alice = await connect(broker, AclHook("alice", "secret12"))
-    mallory = await connect(broker, AclHook("mallory", "secret12"))
+    alice = await connect(broker, SigningHook("alice", "secret12"))
+    mallory = await connect(broker, SigningHook("mallory", "secret12"))
     at_once = await alice.send("orders", b"secret")
     later = await alice.send("orders", b"secret", properties={"DELAY": "2"})
     in_an_hour = await alice.send("orders", b"secret", properties={"TIMER_DELAY_SEC": "3600"})
@@ -363,8 +367,8 @@ async def test_a_message_is_given_back_by_who_may_read_it(
         Right("mallory", "Topic:mine", "All"),
         Right("mallory", "Group:mine", "All"),
     )
-    alice = await connect(broker, AclHook("alice", "secret12"))
-    mallory = await connect(broker, AclHook("mallory", "secret12"))
+    alice = await connect(broker, SigningHook("alice", "secret12"))
+    mallory = await connect(broker, SigningHook("mallory", "secret12"))
     place = place_of(await alice.send("orders", b"secret"))
     half = place_of(await alice.send("orders", b"half", properties={"TRAN_MSG": "true", "PGROUP": "p"}))
     back = {"group": "mine", "delayLevel": "1", "originTopic": "mine"}
@@ -386,7 +390,7 @@ async def test_a_message_is_given_back_by_who_may_read_it(
 async def test_the_cluster_is_the_brokers(start: StartBroker, connect: Callable[..., Awaitable[Peer]]) -> None:
     broker = await start(USERS)
     await add_users(f"127.0.0.1:{broker.port}", Right("mallory", "Cluster:mine", "All"))
-    mallory = await connect(broker, AclHook("mallory", "secret12"))
+    mallory = await connect(broker, SigningHook("mallory", "secret12"))
     for code in (RequestCode.UPDATE_BROKER_CONFIG, RequestCode.AUTH_LIST_USER):
         denied = await mallory.ask(code, body=b"brokerPermission=4", fields={"clusterName": "mine"})
         assert "Cluster:DefaultCluster" in str(denied.remark)
@@ -411,7 +415,7 @@ async def test_only_who_may_send_to_the_topic_is_asked_about_a_transaction(
     )
     producers = {}
     for user in ("mallory", "alice"):
-        producer = producers[user] = Producer(hooks=[AclHook(user, "secret12")])
+        producer = producers[user] = Producer(hooks=[SigningHook(user, "secret12")])
         await producer.connect(broker.port)
         stack.push_async_callback(producer.client.close)
     for _ in range(3):
@@ -442,7 +446,7 @@ async def test_replies_are_for_the_user_who_has_the_client_id(
             pushed.append(user)
             return RemotingCommand.response()
 
-        client = RemotingClient({RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: take}, hooks=[AclHook(user, "secret12")])
+        client = RemotingClient({RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: take}, hooks=[SigningHook(user, "secret12")])
         stack.push_async_callback(client.close)
         data = HeartbeatData(client_id="asker", producer_data_set=[ProducerData("askers")])
         beat = RemotingCommand.request(RequestCode.HEART_BEAT, body=encode_json(data))
@@ -451,7 +455,7 @@ async def test_replies_are_for_the_user_who_has_the_client_id(
 
     async def reply() -> None:
         code = RequestCode.SEND_REPLY_MESSAGE_V2
-        replier = await connect(broker, AclHook("mallory", "secret12"))
+        replier = await connect(broker, SigningHook("mallory", "secret12"))
         sent = await replier.send(
             "DefaultCluster_REPLY_TOPIC", b"x", code=code, properties={"REPLY_TO_CLIENT": "asker"}
         )
@@ -470,9 +474,9 @@ async def test_replies_are_for_the_user_who_has_the_client_id(
 
 async def test_who_may_nothing_is_no_producer(tmp_path: Path, start: StartBroker) -> None:
     broker = await start(USERS)
-    async with AdminClient(hooks=[ROOT]) as admin:
+    async with AdminClient(credentials=ROOT) as admin:
         await admin.create_user([f"127.0.0.1:{broker.port}"], UserInfo("nobody", "secret12"))
-    producer = Producer(hooks=[AclHook("nobody", "secret12")])
+    producer = Producer(hooks=[SigningHook("nobody", "secret12")])
     with pytest.raises(AssertionError):
         await producer.connect(broker.port)
     await producer.client.close()
@@ -483,7 +487,10 @@ async def test_passwords_are_shown_to_super_users(start: StartBroker, connect: C
     broker = await start(USERS)
     address = f"127.0.0.1:{broker.port}"
     await add_users(address, Right("auditor", "Cluster:*", "All"))
-    async with AdminClient(hooks=[ROOT]) as root, AdminClient(hooks=[AclHook("auditor", "secret12")]) as auditor:
+    async with (
+        AdminClient(credentials=ROOT) as root,
+        AdminClient(credentials=Credentials("auditor", "secret12")) as auditor,
+    ):
         assert await auditor.user(address, "root") == UserInfo("root", None, "Super", "enable")
         assert [user.password for user in await auditor.users(address)] == [None] * 3
         assert await root.user(address, "auditor") == UserInfo("auditor", "secret12", "Normal", "enable")
@@ -508,13 +515,16 @@ async def test_users_are_copied_by_super_users(start: StartBroker, tmp_path: Pat
             there = await admin.user(target, user.username or "")
             await (admin.create_user if there is None else admin.update_user)([target], user)
 
-    async with AdminClient(hooks=[ROOT]) as root, AdminClient(hooks=[AclHook("auditor", "secret12")]) as auditor:
+    async with (
+        AdminClient(credentials=ROOT) as root,
+        AdminClient(credentials=Credentials("auditor", "secret12")) as auditor,
+    ):
         await root.create_user([source], UserInfo("alice", "alices12"))
         with pytest.raises(BrokerError, match="password can not be blank"):
             await copy(auditor)
         await copy(root)
         assert [user.username for user in await root.users(target)] == ["alice", "auditor", "inner", "root"]
-    async with AdminClient(hooks=[AclHook("alice", "alices12")]) as alice:
+    async with AdminClient(credentials=Credentials("alice", "alices12")) as alice:
         # Her password is valid on the other broker, but she has no permission there yet.
         with pytest.raises(BrokerError, match="User:alice has no permission"):
             await alice.users(target)
@@ -540,13 +550,13 @@ async def test_an_account_of_plain_acl_is_no_super_user_by_its_name(start: Start
     file.write_text(PLAIN_ACL.replace("operator", "rootuser"))
     super_user = '{"username":"rootuser","password":"rootpass"}'
     broker = await start(AuthConfig(acl_enable=True, plain_acl_file=file, init_authentication_user=super_user))
-    async with AdminClient(hooks=[AclHook("rootuser", "secret-of-0")]) as admin:
+    async with AdminClient(credentials=Credentials("rootuser", "secret-of-0")) as admin:
         [user] = await admin.users(f"127.0.0.1:{broker.port}")
         assert user == UserInfo("rootuser", None, "Super", "enable")
 
 
 async def test_without_access_control_no_password_is_shown(start: StartBroker) -> None:
     broker = await start(AuthConfig(init_authentication_user='{"username":"root","password":"rootpass"}'))
-    async with AdminClient(hooks=[ROOT]) as admin:
+    async with AdminClient(credentials=ROOT) as admin:
         [user] = await admin.users(f"127.0.0.1:{broker.port}")
         assert user == UserInfo("root", None, "Super", "enable")

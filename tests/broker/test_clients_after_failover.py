@@ -19,7 +19,6 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.pop import MODE_POP, RequestMode
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
@@ -78,14 +77,14 @@ async def consumers(name_server: str, directory: Path) -> AsyncIterator[Inboxes]
                 name_server,
                 kind,
                 handle,
-                consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+                start_from="earliest",
                 offset_directory=directory,
                 **options,
             )
             push.subscribe(TOPIC)
             await stack.enter_async_context(push)
-        lite = LitePullConsumer(name_server, "lite", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
-        assigned = LitePullConsumer(name_server, "assigned", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        lite = LitePullConsumer(name_server, "lite", start_from="earliest")
+        assigned = LitePullConsumer(name_server, "assigned", start_from="earliest")
         simple = SimpleConsumer(name_server, "simple")
         for consumer in (lite, simple):
             consumer.subscribe(TOPIC)

@@ -22,7 +22,6 @@ from gantrymq.auth.user_table import UserTable
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.consumers.locks import LockRequests
 from gantrymq.broker.tables.request_modes import MessageRequestModes
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.errors import HeaderError, RequestRefused
 from gantrymq.protocol.bodies.auth import UserInfo
@@ -32,6 +31,7 @@ from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.message_id import decode_offset_message_id, encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.signatures import SigningHook
 
 USERS = AuthConfig(
     authentication_enabled=True,
@@ -84,7 +84,7 @@ async def scene(directory: Path, auth: AuthConfig) -> AsyncIterator[Scene]:
     broker = Broker(config(directory / "store", auth=auth))
     await broker.start()
     accounts = ("administrator", "nobody1", "stranger")
-    remoting = {account: RemotingClient(hooks=[AclHook(account, "secret12")]) for account in accounts}
+    remoting = {account: RemotingClient(hooks=[SigningHook(account, "secret12")]) for account in accounts}
     try:
         if not auth.acl_enable:
             for name in ("nobody1", "stranger", "eve"):
@@ -334,7 +334,7 @@ def allowed(access: Access, requests: dict[int, Asked]) -> set[RequestCode]:
     codes = set()
     for code, asked in requests.items():
         request = RemotingCommand.request(code, fields=dict(asked.fields), body=asked.body)
-        AclHook("alice12", "secret12").before_request("", request)
+        SigningHook("alice12", "secret12").before_request("", request)
         try:
             access.check(Caller("127.0.0.1"), request)
         except (RequestRefused, HeaderError):

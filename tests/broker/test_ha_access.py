@@ -17,10 +17,10 @@ from gantrymq.auth.config import AuthConfig
 from gantrymq.auth.user_table import UserTable
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.replication.ha_access import HaAccess
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.remoting.client import RemotingClient
+from gantrymq.remoting.signatures import SigningHook
 from gantrymq.remoting.tls import ClientAuth, TlsMode
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.replication.frames import encode_opening, encode_report
@@ -35,7 +35,7 @@ AUTH = AuthConfig(
 def guarded(directory: Path, slaves: int) -> Replicas:
     replicas = Replicas(directory, slaves)
     replicas.options["auth"] = AUTH
-    replicas.remoting = RemotingClient(hooks=[AclHook("broker", "secret12")])
+    replicas.remoting = RemotingClient(hooks=[SigningHook("broker", "secret12")])
     return replicas
 
 

@@ -64,7 +64,9 @@ async def brokers(tmp_path: Path) -> AsyncIterator[list[Broker]]:
         broker = Broker(settings)
         await broker.start()
         broker.topics.put(TopicConfig(TOPIC, 2, 2))
-        await broker.features.registration._send_registration(broker.features.registration._servers[server.address], None)
+        await broker.features.registration._send_registration(
+            broker.features.registration._servers[server.address], None
+        )
         brokers.append(broker)
     yield brokers
     for broker in brokers:

@@ -9,7 +9,6 @@ from admin_support import Admin, admin, cluster, producer, topic
 
 from gantrymq.cli.main import run
 from gantrymq.client.consuming.push_consumer import PushConsumer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.sync import SyncProducer, SyncPushConsumer
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -28,9 +27,7 @@ def test_dead_letters_once_more(
         arrived.release()
 
     group = f"{topic}_group"
-    consumer = PushConsumer(
-        cluster.name_server, group, handle, max_reconsume_times=0, consume_from_where=CONSUME_FROM_FIRST_OFFSET
-    )
+    consumer = PushConsumer(cluster.name_server, group, handle, max_reconsume_times=0, start_from="earliest")
     consumer.subscribe(topic)
     assert admin("resendDlq", "-g", group) == {"resent": 0, "leftOut": 0, "unreadable": 0}
     with SyncPushConsumer(consumer):

@@ -12,7 +12,6 @@ from wait_until import until
 from gantrymq.cli.main import run
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -28,10 +27,10 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 class Undecided:
     async def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
-        return LocalTransactionState.UNKNOW
+        return LocalTransactionState.UNKNOWN
 
     async def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        return LocalTransactionState.UNKNOW
+        return LocalTransactionState.UNKNOWN
 
 
 async def give_up(name_server: str, count: int) -> None:
@@ -47,7 +46,7 @@ async def received(name_server: str, count: int) -> list[MessageExt]:
     async def handle(message: MessageExt) -> None:
         found.append(message)
 
-    consumer = PushConsumer(name_server, "group", handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(name_server, "group", handle, start_from="earliest")
     consumer.subscribe("orders")
     async with consumer:
         await until(lambda: len(found) >= count)

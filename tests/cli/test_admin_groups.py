@@ -45,7 +45,7 @@ def consumer(admin: Admin, cluster: EmbeddedCluster, topic: str, group: str) -> 
         pass
 
     consumer = PushConsumer(cluster.name_server, group, ignore)
-    consumer.subscribe(topic, "TagA")
+    consumer.subscribe(topic, tags="TagA")
     with SyncPushConsumer(consumer):
         online = admin("consumerConnection", "-g", group, until=lambda connection: connection["connectionSet"])
         yield online["connectionSet"][0]["clientId"]

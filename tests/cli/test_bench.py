@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gantrymq import CONSUME_FROM_FIRST_OFFSET, LitePullConsumer, SyncLitePullConsumer
+from gantrymq import LitePullConsumer, SyncLitePullConsumer
 from gantrymq.cli.bench_figures import ResponseTimes, Stopwatch
 from gantrymq.cli.main import run
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -98,7 +98,7 @@ def test_produce_and_consume(bench: Bench, cluster: EmbeddedCluster, topic: str,
     assert 0 < figures["p50Ms"] <= figures["p99Ms"] <= figures["maxMs"]
     assert figures["cpuUsPerMessage"] > 0
 
-    pull = LitePullConsumer(cluster.name_server, "check", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    pull = LitePullConsumer(cluster.name_server, "check", start_from="earliest")
     messages = []
     with SyncLitePullConsumer(pull) as consumer:
         consumer.assign(consumer.queues(topic))

@@ -15,11 +15,11 @@ from wait_until import until
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.cli.main import run
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.credentials import Credentials
 from gantrymq.client.doctor.diagnosis import diagnose, judge
 from gantrymq.client.doctor.finding import Finding, Severity
 from gantrymq.client.doctor.groups_seen import GroupSeen, Lag, groups_seen
@@ -31,7 +31,7 @@ from gantrymq.errors import GantryError, RequestTimeout
 from gantrymq.protocol.bodies.auth import UserInfo
 from gantrymq.protocol.bodies.connection import ClientConnection, ConsumerConnection
 from gantrymq.protocol.bodies.consumer import ConsumerRunningInfo, ProcessQueueInfo
-from gantrymq.protocol.bodies.heartbeat import BROADCASTING, CONSUME_FROM_FIRST_OFFSET, SubscriptionData
+from gantrymq.protocol.bodies.heartbeat import BROADCASTING, SubscriptionData
 from gantrymq.protocol.bodies.stats import OffsetWrapper
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -39,7 +39,7 @@ from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.system.clock import now_ms
 from gantrymq.testing.embedded import EmbeddedCluster
 
-ROOT = AclHook("root", "rootpass")
+ROOT = Credentials("root", "rootpass")
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +72,15 @@ async def test_without_a_key_a_refusal_is_a_problem(secured: EmbeddedCluster) ->
     assert finding.what.startswith("broker broker-a (master) refuses its figures, its configuration, the consumer ")
     assert "answered code 16: " in finding.what
     assert finding.remedy.startswith("Give --acl-config FILE")
-    assert complaints(await diagnose(secured.name_server, hooks=[ROOT])) == []
+    assert complaints(await diagnose(secured.name_server, credentials=ROOT)) == []
 
 
 async def test_a_user_without_rights(secured: EmbeddedCluster) -> None:
-    async with AdminClient(secured.name_server, hooks=[ROOT]) as admin:
+    async with AdminClient(secured.name_server, credentials=ROOT) as admin:
         await create(admin, TopicConfig("orders", 1, 1))
         await admin.create_user(secured.brokers, UserInfo("clerk", "clerkpass", "Normal"))
-        clerk = AclHook("clerk", "clerkpass")
-        finding, *_ = complaints(await diagnose(secured.name_server, "orders", hooks=[clerk]))
+        clerk = Credentials("clerk", "clerkpass")
+        finding, *_ = complaints(await diagnose(secured.name_server, "orders", credentials=clerk))
         assert finding.severity is Severity.PROBLEM
         assert "messages to the topic" in finding.what
         assert finding.why == "this user may not send there."
@@ -88,7 +88,7 @@ async def test_a_user_without_rights(secured: EmbeddedCluster) -> None:
         await admin.create_acl(
             secured.brokers, acl_of("User:clerk", ["Topic:orders"], ["Pub", "Sub", "Get"], [], "Allow")
         )
-        (finding,) = complaints(await diagnose(secured.name_server, "orders", hooks=[clerk]))
+        (finding,) = complaints(await diagnose(secured.name_server, "orders", credentials=clerk))
         assert finding.severity is Severity.WARNING
         assert "messages to the topic" not in finding.what
         # The doctor's check has sent no message.
@@ -108,7 +108,7 @@ async def test_consumers_that_subscribe_to_different_things(cluster: EmbeddedClu
         PushConsumer(cluster.name_server, "mixed-group", handle, instance_name=name) for name in ("one", "two")
     ]
     for consumer, tag in zip(consumers, ("A", "B"), strict=True):
-        consumer.subscribe("mixed", tag)
+        consumer.subscribe("mixed", tags=tag)
     async with consumers[0], consumers[1]:
 
         async def said() -> Finding | None:
@@ -126,9 +126,7 @@ async def test_a_group_that_is_behind_and_away(cluster: EmbeddedCluster) -> None
         await create(admin, TopicConfig("behind", 1, 1))
     async with Producer(cluster.name_server, "p") as producer:
         await producer.send(Message("behind", b"first"))
-        reader = LitePullConsumer(
-            cluster.name_server, "behind-group", consume_from_where=CONSUME_FROM_FIRST_OFFSET, auto_commit=False
-        )
+        reader = LitePullConsumer(cluster.name_server, "behind-group", start_from="earliest", auto_commit=False)
         reader.subscribe("behind")
         async with reader:
             async with asyncio.timeout(20):

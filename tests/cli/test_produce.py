@@ -18,7 +18,6 @@ import pytest
 from wait_until import wait_until
 
 from gantrymq import (
-    CONSUME_FROM_FIRST_OFFSET,
     LitePullConsumer,
     MessageExt,
     SyncLitePullConsumer,
@@ -54,7 +53,7 @@ def received(cluster: EmbeddedCluster, topic: str) -> Received:
     """Reads `count` messages of the topic and returns them by queue and offset."""
 
     def read(count: int) -> list[MessageExt]:
-        pull = LitePullConsumer(cluster.name_server, topic, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        pull = LitePullConsumer(cluster.name_server, topic, start_from="earliest")
         messages: list[MessageExt] = []
         deadline = time.monotonic() + TIMEOUT_S
         with SyncLitePullConsumer(pull) as consumer:

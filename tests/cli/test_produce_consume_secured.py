@@ -49,7 +49,7 @@ def test_without_keys(cluster: EmbeddedCluster, tmp_path: Path, capsys: pytest.C
     assert run(["produce", "refused", str(tmp_path / "line"), "-n", cluster.name_server]) == 1
     err = capsys.readouterr().err
     assert err.startswith(f"gantry: {cluster.brokers[0]} answered code 16: ")
-    assert "The request has no access key: give --acl-config FILE, or hooks=[AclHook(" in err
+    assert "The request has no access key: give --acl-config FILE, or credentials=Credentials(" in err
     assert "0 of 1 messages acknowledged" in err
 
 

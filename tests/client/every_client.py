@@ -9,9 +9,9 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
 from gantrymq import (
-    CONSUME_FROM_FIRST_OFFSET,
     AdminClient,
     LitePullConsumer,
     LocalTransactionState,
@@ -32,7 +32,7 @@ from gantrymq import (
 )
 
 TOPICS = ("asynchronous", "synchronous", "questions")
-FIRST = CONSUME_FROM_FIRST_OFFSET
+FIRST: Final = "earliest"
 COUNT = 6
 
 
@@ -69,7 +69,7 @@ async def produce(name_server: str) -> None:
     async with Producer(name_server, "producers", enable_trace=True) as producer:
         await producer.send(Message(topic, b"0", keys="a"))
         await producer.send_batch([Message(topic, b"1"), Message(topic, b"2")])
-        await producer.send_with(Message(topic, b"3"), select_by_hash, "key")
+        await producer.send(Message(topic, b"3"), select=select_by_hash("key"))
         await producer.send_oneway(Message(topic, b"4"))
     async with TransactionProducer(name_server, "payers", Listener(), enable_trace=True) as transactions:
         await transactions.send_in_transaction(Message(topic, b"5"))
@@ -82,7 +82,7 @@ async def ask(name_server: str) -> None:
         await producer.send(reply_message(request, b"answer"))
 
     async with Producer(name_server, "askers") as producer:
-        consumer = PushConsumer(name_server, "answerers", answer, consume_from_where=FIRST)
+        consumer = PushConsumer(name_server, "answerers", answer, start_from=FIRST)
         consumer.subscribe(TOPICS[2])
         async with consumer:
             await consumer.wait_assigned()
@@ -93,21 +93,19 @@ async def ask(name_server: str) -> None:
 async def consume(name_server: str, offsets: Path) -> None:
     inboxes = {group: Inbox() for group in ("async", "thread", "batch", "orderly", "broadcast", "shared-out")}
     consumers = [
-        PushConsumer(name_server, "async", inboxes["async"].asynchronously, consume_from_where=FIRST),
-        PushConsumer(name_server, "thread", inboxes["thread"], consume_from_where=FIRST, enable_trace=True),
-        PushConsumer(name_server, "batch", inboxes["batch"].together, consume_batch_size=2, consume_from_where=FIRST),
-        PushConsumer(name_server, "orderly", inboxes["orderly"], orderly=True, consume_from_where=FIRST),
+        PushConsumer(name_server, "async", inboxes["async"].asynchronously, start_from=FIRST),
+        PushConsumer(name_server, "thread", inboxes["thread"], start_from=FIRST, enable_trace=True),
+        PushConsumer(name_server, "batch", inboxes["batch"].together, consume_batch_size=2, start_from=FIRST),
+        PushConsumer(name_server, "orderly", inboxes["orderly"], orderly=True, start_from=FIRST),
         PushConsumer(
             name_server,
             "broadcast",
             inboxes["broadcast"],
             broadcasting=True,
             offset_directory=offsets,
-            consume_from_where=FIRST,
+            start_from=FIRST,
         ),
-        PushConsumer(
-            name_server, "shared-out", inboxes["shared-out"], client_rebalance=False, consume_from_where=FIRST
-        ),
+        PushConsumer(name_server, "shared-out", inboxes["shared-out"], client_rebalance=False, start_from=FIRST),
     ]
     for consumer in consumers:
         consumer.subscribe(TOPICS[0])
@@ -120,7 +118,7 @@ async def consume(name_server: str, offsets: Path) -> None:
 
 async def pull(name_server: str) -> None:
     found: set[bytes] = set()
-    lite = LitePullConsumer(name_server, "lite", consume_from_where=FIRST)
+    lite = LitePullConsumer(name_server, "lite", start_from=FIRST)
     lite.subscribe(TOPICS[0])
     async with lite:
         async for message in lite:
@@ -163,12 +161,12 @@ def synchronous(name_server: str) -> None:
     with SyncTransactionProducer(TransactionProducer(name_server, "sync-payers", Listener())) as transactions:
         transactions.send_in_transaction(Message(topic, b"%d" % (COUNT - 1)))
     inbox = Inbox()
-    push = SyncPushConsumer(PushConsumer(name_server, "sync-push", inbox, consume_from_where=FIRST))
+    push = SyncPushConsumer(PushConsumer(name_server, "sync-push", inbox, start_from=FIRST))
     push.subscribe(topic)
     with push:
         assert inbox.all.wait(60)
     found: set[bytes] = set()
-    lite = SyncLitePullConsumer(LitePullConsumer(name_server, "sync-lite", consume_from_where=FIRST))
+    lite = SyncLitePullConsumer(LitePullConsumer(name_server, "sync-lite", start_from=FIRST))
     lite.subscribe(topic)
     with lite:
         for message in lite:

@@ -16,7 +16,6 @@ from gantrymq.client.consuming import assigned_queues
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BodyError, BrokerError, ClientError, ConnectFailed, NoRouteInfo, PartialFailure
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.bodies.topic_config import (
     RegisterBrokerBody,
@@ -325,7 +324,7 @@ async def test_clients_that_are_connected(
         pass
 
     consumer = PushConsumer(name_server, unique, ignore)
-    consumer.subscribe(unique, "TagA || TagB")
+    consumer.subscribe(unique, tags="TagA || TagB")
     async with consumer:
         # Without a retry topic, the NameServer has no route of a new group. Java's broker stores the connection before
         # the subscription (ConsumerManager.registerConsumer).
@@ -436,7 +435,7 @@ async def test_who_has_consumed_a_message(
         consumed.set()
 
     sent = await producer.send(Message(unique, b"hello"), queue=MessageQueue(unique, "broker-a", 0))
-    consumer = PushConsumer(name_server, unique, consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(name_server, unique, consume, start_from="earliest")
     consumer.subscribe(unique)
     # The first failed message would create this topic, too.
     await make_topic(admin, f"%RETRY%{unique}", 1)

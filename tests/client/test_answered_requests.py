@@ -44,10 +44,10 @@ class Server:
 
 class Listener:
     def execute_local_transaction(self, message: object, arg: object) -> LocalTransactionState:
-        return LocalTransactionState.UNKNOW
+        return LocalTransactionState.UNKNOWN
 
     def check_local_transaction(self, message: object) -> LocalTransactionState:
-        return LocalTransactionState.UNKNOW
+        return LocalTransactionState.UNKNOWN
 
 
 async def ignore(message: object) -> None:

@@ -17,7 +17,6 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError, RemotingError
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.store.config import StoreConfig
 
@@ -46,7 +45,7 @@ async def test_clients_go_on_after_a_restart(tmp_path: Path, monkeypatch: pytest
     async def handle(message: MessageExt) -> None:
         bodies.append(message.body)
 
-    consumer = PushConsumer(name_server.address, "group", handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(name_server.address, "group", handle, start_from="earliest")
     consumer.subscribe("topic")
     async with Producer(name_server.address, "producers") as producer:
         await producer.send(Message("topic", b"before"))
@@ -88,7 +87,7 @@ async def test_a_consumer_that_ends_commits_again_what_a_killed_broker_has_lost(
     async with Producer(name_server.address, "producers") as producer:
         result = await producer.send(Message("topic", b"handled"))
     queue_id = result.queue.queue_id
-    async with LitePullConsumer(name_server.address, "group", consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+    async with LitePullConsumer(name_server.address, "group", start_from="earliest") as consumer:
         await consumer.assign([result.queue])
         assert [message.body for message in await consumer.poll()] == [b"handled"]
         # A pull would also commit the offset.

@@ -16,7 +16,6 @@ from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -89,7 +88,7 @@ async def test_what_failed_comes_back_from_its_broker(here: str, topic: str) -> 
             raise RuntimeError("for the first time")
         await inbox(message)
 
-    consumer = PushConsumer(here, f"{topic}_group", fail_once, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(here, f"{topic}_group", fail_once, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: len(inbox.messages) >= len(BODIES))
@@ -102,7 +101,7 @@ async def test_what_failed_comes_back_from_its_broker(here: str, topic: str) -> 
 async def test_queues_in_order_are_locked_at_their_broker(here: str, topic: str) -> None:
     sent = await send_to_all(here, topic)
     inbox = Inbox()
-    consumer = PushConsumer(here, f"{topic}_group", inbox, orderly=True, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(here, f"{topic}_group", inbox, orderly=True, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: len(inbox.messages) >= len(BODIES))
@@ -116,7 +115,7 @@ async def test_a_simple_consumer(here: str, topic: str) -> None:
     """Pops messages, changes the invisible duration of one, and acknowledges all."""
     await send_to_all(here, topic)
     found: Counter[bytes] = Counter()
-    consumer = SimpleConsumer(here, f"{topic}_group", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = SimpleConsumer(here, f"{topic}_group", start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
 

@@ -13,7 +13,6 @@ from gantrymq.client.admin.dead_letter_messages import ResentMessages
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import IllegalMessage, NoRouteInfo
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 
 
@@ -41,7 +40,7 @@ class Shop:
             name_server,
             group,
             self.handle,
-            consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+            start_from="earliest",
             max_reconsume_times=0,
         )
         for topic in topics:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hostile_proxy import MODES_TOGETHER, no_complaints, proxies
@@ -26,7 +26,6 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.errors import GantryError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.sync import (
     SyncLitePullConsumer,
@@ -69,11 +68,11 @@ class Clients:
         self.producer = Producer(name_server, f"producers-{of}", enable_trace=True)
         self.batching = Producer(name_server, f"batchers-{of}", linger_ms=1)
         self.transactions = TransactionProducer(name_server, f"payers-{of}", Listener())
-        first = CONSUME_FROM_FIRST_OFFSET
-        self.push = PushConsumer(name_server, f"push-{of}", handle, consume_from_where=first)
-        self.orderly = PushConsumer(name_server, f"orderly-{of}", handle, orderly=True, consume_from_where=first)
-        self.lite = LitePullConsumer(name_server, f"lite-{of}", auto_commit=False, consume_from_where=first)
-        self.assigned = LitePullConsumer(name_server, f"assigned-{of}", auto_commit=False, consume_from_where=first)
+        first: Final = "earliest"
+        self.push = PushConsumer(name_server, f"push-{of}", handle, start_from=first)
+        self.orderly = PushConsumer(name_server, f"orderly-{of}", handle, orderly=True, start_from=first)
+        self.lite = LitePullConsumer(name_server, f"lite-{of}", auto_commit=False, start_from=first)
+        self.assigned = LitePullConsumer(name_server, f"assigned-{of}", auto_commit=False, start_from=first)
         self.simple = SimpleConsumer(name_server, f"simple-{of}")
         for consumer in (self.push, self.orderly, self.lite, self.simple):
             consumer.subscribe(TOPIC)
@@ -117,7 +116,7 @@ class Clients:
             "send to a queue": (lambda: producer.send(MESSAGE, TIMEOUT_MS, queue), own_s),
             "send_alone": (lambda: self.batching.send_alone(MESSAGE, TIMEOUT_MS), own_s),
             "send_batch": (lambda: producer.send_batch([MESSAGE, MESSAGE], TIMEOUT_MS), own_s),
-            "send_with": (lambda: producer.send_with(MESSAGE, select_by_hash, "key", TIMEOUT_MS), own_s),
+            "send with a selector": (lambda: producer.send(MESSAGE, TIMEOUT_MS, select=select_by_hash("key")), own_s),
             "send_oneway": (lambda: producer.send_oneway(MESSAGE), DEFAULT_S),
             "request": (lambda: producer.request(MESSAGE, TIMEOUT_MS), own_s),
             "recall": (lambda: producer.recall(TOPIC, recall_handle, TIMEOUT_MS), own_s),
@@ -125,6 +124,7 @@ class Clients:
             "greet_brokers_of": (lambda: producer.greet_brokers_of(TOPIC, TIMEOUT_MS), DEFAULT_S),
             "send in a batch": (lambda: self.batching.send(MESSAGE, TIMEOUT_MS), own_s),
             "enqueue": (enqueue, own_s),
+            "flush": (lambda: self.batching.flush(), own_s),
             "send_in_transaction": (
                 lambda: self.transactions.send_in_transaction(MESSAGE, None, TIMEOUT_MS),
                 own_s,
@@ -182,8 +182,9 @@ class SyncClients:
         return {
             "send": (lambda: producer.send(MESSAGE, TIMEOUT_MS), own_s),
             "send_batch": (lambda: producer.send_batch([MESSAGE, MESSAGE], TIMEOUT_MS), own_s),
-            "send_with": (lambda: producer.send_with(MESSAGE, select_by_hash, "key", TIMEOUT_MS), own_s),
+            "send with a selector": (lambda: producer.send(MESSAGE, TIMEOUT_MS, select=select_by_hash("key")), own_s),
             "send_oneway": (lambda: producer.send_oneway(MESSAGE), DEFAULT_S),
+            "flush": (lambda: producer.flush(), own_s),
             "request": (lambda: producer.request(MESSAGE, TIMEOUT_MS), own_s),
             "recall": (lambda: producer.recall(TOPIC, recall_handle, TIMEOUT_MS), own_s),
             "queues": (lambda: producer.queues("another"), DEFAULT_S),

@@ -8,7 +8,6 @@ from wait_until import until
 
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.errors import BrokerError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.record import encode_host, encode_record
@@ -34,7 +33,7 @@ async def test_remarks_and_ids_forge_no_lines(caplog: pytest.LogCaptureFixture) 
     name_server = ScriptedNameServer({})
     async with serving([name_server, broker]):
         name_server.routes["topic"] = route_over({"broker": broker.address}, queue_nums=1)
-        consumer = PushConsumer(name_server.address, "group", fail, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer = PushConsumer(name_server.address, "group", fail, start_from="earliest")
         consumer.subscribe("topic")
         async with consumer:
             await until(lambda: broker.sent_back)

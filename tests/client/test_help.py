@@ -68,7 +68,8 @@ def gaps(name: str, thing: Any) -> Iterator[str]:
     if not thing.__doc__:
         yield name
     own = inspect.getattr_static(thing, "__init__")
-    if inspect.isfunction(own) and is_ours(own):
+    # Only this package creates errors. Programs use their attributes.
+    if inspect.isfunction(own) and is_ours(own) and not issubclass(thing, Exception):
         known = words(document, own.__doc__, *(base.__doc__ for base in thing.__mro__ if is_ours(base)))
         yield from (f"{name}({argument})" for argument in arguments(own) if argument not in known)
     yield from (f"{name}.{member_name}" for member_name, member in members(thing) if not inspect.getdoc(member))

@@ -21,7 +21,6 @@ from gantrymq import (
     SimpleConsumer,
     TransactionProducer,
 )
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.base import AdminOptions
 from gantrymq.client.consuming.options import LitePullConsumerOptions
 from gantrymq.client.consuming.push_consumer import PushConsumerOptions
@@ -32,6 +31,8 @@ from gantrymq.client.producing.transaction_producer import TransactionProducerOp
 from gantrymq.errors import ClientError, GantryError, IllegalMessage
 from gantrymq.integrations.in_flight import ConnectionOptions
 from gantrymq.protocol.message import MessageExt
+from gantrymq.remoting.signatures import SigningHook
+from gantrymq.sync import SyncLitePullConsumer
 
 OPTIONS: dict[Any, Any] = {
     AdminClient: AdminOptions,
@@ -108,7 +109,8 @@ def test_integrations_have_options_of_the_clients() -> None:
         ({"ssl_context": True}, "ssl_context=True"),
         ({"unit_name": "cell/1"}, "unit_name='cell/1': must consist of letters"),
         ({"unit_name": None}, "unit_name=None"),
-        ({"hooks": AclHook("key", "secret")}, "hooks=.*must be a list"),
+        ({"hooks": SigningHook("key", "secret")}, "hooks=.*must be a list"),
+        ({"credentials": ("key", "hush")}, r"^credentials: must be Credentials\(access_key, secret_key\) or None$"),
         ({"receive_hooks": None}, "receive_hooks=None"),
     ],
     ids=str,
@@ -116,6 +118,25 @@ def test_integrations_have_options_of_the_clients() -> None:
 def test_consumers_check_their_options(arguments: dict[str, Any], why: str) -> None:
     with pytest.raises(GantryError, match=why):
         LitePullConsumer(**({"name_servers": ADDRESS, "group": "group"} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("message_filter", "why"),
+    [
+        ({"tags": "a", "sql": "b IS NULL"}, r"tags and sql exclude each other: .* sql=\"TAGS = 'a' AND ...\""),
+        ({"tags": ["a", "b"]}, r"^tags=\['a', 'b'\]: must be a string or None"),
+        ({"tags": " || "}, "names no tag: 'TagA || TagB'"),
+        ({"sql": 1}, "^sql=1: must be a string or None"),
+        ({"sql": ""}, "needs an expression"),
+    ],
+    ids=str,
+)
+def test_consumers_check_their_filters(message_filter: dict[str, Any], why: str) -> None:
+    for consumer in (LitePullConsumer(ADDRESS, "group"), SyncLitePullConsumer(LitePullConsumer(ADDRESS, "group"))):
+        with pytest.raises(ClientError, match=why):
+            consumer.subscribe("topic", **message_filter)
+    with pytest.raises(TypeError, match="positional"):
+        LitePullConsumer(ADDRESS, "group").subscribe("topic", "a")  # type: ignore[misc]
 
 
 def test_every_client_checks_its_hooks() -> None:

@@ -24,7 +24,6 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.otel import OpenTelemetryHook, context_of
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.errors import BrokerError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.remoting.address import parse_address
@@ -191,9 +190,7 @@ async def test_a_handler_is_below_the_send(telemetry: Telemetry) -> None:
             raise ValueError("handler")
 
     async with serving([topic.name_server, topic.broker]):
-        consumer = PushConsumer(
-            topic.route(), "group", handle, consume_hooks=[telemetry.hook], consume_from_where=CONSUME_FROM_FIRST_OFFSET
-        )
+        consumer = PushConsumer(topic.route(), "group", handle, consume_hooks=[telemetry.hook], start_from="earliest")
         consumer.subscribe("topic")
         telemetry.hook.observe(consumer)
         async with consumer:
@@ -230,9 +227,7 @@ async def test_what_is_asked_for_is_linked_to_its_messages(telemetry: Telemetry,
         address = topic.route()
         consumer: LitePullConsumer | SimpleConsumer
         if kind == "lite":
-            consumer = LitePullConsumer(
-                address, "group", receive_hooks=[telemetry.hook], consume_from_where=CONSUME_FROM_FIRST_OFFSET
-            )
+            consumer = LitePullConsumer(address, "group", receive_hooks=[telemetry.hook], start_from="earliest")
             telemetry.hook.observe(consumer)
         else:
             consumer = SimpleConsumer(address, "group", receive_hooks=[telemetry.hook])

@@ -15,7 +15,6 @@ from wait_until import until
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerUnavailable, RefusalReason
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.route import BrokerData, QueueData, TopicRouteData
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -57,9 +56,7 @@ async def consuming(
 ) -> AsyncIterator[PushConsumer]:
     async with serving([name_server, first, second]):
         name_server.routes["topic"] = route({0: first.address})
-        consumer = PushConsumer(
-            name_server.address, "group", handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET, **options
-        )
+        consumer = PushConsumer(name_server.address, "group", handle, start_from="earliest", **options)
         consumer.subscribe("topic")
         async with consumer:
             await until(lambda: first.pulls)

@@ -12,14 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from wait_until import wait_until
 
-from gantrymq.client.consuming.consume_from_where import CONSUME_FROM_END
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage, ThreadDied
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.sync import SyncLitePullConsumer, SyncProducer, SyncPushConsumer, SyncSimpleConsumer
 
@@ -33,7 +31,7 @@ def test_send_and_receive(name_server: str, unique: str) -> None:
     with SyncProducer(Producer(name_server, "producers")) as producer:
         producer.send(Message(unique, b"1"))
         producer.send_batch([Message(unique, b"2"), Message(unique, b"3")])
-        producer.send_with(Message(unique, b"4"), select_by_hash, "key")
+        producer.send(Message(unique, b"4"), select=select_by_hash("key"))
         producer.send_oneway(Message(unique, b"5"))
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(lambda n: producer.send(Message(unique, b"%d" % n)), range(6, 21)))
@@ -41,13 +39,13 @@ def test_send_and_receive(name_server: str, unique: str) -> None:
             producer.send(Message(unique, b""))
         queues = producer.queues(unique)
 
-    consumer = PushConsumer(name_server, unique, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(name_server, unique, handle, start_from="earliest")
     consumer.subscribe(unique)
     with SyncPushConsumer(consumer):
         for _ in range(20):
             assert got.acquire(timeout=20)
 
-    reader = LitePullConsumer(name_server, f"{unique}_reader", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    reader = LitePullConsumer(name_server, f"{unique}_reader", start_from="earliest")
     with SyncLitePullConsumer(reader) as lite:
         lite.assign(lite.queues(unique))
         assert set(lite.queues(unique)) == set(queues)
@@ -103,9 +101,7 @@ def test_what_is_told_of_queues_may_use_the_consumer(name_server: str, topic: st
     def revoked(queues: set[MessageQueue]) -> None:
         told.append("revoked")
 
-    inner = LitePullConsumer(
-        name_server, unique, consume_from_where=CONSUME_FROM_END, on_assigned=to_begin, on_revoked=revoked
-    )
+    inner = LitePullConsumer(name_server, unique, start_from="latest", on_assigned=to_begin, on_revoked=revoked)
     inner.subscribe(topic)
     consumer = SyncLitePullConsumer(inner)
     with consumer:
@@ -234,7 +230,7 @@ def test_calls_that_would_wait_for_themselves_are_refused(name_server: str, uniq
             errors.append(e)
         done.set()
 
-    inner = PushConsumer(name_server, unique, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    inner = PushConsumer(name_server, unique, handle, start_from="earliest")
     inner.subscribe(unique)
     consumer = SyncPushConsumer(inner)
     with SyncProducer(Producer(name_server, "producers")) as producer:
@@ -277,7 +273,7 @@ def test_a_handler_that_ends_the_program_ends_the_consumer_loudly(
         ended.set()
         raise error(3)
 
-    inner = PushConsumer(name_server, unique, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    inner = PushConsumer(name_server, unique, handle, start_from="earliest")
     inner.subscribe(unique)
     consumer = SyncPushConsumer(inner)
     consumer.start()

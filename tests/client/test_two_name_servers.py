@@ -7,7 +7,7 @@ from pathlib import Path
 from ports import free_port
 from wait_until import until
 
-from gantrymq import CONSUME_FROM_FIRST_OFFSET, Message, MessageExt, Producer, PushConsumer
+from gantrymq import Message, MessageExt, Producer, PushConsumer
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.namesrv.config import NamesrvConfig
@@ -70,7 +70,7 @@ async def test_work_goes_on_while_one_is_away(tmp_path: Path) -> None:
     async def handle(message: MessageExt) -> None:
         received.append(message.body)
 
-    consumer = PushConsumer(addresses, "readers", handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(addresses, "readers", handle, start_from="earliest")
     consumer.subscribe(TOPIC)
     async with Producer(addresses, "writers") as producer, consumer:
         for address in addresses:

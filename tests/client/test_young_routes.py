@@ -16,7 +16,6 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.request_reply import reply_message
 from gantrymq.client.routes import Routes
 from gantrymq.errors import ClientError, IllegalMessage
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.testing.processes import ProcessCluster
@@ -35,7 +34,7 @@ async def test_a_consumer_hears_of_the_other_brokers_half(cluster: ProcessCluste
     async def handle(message: MessageExt) -> None:
         received.add(message.broker_name)
 
-    consumer = PushConsumer(cluster.namesrv_addr, "halves", handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(cluster.namesrv_addr, "halves", handle, start_from="earliest")
     consumer.subscribe("halves")
     async with consumer, Producer(cluster.namesrv_addr, "halves") as producer:
         queues = await producer.queues("halves")
@@ -75,7 +74,7 @@ async def test_questions_are_answered_at_once(cluster: ProcessCluster) -> None:
         async def answer(message: MessageExt) -> None:
             await replying.send(reply_message(message, message.body.upper()))
 
-        consumer = PushConsumer(cluster.namesrv_addr, "answering", answer, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer = PushConsumer(cluster.namesrv_addr, "answering", answer, start_from="earliest")
         consumer.subscribe("questions")
         async with consumer:
             began = time.monotonic()

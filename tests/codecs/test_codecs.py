@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from wait_until import until
 
-from gantrymq import CONSUME_FROM_FIRST_OFFSET, Message, MessageExt, Producer, PushConsumer
+from gantrymq import Message, MessageExt, Producer, PushConsumer
 from gantrymq.codecs import AvroCodec, Codec, JsonCodec, ProtobufCodec, PydanticCodec, codec_named
 from gantrymq.errors import ClientError, CodecError
 from gantrymq.protocol.record import Record
@@ -220,13 +220,11 @@ async def test_what_cannot_be_decoded_goes_the_way_of_all_failures(cluster: Embe
     async with Producer(cluster.name_server, "shop") as producer:
         await producer.send(Message("plain-orders", b"nonsense"))
         await producer.send(codec.message("plain-orders", Plain("pears", 2)))
-    consumer = PushConsumer(
-        cluster.name_server, "codecs", watched, consume_from_where=CONSUME_FROM_FIRST_OFFSET, max_reconsume_times=0
-    )
+    consumer = PushConsumer(cluster.name_server, "codecs", watched, start_from="earliest", max_reconsume_times=0)
     consumer.subscribe("plain-orders")
     dead = PushConsumer(
         cluster.name_server, "undertakers", lambda message: bodies.append(message.body),
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
     )  # fmt: skip
     bodies: list[bytes] = []
     dead.subscribe("%DLQ%codecs")

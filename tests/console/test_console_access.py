@@ -17,9 +17,9 @@ from console_support import CLUSTER, browser, json_of
 from wait_until import until
 
 from gantrymq.auth.config import AuthConfig
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.credentials import Credentials
 from gantrymq.console.access import DELAY_S, MAX_FAILURES, MAX_KNOWN, WITHIN_S, LoginAttempts
 from gantrymq.console.app import Console
 from gantrymq.console.audit import Audit
@@ -163,7 +163,7 @@ async def test_brokers_that_believe_every_name_let_nobody_in() -> None:
 async def test_login_of_a_user_that_not_every_broker_has() -> None:
     """Brokers of different names have separate users."""
     with EmbeddedCluster(2, auth=USERS) as cluster:
-        async with AdminClient(cluster.name_server, hooks=[AclHook("root", SECRET)]) as admin:
+        async with AdminClient(cluster.name_server, credentials=Credentials("root", SECRET)) as admin:
             for number, broker in enumerate(cluster.brokers):
                 await admin.create_user([broker], UserInfo(f"user-{number}", "userpass"))
         for number in range(len(cluster.brokers)):
@@ -245,7 +245,7 @@ async def test_logins_are_in_the_audit_log(stranger: httpx.AsyncClient, tmp_path
 
 async def test_a_session_ends_when_its_user_is_removed(stranger: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
     """Its live tail ends, too."""
-    async with AdminClient(cluster.name_server, hooks=[AclHook("root", SECRET)]) as admin:
+    async with AdminClient(cluster.name_server, credentials=Credentials("root", SECRET)) as admin:
         await admin.ensure_topic("watched", queues=1)
         await admin.create_user(cluster.brokers, UserInfo("carol", "carolpass", "Super"))
         assert (await log_in(stranger, "carol", "carolpass")).status_code == 303
@@ -261,7 +261,7 @@ async def test_a_session_ends_when_its_user_is_removed(stranger: httpx.AsyncClie
 
 
 async def test_a_live_tail_ends_with_its_session(stranger: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
-    async with AdminClient(cluster.name_server, hooks=[AclHook("root", SECRET)]) as admin:
+    async with AdminClient(cluster.name_server, credentials=Credentials("root", SECRET)) as admin:
         await admin.ensure_topic("followed", queues=1)
     await log_in(stranger, "root", SECRET)
     token = token_in((await stranger.get("/overview")).text)
@@ -279,8 +279,8 @@ async def test_next_leads_to_this_console_only(stranger: httpx.AsyncClient) -> N
 
 
 async def test_a_user_sees_what_it_may(stranger: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
-    hooks = [AclHook("root", SECRET)]
-    async with AdminClient(cluster.name_server, hooks=hooks) as admin:
+    credentials = Credentials("root", SECRET)
+    async with AdminClient(cluster.name_server, credentials=credentials) as admin:
         await admin.ensure_topic("allowed", queues=1)
         await admin.ensure_topic("denied", queues=1)
         await admin.create_user(cluster.brokers, UserInfo("alice", "alicepass"))
@@ -311,7 +311,7 @@ async def test_a_user_sees_what_it_may(stranger: httpx.AsyncClient, cluster: Emb
     answer = await change(stranger, "delete-topic", name="denied", typed="denied", cluster=CLUSTER)
     assert answer.status_code in (403, 502)
     assert "permission" in answer.json()["error"]
-    async with AdminClient(cluster.name_server, hooks=hooks) as admin:
+    async with AdminClient(cluster.name_server, credentials=credentials) as admin:
         assert "denied" in await admin.topic_list()
 
 
@@ -370,9 +370,9 @@ def test_a_users_file_that_cant_be_meant(tmp_path: Path, text: str) -> None:
 
     (tmp_path / "users").write_bytes(text.encode("latin-1") + b"\n")
     with pytest.raises(ConfigError):
-        FileLogin(tmp_path / "users", ())
+        FileLogin(tmp_path / "users", None)
     with pytest.raises(ConfigError):
-        FileLogin(tmp_path / "nowhere", ())
+        FileLogin(tmp_path / "nowhere", None)
 
 
 # -- changes ------------------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from gantrymq.console.pages import API, Page
 from gantrymq.console.queries.all_pages import PAGES
 from gantrymq.console.settings import Settings
 from gantrymq.errors import BrokerError, ClientError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message
 from gantrymq.protocol.properties import TIMER_DELAY_MS
 from gantrymq.sync import SyncProducer
@@ -60,9 +59,7 @@ async def member_of(cluster: EmbeddedCluster, group: str, topic: str) -> AsyncIt
         if message.body == b"1":
             raise ValueError("not this one")
 
-    consumer = PushConsumer(
-        cluster.name_server, group, consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET, max_reconsume_times=0
-    )
+    consumer = PushConsumer(cluster.name_server, group, consume, start_from="earliest", max_reconsume_times=0)
     consumer.subscribe(topic)
     async with consumer, AdminClient(cluster.name_server) as admin:
 

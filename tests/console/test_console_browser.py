@@ -26,7 +26,6 @@ from gantrymq.client.producing.producer import Producer
 from gantrymq.console.logins import hash_password
 from gantrymq.console.queries.all_pages import PAGES
 from gantrymq.errors import BrokerError, ClientError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.properties import TIMER_DELAY_MS
@@ -56,7 +55,7 @@ async def load(cluster: EmbeddedCluster) -> None:
     async def consume(message: Message) -> None:
         seen.append(message)
 
-    consumer = PushConsumer(cluster.name_server, "billing", consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(cluster.name_server, "billing", consume, start_from="earliest")
     consumer.subscribe("orders")
     async with consumer:
         await until(lambda: len(seen) >= 40)
@@ -88,9 +87,7 @@ async def make_dead_letters(cluster: EmbeddedCluster, group: str, topic: str, co
     async def fail(message: Message) -> None:
         raise ValueError("no")
 
-    consumer = PushConsumer(
-        cluster.name_server, group, fail, consume_from_where=CONSUME_FROM_FIRST_OFFSET, max_reconsume_times=0
-    )
+    consumer = PushConsumer(cluster.name_server, group, fail, start_from="earliest", max_reconsume_times=0)
     consumer.subscribe(topic)
     async with consumer, AdminClient(cluster.name_server) as admin:
 
@@ -312,9 +309,7 @@ async def test_a_first_visit(cluster: EmbeddedCluster) -> None:
     async def refund(message: Message) -> None:
         seen.add(message.body)
 
-    consumer = PushConsumer(
-        cluster.name_server, "payers", wait_for_the_bank, consume_from_where=CONSUME_FROM_FIRST_OFFSET
-    )
+    consumer = PushConsumer(cluster.name_server, "payers", wait_for_the_bank, start_from="earliest")
     consumer.subscribe("invoices")
     refunds = PushConsumer(cluster.name_server, "refunds", refund)
     refunds.subscribe("returns")

@@ -20,7 +20,6 @@ from wait_until import until
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.console.settings import Settings
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.message import Message
 from gantrymq.sync import SyncProducer
@@ -42,7 +41,7 @@ async def consumed(cluster: EmbeddedCluster, group: str, topic: str, count: int 
     async def consume(message: Message) -> None:
         seen.append(message.body)
 
-    consumer = PushConsumer(cluster.name_server, group, consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(cluster.name_server, group, consume, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: len(seen) >= count)
@@ -176,7 +175,7 @@ async def test_a_message_is_consumed_now(
     async def consume(message: Message) -> None:
         seen.append(message.body)
 
-    consumer = PushConsumer(cluster.name_server, "directs", consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(cluster.name_server, "directs", consume, start_from="earliest")
     consumer.subscribe("direct")
     async with consumer:
         await until(lambda: len(seen) == 1)

@@ -106,7 +106,7 @@ async def test_members_come_and_go(cluster: EmbeddedCluster, visitor: httpx.Asyn
     async with AdminClient(cluster.name_server) as admin:
         await admin.ensure_topic("moving", queues=1)
     history = History(None)
-    view = ClusterView(Settings(cluster.name_server, tables_fresh_s=0.0), RequestLimits(), (), history)
+    view = ClusterView(Settings(cluster.name_server, tables_fresh_s=0.0), RequestLimits(), None, history)
     sampler = Sampler(view, history)
 
     async def consume(message: Message) -> None:
@@ -162,7 +162,7 @@ async def test_rebalances_on_the_page(cluster: EmbeddedCluster, tmp_path: Path) 
 
 async def test_a_trend(cluster: EmbeddedCluster) -> None:
     history = History(None)
-    view = ClusterView(Settings(cluster.name_server), RequestLimits(), (), history)
+    view = ClusterView(Settings(cluster.name_server), RequestLimits(), None, history)
     try:
         now = now_ms() / 1000
         await history.add(now - 2000, {"group/g/behind": 9999.0})

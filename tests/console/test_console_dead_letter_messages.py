@@ -21,7 +21,6 @@ from gantrymq.console.operations import MAX_RUNNING, Operation, Operations
 from gantrymq.console.queries import dead_letter_messages, queue_reader
 from gantrymq.console.settings import Settings
 from gantrymq.errors import ClientError, GantryError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message
 from gantrymq.sync import SyncProducer
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -48,9 +47,7 @@ async def mourners(
             raise ValueError("not yet")
         seen.append(message.body)
 
-    consumer = PushConsumer(
-        cluster.name_server, name, consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET, max_reconsume_times=0
-    )
+    consumer = PushConsumer(cluster.name_server, name, consume, start_from="earliest", max_reconsume_times=0)
     consumer.subscribe(name)
     async with consumer:
 

@@ -134,7 +134,7 @@ async def test_it_is_there_after_a_restart(tmp_path: Path) -> None:
 async def test_samples_of_a_cluster(cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     producer.send(Message("sampled", b"x"))
     history = History(None)
-    view = ClusterView(Settings(cluster.name_server), RequestLimits(), ())
+    view = ClusterView(Settings(cluster.name_server), RequestLimits(), None)
     await Sampler(view, history).sample()
     points = await history.points(["in", "behind", "disk", "broker/broker-a/disk", "broker/broker-b/log"], 0, 2e9)
     assert len(points.times) == 1
@@ -161,20 +161,20 @@ async def test_the_page(visitor: httpx.AsyncClient) -> None:
 async def test_a_user_of_the_cluster_sees_what_it_may_ask_for() -> None:
     from test_console_access import USERS, log_in
 
-    from gantrymq.client.acl_hook import AclHook
     from gantrymq.client.admin.client import AdminClient
+    from gantrymq.client.credentials import Credentials
     from gantrymq.protocol.bodies.auth import UserInfo
 
     with EmbeddedCluster(auth=USERS) as secured:
-        hooks = [AclHook("root", "rootpass")]
-        async with AdminClient(secured.name_server, hooks=hooks) as admin:
+        credentials = Credentials("root", "rootpass")
+        async with AdminClient(secured.name_server, credentials=credentials) as admin:
             await admin.create_user(secured.brokers, UserInfo("alice", "alicepass"))
-        async with browser(Settings(secured.name_server, hooks=hooks, login="cluster")) as alice:
+        async with browser(Settings(secured.name_server, credentials=credentials, login="cluster")) as alice:
             assert (await log_in(alice, "alice", "alicepass")).status_code == 303
             for arguments in ({}, {"group": "any"}, {"broker": "broker-a"}):
                 answer = await alice.get("/api/v1/history", params=arguments)
                 assert answer.status_code >= 400, answer.text
-        async with browser(Settings(secured.name_server, hooks=hooks, login="cluster")) as root:
+        async with browser(Settings(secured.name_server, credentials=credentials, login="cluster")) as root:
             assert (await log_in(root, "root", "rootpass")).status_code == 303
             assert (await root.get("/api/v1/history")).status_code == 200
 

@@ -31,7 +31,6 @@ from gantrymq.console.request_limits import MAX_BODIES, RequestLimits
 from gantrymq.console.settings import Settings
 from gantrymq.console.tail import MAX_PER_QUEUE, SHOWN, TailArguments, tail
 from gantrymq.errors import ClientError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
@@ -187,7 +186,7 @@ async def test_search_waits_for_other_pages(cluster: EmbeddedCluster, producer: 
     await make_topic(cluster, "awaited", 1)
     message_id = producer.send(Message("awaited", b"x")).msg_id
     limits = RequestLimits()
-    view = ClusterView(Settings(cluster.name_server, timeout_ms=500, tables_fresh_s=0.2), limits, ())
+    view = ClusterView(Settings(cluster.name_server, timeout_ms=500, tables_fresh_s=0.2), limits, None)
 
     async def found() -> SearchPage | None:
         page = await search(view, SearchArguments(message_id))
@@ -432,7 +431,7 @@ async def test_only_the_beginning_of_a_body_is_shown(
 async def test_live_tail_is_bounded(cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     await make_topic(cluster, "followed", 1)
     settings = Settings(cluster.name_server)
-    view = ClusterView(settings, RequestLimits(), ())
+    view = ClusterView(settings, RequestLimits(), None)
     producer.send(Message("followed", b"before"))
     rounds = tail(view, TailArguments(topic="followed"))
     try:
@@ -467,7 +466,7 @@ async def test_live_tail_is_bounded(cluster: EmbeddedCluster, producer: SyncProd
 
 async def test_live_tail_with_a_filter(cluster: EmbeddedCluster, producer: SyncProducer) -> None:
     await make_topic(cluster, "filtered", 1)
-    view = ClusterView(Settings(cluster.name_server), RequestLimits(), ())
+    view = ClusterView(Settings(cluster.name_server), RequestLimits(), None)
     rounds = tail(view, TailArguments(topic="filtered", filter="good"))
     try:
         first = asyncio.ensure_future(anext(rounds))
@@ -485,7 +484,7 @@ async def test_live_tail_with_a_filter(cluster: EmbeddedCluster, producer: SyncP
 
 
 async def test_a_tail_of_nothing(cluster: EmbeddedCluster) -> None:
-    view = ClusterView(Settings(cluster.name_server), RequestLimits(), ())
+    view = ClusterView(Settings(cluster.name_server), RequestLimits(), None)
     with pytest.raises(ClientError):
         await anext(tail(view, TailArguments()))
     with pytest.raises(ClientError, match="nowhere"):
@@ -548,7 +547,7 @@ async def test_the_whole_way_of_a_message(visitor: httpx.AsyncClient, cluster: E
         consume,
         orderly=True,
         suspend_s=0.05,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
         enable_trace=True,
     )
     consumer.subscribe("travelled")
@@ -594,7 +593,7 @@ async def test_dead_letters(visitor: httpx.AsyncClient, cluster: EmbeddedCluster
         cluster.name_server,
         "mourners",
         fail,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
         max_reconsume_times=0,
     )
     consumer.subscribe("deadly")

@@ -19,7 +19,6 @@ from gantrymq.console.language import texts
 from gantrymq.console.queries.all_pages import PAGES
 from gantrymq.console.queries.group_state import STATES, state_of
 from gantrymq.console.settings import Settings
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message
 from gantrymq.sync import SyncProducer
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -206,7 +205,7 @@ async def test_group_that_lags(visitor: httpx.AsyncClient, cluster: EmbeddedClus
     async def consume(message: Message) -> None:
         seen.append(message.body)
 
-    consumer = PushConsumer(cluster.name_server, "laggers", consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(cluster.name_server, "laggers", consume, start_from="earliest")
     consumer.subscribe("lagging")
     async with consumer:
         await until(lambda: len(seen) == 10)
@@ -252,9 +251,7 @@ async def test_where_a_consumer_hangs(
     async def wait_for_the_database(message: Message) -> None:
         await release.wait()
 
-    consumer = PushConsumer(
-        cluster.name_server, "hangers", wait_for_the_database, consume_from_where=CONSUME_FROM_FIRST_OFFSET
-    )
+    consumer = PushConsumer(cluster.name_server, "hangers", wait_for_the_database, start_from="earliest")
     consumer.subscribe("hanging")
     async with consumer:
 

@@ -208,7 +208,7 @@ async def test_so_many_questions_at_once_and_no_more() -> None:
 
     server = await asyncio.start_server(hang, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    admins = [LimitedAdmin("127.0.0.1:1", limits, hooks=(), ssl_context=None, timeout_ms=300) for _ in range(2)]
+    admins = [LimitedAdmin("127.0.0.1:1", limits, credentials=None, ssl_context=None, timeout_ms=300) for _ in range(2)]
 
     async def ask(n: int) -> None:
         nonlocal open_now, most
@@ -243,7 +243,9 @@ async def test_a_server_that_hangs_is_waited_for_once() -> None:
     server = await asyncio.start_server(hang, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     limits = RequestLimits()
-    admins = [LimitedAdmin("127.0.0.1:1", limits, hooks=(), ssl_context=None, timeout_ms=1000) for _ in range(2)]
+    admins = [
+        LimitedAdmin("127.0.0.1:1", limits, credentials=None, ssl_context=None, timeout_ms=1000) for _ in range(2)
+    ]
     with pytest.raises(RequestTimeout):
         await admins[0].runtime_info(address)
     began = asyncio.get_running_loop().time()

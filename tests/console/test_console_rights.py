@@ -11,9 +11,9 @@ from console_support import CLUSTER, browser, html_of, json_of
 from test_console_access import SECRET, USERS, change
 
 from gantrymq.auth.policy import Resource
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.credentials import Credentials
 from gantrymq.client.producing.producer import Producer
 from gantrymq.console.queries.rights import ACTIONS, verdict
 from gantrymq.console.settings import Settings
@@ -22,7 +22,7 @@ from gantrymq.protocol.bodies.auth import AclInfo, PolicyEntryInfo, PolicyInfo, 
 from gantrymq.protocol.message import Message
 from gantrymq.testing.embedded import EmbeddedCluster
 
-ROOT = AclHook("root", SECRET)
+ROOT = Credentials("root", SECRET)
 ALICE = UserInfo("alice", "alicepass", "Normal", "enable")
 
 
@@ -36,11 +36,11 @@ def cluster() -> Iterator[EmbeddedCluster]:
 @pytest.fixture
 async def root(cluster: EmbeddedCluster) -> AsyncIterator[httpx.AsyncClient]:
     """Yields a visitor of a console that signs as root."""
-    async with AdminClient(cluster.name_server, hooks=[ROOT]) as admin:
+    async with AdminClient(cluster.name_server, credentials=ROOT) as admin:
         for address in cluster.brokers:
             if await admin.user(address, "alice") is None:
                 await admin.create_user([address], ALICE)
-    async with browser(Settings(cluster.name_server, hooks=[ROOT], tables_fresh_s=0.1)) as visitor:
+    async with browser(Settings(cluster.name_server, credentials=ROOT, tables_fresh_s=0.1)) as visitor:
         yield visitor
 
 
@@ -50,7 +50,7 @@ async def verdicts(visitor: httpx.AsyncClient, user: str, resource: str, **more:
 
 
 async def test_what_a_user_may_do_and_why(root: httpx.AsyncClient, cluster: EmbeddedCluster) -> None:
-    async with AdminClient(cluster.name_server, hooks=[ROOT]) as admin:
+    async with AdminClient(cluster.name_server, credentials=ROOT) as admin:
         await admin.ensure_topic("allowed-a", queues=1)
     found = await verdicts(root, "alice", "Topic:allowed-a")
     assert set(found) == {(broker, action) for broker in ("broker-a", "broker-b") for action in ACTIONS}
@@ -71,7 +71,9 @@ async def test_what_a_user_may_do_and_why(root: httpx.AsyncClient, cluster: Embe
     assert "Allow Topic:allowed-*" in await html_of(root, "rights", user="alice", resource="Topic:allowed-a")
 
     # The broker makes the same decision.
-    async with Producer(cluster.name_server, "p", hooks=[AclHook("alice", "alicepass")], retry_times=0) as producer:
+    async with Producer(
+        cluster.name_server, "p", credentials=Credentials("alice", "alicepass"), retry_times=0
+    ) as producer:
         await producer.send(Message("allowed-a", b"x"))
         answer = await change(root, "save-right", **form | {"actions": "Pub", "decision": "Deny"})
         assert answer.status_code == 200, answer.text

@@ -36,7 +36,6 @@ from gantrymq.controller.server import Controller
 from gantrymq.metrics import MetricsServer
 from gantrymq.namesrv.config import NamesrvConfig
 from gantrymq.namesrv.server import NameServer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message
 from gantrymq.proxy.config import MetricsExporterType, ProxyConfig
 from gantrymq.proxy.proxy import Proxy
@@ -223,7 +222,7 @@ async def load(name_server: str) -> AsyncIterator[None]:
     async def consume(message: Message) -> None:
         seen.append(message)
 
-    consumer = PushConsumer(name_server, "billing", consume, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(name_server, "billing", consume, start_from="earliest")
     consumer.subscribe("orders")
     async with Producer(name_server, "shop") as producer, consumer:
         await producer.send(Message("orders", b"later", properties={"TIMER_DELAY_MS": "600000"}))

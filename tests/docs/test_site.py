@@ -126,7 +126,8 @@ def test_the_search_finds_what_is_there(site: Path) -> None:
 
 
 def test_the_reference_has_all_that_can_be_imported(site: Path) -> None:
-    pages = "".join(page.read_text(encoding="utf-8") for page in site.glob("reference/api/*.html"))
+    reference = [*site.glob("reference/api/*.html"), site / "reference" / "errors.html"]
+    pages = "".join(page.read_text(encoding="utf-8") for page in reference)
     for name in (*gantrymq.__all__, *gantrymq.codecs.__all__):
         # Constants are explained in the chapters. Everything else has an entry or a mention in the reference.
         assert f'.{name}"' in pages or f"<code>{name}</code>" in pages or name in ("CONTENT_TYPE", "MessageOptions"), (

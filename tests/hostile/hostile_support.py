@@ -25,8 +25,8 @@ import pytest
 from prober import TOPIC, Figures
 from small_disk import SmallDisk
 
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.credentials import Credentials
 from gantrymq.config import from_properties, load_properties
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand, SerializeType
@@ -300,8 +300,8 @@ async def under_attack(
             codes = ",".join(str(int(code)) for code in inevitable)
             prober = ProberProcess(cluster.brokers[0], cluster.name_server, (codes,), "prober.py")
         else:
-            hooks = [AclHook(*prober_user)] if prober_user is not None else []
-            async with AdminClient(cluster.name_server.address, hooks=hooks) as admin:
+            credentials = Credentials(*prober_user) if prober_user is not None else None
+            async with AdminClient(cluster.name_server.address, credentials=credentials) as admin:
                 await admin.ensure_topic(TOPIC, queues=1)
             prober = ProberProcess(cluster.brokers[0], cluster.proxy, prober_user or (), "proxy_prober.py")
         target = Target(cluster.brokers[0], cluster.name_server, cluster.proxy, directory, files, prober)

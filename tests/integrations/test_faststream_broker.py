@@ -19,7 +19,7 @@ from faststream.specification import AsyncAPI
 from pydantic import BaseModel, ValidationError
 from wait_until import until, wait_until
 
-from gantrymq import CONSUME_FROM_FIRST_OFFSET, Message, MessageExt, Producer, PushConsumer, SyncProducer
+from gantrymq import Message, MessageExt, Producer, PushConsumer, SyncProducer
 from gantrymq.errors import ClientError, RemotingError
 from gantrymq.integrations.faststream import RocketMQBroker, RocketMQRouter, TestRocketMQBroker
 from gantrymq.integrations.faststream.annotations import RocketMQMessage
@@ -43,7 +43,7 @@ def cluster() -> Iterator[EmbeddedCluster]:
         yield cluster
 
 
-FIRST: Any = {"consume_from_where": CONSUME_FROM_FIRST_OFFSET}
+FIRST: Any = {"start_from": "earliest"}
 
 
 async def test_models_come_and_go(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +56,7 @@ async def test_models_come_and_go(cluster: EmbeddedCluster, capsys: pytest.Captu
         logger.info("an order")
         return Invoice(text=f"{order.count} {order.what}")
 
-    @broker.subscriber("fs-invoices", group="fs-invoices", expression="invoice", **FIRST)
+    @broker.subscriber("fs-invoices", group="fs-invoices", tags="invoice", **FIRST)
     async def see(invoice: Invoice, message: RocketMQMessage) -> None:
         invoices.append((invoice, message))
 
@@ -250,7 +250,7 @@ from gantrymq.integrations.faststream import RocketMQBroker
 broker = RocketMQBroker(os.environ["NAMESRV_ADDR"])
 app = FastStream(broker)
 
-@broker.subscriber("fs-cli", group="fs-cli", consume_from_where="CONSUME_FROM_FIRST_OFFSET")
+@broker.subscriber("fs-cli", group="fs-cli", start_from="earliest")
 async def handle(body: str) -> None:
     with open("notes", "a") as notes:
         notes.write(body)

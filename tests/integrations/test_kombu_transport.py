@@ -16,6 +16,7 @@ from wait_until import wait_until
 
 import gantrymq.integrations.celery as transport
 from gantrymq import Message, Producer, SyncProducer
+from gantrymq.client.credentials import Credentials
 from gantrymq.errors import ClientError, RemotingError
 from gantrymq.testing.embedded import EmbeddedCluster
 
@@ -174,9 +175,7 @@ def test_urls() -> None:
     assert transport._parsed("rocketmq://a,b:1/")[0] == "a:9876;b:1"
     servers, options = transport._parsed("rocketmq://key:sec%2Fret@a")
     assert servers == "a:9876"
-    (hook,) = options["hooks"]
-    assert isinstance(hook, transport.AclHook)
-    assert hook.access_key == "key"
+    assert options["credentials"] == Credentials("key", "sec/ret")
     with pytest.raises(ClientError, match="is wanted"):
         transport._parsed("rocketmq://a/vhost")
     secret = kombu.Connection("rocketmq://key:secret@a")
@@ -229,10 +228,10 @@ def test_nobody_there() -> None:
 
 
 def test_what_is_sent_is_json(cluster: EmbeddedCluster, connection: kombu.Connection) -> None:
-    from gantrymq import CONSUME_FROM_FIRST_OFFSET, LitePullConsumer, SyncLitePullConsumer
+    from gantrymq import LitePullConsumer, SyncLitePullConsumer
 
     publish(connection.channel(), kombu.Queue("plain", routing_key="plain"), {"a": 1}, correlation_id="id-1")
-    pull = LitePullConsumer(cluster.name_server, "look", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    pull = LitePullConsumer(cluster.name_server, "look", start_from="earliest")
     with SyncLitePullConsumer(pull) as reader:
         reader.assign(reader.queues("plain"))
         (message,) = wait_until(lambda: reader.poll(500))

@@ -9,8 +9,8 @@ import pytest
 from access_support import SigningRpc, allow, cluster_with_users, proxy_with_users
 from proxy_support import Rpc, message, new_topic, producer_settings
 
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.credentials import Credentials
 from gantrymq.client.doctor.finding import Severity
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError
@@ -35,7 +35,7 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 @pytest.fixture
 async def admin(cluster: EmbeddedCluster) -> AsyncIterator[AdminClient]:
-    async with AdminClient(cluster.name_server, hooks=[AclHook("root", "root-secret")]) as admin:
+    async with AdminClient(cluster.name_server, credentials=Credentials("root", "root-secret")) as admin:
         yield admin
 
 
@@ -127,7 +127,7 @@ async def test_clients_of_the_remoting_protocol(proxy: Proxy, admin: AdminClient
     mine, others = [await new_topic(admin) for _ in range(2)]
     await allow(admin, cluster, "older", (f"Topic:{mine}", "Pub"))
     here = proxy.remoting_address
-    async with Producer(here, "p", hooks=[AclHook("older", "older-secret")]) as producer:
+    async with Producer(here, "p", credentials=Credentials("older", "older-secret")) as producer:
         # Brokers verify the client's own signature again.
         assert (await producer.send(Message(mine, b"allowed"))).queue_offset == 0
         with pytest.raises(BrokerError, match="User:older has no permission to access Topic:proxy"):
@@ -136,8 +136,11 @@ async def test_clients_of_the_remoting_protocol(proxy: Proxy, admin: AdminClient
         assert address is not None
         with pytest.raises(BrokerError, match="has no permission"):
             await producer.client.api.max_offset(address, mine, 0)
-    for hook, why in ((AclHook("older", "wrong"), "check signature failed"), (AclHook("nobody", "x"), "is not found")):
-        async with Producer(here, "p", hooks=[hook]) as producer:
+    for credentials, why in (
+        (Credentials("older", "wrong"), "check signature failed"),
+        (Credentials("nobody", "x"), "is not found"),
+    ):
+        async with Producer(here, "p", credentials=credentials) as producer:
             with pytest.raises(BrokerError, match=why):
                 await producer.send(Message(mine, b"refused"))
     async with Producer(here, "p") as producer:
@@ -149,15 +152,15 @@ async def test_what_the_doctor_says(proxy: Proxy, cluster: EmbeddedCluster, admi
     await admin.create_user(cluster.brokers, UserInfo("doctored", "secret"))
     topic = await new_topic(admin)
 
-    async def problems(credentials: tuple[str, str] | None, topic: str | None = None) -> list[str]:
+    async def problems(credentials: Credentials | None, topic: str | None = None) -> list[str]:
         findings = await diagnose_proxy(proxy.address, topic, credentials=credentials)
         return [finding.what for finding in findings if finding.severity is not Severity.OK]
 
     (finding,) = await problems(None)
     assert finding == "the proxy refuses a call without signature: username cannot be null."
-    (finding,) = await problems(("root", "wrong"))
+    (finding,) = await problems(Credentials("root", "wrong"))
     assert finding == "the proxy refuses a call of user root: check signature failed."
-    assert await problems(("root", "root-secret"), topic) == []
-    assert await problems(("doctored", "secret")) == []
-    (finding,) = await problems(("doctored", "secret"), topic)
+    assert await problems(Credentials("root", "root-secret"), topic) == []
+    assert await problems(Credentials("doctored", "secret")) == []
+    (finding,) = await problems(Credentials("doctored", "secret"), topic)
     assert f"User:doctored has no permission to access Topic:{topic}" in finding

@@ -14,9 +14,9 @@ from calls import RecordedCall
 from proxy_support import members_of, message, new_topic
 from wait_until import until
 
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.credentials import Credentials
 from gantrymq.proxy.clients import LOST_S, Clients
 from gantrymq.proxy.proxy import Proxy
 from gantrymq.proxy.statuses import ProxyError
@@ -34,7 +34,7 @@ def cluster() -> Iterator[EmbeddedCluster]:
 
 @pytest.fixture
 async def admin(cluster: EmbeddedCluster) -> AsyncIterator[AdminClient]:
-    async with AdminClient(cluster.name_server, hooks=[AclHook("root", "root-secret")]) as admin:
+    async with AdminClient(cluster.name_server, credentials=Credentials("root", "root-secret")) as admin:
         yield admin
 
 

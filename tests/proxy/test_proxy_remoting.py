@@ -23,7 +23,6 @@ from gantrymq.client.producing.request_reply import reply_message
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.errors import BrokerError, NoRouteInfo
 from gantrymq.protocol.bodies.heartbeat import (
-    CONSUME_FROM_FIRST_OFFSET,
     ConsumerData,
     HeartbeatData,
     SubscriptionData,
@@ -86,7 +85,7 @@ class Inbox:
 
 
 def consumer_of(name_server: str, group: str, inbox: Any, topic: str, **options: Any) -> PushConsumer:
-    consumer = PushConsumer(name_server, group, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET, **options)
+    consumer = PushConsumer(name_server, group, inbox, start_from="earliest", **options)
     consumer.subscribe(topic)
     return consumer
 
@@ -218,7 +217,7 @@ async def test_a_broker_asks_for_the_end_of_a_transaction(
     ):
         await producer.send_in_transaction(Message(topic, b"told"), LocalTransactionState.COMMIT_MESSAGE)
         await until(lambda: inbox.bodies == [b"told"])
-        await producer.send_in_transaction(Message(topic, b"asked"), LocalTransactionState.UNKNOW)
+        await producer.send_in_transaction(Message(topic, b"asked"), LocalTransactionState.UNKNOWN)
         await until(lambda: inbox.bodies == [b"told", b"asked"])
 
 

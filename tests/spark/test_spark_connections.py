@@ -16,6 +16,7 @@ from gantrymq.arrow.connection_pool import IDLE_S, MAX_AGE_S, MAX_CLIENTS, Clien
 from gantrymq.arrow.offsets import OffsetRange
 from gantrymq.arrow.rows import read_ranges
 from gantrymq.arrow.security import Security
+from gantrymq.client.credentials import Credentials
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.spark.options import ReadOptions, WriteOptions
 
@@ -79,7 +80,7 @@ def test_what_a_task_leaves_under_way_ends_with_it() -> None:
 
 async def test_connections_are_given_up_in_time() -> None:
     kept = ClientPool()
-    one, other = Security("one", "secret"), Security("other", "secret")
+    one, other = Security(Credentials("one", "secret")), Security(Credentials("other", "secret"))
     first = kept.acquire(one, 0.0)
     assert kept.acquire(one, 1.0) is first
     assert kept.acquire(other, 1.0) is not first
@@ -101,7 +102,7 @@ async def test_so_many_kinds_of_connections_are_kept() -> None:
     kept = ClientPool()
 
     def taken(number: int) -> RemotingClient:
-        return kept.acquire(Security(f"key-{number}", "secret"), 0.0)
+        return kept.acquire(Security(Credentials(f"key-{number}", "secret")), 0.0)
 
     clients = [taken(number) for number in range(MAX_CLIENTS + 3)]
     for number, client in enumerate(clients):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, StructField, StructType
 
+from gantrymq.client.credentials import Credentials
 from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.message import MessageQueue
@@ -195,7 +196,8 @@ def test_names_in_any_case() -> None:
 
 def test_keys_stay_secret() -> None:
     options = parse(accesskey="me", secretkey="hush", securitytoken="psst")
-    assert options.security.secret_key == "hush"
+    assert options.security.credentials is not None
+    assert options.security.credentials.secret_key == "hush"
     assert "hush" not in repr(options)
     assert "psst" not in repr(options)
     for half in ({"accesskey": "me"}, {"secretkey": "hush"}, {"securitytoken": "psst"}):
@@ -252,6 +254,9 @@ def test_schemas_that_no_read_has(fields: list[StructField], message: str) -> No
 # -- contexts -------------------------------------------------------------------------------------------------------
 
 
+READER = Credentials("reader", "12345678")
+
+
 @pytest.fixture
 def prod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Returns the name of a context with keys and TLS."""
@@ -266,7 +271,7 @@ def prod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_context_has_addresses_keys_and_tls(prod: str) -> None:
     options = ReadOptions.parse({"context": prod, "subscribe": "orders"})
     assert options.name_servers == ["ns1:9876", "ns2:9876"]
-    assert (options.security.access_key, options.security.secret_key) == ("reader", "12345678")
+    assert options.security.credentials == READER
     assert options.security.tls.tls_enable
     assert options.security.tls.tls_client_trust_cert_path == Path("/etc/ca.pem")
     # Spark stores only the context's name. The tasks get the keys with the reader.
@@ -277,9 +282,9 @@ def test_a_context_has_addresses_keys_and_tls(prod: str) -> None:
 
 def test_an_address_beside_a_context(prod: str) -> None:
     options = parse(context=prod)
-    assert (options.name_servers, options.security.access_key) == (["ns1:9876", "ns2:9876"], "reader")
+    assert (options.name_servers, options.security.credentials) == (["ns1:9876", "ns2:9876"], READER)
     options = ReadOptions.parse({"context": prod, "nameserver": "other:1", "subscribe": "orders"})
-    assert (options.name_servers, options.security.access_key) == (["other:1"], "reader")
+    assert (options.name_servers, options.security.credentials) == (["other:1"], READER)
 
 
 def test_contexts_that_cannot_be_used(prod: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from gantrymq.arrow.columns import ARROW_TYPES
 from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.client.acl_hook import AclHook
+from gantrymq.client.credentials import Credentials
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, ConnectFailed
 from gantrymq.namesrv.config import NamesrvConfig
@@ -52,8 +52,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
     accounts.write_text(ACCOUNTS)
 
     async def send(name_server: str) -> None:
-        hook = AclHook(KEYS["accesskey"], KEYS["secretkey"])
-        async with Producer(name_server, "senders", default_topic_queue_nums=1, hooks=[hook]) as producer:
+        credentials = Credentials(KEYS["accesskey"], KEYS["secretkey"])
+        async with Producer(name_server, "senders", default_topic_queue_nums=1, credentials=credentials) as producer:
             await producer.send(Message("kept", b"secret"))
 
     with EmbeddedCluster(auth=AuthConfig(acl_enable=True, plain_acl_file=accounts)) as cluster:

@@ -13,7 +13,8 @@ from gantrymq.arrow.cluster_client import ClusterClient, run
 from gantrymq.arrow.concurrent_requests import run_all
 from gantrymq.arrow.idempotent_sender import IdempotentSender
 from gantrymq.arrow.row_messages import RowEncoder
-from gantrymq.arrow.row_sender import RowSender, queue_by_hash
+from gantrymq.arrow.row_sender import RowSender
+from gantrymq.client.producing.queue_selector import queue_by_hash
 from gantrymq.errors import BrokerError
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.spark.options import WriteOptions

@@ -20,7 +20,6 @@ from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
 from gantrymq.errors import GantryError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 
 sys.path.append(str(Path(__file__).parent.parent.parent / "bench"))
@@ -34,7 +33,7 @@ pytestmark = [
 ]
 
 TOPIC = "orders"
-STATES = (LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE, LocalTransactionState.UNKNOW)
+STATES = (LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE, LocalTransactionState.UNKNOWN)
 PAUSE_S = 0.05
 #: In seconds. Includes the time until locks and invisible durations expire.
 CATCH_UP_S = 90.0
@@ -67,10 +66,8 @@ class Clients:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            push = PushConsumer(
-                self._names, "push", self._handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET, pull_batch_size=64
-            )
-            lite_pull = LitePullConsumer(self._names, "lite-pull", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+            push = PushConsumer(self._names, "push", self._handle, start_from="earliest", pull_batch_size=64)
+            lite_pull = LitePullConsumer(self._names, "lite-pull", start_from="earliest")
             pop = SimpleConsumer(self._names, "pop")
             for consumer in (push, lite_pull, pop):
                 consumer.subscribe(TOPIC)

@@ -101,7 +101,7 @@ async def test_consumers_read_on_from_the_slave(cluster: ProcessCluster) -> None
             cluster.namesrv_addr,
             "readers",
             take,
-            consume_from_where="CONSUME_FROM_FIRST_OFFSET",
+            start_from="earliest",
             pull_batch_size=1,
             flow_limits=FlowLimits(max_messages=1),
         )

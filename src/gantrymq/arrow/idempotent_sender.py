@@ -16,7 +16,8 @@ from gantrymq.arrow.cluster_client import BrokersAway, ClusterClient
 from gantrymq.arrow.concurrent_requests import request_each, run_all
 from gantrymq.arrow.options import PRODUCER_GROUP, WriteOptions
 from gantrymq.arrow.row_messages import NumberedRow, TopicMessages
-from gantrymq.arrow.row_sender import queue_by_hash, rows_in_errors
+from gantrymq.arrow.row_sender import rows_in_errors
+from gantrymq.client.producing.queue_selector import queue_by_hash
 from gantrymq.client.producing.send_command import send_command
 from gantrymq.client.routes import write_queues
 from gantrymq.errors import BrokerUnavailable, ClientError, NoRouteInfo

@@ -11,6 +11,7 @@ from typing import overload
 from gantrymq.arrow.columns import READ_COLUMNS
 from gantrymq.arrow.offsets import LARGEST_NUMBER, Boundary, load_json, parse_boundary, parse_queues, parse_times
 from gantrymq.arrow.security import Security
+from gantrymq.client.credentials import Credentials
 from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ClientError, ConfigError
 from gantrymq.filter.sql import compile_sql
@@ -165,7 +166,9 @@ class Values:
             tls_protocols=self.get("tls.protocols"),
             tls_ciphers=self.get("tls.ciphers"),
         )
-        return Security(access_key, secret_key, token, tls)
+        if access_key is None or secret_key is None:
+            return Security(tls=tls)
+        return Security(Credentials(access_key, secret_key, token), tls)
 
     def path(self, name: str) -> Path | None:
         text = self.get(name)

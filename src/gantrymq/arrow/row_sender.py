@@ -12,11 +12,11 @@ from gantrymq.arrow.cluster_client import ClusterClient
 from gantrymq.arrow.concurrent_requests import run_all
 from gantrymq.arrow.options import PRODUCER_GROUP
 from gantrymq.arrow.row_messages import TopicMessages
+from gantrymq.client.producing.queue_selector import queue_by_hash
 from gantrymq.client.producing.send_command import send_command
 from gantrymq.errors import BrokerError
 from gantrymq.protocol.batch import decode_batch
 from gantrymq.protocol.command import RemotingCommand
-from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.properties import find_property
 from gantrymq.protocol.row_ids import GANTRY_ID
@@ -107,8 +107,3 @@ def rows_in_errors(messages: Iterable[Encoded]) -> Iterator[None]:
         rows = f"row {last}" if len(ids) == 1 else f"{len(ids)} rows from {first} to {last}"
         e.add_note(f"{rows} of the partition ({prefix})")
         raise
-
-
-def queue_by_hash(sharding_key: str, queues: list[MessageQueue]) -> MessageQueue:
-    """Selects the same queue as Java's `SelectMessageQueueByHash`."""
-    return queues[abs(string_hash_code(sharding_key)) % len(queues)]

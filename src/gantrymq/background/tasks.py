@@ -41,6 +41,11 @@ class Tasks:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
+    async def wait_for_running(self) -> None:
+        """Waits until the tasks that run at the time of the call have ended."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+
     async def stop(self) -> None:
         """Cancels all tasks and waits until they have ended. No task can start afterwards."""
         self._stopped = True

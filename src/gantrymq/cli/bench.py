@@ -59,7 +59,7 @@ def bench_produce(
         # No compression, like Java's benchmark without -c.
         compress_over=1 << 31,
         ssl_context=target.ssl_context,
-        hooks=target.hooks,
+        credentials=target.credentials,
     )
     sends = Sends(topic, size, workers, batch, quantity, keys, tag_count, property_size, delay_level)
     figures = run_sends(producer, sends, interval)
@@ -91,9 +91,10 @@ def bench_consume(
 ) -> None:
     """Consume messages and say how many, how fast, and how long after they were born and stored."""
     from gantrymq.cli.bench_load import run_reads
+    from gantrymq.client.consuming.consumer_base import MessageFilter
     from gantrymq.client.consuming.handler_pool import MessageHandler
     from gantrymq.client.consuming.push_consumer import PushConsumer
-    from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_FROM_LAST_OFFSET
+    from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_LAST_OFFSET
 
     if filter_type not in ("TAG", "SQL92"):
         raise typer.BadParameter(f"{filter_type!r} is neither TAG nor SQL92", param_hint="'-f' / '--filterType'")
@@ -106,13 +107,14 @@ def bench_consume(
             f"{group}_{now_ms()}" if suffix else group,
             handler,
             concurrency=workers,
-            consume_from_where=CONSUME_FROM_FIRST_OFFSET if from_first else CONSUME_FROM_LAST_OFFSET,
+            start_from="earliest" if from_first else CONSUME_FROM_LAST_OFFSET,
             enable_trace=trace,
             ssl_context=target.ssl_context,
-            hooks=target.hooks,
+            credentials=target.credentials,
         )
 
-    _print(run_reads(consumer, topic, (expression, filter_type), quantity, fail_rate, interval), json=json)
+    message_filter = MessageFilter(sql=expression) if filter_type == "SQL92" else MessageFilter(tags=expression)
+    _print(run_reads(consumer, topic, message_filter, quantity, fail_rate, interval), json=json)
 
 
 def _print(figures: dict[str, Any], *, json: bool) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from gantrymq.background.event_loop import new_event_loop
 from gantrymq.cli.bench_figures import ResponseTimes, Stopwatch
 from gantrymq.client.broker_api import SendResult
+from gantrymq.client.consuming.consumer_base import MessageFilter
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, GantryError
@@ -62,7 +63,7 @@ def run_sends(producer: Producer, sends: Sends, interval_s: float) -> dict[str, 
 def run_reads(
     consumer: Callable[[Callable[[MessageExt], Awaitable[None]]], PushConsumer],
     topic: str,
-    expression: tuple[str, str],
+    message_filter: MessageFilter,
     quantity: int,
     fail_rate: float,
     interval_s: float,
@@ -72,7 +73,7 @@ def run_reads(
     It ends after `quantity` messages, or if this is 0, on Ctrl-C. Prints interim figures to standard error every
     `interval_s`.
     """
-    return _run(_read(consumer, topic, expression, quantity, fail_rate, interval_s))
+    return _run(_read(consumer, topic, message_filter, quantity, fail_rate, interval_s))
 
 
 def _run(load: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
@@ -137,7 +138,7 @@ async def _failed(error: GantryError) -> None:
 async def _read(
     make: Callable[[Callable[[MessageExt], Awaitable[None]]], PushConsumer],
     topic: str,
-    expression: tuple[str, str],
+    message_filter: MessageFilter,
     quantity: int,
     fail_rate: float,
     interval_s: float,
@@ -165,7 +166,7 @@ async def _read(
         await complete.wait()
 
     consumer = make(handle)
-    consumer.subscribe(topic, *expression)
+    consumer.subscribe(topic, **message_filter)
     async with consumer:
         await _until_done_or_interrupted(
             [wait()],

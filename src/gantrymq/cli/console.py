@@ -80,7 +80,7 @@ def console(
             target.name_servers,
             host=host,
             port=port,
-            hooks=target.hooks,
+            credentials=target.credentials,
             ssl_context=target.ssl_context,
             login=login,
             users_file=users,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ HELP = """Write topics' messages to standard output, until Ctrl-C, --count or -e
 
 Without a group it reads all queues and leaves no trace.
 """
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 OPTIONS = (
     PlainOption(
@@ -89,7 +92,7 @@ def run(options: ConsumeOptions) -> None:
     from gantrymq.cli.consume_format import body, decoded_body, formatter
     from gantrymq.cli.consume_reading import run_consume
     from gantrymq.cli.target import find_target
-    from gantrymq.protocol.bodies.heartbeat import EXPRESSION_SQL92, EXPRESSION_TAG, SUBSCRIBE_ALL
+    from gantrymq.client.consuming.consumer_base import MessageFilter
 
     group, tags, sql = options.group, options.tags, options.sql
     if tags is not None and sql is not None:
@@ -110,7 +113,7 @@ def run(options: ConsumeOptions) -> None:
         options.topics,
         find_target(options.name_servers, options.context, options.tls_config, options.acl_config),
         group,
-        (sql, EXPRESSION_SQL92) if sql is not None else (tags or SUBSCRIBE_ALL, EXPRESSION_TAG),
+        MessageFilter(tags=tags, sql=sql),
         start,
         form,
         queue_id=options.queue_id,
@@ -122,17 +125,18 @@ def run(options: ConsumeOptions) -> None:
 def _start(offset: str) -> Start:
     """Parses the value of `--offset`."""
     from gantrymq.cli.consume_reading import Start
-    from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_TIMESTAMP
 
     if offset == "beginning":
         return Start()
     if offset == "end":
-        return Start(CONSUME_FROM_LAST_OFFSET)
+        return Start("latest")
     try:
         if offset.startswith("@"):
-            return Start(CONSUME_FROM_TIMESTAMP, time_of(offset[1:]))
+            return Start(_EPOCH + timedelta(milliseconds=time_of(offset[1:])))
     except ValueError as e:
         raise InvalidOption(str(e), "'-o' / '--offset'") from None
+    except OverflowError:
+        raise InvalidOption(f"{offset!r} is after the year 9999", "'-o' / '--offset'") from None
     try:
         return Start(offset=int(offset))
     except ValueError:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from gantrymq.cli.consume_format import Formatter
 from gantrymq.cli.target import Target
-from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
+from gantrymq.client.consuming.consumer_base import MessageFilter
 from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
 from gantrymq.client.consuming.process_queue import FlowLimits
+from gantrymq.client.consuming.start_position import StartFrom, start_time_ms
 from gantrymq.errors import ClientError
-from gantrymq.protocol.bodies.heartbeat import (
-    CONSUME_FROM_FIRST_OFFSET,
-    CONSUME_FROM_LAST_OFFSET,
-    CONSUME_FROM_TIMESTAMP,
-)
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import TOOLS_GROUP, is_system_topic
 from gantrymq.service import run as run_service
@@ -34,13 +31,11 @@ class Start(NamedTuple):
     """The start of reading.
 
     Attributes:
-        from_where: As for a consumer.
-        timestamp_ms: The start time for CONSUME_FROM_TIMESTAMP.
-        offset: The offset in each queue, in place of `from_where`. A negative offset counts from the end.
+        start_from: As for a consumer.
+        offset: The offset in each queue, in place of `start_from`. A negative offset counts from the end.
     """
 
-    from_where: ConsumeFromWhere = CONSUME_FROM_FIRST_OFFSET
-    timestamp_ms: int = 0
+    start_from: StartFrom = "earliest"
     offset: int | None = None
 
 
@@ -48,7 +43,7 @@ def run_consume(
     topics: Sequence[str],
     target: Target,
     group: str | None,
-    expression: tuple[str, str],
+    message_filter: MessageFilter,
     start: Start,
     form: Formatter,
     *,
@@ -64,7 +59,7 @@ def run_consume(
         topics: Topics and patterns.
         target: The cluster.
         group: The consumer group; None to read all queues without a group.
-        expression: The filter expression and its type.
+        message_filter: The tags or the condition.
         start: The start of reading.
         form: Formats a message.
         queue_id: If given, only queues with this id are read.
@@ -75,19 +70,18 @@ def run_consume(
         target.name_servers,
         group or TOOLS_GROUP,
         auto_commit=group is not None,
-        consume_from_where=start.from_where,
-        consume_timestamp_ms=start.timestamp_ms,
+        start_from=start.start_from,
         pull_batch_size=PULL_BATCH_SIZE,
         flow_limits=_LIMITS,
         ssl_context=target.ssl_context,
-        hooks=target.hooks,
+        credentials=target.credentials,
     )
 
     async def run() -> None:
         names = await _names(topics, target)
         if group is not None:
             for topic in names:
-                reader.subscribe(topic, *expression)
+                reader.subscribe(topic, **message_filter)
         async with reader:
             queues = [queue for topic in names for queue in await reader.queues(topic)]
             if group is None:
@@ -95,7 +89,7 @@ def run_consume(
                 for topic in (topic for topic in topics if topic in names):
                     _check_queue(topic, [queue.queue_id for queue in queues if queue.topic == topic], queue_id)
                 queues = [queue for queue in queues if queue_id in (None, queue.queue_id)]
-                await _begin(reader, queues, expression, start)
+                await _begin(reader, queues, message_filter, start)
             ends = {queue: await reader.end_offset(queue) for queue in queues} if exit_at_end else None
             try:
                 await _write(reader, form, count, ends)
@@ -121,7 +115,9 @@ async def _names(topics: Sequence[str], target: Target) -> list[str]:
     # Imported here, because reading without patterns does not need it.
     from gantrymq.client.admin.client import AdminClient
 
-    async with AdminClient(target.name_servers, ssl_context=target.ssl_context, hooks=target.hooks) as admin:
+    async with AdminClient(
+        target.name_servers, ssl_context=target.ssl_context, credentials=target.credentials
+    ) as admin:
         known = await admin.topic_list()
     names: dict[str, None] = {}
     for topic in topics:
@@ -149,17 +145,17 @@ def _check_queue(topic: str, readable: Sequence[int], queue_id: int | None) -> N
 
 
 async def _begin(
-    reader: LitePullConsumer, queues: Sequence[MessageQueue], expression: tuple[str, str], start: Start
+    reader: LitePullConsumer, queues: Sequence[MessageQueue], message_filter: MessageFilter, start: Start
 ) -> None:
-    await reader.assign(queues, *expression)
-    # Always seeks, because brokers let a new group begin at 0 in a new topic, regardless of `from_where`.
+    await reader.assign(queues, **message_filter)
+    # Always seeks, because brokers let a new group begin at 0 in a new topic, regardless of `start_from`.
     for queue in queues:
         if start.offset is not None:
             offset = start.offset if start.offset >= 0 else await reader.end_offset(queue) + start.offset
             await reader.seek(queue, max(0, offset))
-        elif start.from_where == CONSUME_FROM_TIMESTAMP:
-            await reader.seek_to_time(queue, start.timestamp_ms)
-        elif start.from_where == CONSUME_FROM_LAST_OFFSET:
+        elif isinstance(start.start_from, datetime):
+            await reader.seek_to_time(queue, start_time_ms(start.start_from))
+        elif start.start_from == "latest":
             await reader.seek_to_end(queue)
         else:
             await reader.seek_to_begin(queue)

@@ -10,7 +10,7 @@ import typer
 from gantrymq.cli.admin.output import Output, listing, write
 from gantrymq.cli.lazy import new_app
 from gantrymq.cli.options import AclConfigFile, TlsConfigFile
-from gantrymq.cli.target import acl_hooks, find_target, tls_context
+from gantrymq.cli.target import find_target, read_credentials, tls_context
 from gantrymq.contexts import Context, Contexts
 from gantrymq.errors import ConfigError
 from gantrymq.remoting.address import parse_address
@@ -43,7 +43,7 @@ def add(
     # Loads the files as a check, so that invalid files fail here, and not at the first use of the context.
     tls_context(tls_config)
     if acl_config is not None:
-        acl_hooks(acl_config)
+        read_credentials(acl_config)
     contexts = Contexts()
     contexts.add(name, Context(";".join(addresses), _absolute(acl_config), _absolute(tls_config)))
     typer.echo(f"context {name} is in {contexts.path}; to use it: gantry context use {name}, or --context {name}")

@@ -31,13 +31,19 @@ def run_doctor(
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         if is_cluster_meant:
             findings += runner.run(
-                diagnose(target.name_servers, topic, group=group, ssl_context=target.ssl_context, hooks=target.hooks)
+                diagnose(
+                    target.name_servers,
+                    topic,
+                    group=group,
+                    ssl_context=target.ssl_context,
+                    credentials=target.credentials,
+                )
             )
         if proxy is not None:
             from gantrymq.proxy.doctor.diagnosis import diagnose_proxy
 
             findings += runner.run(
-                diagnose_proxy(proxy, topic, ssl_context=target.ssl_context, credentials=target.keys)
+                diagnose_proxy(proxy, topic, ssl_context=target.ssl_context, credentials=target.credentials)
             )
     if json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode() + "\n")

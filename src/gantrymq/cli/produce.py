@@ -107,7 +107,7 @@ def produce(
         batch_size=BATCH_SIZE,
         buffer_bytes=BUFFER_BYTES,
         ssl_context=target.ssl_context,
-        hooks=target.hooks,
+        credentials=target.credentials,
     )
     raise typer.Exit(
         run_produce(

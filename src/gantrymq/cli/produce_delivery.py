@@ -23,7 +23,7 @@ from gantrymq.cli.produce_input import MessageMaker, Splitter
 from gantrymq.client.broker_api import SendResult, SendStatus
 from gantrymq.client.producing.message_encoder import may_be_batched
 from gantrymq.client.producing.producer import Producer
-from gantrymq.client.producing.queue_selector import select_by_hash
+from gantrymq.client.producing.queue_selector import queue_by_hash
 from gantrymq.errors import BodyError, GantryError, IllegalMessage
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.protocol.properties import KEYS
@@ -238,7 +238,7 @@ class _Send:
         queue = None
         if self._ordered and message.keys:
             self._queues = self._queues or await self._producer.queues(message.topic)
-            queue = select_by_hash(self._queues, message, message.properties[KEYS])
+            queue = queue_by_hash(message.properties[KEYS], self._queues)
         if may_be_batched(message):
             future = await self._producer.enqueue(message, TIMEOUT_MS, queue)
             future.add_done_callback(self._tally.done)

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -76,11 +77,9 @@ async def _serve(
     from gantrymq.client.producing.producer import Producer
     from gantrymq.client.producing.request_reply import reply_message
     from gantrymq.errors import GantryError
-    from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_TIMESTAMP
-    from gantrymq.system.clock import now_ms
 
     answered, enough = 0, asyncio.Event()
-    producer = Producer(target.name_servers, GROUP, ssl_context=target.ssl_context, hooks=target.hooks)
+    producer = Producer(target.name_servers, GROUP, ssl_context=target.ssl_context, credentials=target.credentials)
 
     async def handle(message: MessageExt) -> None:
         nonlocal answered
@@ -101,10 +100,9 @@ async def _serve(
         target.name_servers,
         group,
         handle,
-        consume_from_where=CONSUME_FROM_TIMESTAMP,
-        consume_timestamp_ms=now_ms(),
+        start_from=datetime.now(UTC),
         ssl_context=target.ssl_context,
-        hooks=target.hooks,
+        credentials=target.credentials,
     )
     consumer.subscribe(topic)
     try:

@@ -51,7 +51,9 @@ def request(
     message = Message(topic, sys.stdin.buffer.read() if body is None else body.encode(), tags=tags, keys=key)
 
     async def ask() -> MessageExt:
-        async with Producer(target.name_servers, GROUP, ssl_context=target.ssl_context, hooks=target.hooks) as producer:
+        async with Producer(
+            target.name_servers, GROUP, ssl_context=target.ssl_context, credentials=target.credentials
+        ) as producer:
             return await producer.request(message, timeout_ms)
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -48,7 +48,9 @@ async def _topics(target: Target) -> list[str]:
     from gantrymq.client.admin.client import AdminClient
     from gantrymq.client.producing.request_reply import reply_topic
 
-    async with AdminClient(target.name_servers, ssl_context=target.ssl_context, hooks=target.hooks) as admin:
+    async with AdminClient(
+        target.name_servers, ssl_context=target.ssl_context, credentials=target.credentials
+    ) as admin:
         info = await admin.cluster_info()
         clusters = info.cluster_addr_table.keys()
         own = {*clusters, *map(reply_topic, clusters), *info.broker_addr_table}

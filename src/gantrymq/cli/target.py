@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import ssl
 
-    from gantrymq.client.acl_hook import AclHook
+    from gantrymq.client.credentials import Credentials
 
 DEFAULT_NAME_SERVER = "127.0.0.1:9876"
 
@@ -37,14 +37,9 @@ class Target:
         return tls_context(self.tls_config)
 
     @property
-    def hooks(self) -> list[AclHook]:
-        """The hooks that sign requests; empty without access keys. Raises ConfigError."""
-        return acl_hooks(self.acl_config)
-
-    @property
-    def keys(self) -> tuple[str, str] | None:
-        """The access key and the secret key, for clients with another way of signing. Raises ConfigError."""
-        return acl_keys(self.acl_config)
+    def credentials(self) -> Credentials | None:
+        """The keys that sign requests; None if the cluster has no access control. Raises ConfigError."""
+        return read_credentials(self.acl_config)
 
 
 def find_target(
@@ -130,7 +125,7 @@ def tls_context(path: Path | None) -> ssl.SSLContext | None:
     return client_context(tls_of(path))
 
 
-def acl_keys(path: Path | None) -> tuple[str, str] | None:
+def read_credentials(path: Path | None) -> Credentials | None:
     """Returns the keys in `path`, or in mqadmin's default file; None if there is no file. Raises ConfigError."""
     home = os.environ.get("ROCKETMQ_HOME")
     if path is None and home:
@@ -138,16 +133,6 @@ def acl_keys(path: Path | None) -> tuple[str, str] | None:
         path = path if path.exists() else None
     if path is None:
         return None
-    from gantrymq.client.acl_hook import read_keys
+    from gantrymq.client.credentials import Credentials
 
-    return read_keys(path)
-
-
-def acl_hooks(path: Path | None) -> list[AclHook]:
-    """Returns the hooks that sign requests with the keys of `acl_keys`. Raises ConfigError."""
-    keys = acl_keys(path)
-    if keys is None:
-        return []
-    from gantrymq.client.acl_hook import AclHook
-
-    return [AclHook(*keys)]
+    return Credentials.from_file(path)

@@ -34,7 +34,7 @@ def run_topology(target: Target, *, once: bool, json: bool) -> None:
 
 async def _run(target: Target, once: bool, json: bool) -> None:
     async with AdminClient(
-        target.name_servers, ssl_context=target.ssl_context, hooks=target.hooks, timeout_ms=TIMEOUT_MS
+        target.name_servers, ssl_context=target.ssl_context, credentials=target.credentials, timeout_ms=TIMEOUT_MS
     ) as admin:
         topology = Topology(admin)
         brokers = await topology.look()

@@ -15,6 +15,7 @@ from enum import Enum
 from numbers import Integral, Real
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from gantrymq.client.credentials import Credentials, rpc_hooks
 from gantrymq.client.namespace import wrap_namespace
 from gantrymq.errors import ClientError, IllegalMessage
 from gantrymq.protocol.topic_name import group_problem
@@ -57,11 +58,20 @@ class TransportOptions(Options):
 
     _: KW_ONLY
     ssl_context: tls.SSLContext | None = option(None, "Encrypts the connections; without it they are plain.")
-    hooks: Sequence[RpcHook] = option((), "Called around each request, for example an `AclHook`.")
+    credentials: Credentials | None = option(None, "Keys that sign each request; without them it is not signed.")
+    hooks: Sequence[RpcHook] = option((), "Called before each request and after each response.")
+
+    @property
+    def rpc_hooks(self) -> Sequence[RpcHook]:
+        """`hooks`, and the one that signs with `credentials`."""
+        return rpc_hooks(self.credentials, self.hooks)
 
     def _check(self) -> None:
         if not isinstance(self.ssl_context, tls.SSLContext | None):
             raise ClientError(f"ssl_context={self.ssl_context!r}: must be an ssl.SSLContext or None")
+        if not isinstance(self.credentials, Credentials | None):
+            # Does not quote the value, which may be a secret.
+            raise ClientError("credentials: must be Credentials(access_key, secret_key) or None")
         for each in fields(self):
             if each.name.endswith("hooks") and not isinstance(hooks := getattr(self, each.name), Sequence):
                 raise ClientError(f"{each.name}={hooks!r}: must be a list, also for one hook")

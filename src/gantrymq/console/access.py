@@ -101,7 +101,7 @@ class Access:
         self._limits = limits
         self._history = history
         self._gatherer = gatherer
-        self.own_view = ClusterView(settings, limits, settings.hooks, history, gatherer)
+        self.own_view = ClusterView(settings, limits, settings.credentials, history, gatherer)
         self.sessions = Sessions()
         self._attempts = LoginAttempts()
         self._logins = 0
@@ -110,7 +110,7 @@ class Access:
         if settings.login == "cluster":
             self._login = ClusterLogin(settings, limits)
         elif settings.users_file is not None:
-            self._login = FileLogin(settings.users_file, settings.hooks)
+            self._login = FileLogin(settings.users_file, settings.credentials)
 
     @property
     def requires_login(self) -> bool:
@@ -199,11 +199,11 @@ class Access:
             return None
         self._attempts.succeeded(address, now)
         self._attempts.succeeded(user, now)
-        is_own = entry.hooks is self.settings.hooks
+        is_own = entry.credentials is self.settings.credentials
         view = (
             self.own_view
             if is_own
-            else ClusterView(self.settings, self._limits, entry.hooks, self._history, self._gatherer)
+            else ClusterView(self.settings, self._limits, entry.credentials, self._history, self._gatherer)
         )
         return self.sessions.begin(entry.name, entry.role, view, monotonic(), entry.proof)
 

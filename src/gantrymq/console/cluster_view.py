@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gantrymq.background.loop_thread import LoopThread
 from gantrymq.client.admin.base import any_address
+from gantrymq.client.credentials import Credentials
 from gantrymq.client.doctor.diagnosis import diagnose
 from gantrymq.client.doctor.finding import Finding
 from gantrymq.console.cached_value import CachedValue, CachedValues
@@ -28,7 +29,6 @@ from gantrymq.protocol.bodies.route import ClusterInfo
 from gantrymq.protocol.bodies.stats import TopicStatsTable
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX
-from gantrymq.remoting.connection import RpcHook
 
 T = TypeVar("T")
 
@@ -128,7 +128,7 @@ class Groups:
 
 
 @dataclass(slots=True)
-class DeadLetters:
+class DeadLetterStats:
     """The offsets of all dead-letter queues by group."""
 
     stats: dict[str, TopicStatsTable]
@@ -142,13 +142,13 @@ class ClusterView:
         self,
         settings: Settings,
         limits: RequestLimits,
-        hooks: Sequence[RpcHook],
+        credentials: Credentials | None,
         history: History | None = None,
         gatherer: LoopThread | None = None,
     ) -> None:
         self.settings = settings
         self.history = history
-        self.hooks = hooks
+        self.credentials = credentials
         #: Semaphore that a page or a download holds while it has message bodies in memory.
         self.bodies = limits.bodies
         self.admin = self._new_admin(limits)
@@ -162,7 +162,7 @@ class ClusterView:
         self.servers = CachedValue(self._gather_servers, SERVERS_FRESH_S)
         self.topics = CachedValue(self._gather_topics, settings.tables_fresh_s)
         self.groups = CachedValue(self._gather_groups, settings.tables_fresh_s)
-        self.dead_letters = CachedValue(self._gather_dead_letters, settings.tables_fresh_s)
+        self.dead_letters = CachedValue(self._gather_dead_letter_stats, settings.tables_fresh_s)
         self.topic_figures = CachedValues(self._gather_topic_figures, settings.tables_fresh_s, MAX_FIGURES)
         #: Retention time (`fileReservedTime`) by broker name, h. Omits brokers that do not report their configuration.
         self.retention = CachedValue(self._gather_retention, RETENTION_FRESH_S)
@@ -236,7 +236,7 @@ class ClusterView:
         return LimitedAdmin(
             self.settings.name_servers,
             limits,
-            hooks=self.hooks,
+            credentials=self.credentials,
             ssl_context=self.settings.ssl_context,
             timeout_ms=self.settings.timeout_ms,
         )
@@ -292,10 +292,10 @@ class ClusterView:
             topic.brokers.sort()
         return Topics(seen, unasked)
 
-    async def _gather_dead_letters(self) -> DeadLetters:
+    async def _gather_dead_letter_stats(self) -> DeadLetterStats:
         topics = await self.topics.get(TABLES_WITHIN_S, TABLES_WITHIN_S)
         if topics is None:
-            return DeadLetters({}, [Unasked("topics", f"no answer in {TABLES_WITHIN_S:g} s")])
+            return DeadLetterStats({}, [Unasked("topics", f"no answer in {TABLES_WITHIN_S:g} s")])
         found = sorted(name for name in topics.seen if name.startswith(DLQ_TOPIC_PREFIX))
         # A request that fails ends within the timeout of one request.
         answers = await self.each(found[:MAX_COUNTED], self.topic_stats, 2 * self.settings.timeout_ms / 1000)
@@ -307,7 +307,7 @@ class ClusterView:
         if len(found) > MAX_COUNTED:
             unasked.append(Unasked(f"{len(found) - MAX_COUNTED} groups", f"only {MAX_COUNTED} are counted"))
         stats = {topic.removeprefix(DLQ_TOPIC_PREFIX): one for topic, (one, _) in answers.results.items()}
-        return DeadLetters(stats, list(dict.fromkeys(unasked)))
+        return DeadLetterStats(stats, list(dict.fromkeys(unasked)))
 
     async def _gather_topic_figures(self, name: str) -> TopicFigures:
         stats, unasked = await self.topic_stats(name)
@@ -372,7 +372,7 @@ class ClusterView:
             diagnose(
                 self.settings.name_servers,
                 ssl_context=self.settings.ssl_context,
-                hooks=self.hooks,
+                credentials=self.credentials,
                 timeout_ms=self.settings.timeout_ms,
             )
         )

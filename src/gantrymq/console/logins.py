@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import argon2
 
-from gantrymq.client.acl_hook import AclHook
+from gantrymq.client.credentials import Credentials
 from gantrymq.console.request_limits import LimitedAdmin, RequestLimits
 from gantrymq.console.sessions import Session
 from gantrymq.console.settings import Settings
 from gantrymq.errors import BrokerError, ConfigError, GantryError, RefusalReason
 from gantrymq.protocol.codes import ResponseCode
-from gantrymq.remoting.connection import RpcHook
 
 ADMIN, VIEWER = "admin", "viewer"
 _MAX_NAME = 128
@@ -26,11 +24,11 @@ _MAX_PASSWORD = 1024
 
 
 class Entry(NamedTuple):
-    """A successful login. `hooks` sign the user's requests. `proof` is the hash of the password."""
+    """A successful login. `credentials` sign the user's requests. `proof` is the hash of the password."""
 
     name: str
     role: str
-    hooks: Sequence[RpcHook]
+    credentials: Credentials | None
     proof: str = ""
 
 
@@ -55,10 +53,10 @@ class ClusterLogin:
         """Accepts the password if one of the brokers does. Brokers with different names can have different users."""
         if not name.strip() or not password.strip() or max(len(name), len(password)) > _MAX_PASSWORD:
             return None
-        hook = AclHook(name, password)
+        credentials = Credentials(name, password)
         is_refused = is_unchecked = False
         error: GantryError = GantryError("no broker is registered that could check the password")
-        async with self._admin(hook) as admin, self._admin(AclHook(name, secrets.token_hex())) as guess:
+        async with self._admin(credentials) as admin, self._admin(Credentials(name, secrets.token_hex())) as guess:
             for broker in (await admin.cluster_info()).broker_addr_table.values():
                 for address in broker.broker_addrs.values():
                     try:
@@ -67,7 +65,7 @@ class ClusterLogin:
                         elif await _accepts(guess, address):
                             is_unchecked = True
                         else:
-                            return Entry(name, ADMIN, [hook])
+                            return Entry(name, ADMIN, credentials)
                     except GantryError as e:
                         error = e
                         continue
@@ -81,12 +79,12 @@ class ClusterLogin:
             )
         raise error
 
-    def _admin(self, hook: AclHook) -> LimitedAdmin:
+    def _admin(self, credentials: Credentials) -> LimitedAdmin:
         settings = self._settings
         return LimitedAdmin(
             settings.name_servers,
             self._limits,
-            hooks=[hook],
+            credentials=credentials,
             ssl_context=settings.ssl_context,
             timeout_ms=settings.timeout_ms,
         )
@@ -133,9 +131,9 @@ class FileLogin:
     The file is read for each login and each check of a session.
     """
 
-    def __init__(self, path: Path, hooks: Sequence[RpcHook]) -> None:
+    def __init__(self, path: Path, credentials: Credentials | None) -> None:
         self._path = path
-        self._hooks = hooks
+        self._credentials = credentials
         self._hasher = argon2.PasswordHasher()
         # Only one check at a time, because it takes 64 MiB of memory.
         self._one_at_a_time = asyncio.Lock()
@@ -166,7 +164,7 @@ class FileLogin:
         role, hashed = self.users().get(name, ("", _NOBODYS))
         async with self._one_at_a_time:
             is_right = await asyncio.get_running_loop().run_in_executor(None, self._verify, hashed, password)
-        return Entry(name, role, self._hooks, hashed) if is_right and role else None
+        return Entry(name, role, self._credentials, hashed) if is_right and role else None
 
     async def is_current(self, session: Session) -> bool:
         """Returns False if the user's line was removed or changed."""

@@ -14,6 +14,7 @@ from gantrymq.background.tasks import Tasks
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.messages import MessageTrack
 from gantrymq.client.broker_api import BrokerApi
+from gantrymq.client.credentials import Credentials, rpc_hooks
 from gantrymq.client.routes import Routes
 from gantrymq.console.circuit_breakers import PROBE_EVERY_S, SLOW_S, CircuitBreakers
 from gantrymq.errors import ConnectFailed, RemotingError, RequestTimeout
@@ -136,12 +137,12 @@ class LimitedAdmin(AdminClient):
         name_servers: str,
         limits: RequestLimits,
         *,
-        hooks: Sequence[RpcHook],
+        credentials: Credentials | None,
         ssl_context: tls.SSLContext | None,
         timeout_ms: int,
     ) -> None:
-        super().__init__(name_servers, hooks=hooks, ssl_context=ssl_context, timeout_ms=timeout_ms)
-        self.remoting = _LimitedRemoting(limits, ssl_context, hooks, self.name_servers)
+        super().__init__(name_servers, credentials=credentials, ssl_context=ssl_context, timeout_ms=timeout_ms)
+        self.remoting = _LimitedRemoting(limits, ssl_context, rpc_hooks(credentials), self.name_servers)
         self.api = BrokerApi(self.remoting)
         self._routes = Routes(self.api, self.name_servers)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gantrymq.client.credentials import Credentials
 from gantrymq.errors import ConfigError
-from gantrymq.remoting.connection import RpcHook
 from gantrymq.system import tls
 
 DEFAULT_PORT = 8180
@@ -18,12 +17,12 @@ LOGINS = ("none", "cluster", "file")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options of a console. `name_servers` is HOST:PORT;... `hooks` sign the console's own requests."""
+    """The options of a console. `name_servers` is HOST:PORT;... `credentials` sign the console's own requests."""
 
     name_servers: str
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
-    hooks: Sequence[RpcHook] = ()
+    credentials: Credentials | None = None
     ssl_context: tls.SSLContext | None = None
     login: str = "none"
     #: File with lines NAME:ROLE:HASH, if `login` is file.

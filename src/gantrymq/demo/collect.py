@@ -13,7 +13,6 @@ import msgspec
 
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.demo.flights import FIGURES
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import MessageExt
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ async def collect(
 
     # A new group for each run, so that it has no committed offsets.
     group = f"gantry-demo-{uuid.uuid4().hex[:12]}"
-    consumer = PushConsumer(namesrv_addr, group, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(namesrv_addr, group, handle, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
         while len(collected) < wanted and not stop.is_set():

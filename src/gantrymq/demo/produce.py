@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gantrymq.client.producing.producer import Producer
-from gantrymq.client.producing.queue_selector import select_by_hash
+from gantrymq.client.producing.queue_selector import queue_by_hash
 from gantrymq.demo.flights import encode_flights
 from gantrymq.errors import GantryError, NoRouteInfo
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -83,7 +83,7 @@ async def send_flights(
             batches: defaultdict[MessageQueue, list[Message]] = defaultdict(list)
             for tailnum, carrier, body in encode_flights(step):
                 message = Message(topic, body, keys=tailnum, tags=carrier)
-                batches[select_by_hash(queues, message, tailnum)].append(message)
+                batches[queue_by_hash(tailnum, queues)].append(message)
             await asyncio.gather(
                 *(producer.send_batch(batch, SEND_TIMEOUT_MS, queue) for queue, batch in batches.items())
             )

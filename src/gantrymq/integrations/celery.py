@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Any
 from urllib.parse import unquote
 
-from gantrymq.client.acl_hook import AclHook
+from gantrymq.client.credentials import Credentials
 from gantrymq.errors import ClientClosed, ClientError, GantryError, RemotingError, ThreadDied
 from gantrymq.extras import missing
 from gantrymq.integrations.in_flight import ConnectionOptions
@@ -321,7 +321,7 @@ def _parsed(url: str) -> tuple[str, ConnectionOptions]:
     named = [server if ":" in server else f"{server}:{DEFAULT_PORT}" for server in servers.split(",") if server]
     options = ConnectionOptions()
     if access_key is not None:
-        options["hooks"] = [AclHook(unquote(access_key), unquote(secret_key))]
+        options["credentials"] = Credentials(unquote(access_key), unquote(secret_key))
     return ";".join(named or [f"127.0.0.1:{DEFAULT_PORT}"]), options
 
 

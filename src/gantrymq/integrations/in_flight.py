@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 from gantrymq.background.repeating import Repeating
+from gantrymq.client.credentials import Credentials
 from gantrymq.client.failover import is_role_change
 from gantrymq.client.popping.simple_consumer import INVISIBLE_MS, SimpleConsumer
 from gantrymq.errors import BrokerError, BrokerUnavailable, ClientError, GantryError, RemotingError
@@ -32,6 +33,7 @@ class ConnectionOptions(TypedDict, total=False):
 
     namespace: str
     ssl_context: tls.SSLContext | None
+    credentials: Credentials | None
     hooks: Sequence[RpcHook]
 
 

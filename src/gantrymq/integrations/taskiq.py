@@ -17,14 +17,13 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Unpack
 
-from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
+from gantrymq.client.consuming.start_position import EARLIEST, StartFrom
 from gantrymq.client.popping.simple_consumer import AWAIT_MS, INVISIBLE_MS, SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientClosed, GantryError, NoRouteInfo
 from gantrymq.extras import missing
 from gantrymq.integrations.in_flight import ConnectionOptions, InFlightMessages
 from gantrymq.logs import peer_log
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 
 try:
@@ -51,8 +50,8 @@ class RocketMQBroker(AsyncBroker):
             Default: 60000.
         receive_size: Tasks of one request, 1 to 32. Larger values suit short tasks, because no other worker gets the
             fetched tasks. Default: 1.
-        consume_from_where: Start position of a new group. Default: CONSUME_FROM_FIRST_OFFSET.
-        options: `namespace`, `ssl_context` and `hooks` of the clients.
+        start_from: Start position of a new group. Default: "earliest".
+        options: `namespace`, `ssl_context`, `credentials` and `hooks` of the clients.
     """
 
     def __init__(
@@ -63,14 +62,14 @@ class RocketMQBroker(AsyncBroker):
         *,
         invisible_ms: int = INVISIBLE_MS,
         receive_size: int = 1,
-        consume_from_where: ConsumeFromWhere = CONSUME_FROM_FIRST_OFFSET,
+        start_from: StartFrom = EARLIEST,
         **options: Unpack[ConnectionOptions],
     ) -> None:
         super().__init__()
         self._topic = topic
         self._receive_size = receive_size
         self._producer = Producer(name_servers, f"{group}-clients", **options)
-        self._consumer = SimpleConsumer(name_servers, group, consume_from_where=consume_from_where, **options)
+        self._consumer = SimpleConsumer(name_servers, group, start_from=start_from, **options)
         self._consumer.subscribe(topic)
         self._in_flight = InFlightMessages(self._consumer, invisible_ms)
         self._stack = AsyncExitStack()

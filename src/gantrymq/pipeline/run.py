@@ -187,7 +187,7 @@ async def _send_sample(name_server: str, topic: str, lines: list[str]) -> int:
 async def message_count(name_server: str, topic: str, context: Context | None = None) -> int:
     """Returns the number of messages in `topic`. `context` supplies keys and TLS settings."""
     context = context or Context(name_server)
-    async with AdminClient(name_server, ssl_context=context.ssl_context, hooks=context.hooks) as admin:
+    async with AdminClient(name_server, ssl_context=context.ssl_context, credentials=context.credentials) as admin:
         try:
             stats = await admin.topic_stats(topic)
         except NoRouteInfo:

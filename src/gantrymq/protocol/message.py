@@ -44,7 +44,7 @@ class Message:
         body: Content.
         tags: One word by which consumers can filter.
         keys: Keys to find the message by: a list, or one string with blanks between them.
-        sharding_key: Messages with the same key go to the same queue, if the queue selector supports it.
+        sharding_key: Messages with the same key go to the same queue, in the order in which they are sent.
         delay_level: Delay level, 1 to 18. 0 for none. Only one of the three delay arguments is allowed.
         delay_ms: Delay, in milliseconds.
         deliver_at_ms: Delivery time, in milliseconds since the epoch.
@@ -103,6 +103,11 @@ class Message:
     def keys(self) -> list[str]:
         """The keys by which the message can be found."""
         return names.split_keys(self.properties.get(names.KEYS, ""))
+
+    @property
+    def sharding_key(self) -> str | None:
+        """The key that selects the queue, or None."""
+        return self.properties.get(names.SHARDING_KEY)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} topic={self.topic!r} tags={self.tags!r} body={len(self.body)} bytes>"

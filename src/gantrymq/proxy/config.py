@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from gantrymq.client.credentials import Credentials
 from gantrymq.config import DAY_MS, MAX_INT, bounded, read_properties
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.delay_levels import DEFAULT_DELAY_LEVELS
@@ -176,8 +177,8 @@ class ProxyConfig(TlsConfig):
     #: Timeout of a client's response to a broker's request, s.
     grpc_proxy_relay_request_timeout_in_seconds: int = bounded(5, 1, MAX_INT)
 
-    def credentials(self) -> tuple[str, str] | None:
-        """Returns the proxy's own access key and secret key; None if none are configured.
+    def credentials(self) -> Credentials | None:
+        """Returns the keys of the proxy's own requests; None if none are configured.
 
         Raises ConfigError for an invalid value.
         """
@@ -186,7 +187,7 @@ class ProxyConfig(TlsConfig):
         try:
             # In Java's file the value is a string that contains JSON. An object is accepted, too.
             keys: Any = json.loads(self.inner_client_authentication_credentials)
-            return str(keys["accessKey"]), str(keys["secretKey"])
+            return Credentials(str(keys["accessKey"]), str(keys["secretKey"]))
         except (ValueError, TypeError, KeyError):
             # The message omits the value, because it is secret.
             raise ConfigError(

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.client.acl_hook import AclHook
+from gantrymq.client.credentials import rpc_hooks
 from gantrymq.errors import ConfigError, GantryError
 from gantrymq.metrics import Metric, MetricsServer
 from gantrymq.proxy.access_log import AccessLog
@@ -59,8 +59,7 @@ class Proxy:
         self.config = config
         self.jobs = Jobs()
         self.clients = Clients()
-        if (credentials := config.credentials()) is not None:
-            hooks = [*hooks, AclHook(*credentials)]
+        hooks = rpc_hooks(config.credentials(), hooks)
         self.brokers = Brokers(config.namesrv_addr, ssl_context=client_context(config), hooks=hooks)
         metadata = Metadata(config, self.brokers)
         transactions = Transactions(config)

@@ -17,14 +17,13 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.consumer import ConsumeStatus
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import MessageExt
 
 BODIES = [b"%d" % number for number in range(20)]
 
 
 def consuming(name_server: str, group: str, topic: str, handler: Any, **options: Any) -> PushConsumer:
-    consumer = PushConsumer(name_server, group, handler, consume_from_where=CONSUME_FROM_FIRST_OFFSET, **options)
+    consumer = PushConsumer(name_server, group, handler, start_from="earliest", **options)
     consumer.subscribe(topic)
     return consumer
 

@@ -13,7 +13,6 @@ from gantrymq.client.consuming.offset_store import LocalOffsetStore
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import MessageExt, MessageQueue
 
 QUEUE = MessageQueue("topic", "broker", 1)
@@ -74,7 +73,7 @@ async def test_goes_on_where_it_was_closed(
             handle,
             broadcasting=True,
             offset_directory=tmp_path,
-            consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+            start_from="earliest",
         )
         consumer.subscribe(topic)
         async with consumer:

@@ -14,7 +14,6 @@ from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.errors import CompressionError, ProtocolError, RecordError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.record import decode_record
 
@@ -47,7 +46,7 @@ def pusher(address: str, handler: MessageHandler, orderly: bool = False) -> Push
         "group",
         handler,
         orderly=orderly,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
         max_body_size=MAX_BODY_SIZE,
     )
     consumer.subscribe("topic")
@@ -117,9 +116,7 @@ async def test_what_only_the_connection_damaged_is_pulled_again() -> None:
 async def test_lite_pull_consumers_hand_out_all(name: str) -> None:
     broker = LogBroker([good(0), BROKEN[name](1), good(2)])
     async with serving_topic(broker) as address:
-        consumer = LitePullConsumer(
-            address, "group", consume_from_where=CONSUME_FROM_FIRST_OFFSET, max_body_size=MAX_BODY_SIZE
-        )
+        consumer = LitePullConsumer(address, "group", start_from="earliest", max_body_size=MAX_BODY_SIZE)
         consumer.subscribe("topic")
         async with consumer:
             messages: list[MessageExt] = []

@@ -16,7 +16,6 @@ from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import GantryError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.sync import SyncProducer
 from gantrymq.testing.processes import ProcessCluster
@@ -145,7 +144,7 @@ async def test_a_call_of_a_lite_pull_consumer(name: str, cluster: ProcessCluster
             cluster.namesrv_addr,
             f"lite{next(_groups)}",
             auto_commit=False,
-            consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+            start_from="earliest",
         )
         found.clear()
         async with consumer:

@@ -15,7 +15,6 @@ from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.offset import ConsumerStatusBody
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
@@ -36,10 +35,8 @@ async def only_client(admin: AdminClient, group: str) -> str:
 
 async def test_running_info(name_server: str, producer: Producer, admin: AdminClient, topic: str, unique: str) -> None:
     inbox = Inbox()
-    consumer = PushConsumer(
-        name_server, unique, inbox, orderly=True, consume_from_where=CONSUME_FROM_FIRST_OFFSET, concurrency=7
-    )
-    consumer.subscribe(topic, "*")
+    consumer = PushConsumer(name_server, unique, inbox, orderly=True, start_from="earliest", concurrency=7)
+    consumer.subscribe(topic, tags="*")
     async with consumer:
         await until(lambda: queues_of(consumer, topic) == 4)
         await send_all(producer, topic, [b"x"] * 10)
@@ -93,7 +90,7 @@ async def test_reset_offsets_are_obeyed(
 ) -> None:
     await send_all(producer, topic, [b"%d" % n for n in range(8)])
     inbox = Inbox()
-    consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(name_server, unique, inbox, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: len(inbox.messages) == 8)
@@ -110,7 +107,7 @@ async def test_reset_offsets_are_obeyed(
 async def test_status(name_server: str, producer: Producer, topic: str, unique: str) -> None:
     await send_all(producer, topic, [b"x"] * 8)
     inbox = Inbox()
-    consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(name_server, unique, inbox, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: len(inbox.messages) == 8)
@@ -143,7 +140,7 @@ async def test_a_message_consumed_on_demand(
     consumer = PushConsumer(name_server, unique, handle if in_threads else handle_in_task)
     await producer.send(Message(f"{unique}_2", b"x"))
     # Direct consumption does not need a subscription of the topic.
-    consumer.subscribe(f"{unique}_2", "nothing")
+    consumer.subscribe(f"{unique}_2", tags="nothing")
     async with consumer:
         await until(lambda: queues_of(consumer, f"{unique}_2"))
         client_id = await only_client(admin, unique)

@@ -20,7 +20,6 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, ClientClosed, ClientError, NoRouteInfo, RemotingError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
@@ -41,9 +40,9 @@ KINDS: dict[str, Callable[..., Any]] = {
 }
 
 
-def subscribed(kind: str, to: str, *expression: str, topic: str = "topic", **options: object) -> Any:
+def subscribed(kind: str, to: str, sql: str | None = None, topic: str = "topic", **options: object) -> Any:
     consumer = KINDS[kind](to, **options)
-    consumer.subscribe(topic, *expression)
+    consumer.subscribe(topic, sql=sql)
     return consumer
 
 
@@ -111,7 +110,7 @@ async def test_who_may_not_join_is_told_at_the_start(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_wrong_filter_is_told_at_the_start(kind: str, name_server: str, topic: str) -> None:
-    consumer = subscribed(kind, name_server, "a = (", "SQL92", topic=topic)
+    consumer = subscribed(kind, name_server, "a = (", topic=topic)
     with pytest.raises(BrokerError, match="a = \\("):
         await consumer.start()
 
@@ -119,15 +118,13 @@ async def test_a_wrong_filter_is_told_at_the_start(kind: str, name_server: str, 
 async def test_a_wrong_filter_of_queues_that_are_assigned(name_server: str, topic: str, unique: str) -> None:
     async with LitePullConsumer(name_server, unique) as consumer:
         with pytest.raises(BrokerError, match="a = \\("):
-            await consumer.assign(await consumer.queues(topic), "a = (", "SQL92")
+            await consumer.assign(await consumer.queues(topic), sql="a = (")
 
 
 async def test_a_topic_that_comes_later_is_waited_for(name_server: str, producer: Producer, unique: str) -> None:
     errors: list[Exception] = []
     inbox = Inbox()
-    consumer = PushConsumer(
-        name_server, unique, inbox, on_error=errors.append, consume_from_where=CONSUME_FROM_FIRST_OFFSET
-    )
+    consumer = PushConsumer(name_server, unique, inbox, on_error=errors.append, start_from="earliest")
     consumer.subscribe(unique)
     async with consumer:
         assert isinstance(errors[0], NoRouteInfo)
@@ -216,7 +213,7 @@ async def test_who_is_told_of_queues_may_seek(name_server: str, producer: Produc
         for queue in queues:
             await consumer.seek_to_begin(queue)
 
-    consumer = LitePullConsumer(name_server, unique, on_assigned=to_begin, consume_from_where="CONSUME_FROM_END")
+    consumer = LitePullConsumer(name_server, unique, on_assigned=to_begin, start_from="latest")
     consumer.subscribe(topic)
     found: set[bytes] = set()
 
@@ -232,7 +229,7 @@ async def test_health_tells_of_queues_and_errors() -> None:
     errors: list[Exception] = []
     broker = LogBroker([good(0), good(1)])
     async with serving_topic(broker) as address:
-        consumer = subscribed("push", address, on_error=errors.append, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer = subscribed("push", address, on_error=errors.append, start_from="earliest")
         assert not consumer.health().is_open
         async with consumer:
             (queue,) = await consumer.wait_assigned()

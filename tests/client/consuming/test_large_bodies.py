@@ -20,7 +20,6 @@ from gantrymq.client.consuming import large_bodies
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import MessageExt
 from gantrymq.protocol.record import decode_record
 
@@ -81,7 +80,7 @@ def pushing(address: str, handler: object, orderly: bool = False) -> PushConsume
         "group",
         handler,  # type: ignore[arg-type]
         orderly=orderly,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
     )
     consumer.subscribe("topic")
     return consumer
@@ -131,7 +130,7 @@ async def test_handlers_that_keep_their_messages() -> None:
 
 async def test_a_lite_pull_consumer_hands_out_what_has_room() -> None:
     async with serving_topic(bombs()) as address:
-        consumer = LitePullConsumer(address, "group", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer = LitePullConsumer(address, "group", start_from="earliest")
         consumer.subscribe("topic")
         offsets: list[int] = []
         async with consumer, watched():
@@ -148,7 +147,7 @@ async def test_a_lite_pull_consumer_hands_out_what_has_room() -> None:
 
 async def test_a_poll_that_is_cancelled_meanwhile_hands_out_nothing() -> None:
     async with serving_topic(bombs(count=6)) as address:
-        consumer = LitePullConsumer(address, "group", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer = LitePullConsumer(address, "group", start_from="earliest")
         consumer.subscribe("topic")
         async with consumer:
             await until(lambda: consumer._ready)
@@ -184,7 +183,7 @@ async def test_a_simple_consumer_makes_ready_what_has_room() -> None:
 async def test_thousands_of_small_ones() -> None:
     """Each body is small, but their total is large."""
     async with serving_topic(bombs(200_000, 1000)) as address:
-        consumer = LitePullConsumer(address, "group", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer = LitePullConsumer(address, "group", start_from="earliest")
         consumer.subscribe("topic")
         count = 0
         async with consumer, watched():

@@ -12,7 +12,6 @@ from wait_until import until
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientClosed, ClientError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 
 
@@ -33,8 +32,8 @@ async def poll_all(consumer: LitePullConsumer, count: int) -> list[bytes]:
 
 
 async def test_subscribed_topics(name_server: str, producer: Producer, topic: str, unique: str) -> None:
-    consumer = LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
-    consumer.subscribe(topic, "wanted")
+    consumer = LitePullConsumer(name_server, unique, start_from="earliest")
+    consumer.subscribe(topic, tags="wanted")
     async with consumer:
         await until(lambda: len(consumer.assignment) == 4)
         for tags in ("wanted", "unwanted", "wanted"):
@@ -44,7 +43,7 @@ async def test_subscribed_topics(name_server: str, producer: Producer, topic: st
 
 
 async def test_assigned_queues_and_seeking(name_server: str, queue: MessageQueue, unique: str) -> None:
-    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+    async with LitePullConsumer(name_server, unique, start_from="earliest") as consumer:
         await consumer.assign([queue])
         assert consumer.assignment == {queue}
         assert await poll_all(consumer, 10) == [b"%d" % n for n in range(10)]
@@ -61,8 +60,8 @@ async def test_assigned_queues_and_seeking(name_server: str, queue: MessageQueue
 
 
 async def test_where_it_stands(name_server: str, producer: Producer, queue: MessageQueue, unique: str) -> None:
-    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
-        await consumer.assign([queue], "wanted")
+    async with LitePullConsumer(name_server, unique, start_from="earliest") as consumer:
+        await consumer.assign([queue], tags="wanted")
         await consumer.seek(queue, 0)
         assert await consumer.end_offset(queue) == 10
         await until(lambda: consumer.position(queue) == 10)
@@ -80,7 +79,7 @@ async def test_where_it_stands(name_server: str, producer: Producer, queue: Mess
 
 
 async def test_handed_out_messages_count_at_the_next_poll(name_server: str, queue: MessageQueue, unique: str) -> None:
-    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+    async with LitePullConsumer(name_server, unique, start_from="earliest") as consumer:
         await consumer.assign([queue])
         await consumer.poll(max_messages=3)
         await consumer.poll(max_messages=2)
@@ -96,7 +95,7 @@ async def _known(consumer: LitePullConsumer, queue: MessageQueue) -> MessageQueu
 
 
 async def test_commit(name_server: str, queue: MessageQueue, unique: str) -> None:
-    consumer = LitePullConsumer(name_server, unique, auto_commit=False, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = LitePullConsumer(name_server, unique, auto_commit=False, start_from="earliest")
     async with consumer:
         await consumer.assign([queue])
         await consumer.poll(max_messages=4)
@@ -113,7 +112,7 @@ async def test_commit(name_server: str, queue: MessageQueue, unique: str) -> Non
 async def test_iteration(name_server: str, producer: Producer, queue: MessageQueue, unique: str) -> None:
     bodies: list[bytes] = []
     # With automatic commits, a pending pull may commit after `commit` does.
-    consumer = LitePullConsumer(name_server, unique, auto_commit=False, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = LitePullConsumer(name_server, unique, auto_commit=False, start_from="earliest")
     async with consumer:
         await consumer.assign([queue])
         async for message in consumer:
@@ -160,7 +159,7 @@ async def test_paused_queues_hand_nothing_out(
 ) -> None:
     other = queue._replace(queue_id=2)
     await producer.send(Message(queue.topic, b"other"), queue=other)
-    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+    async with LitePullConsumer(name_server, unique, start_from="earliest") as consumer:
         await consumer.assign([queue, other])
         assert len(await poll_all(consumer, 11)) == 11
         await consumer.seek(queue, 4)
@@ -177,7 +176,7 @@ async def test_paused_queues_hand_nothing_out(
 
 
 async def test_what_was_pulled_before_a_pause_stays(name_server: str, queue: MessageQueue, unique: str) -> None:
-    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
+    async with LitePullConsumer(name_server, unique, start_from="earliest") as consumer:
         await consumer.assign([queue])
         assert [message.body for message in await consumer.poll(5000, max_messages=1)] == [b"0"]
         consumer.pause([queue])
@@ -198,7 +197,7 @@ async def test_by_time(name_server: str, producer: Producer, queue: MessageQueue
 
 
 async def test_commit_of_given_offsets(name_server: str, queue: MessageQueue, unique: str) -> None:
-    consumer = LitePullConsumer(name_server, unique, auto_commit=False, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = LitePullConsumer(name_server, unique, auto_commit=False, start_from="earliest")
     async with consumer:
         await consumer.assign([queue])
         # Java's broker accepts offsets only from groups that have pulled (ConsumerManageProcessor).
@@ -211,10 +210,10 @@ async def test_expression_of_assigned_queues(
     name_server: str, producer: Producer, queue: MessageQueue, unique: str
 ) -> None:
     await producer.send(Message(queue.topic, b"tagged", tags="wanted"), queue=queue)
-    async with LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET) as consumer:
-        await consumer.assign([queue], "wanted")
+    async with LitePullConsumer(name_server, unique, start_from="earliest") as consumer:
+        await consumer.assign([queue], tags="wanted")
         assert await poll_all(consumer, 1) == [b"tagged"]
-        await consumer.assign([queue], "*")
+        await consumer.assign([queue], tags="*")
         await consumer.seek_to_begin(queue)
         assert len(await poll_all(consumer, 11)) == 11
 
@@ -224,7 +223,7 @@ async def test_topics_may_change_while_it_runs(
 ) -> None:
     second = f"{unique}_2"
     await producer.send(Message(second, b"second"))
-    consumer = LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = LitePullConsumer(name_server, unique, start_from="earliest")
     consumer.subscribe(queue.topic)
     async with consumer:
         assert len(await poll_all(consumer, 10)) == 10
@@ -245,7 +244,7 @@ async def test_offsets_on_this_machine(
             broadcasting=True,
             offset_directory=tmp_path,
             instance_name=name,
-            consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+            start_from="earliest",
         )
         consumer.subscribe(queue.topic)
         async with consumer:
@@ -269,7 +268,7 @@ def test_impossible_batch_sizes_are_refused(size: int) -> None:
 
 async def test_two_polls_at_once_are_refused(name_server: str, producer: Producer, topic: str, unique: str) -> None:
     """With two polls, the future of the first one would be lost, and its messages would count as consumed."""
-    consumer = LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = LitePullConsumer(name_server, unique, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
         first = asyncio.ensure_future(consumer.poll(60_000))

@@ -14,7 +14,6 @@ from wait_until import until
 
 from gantrymq.client.consuming.log_texts import failed_attempt, queue_list, queues_by_topic
 from gantrymq.client.consuming.push_consumer import PushConsumer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import MessageExt, MessageQueue, decode_messages
 from gantrymq.protocol.record import encode_host, encode_record
@@ -35,9 +34,7 @@ async def failing_consumer(broker: ScriptedGroupBroker, **options: Any) -> Async
     name_server = ScriptedNameServer({})
     async with serving([name_server, broker]):
         name_server.routes["topic"] = route_over({"broker": broker.address}, queue_nums=1)
-        consumer = PushConsumer(
-            name_server.address, "group", fail, consume_from_where=CONSUME_FROM_FIRST_OFFSET, **options
-        )
+        consumer = PushConsumer(name_server.address, "group", fail, start_from="earliest", **options)
         consumer.subscribe("topic")
         async with consumer:
             yield consumer

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 
 import pytest
 from scripted import ScriptedGroupBroker, ScriptedNameServer, route_over, serving
@@ -13,11 +14,10 @@ from wait_until import until
 
 from gantrymq.client.consuming import queue_puller, rebalancer
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.consuming.start_position import StartFrom
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.protocol.bodies.heartbeat import (
-    CONSUME_FROM_FIRST_OFFSET,
     CONSUME_FROM_LAST_OFFSET,
-    CONSUME_FROM_TIMESTAMP,
 )
 from gantrymq.protocol.bodies.offset import ResetOffsetBody
 from gantrymq.protocol.bodies.pop import (
@@ -57,11 +57,9 @@ async def serving_routes(broker: ScriptedGroupBroker) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def consuming(
-    broker: ScriptedGroupBroker, consume_from_where: str = CONSUME_FROM_FIRST_OFFSET
-) -> AsyncIterator[PushConsumer]:
+async def consuming(broker: ScriptedGroupBroker, start_from: StartFrom = "earliest") -> AsyncIterator[PushConsumer]:
     async with serving_routes(broker) as address:
-        consumer = PushConsumer(address, "group", ignore, consume_from_where=consume_from_where)
+        consumer = PushConsumer(address, "group", ignore, start_from=start_from)
         consumer.subscribe("topic")
         async with consumer:
             yield consumer
@@ -146,18 +144,18 @@ class OddOffsets(ScriptedGroupBroker):
 
 
 @pytest.mark.parametrize(
-    ("code", "consume_from_where"),
+    ("code", "start_from"),
     [
         (RequestCode.GET_MAX_OFFSET, CONSUME_FROM_LAST_OFFSET),
-        (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, CONSUME_FROM_TIMESTAMP),
+        (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, datetime(2026, 1, 2, tzinfo=UTC)),
     ],
 )
 async def test_a_negative_offset_is_asked_for_again(
-    code: RequestCode, consume_from_where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    code: RequestCode, start_from: StartFrom, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rebalancer, "RETRY_INTERVAL_S", 0.01)
     broker = OddOffsets(code)
-    async with consuming(broker, consume_from_where):
+    async with consuming(broker, start_from):
         await until(lambda: broker.pulls)
     assert broker.pulls[0].queue_offset == 3
     assert broker.asked == 3
@@ -167,7 +165,7 @@ async def test_a_negative_offset_is_asked_for_again(
 
 async def test_a_negative_committed_offset_means_never_consumed() -> None:
     broker = OddOffsets(RequestCode.QUERY_CONSUMER_OFFSET)
-    async with consuming(broker, CONSUME_FROM_FIRST_OFFSET):
+    async with consuming(broker, "earliest"):
         await until(lambda: broker.pulls)
     assert (broker.pulls[0].queue_offset, broker.asked) == (0, 1)
 

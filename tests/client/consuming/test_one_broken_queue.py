@@ -15,7 +15,6 @@ from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.errors import ProtocolError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.bodies.pop import (
     MODE_POP,
     QueryAssignmentRequestBody,
@@ -81,7 +80,7 @@ async def push(address: str, bodies: list[bytes], threads: bool = False, **optio
         address,
         "group",
         (lambda message: take(message, bodies)) if threads else handle,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
         max_body_size=MAX_BODY_SIZE,
         **options,  # type: ignore[arg-type]
     )
@@ -93,9 +92,7 @@ async def push(address: str, bodies: list[bytes], threads: bool = False, **optio
 
 
 async def lite(address: str, bodies: list[bytes]) -> None:
-    consumer = LitePullConsumer(
-        address, "group", consume_from_where=CONSUME_FROM_FIRST_OFFSET, max_body_size=MAX_BODY_SIZE
-    )
+    consumer = LitePullConsumer(address, "group", start_from="earliest", max_body_size=MAX_BODY_SIZE)
     consumer.subscribe("topic")
     async with consumer, asyncio.timeout(20):
         while not set(bodies) >= GOOD:

@@ -15,7 +15,6 @@ from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 
 
@@ -63,7 +62,7 @@ async def test_one_after_the_other(
         unique,
         handle if in_threads else order,
         orderly=True,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
     )
     consumer.subscribe(topic)
     seen = came if in_threads else order.came
@@ -84,9 +83,7 @@ async def test_a_failure_stops_its_queue_only(name_server: str, producer: Produc
             raise ValueError("not yet")
 
     await send_numbers(producer, topic, 5)
-    consumer = PushConsumer(
-        name_server, unique, handle, orderly=True, suspend_s=0.02, consume_from_where=CONSUME_FROM_FIRST_OFFSET
-    )
+    consumer = PushConsumer(name_server, unique, handle, orderly=True, suspend_s=0.02, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: sum(queue_id != 1 for queue_id, _, _ in came) == 15)
@@ -118,7 +115,7 @@ async def test_a_hopeless_message_makes_way(
         orderly=True,
         suspend_s=0.01,
         max_reconsume_times=2,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
     )
     consumer.subscribe(topic)
     async with consumer:
@@ -150,10 +147,7 @@ async def _queues_when_there(reader: LitePullConsumer, topic: str) -> list[objec
 async def test_order_stays_when_queues_move(name_server: str, producer: Producer, topic: str, unique: str) -> None:
     """A second consumer joins and leaves during the consumption. No message is lost or out of order."""
     orders = Order(), Order()
-    consumers = [
-        PushConsumer(name_server, unique, order, orderly=True, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
-        for order in orders
-    ]
+    consumers = [PushConsumer(name_server, unique, order, orderly=True, start_from="earliest") for order in orders]
     for consumer in consumers:
         consumer.subscribe(topic)
     async with consumers[0]:
@@ -184,8 +178,8 @@ async def test_a_queue_is_not_given_up_in_the_middle_of_a_message(
         began.add(message.queue_id)
         await go_on.wait()
 
-    slow = PushConsumer(name_server, unique, handle, orderly=True, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
-    quick = PushConsumer(name_server, unique, inbox, orderly=True, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    slow = PushConsumer(name_server, unique, handle, orderly=True, start_from="earliest")
+    quick = PushConsumer(name_server, unique, inbox, orderly=True, start_from="earliest")
     for consumer in (slow, quick):
         consumer.subscribe(topic)
     async with slow:

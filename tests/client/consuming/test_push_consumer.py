@@ -18,14 +18,13 @@ from gantrymq.client.consuming.process_queue import FlowLimits
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientError, IllegalMessage
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 
 
 async def test_from_the_beginning(name_server: str, producer: Producer, topic: str, unique: str) -> None:
     await send_all(producer, topic, [b"first", b"second"])
     inbox = Inbox()
-    consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(name_server, unique, inbox, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: len(inbox.messages) == 2)
@@ -38,7 +37,7 @@ async def test_goes_on_where_it_was_closed(name_server: str, producer: Producer,
     first, second = Inbox(), Inbox()
     for inbox, number in ((first, 0), (second, 1)):
         await send_all(producer, topic, [b"%d-%02d" % (number, n) for n in range(40)])
-        consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer = PushConsumer(name_server, unique, inbox, start_from="earliest")
         consumer.subscribe(topic)
         async with consumer:
             await until(lambda inbox=inbox: len(inbox.messages) == 40)
@@ -48,8 +47,8 @@ async def test_goes_on_where_it_was_closed(name_server: str, producer: Producer,
 
 async def test_tags_are_compared_as_text(name_server: str, producer: Producer, topic: str, unique: str) -> None:
     inbox = Inbox()
-    consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
-    consumer.subscribe(topic, "Aa || other")
+    consumer = PushConsumer(name_server, unique, inbox, start_from="earliest")
+    consumer.subscribe(topic, tags="Aa || other")
     async with consumer:
         # "Aa" and "BB" have the same hash code in Java.
         for tags in ("Aa", "BB", "no", "other", None):
@@ -67,7 +66,7 @@ async def test_plain_functions_run_in_threads(name_server: str, producer: Produc
         threads.append(threading.current_thread().name)
         time.sleep(0.001)
 
-    consumer = PushConsumer(name_server, unique, handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET, concurrency=4)
+    consumer = PushConsumer(name_server, unique, handle, start_from="earliest", concurrency=4)
     consumer.subscribe(topic)
     async with consumer:
         await send_all(producer, topic, [b"x"] * 50)
@@ -156,7 +155,7 @@ async def test_what_was_not_finished_is_delivered_again(
 
     await send_all(producer, topic, [b"unfinished"])
     begun: list[MessageExt] = []
-    consumer = PushConsumer(name_server, unique, hang, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(name_server, unique, hang, start_from="earliest")
     consumer.subscribe(topic)
     await consumer.start()
     await until(lambda: begun)
@@ -185,7 +184,7 @@ async def test_a_slow_handler_stops_the_pulling(name_server: str, producer: Prod
         unique,
         handle,
         concurrency=1000,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
         flow_limits=FlowLimits(max_messages=50),
         pull_batch_size=20,
     )
@@ -219,15 +218,15 @@ async def test_topics_may_change_while_it_runs(name_server: str, producer: Produ
     second = f"{unique}_2"
     await send_all(producer, second, [b"second"])
     inbox = Inbox()
-    consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
-    consumer.subscribe(topic, "first")
+    consumer = PushConsumer(name_server, unique, inbox, start_from="earliest")
+    consumer.subscribe(topic, tags="first")
     async with consumer:
         await until(lambda: queues_of(consumer, topic) == 4)
         consumer.subscribe(second)
         await until(lambda: inbox.bodies == [b"second"])
         assert consumer._parts
         before = [held for held in consumer._parts.queues.process_queues if held.queue.topic == topic]
-        consumer.subscribe(topic, "other")
+        consumer.subscribe(topic, tags="other")
         consumer.unsubscribe(second)
         # Either topic may come first. The queues of the changed subscription have new objects.
         await until(lambda: not queues_of(consumer, second) and all(held.dropped for held in before))
@@ -274,7 +273,7 @@ async def test_namespaces_keep_groups_and_topics_apart(name_server: str, unique:
     async with Producer(name_server, "producers") as producer:
         await producer.send(Message(unique, b"outside"))
         assert await producer.queues(f"ns%{unique}")
-    consumer = PushConsumer(name_server, unique, handle, namespace="ns", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = PushConsumer(name_server, unique, handle, namespace="ns", start_from="earliest")
     consumer.subscribe(unique)
     async with consumer:
         await until(lambda: len(tries) == 2)
@@ -311,7 +310,7 @@ async def test_hooks_and_traces(name_server: str, producer: Producer, topic: str
         (ConsumeReturnType.EXCEPTION, "ValueError('not yet')"),
         (ConsumeReturnType.SUCCESS, "None"),
     ]
-    reader = LitePullConsumer(name_server, f"{unique}_reader", consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    reader = LitePullConsumer(name_server, f"{unique}_reader", start_from="earliest")
     reader.subscribe(traces)
     async with reader:
         texts = ""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 
 import pytest
 from scripted import ScriptedBroker, ScriptedGroupBroker, ScriptedNameServer, route_over, serving
@@ -12,10 +13,9 @@ from gantrymq.client.consuming import concurrently, queue_puller
 from gantrymq.client.consuming.handler_pool import MessageHandler
 from gantrymq.client.consuming.process_queue import FlowLimits
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.consuming.start_position import StartFrom
 from gantrymq.protocol.bodies.heartbeat import (
-    CONSUME_FROM_FIRST_OFFSET,
     CONSUME_FROM_LAST_OFFSET,
-    CONSUME_FROM_TIMESTAMP,
 )
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -54,7 +54,7 @@ class Handler:
 async def consuming(
     broker: ScriptedGroupBroker,
     handler: MessageHandler,
-    consume_from_where: str = CONSUME_FROM_FIRST_OFFSET,
+    start_from: StartFrom = "earliest",
     flow_limits: FlowLimits | None = None,
 ) -> AsyncIterator[PushConsumer]:
     """Starts a consumer of one queue. The retry topic has no route."""
@@ -65,8 +65,7 @@ async def consuming(
             name_server.address,
             "group",
             handler,
-            consume_from_where=consume_from_where,
-            consume_timestamp_ms=1,
+            start_from=start_from,
             flow_limits=flow_limits,
         )
         consumer.subscribe("topic")
@@ -75,16 +74,16 @@ async def consuming(
 
 
 @pytest.mark.parametrize(
-    ("consume_from_where", "offset"),
+    ("start_from", "offset"),
     [
-        (CONSUME_FROM_FIRST_OFFSET, 0),
+        ("earliest", 0),
         (CONSUME_FROM_LAST_OFFSET, ScriptedGroupBroker.MAX_OFFSET),
-        (CONSUME_FROM_TIMESTAMP, ScriptedGroupBroker.OFFSET_BY_TIME),
+        (datetime(2026, 1, 2, tzinfo=UTC), ScriptedGroupBroker.OFFSET_BY_TIME),
     ],
 )
-async def test_where_a_new_group_begins(consume_from_where: str, offset: int) -> None:
+async def test_where_a_new_group_begins(start_from: StartFrom, offset: int) -> None:
     broker = ScriptedGroupBroker()
-    async with consuming(broker, Handler(), consume_from_where):
+    async with consuming(broker, Handler(), start_from):
         await until(lambda: broker.pulls)
     assert broker.pulls[0].queue_offset == offset
     assert broker.committed == {("topic", 0): offset}
@@ -233,9 +232,7 @@ async def test_what_can_not_be_sent_back_is_sent_anew() -> None:
     async with serving([name_server, broker, retries]):
         name_server.routes["topic"] = route_over({"broker": broker.address}, queue_nums=1)
         name_server.routes["%RETRY%group"] = route_over({"retries": retries.address}, queue_nums=1)
-        consumer = PushConsumer(
-            name_server.address, "group", Handler(failures=1), consume_from_where=CONSUME_FROM_FIRST_OFFSET
-        )
+        consumer = PushConsumer(name_server.address, "group", Handler(failures=1), start_from="earliest")
         consumer.subscribe("topic")
         async with consumer:
             await until(lambda: retries.headers)
@@ -265,7 +262,7 @@ async def test_what_a_master_alone_has_stored_again_is_kept(
     async with serving([name_server, broker, retries]):
         name_server.routes["topic"] = route_over({"broker": broker.address}, queue_nums=1)
         name_server.routes["%RETRY%group"] = route_over({"retries": retries.address}, queue_nums=1)
-        consumer = PushConsumer(name_server.address, "group", handler, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer = PushConsumer(name_server.address, "group", handler, start_from="earliest")
         consumer.subscribe("topic")
         async with consumer:
             await until(lambda: len(handler.tries) == 3)

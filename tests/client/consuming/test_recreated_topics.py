@@ -16,7 +16,6 @@ from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message
 
 CLUSTER = "DefaultCluster"
@@ -27,7 +26,7 @@ async def consuming(
     kind: str, name_server: str, group: str, topic: str, directory: Path
 ) -> AsyncIterator[Callable[[], list[bytes]]]:
     """Yields a function that returns the sorted bodies received so far."""
-    options: dict[str, Any] = {"consume_from_where": CONSUME_FROM_FIRST_OFFSET}
+    options: dict[str, Any] = {"start_from": "earliest"}
     if "broadcasting" in kind:
         options |= {"broadcasting": True, "offset_directory": directory}
     inbox = Inbox()

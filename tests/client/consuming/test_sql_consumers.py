@@ -13,7 +13,6 @@ from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, EXPRESSION_SQL92
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message
 
@@ -33,8 +32,8 @@ async def sent(producer: Producer, topic: str) -> str:
 @pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
 async def test_push(name_server: str, producer: Producer, sent: str, unique: str, orderly: bool) -> None:
     inbox = Inbox()
-    consumer = PushConsumer(name_server, unique, inbox, orderly=orderly, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
-    consumer.subscribe(sent, EXPRESSION, EXPRESSION_SQL92)
+    consumer = PushConsumer(name_server, unique, inbox, orderly=orderly, start_from="earliest")
+    consumer.subscribe(sent, sql=EXPRESSION)
     async with consumer:
         await until(lambda: len(inbox.messages) >= 3)
         await producer.send(Message(sent, b"last", properties={"number": "5"}))
@@ -43,8 +42,8 @@ async def test_push(name_server: str, producer: Producer, sent: str, unique: str
 
 
 async def test_lite_pull(name_server: str, sent: str, unique: str) -> None:
-    consumer = LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
-    consumer.subscribe(sent, EXPRESSION, EXPRESSION_SQL92)
+    consumer = LitePullConsumer(name_server, unique, start_from="earliest")
+    consumer.subscribe(sent, sql=EXPRESSION)
     async with consumer, asyncio.timeout(20):
         messages = aiter(consumer)
         bodies = [(await anext(messages)).body for _ in WANTED]
@@ -53,7 +52,7 @@ async def test_lite_pull(name_server: str, sent: str, unique: str) -> None:
 
 async def test_simple(name_server: str, sent: str, unique: str) -> None:
     consumer = SimpleConsumer(name_server, unique)
-    consumer.subscribe(sent, EXPRESSION, EXPRESSION_SQL92)
+    consumer.subscribe(sent, sql=EXPRESSION)
     bodies: list[bytes] = []
     async with consumer, asyncio.timeout(30):
         while len(bodies) < len(WANTED):
@@ -66,7 +65,7 @@ async def test_simple(name_server: str, sent: str, unique: str) -> None:
 
 async def test_a_wrong_expression_is_named(name_server: str, sent: str, unique: str) -> None:
     consumer = SimpleConsumer(name_server, unique)
-    consumer.subscribe(sent, "number >", EXPRESSION_SQL92)
+    consumer.subscribe(sent, sql="number >")
     with pytest.raises(BrokerError) as raised:
         await consumer.start()
     assert raised.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED

@@ -15,7 +15,6 @@ from gantrymq.client.consuming.rebalance import allocate_by_consistent_hash
 from gantrymq.client.popping.popped_queues import PopOptions, retry_after
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientError
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageExt
@@ -29,9 +28,7 @@ async def set_mode(name_server: str, topic: str, group: str, mode: str) -> None:
 async def test_pulls_what_the_broker_says(name_server: str, producer: Producer, topic: str, unique: str) -> None:
     await send_all(producer, topic, [b"1", b"2"])
     inbox = Inbox()
-    consumer = PushConsumer(
-        name_server, unique, inbox, client_rebalance=False, consume_from_where=CONSUME_FROM_FIRST_OFFSET
-    )
+    consumer = PushConsumer(name_server, unique, inbox, client_rebalance=False, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: len(inbox.messages) == 2)
@@ -42,9 +39,7 @@ async def test_pops_what_is_in_pop_mode(name_server: str, producer: Producer, to
     await send_all(producer, topic, [b"%d" % n for n in range(10)])
     await set_mode(name_server, topic, unique, "POP")
     inbox = Inbox()
-    consumer = PushConsumer(
-        name_server, unique, inbox, client_rebalance=False, consume_from_where=CONSUME_FROM_FIRST_OFFSET
-    )
+    consumer = PushConsumer(name_server, unique, inbox, client_rebalance=False, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: len(inbox.messages) >= 10)
@@ -73,9 +68,7 @@ async def test_what_fails_in_pop_mode_comes_again(
         if not message.reconsume_times:
             raise ValueError("not yet")
 
-    consumer = PushConsumer(
-        name_server, unique, handle, client_rebalance=False, consume_from_where=CONSUME_FROM_FIRST_OFFSET
-    )
+    consumer = PushConsumer(name_server, unique, handle, client_rebalance=False, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: len(tries) == 2)
@@ -141,7 +134,7 @@ async def test_what_was_handled_is_acknowledged_though_the_queue_was_given_up(
         unique,
         handle,
         client_rebalance=False,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
         hooks=[acks],
     )
     consumer.subscribe(topic)
@@ -179,7 +172,7 @@ async def test_a_handler_that_changes_the_properties_stops_nothing(
         unique,
         handle if in_threads else handle_in_task,
         client_rebalance=False,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
     )
     consumer.subscribe(topic)
     await send_all(producer, topic, [b"%d" % n for n in range(5)])
@@ -223,7 +216,7 @@ async def test_a_hook_that_fails_ends_no_queue(
         unique,
         inbox,
         client_rebalance=False,
-        consume_from_where=CONSUME_FROM_FIRST_OFFSET,
+        start_from="earliest",
         hooks=[hook],
     )
     consumer.subscribe(topic)

@@ -113,7 +113,7 @@ async def test_tags_are_compared_as_text(name_server: str, producer: Producer, t
     for tags in ("BB", "Aa", "no"):
         await producer.send(Message(topic, tags.encode(), tags=tags))
     consumer = SimpleConsumer(name_server, unique)
-    consumer.subscribe(topic, "Aa")
+    consumer.subscribe(topic, tags="Aa")
     async with consumer:
         assert [message.body for message in await receive_all(consumer, 1)] == [b"Aa"]
         assert await consumer.receive(await_ms=100) == []

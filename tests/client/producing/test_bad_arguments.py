@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from scripted_producer import ProducerBroker, producer_over
 
-from gantrymq.client.acl_hook import AclHook
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.client.producing.transaction_producer import TransactionProducer
 from gantrymq.errors import ClientError, GantryError, IllegalMessage
 from gantrymq.protocol.message import Message
+from gantrymq.remoting.signatures import SigningHook
 
 MESSAGE = Message("topic", b"x")
 
@@ -74,7 +74,7 @@ CALLS: dict[str, Callable[[Producer, Any], Awaitable[object]]] = {
     "send": lambda producer, timeout: producer.send(MESSAGE, timeout),
     "send_alone": lambda producer, timeout: producer.send_alone(MESSAGE, timeout),
     "send_batch": lambda producer, timeout: producer.send_batch([MESSAGE], timeout),
-    "send_with": lambda producer, timeout: producer.send_with(MESSAGE, select_by_hash, 1, timeout),
+    "send with a selector": lambda producer, timeout: producer.send(MESSAGE, timeout, select=select_by_hash(1)),
     "enqueue": lambda producer, timeout: producer.enqueue(MESSAGE, timeout),
     "request": lambda producer, timeout: producer.request(MESSAGE, timeout),
     "recall": lambda producer, timeout: producer.recall("topic", "handle", timeout),
@@ -116,7 +116,7 @@ async def test_timeouts_in_seconds(name: str) -> None:
         ({"compression": "zlib"}, "compression='zlib'"),
         ({"default_topic_queue_nums": 0}, "default_topic_queue_nums=0"),
         ({"ssl_context": True}, "ssl_context=True"),
-        ({"hooks": AclHook("key", "secret")}, "hooks=.*must be a list"),
+        ({"hooks": SigningHook("key", "secret")}, "hooks=.*must be a list"),
         ({"send_hooks": None}, "send_hooks=None"),
     ],
     ids=str,

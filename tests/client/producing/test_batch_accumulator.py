@@ -207,6 +207,40 @@ async def test_other_tasks_go_on_while_one_enqueues() -> None:
     assert len(broker.sent) < 50
 
 
+async def test_a_flush_waits_for_the_messages_before_it() -> None:
+    held = {topic: asyncio.Event() for topic in ("before", "after")}
+
+    async def send(key: BatchKey, parts: Sequence[EncodedMessage], timeout_ms: int) -> SendResult:
+        await held[key[0]].wait()
+        return SendResult(SendStatus.SEND_OK, parts[0].msg_id, QUEUE, 40, "OFFSET")
+
+    accumulator = accumulating(send, linger_ms=30_000, batch_size=100)
+    accumulator.add(("before", None), part(0), 3000)
+    flush = asyncio.create_task(accumulator.flush())
+    await asyncio.sleep(0)
+    later = accumulator.add(("after", None), part(1), 3000)
+    await asyncio.sleep(0)
+    assert not flush.done()
+    held["before"].set()
+    await asyncio.wait_for(flush, 10)
+    assert not later.done()
+    held["after"].set()
+    await later
+
+
+async def test_flush_of_a_producer() -> None:
+    broker = ProducerBroker()
+    async with producer_over(broker, linger_ms=30_000) as producer:
+        futures = [await producer.enqueue(Message("topic", b"%d" % n)) for n in range(3)]
+        await producer.flush()
+        assert [future.result().status for future in futures] == [SendStatus.SEND_OK] * 3
+    assert len(broker.sent) == 1
+    with pytest.raises(ClientClosed):
+        await producer.flush()
+    async with producer_over(broker) as producer:
+        await producer.flush()  # has no effect without batches
+
+
 async def test_each_message_gets_an_error_of_its_own() -> None:
     """A shared error object would collect the tracebacks and notes of all callers."""
     sends = Sends()

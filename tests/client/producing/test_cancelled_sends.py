@@ -85,7 +85,7 @@ CALLS: dict[str, tuple[Kind, Call]] = {
     "send": (plain, lambda producer: producer.send(Message(TOPIC, b"x"))),
     "a large body": (plain, lambda producer: producer.send(Message(TOPIC, LARGE))),
     "traced": (tracing, lambda producer: producer.send(Message(TOPIC, b"x"))),
-    "send_with": (plain, lambda producer: producer.send_with(Message(TOPIC, b"x"), select_by_hash, "key")),
+    "send with a selector": (plain, lambda producer: producer.send(Message(TOPIC, b"x"), select=select_by_hash("key"))),
     "send_batch": (plain, lambda producer: producer.send_batch([Message(TOPIC, b"x"), Message(TOPIC, b"y")])),
     "send_oneway": (plain, lambda producer: producer.send_oneway(Message(TOPIC, b"x"))),
     "queues": (plain, lambda producer: producer.queues(TOPIC)),

@@ -158,9 +158,9 @@ async def test_queues_by_machine_room() -> None:
     near, far = ProducerBroker("east@a"), ProducerBroker("west@a")
     async with producer_over(near, far) as producer:
         for _ in range(10):
-            await producer.send_with(MESSAGE, select_by_machine_room({"east"}))
+            await producer.send(MESSAGE, select=select_by_machine_room({"east"}))
         with pytest.raises(ClientError, match="north"):
-            await producer.send_with(MESSAGE, select_by_machine_room({"north"}))
+            await producer.send(MESSAGE, select=select_by_machine_room({"north"}))
     assert len(near.sent) == 10
 
 
@@ -177,13 +177,13 @@ async def test_a_selector_must_pick_a_queue() -> None:
         ]
         for value in wrong:
             with pytest.raises(ClientError, match="no writable queue of topic") as failed:
-                await producer.send_with(MESSAGE, lambda queues, message, arg: arg, value)
+                await producer.send(MESSAGE, select=lambda queues, message, value=value: value)
             assert repr(value) in str(failed.value)
         with pytest.raises(ClientError, match="IndexError") as failed:
-            await producer.send_with(MESSAGE, lambda queues, message, arg: queues[99])
+            await producer.send(MESSAGE, select=lambda queues, message: queues[99])
         assert isinstance(failed.value.__cause__, IndexError)
-        with pytest.raises(ClientError, match="None has no hash code"):
-            await producer.send_with(MESSAGE, select_by_hash)
+        with pytest.raises(ClientError, match="queue and select exclude each other"):
+            await producer.send(MESSAGE, queue=queue, select=select_by_hash("key"))
     assert not broker.sent
 
 

@@ -62,8 +62,31 @@ async def test_a_queue_can_be_chosen(producer: Producer, topic: str) -> None:
 
 
 async def test_equal_keys_go_to_one_queue(producer: Producer, topic: str) -> None:
-    results = [await producer.send_with(Message(topic, b"x"), select_by_hash, "order-17") for _ in range(5)]
+    results = [await producer.send(Message(topic, b"x"), select=select_by_hash("order-17")) for _ in range(5)]
     assert len({result.queue for result in results}) == 1
+
+
+@pytest.mark.parametrize("linger_ms", [0, 1])
+async def test_a_sharding_key_selects_the_queue(name_server: str, topic: str, linger_ms: int) -> None:
+    async with Producer(name_server, "producers", linger_ms=linger_ms) as producer:
+        queues = await producer.queues(topic)
+        for key in ("order-17", "order-18", "order-19"):
+            message = Message(topic, b"x", sharding_key=key)
+            sent = [await producer.send(message), await producer.send_batch([message, message])]
+            sent.append(await producer.send_alone(message))
+            if linger_ms:
+                sent.append(await (await producer.enqueue(message)))
+            # The same queue as Java's SelectMessageQueueByHash.
+            wanted = select_by_hash(key)(queues, message)
+            assert [result.queue for result in sent] == [wanted] * len(sent)
+            other = next(queue for queue in queues if queue != wanted)
+            assert (await producer.send(message, queue=other)).queue == other
+            assert (await producer.send(message, select=lambda queues, message, other=other: other)).queue == other
+        by_queue = {select_by_hash(key)(queues, message): key for key in map(str, range(100))}
+        mixed = [Message(topic, b"x", sharding_key=key) for key in by_queue.values()]
+        with pytest.raises(IllegalMessage, match="select several queues"):
+            await producer.send_batch(mixed)
+        assert (await producer.send_batch(mixed, queue=queues[0])).queue == queues[0]
 
 
 @pytest.mark.parametrize("compression", list(CompressionType))

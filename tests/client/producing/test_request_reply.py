@@ -14,7 +14,6 @@ from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.request_reply import reply_message
 from gantrymq.errors import BrokerError, IllegalMessage, RequestTimeout
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.compression import CompressionType, compress, compression_flag
@@ -115,7 +114,7 @@ def test_only_requests_can_be_replied_to() -> None:
 
 
 async def test_request_and_reply_through_a_cluster(name_server: str, topic: str, unique: str) -> None:
-    consumer = LitePullConsumer(name_server, unique, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = LitePullConsumer(name_server, unique, start_from="earliest")
     consumer.subscribe(topic)
 
     async def reply() -> None:

@@ -139,7 +139,7 @@ async def test_a_send_that_the_in_sync_set_has_not_confirmed_raises() -> None:
             producer.send(MESSAGE),
             producer.send(MESSAGE, queue=MessageQueue("topic", "broker", 0)),
             producer.send_batch([MESSAGE, MESSAGE]),
-            producer.send_with(MESSAGE, select_by_hash, "key"),
+            producer.send(MESSAGE, select=select_by_hash("key")),
         ):
             with pytest.raises(SendOutcomeUnknown, match="in-sync replicas have not confirmed it") as raised:
                 await send
@@ -193,7 +193,7 @@ class Listener:
         raise AssertionError("the half message is not safe")
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        return LocalTransactionState.UNKNOW
+        return LocalTransactionState.UNKNOWN
 
 
 async def test_an_unconfirmed_half_message_is_rolled_back() -> None:

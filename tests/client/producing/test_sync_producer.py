@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from wait_until import wait_until
+
 from gantrymq import (
-    CONSUME_FROM_FIRST_OFFSET,
     LitePullConsumer,
     LocalTransactionState,
     Message,
@@ -25,11 +26,11 @@ class Listener:
         return LocalTransactionState.COMMIT_MESSAGE if arg else LocalTransactionState.ROLLBACK_MESSAGE
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
-        return LocalTransactionState.UNKNOW
+        return LocalTransactionState.UNKNOWN
 
 
 def consumer_of(name_server: str, topic: str, group: str) -> SyncLitePullConsumer:
-    consumer = LitePullConsumer(name_server, group, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+    consumer = LitePullConsumer(name_server, group, start_from="earliest")
     consumer.subscribe(topic)
     return SyncLitePullConsumer(consumer)
 
@@ -44,6 +45,18 @@ def test_transactions(name_server: str, topic: str, unique: str) -> None:
             while len(found) < 4:
                 found.update(message.body for message in consumer.poll(20_000))
     assert found == {b"0", b"2", b"4", b"last"}
+
+
+def test_flush(name_server: str, topic: str, unique: str) -> None:
+    with SyncProducer(Producer(name_server, unique, linger_ms=30_000)) as producer:
+        thread = threading.Thread(target=producer.send, args=(Message(topic, b"in a batch"),))
+        thread.start()
+
+        def is_sent() -> bool:
+            producer.flush()
+            return not thread.is_alive()
+
+        wait_until(is_sent)
 
 
 def test_request_and_reply(name_server: str, topic: str, unique: str) -> None:

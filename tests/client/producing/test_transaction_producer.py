@@ -21,10 +21,10 @@ from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.record import encode_record
 
-COMMIT, ROLLBACK, UNKNOW = (
+COMMIT, ROLLBACK, UNKNOWN = (
     LocalTransactionState.COMMIT_MESSAGE,
     LocalTransactionState.ROLLBACK_MESSAGE,
-    LocalTransactionState.UNKNOW,
+    LocalTransactionState.UNKNOWN,
 )
 MESSAGE = Message("topic", b"body", keys="key", delay_level=3)
 
@@ -83,7 +83,7 @@ async def test_the_broker_learns_what_became_of_it(kind: Any, state: LocalTransa
     assert (message.body, message.properties["UNIQ_KEY"], arg) == (b"body", result.msg_id, "arg")
     ((end, remark),) = broker.ends
     assert (end.topic, end.producer_group, end.msg_id) == ("topic", "group", result.msg_id)
-    assert end.commit_or_rollback == {COMMIT: 8, ROLLBACK: 12, UNKNOW: 0}[state]
+    assert end.commit_or_rollback == {COMMIT: 8, ROLLBACK: 12, UNKNOWN: 0}[state]
     assert end.commit_log_offset == decode_offset_message_id(result.offset_msg_id)[1]
     assert end.tran_state_table_offset == result.queue_offset
     assert (end.from_transaction_check, remark) == (None, None)
@@ -97,7 +97,7 @@ async def test_a_listener_that_fails_or_says_nonsense_is_asked_again(
 ) -> None:
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address, TransactionProducer(address, "group", kind(said)) as producer:
-        assert (await producer.send_in_transaction(MESSAGE)).state is UNKNOW
+        assert (await producer.send_in_transaction(MESSAGE)).state is UNKNOWN
         await until(lambda: broker.ends)
     ((end, remark),) = broker.ends
     assert end.commit_or_rollback == 0
@@ -112,6 +112,14 @@ async def test_a_half_message_that_is_not_safe_is_rolled_back() -> None:
         await until(lambda: broker.ends)
     assert broker.ends[0][0].commit_or_rollback == 12
     assert not listener.executed
+
+
+def test_traces_have_javas_names_of_the_states() -> None:
+    assert [state.java_name for state in (COMMIT, ROLLBACK, UNKNOWN)] == [
+        "COMMIT_MESSAGE",
+        "ROLLBACK_MESSAGE",
+        "UNKNOW",
+    ]
 
 
 async def test_without_a_half_message_there_is_no_transaction() -> None:

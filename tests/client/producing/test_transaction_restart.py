@@ -17,7 +17,6 @@ from gantrymq.client.consuming import queue_puller
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.testing.processes import ProcessCluster
 
@@ -25,18 +24,18 @@ QUICK_CHECKS = {"transactionTimeOut": "500", "transactionCheckInterval": "300"}
 
 
 class Database:
-    """A listener that returns UNKNOW until the transaction is in `committed`."""
+    """A listener that returns UNKNOWN until the transaction is in `committed`."""
 
     def __init__(self) -> None:
         self.committed: set[bytes] = set()
         self.checked: list[bytes] = []
 
     async def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
-        return LocalTransactionState.UNKNOW
+        return LocalTransactionState.UNKNOWN
 
     async def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
         self.checked.append(message.body)
-        return LocalTransactionState.COMMIT_MESSAGE if message.body in self.committed else LocalTransactionState.UNKNOW
+        return LocalTransactionState.COMMIT_MESSAGE if message.body in self.committed else LocalTransactionState.UNKNOWN
 
 
 @pytest.mark.slow
@@ -52,7 +51,7 @@ async def test_is_asked_about_and_committed_once(tmp_path: Path, monkeypatch: py
         received.put_nowait(message.body)
 
     with ProcessCluster(tmp_path, broker_properties=QUICK_CHECKS) as cluster:
-        consumer = PushConsumer(cluster.namesrv_addr, "readers", handle, consume_from_where=CONSUME_FROM_FIRST_OFFSET)
+        consumer = PushConsumer(cluster.namesrv_addr, "readers", handle, start_from="earliest")
         consumer.subscribe("payments")
         async with (
             TransactionProducer(cluster.namesrv_addr, "payers", database) as payer,
@@ -61,7 +60,7 @@ async def test_is_asked_about_and_committed_once(tmp_path: Path, monkeypatch: py
         ):
             await producer.send(Message("payments", b"plain"))
             sent = await payer.send_in_transaction(Message("payments", b"across the restart"))
-            assert sent.state is LocalTransactionState.UNKNOW
+            assert sent.state is LocalTransactionState.UNKNOWN
             async with consumer:
                 assert await received.get() == b"plain"
                 if ending == "killed":

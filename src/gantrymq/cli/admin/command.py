@@ -73,7 +73,7 @@ def command(app: typer.Typer, name: str) -> Callable[[AdminCommand[P]], None]:
                 values[_CONFIRMATION] = Confirmation(values.pop("dry_run"), values.pop("yes"))
             target = find_target(name_servers, context, tls_config, acl_config)
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                admin = AdminClient(target.name_servers, ssl_context=target.ssl_context, hooks=target.hooks)
+                admin = AdminClient(target.name_servers, ssl_context=target.ssl_context, credentials=target.credentials)
                 runner.run(_run(function, admin, json, values))
 
         common = [

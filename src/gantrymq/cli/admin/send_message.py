@@ -134,7 +134,7 @@ def _producer(admin: AdminClient, *, trace: bool = False, unit_name: str = "") -
         _GROUP,
         retry_times=0,
         ssl_context=admin.ssl_context,
-        hooks=admin.hooks,
+        credentials=admin.credentials,
         enable_trace=trace,
         unit_name=unit_name,
     )

@@ -49,9 +49,9 @@ class AdminBase:
         if isinstance(name_servers, str):
             name_servers = split_addresses(name_servers)
         self.timeout_ms = options.timeout_ms
-        self.hooks = options.hooks
+        self.credentials = options.credentials
         self.ssl_context = options.ssl_context
-        self.remoting = RemotingClient(ssl_context=options.ssl_context, hooks=options.hooks)
+        self.remoting = RemotingClient(ssl_context=options.ssl_context, hooks=options.rpc_hooks)
         self.api = BrokerApi(self.remoting)
         self._name_servers = list(name_servers)
         self._closing: asyncio.Future[None] | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from datetime import datetime
 from functools import partial
 from math import inf
 from typing import Any
@@ -15,20 +16,16 @@ from typing import Any
 from gantrymq.background.repeating import Repeating
 from gantrymq.background.shared_task import result_of
 from gantrymq.background.tasks import Tasks
-from gantrymq.client.consuming.consume_from_where import decides_itself
 from gantrymq.client.consuming.consumer_context import ConsumerContext
 from gantrymq.client.consuming.consumer_locks import ConsumerLocks
 from gantrymq.client.consuming.log_texts import queue_list
 from gantrymq.client.consuming.offset_store import OffsetStore
 from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.queue_puller import QueuePuller, Sink
+from gantrymq.client.consuming.start_position import EARLIEST, decides_itself, start_time_ms
 from gantrymq.client.lifecycle import Deadline
 from gantrymq.errors import ClientError, ConnectFailed, GantryError, HeaderError
 from gantrymq.logs import peer_log
-from gantrymq.protocol.bodies.heartbeat import (
-    CONSUME_FROM_FIRST_OFFSET,
-    CONSUME_FROM_TIMESTAMP,
-)
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
 
@@ -275,23 +272,23 @@ class AssignedQueues:
             self._pull(queue, offset)
 
     async def _first_offset(self, queue: MessageQueue) -> int:
-        from_where = self._options.consume_from_where
-        committed = await self.offset_store.read(queue, only_committed=decides_itself(from_where))
+        start_from = self._options.start_from
+        committed = await self.offset_store.read(queue, only_committed=decides_itself(start_from))
         if committed is not None:
             return committed
         topic, broker_name, queue_id = queue
         is_retry = topic.startswith(RETRY_TOPIC_PREFIX)
-        if from_where == CONSUME_FROM_FIRST_OFFSET or (is_retry and from_where != CONSUME_FROM_TIMESTAMP):
+        if start_from == EARLIEST or (is_retry and not isinstance(start_from, datetime)):
             return 0
         address = self._client.routes.broker_address(broker_name)
         if address is None:
             raise ConnectFailed(f"no route names broker {broker_name}", broker_name)
-        if from_where == CONSUME_FROM_TIMESTAMP and not is_retry:
+        if isinstance(start_from, datetime) and not is_retry:
             return await self._client.api.search_offset(
-                address, topic, queue_id, self._options.consume_timestamp_ms, broker_name=broker_name
+                address, topic, queue_id, start_time_ms(start_from), broker_name=broker_name
             )
         end = await self._client.api.max_offset(address, topic, queue_id, broker_name=broker_name)
-        if end and not decides_itself(from_where):
+        if end and not decides_itself(start_from):
             # The first message may have arrived after the broker answered that the group has no offset.
             committed = await self.offset_store.read(queue, only_committed=False)
         return end if committed is None else committed

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues
@@ -18,19 +19,19 @@ from gantrymq.client.consuming.assignment import (
     not_assigned,
     of_user,
 )
-from gantrymq.client.consuming.consume_from_where import name_for_brokers
 from gantrymq.client.consuming.consumer_context import ConsumerContext
 from gantrymq.client.consuming.offset_store import BrokerOffsetStore, LocalOffsetStore, OffsetStore
 from gantrymq.client.consuming.options import ConsumerOptions, PullingOptions
 from gantrymq.client.consuming.rebalancer import Assign, Share, ShareAll, ShareInGroup
+from gantrymq.client.consuming.start_position import name_for_brokers
 from gantrymq.client.failure_log import FailureLog
 from gantrymq.client.lifecycle import Lifecycle
 from gantrymq.client.namespace import without_namespace, wrap_namespace
-from gantrymq.errors import IllegalMessage
+from gantrymq.errors import ClientError, IllegalMessage
 from gantrymq.protocol.bodies.heartbeat import (
     BROADCASTING,
     CLUSTERING,
-    EXPRESSION_TAG,
+    EXPRESSION_SQL92,
     SUBSCRIBE_ALL,
     ConsumerData,
     SubscriptionData,
@@ -41,6 +42,25 @@ from gantrymq.remoting.connection import RequestHandler
 
 #: Default group of Java's consumers (`MixAll.DEFAULT_CONSUMER_GROUP`).
 DEFAULT_CONSUMER_GROUP = "DEFAULT_CONSUMER"
+
+
+class MessageFilter(TypedDict, total=False):
+    """The keyword arguments of `subscribe` that select messages."""
+
+    tags: str | None
+    sql: str | None
+
+
+def new_subscription(wire_topic: str, tags: str | None, sql: str | None) -> SubscriptionData:
+    """Returns a subscription to the messages with these tags or with this condition. Raises ClientError."""
+    for name, value in (("tags", tags), ("sql", sql)):
+        if not isinstance(value, str | None):
+            raise ClientError(f"{name}={value!r}: must be a string or None")
+    if sql is None:
+        return SubscriptionData.parse(wire_topic, SUBSCRIBE_ALL if tags is None else tags)
+    if tags is not None:
+        raise ClientError("tags and sql exclude each other: add the tags to the condition, sql=\"TAGS = 'a' AND ...\"")
+    return SubscriptionData.parse(wire_topic, sql, EXPRESSION_SQL92)
 
 
 class GroupConsumer(Lifecycle):
@@ -59,23 +79,24 @@ class GroupConsumer(Lifecycle):
         #: Keyed by topic with its namespace.
         self._subscriptions: dict[str, SubscriptionData] = {}
 
-    def subscribe(self, topic: str, expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG) -> None:
-        """Subscribes to a topic, or changes its expression. A running consumer restarts the topic.
+    def subscribe(self, topic: str, *, tags: str | None = None, sql: str | None = None) -> None:
+        """Subscribes to a topic, or changes the filter of a subscription. A running consumer restarts the topic.
 
         All consumers of a group must have the same subscriptions.
 
         Args:
             topic: Name of the topic.
-            expression: `*` for all messages, tags separated by `||`, or an SQL92 condition. Default: `*`.
-            expression_type: `TAG` or `SQL92`. Default: `TAG`.
+            tags: Tags of the messages to receive, separated by `||`. Default: all messages.
+            sql: An SQL92 condition on the properties of the messages to receive. Excludes `tags`.
 
         Raises:
             IllegalMessage: The topic has an invalid name.
+            ClientError: Both `tags` and `sql` are given, or one of them is invalid.
         """
         wire_topic = self._wire_topic(topic)
         if problem := topic_problem(wire_topic):
             raise IllegalMessage(problem)
-        self._subscriptions[wire_topic] = SubscriptionData.parse(wire_topic, expression, expression_type)
+        self._subscriptions[wire_topic] = new_subscription(wire_topic, tags, sql)
         self._subscription_changed(wire_topic)
 
     def unsubscribe(self, topic: str) -> None:
@@ -101,7 +122,7 @@ class GroupConsumer(Lifecycle):
             group_data=consumer_data,
             handlers=handlers,
             ssl_context=self._options.ssl_context,
-            hooks=self._options.hooks,
+            hooks=self._options.rpc_hooks,
             instance_name=instance_name,
             unit_name=self._options.unit_name,
             on_error=self._options.on_error,
@@ -146,7 +167,7 @@ class PullingConsumer(GroupConsumer):
             self._wire_group,
             consume_type,
             BROADCASTING if self._broadcasting else CLUSTERING,
-            name_for_brokers(self._options.consume_from_where),
+            name_for_brokers(self._options.start_from),
             list(self._subscriptions.values()),
             self._options.unit_mode,
         )

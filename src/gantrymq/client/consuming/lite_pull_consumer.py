@@ -15,7 +15,7 @@ from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues
 from gantrymq.client.consuming.assignment import Health
 from gantrymq.client.consuming.consume_hooks import receiving
-from gantrymq.client.consuming.consumer_base import PullingConsumer
+from gantrymq.client.consuming.consumer_base import PullingConsumer, new_subscription
 from gantrymq.client.consuming.consumer_relay import Consumer, ConsumerRelay
 from gantrymq.client.consuming.introduction import check_expression, introduce
 from gantrymq.client.consuming.large_bodies import make_ready
@@ -26,9 +26,6 @@ from gantrymq.client.options import takes
 from gantrymq.errors import ClientClosed, ClientError, ConnectFailed
 from gantrymq.protocol.bodies.heartbeat import (
     CONSUME_ACTIVELY,
-    EXPRESSION_TAG,
-    SUBSCRIBE_ALL,
-    SubscriptionData,
 )
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
@@ -69,10 +66,10 @@ class LitePullConsumer(PullingConsumer):
         self._is_polling = False
         self._arrival: asyncio.Future[None] | None = None
 
-    def subscribe(self, topic: str, expression: str = SUBSCRIBE_ALL, expression_type: str = EXPRESSION_TAG) -> None:
+    def subscribe(self, topic: str, *, tags: str | None = None, sql: str | None = None) -> None:
         if self._parts is not None and self._parts.rebalancer is None:
             raise ClientError("this consumer's queues are assigned by hand: subscribe before the start to share them")
-        super().subscribe(topic, expression, expression_type)
+        super().subscribe(topic, tags=tags, sql=sql)
 
     async def _open(self, stack: AsyncExitStack) -> None:
         """Joins the group if there are subscriptions. Returns before the first queue is assigned."""
@@ -133,37 +130,31 @@ class LitePullConsumer(PullingConsumer):
         """The assigned queues."""
         return {self._user_queue(queue) for queue in self._parts.queues.queues} if self._parts else set()
 
-    async def assign(
-        self,
-        queues: Iterable[MessageQueue],
-        expression: str = SUBSCRIBE_ALL,
-        expression_type: str = EXPRESSION_TAG,
-    ) -> None:
+    async def assign(self, queues: Iterable[MessageQueue], *, tags: str | None = None, sql: str | None = None) -> None:
         """Assigns exactly these queues, starting at the group's offsets. Cannot be combined with `subscribe`.
 
         Args:
             queues: Queues to read.
-            expression: Filter, as for `subscribe`. Default: `*`.
-            expression_type: `TAG` or `SQL92`. Default: `TAG`.
+            tags: Tags of the messages to receive, separated by `||`. Default: all messages.
+            sql: An SQL92 condition on the properties of the messages to receive. Excludes `tags`.
 
         Raises:
-            ClientError: The consumer has subscriptions.
-            BrokerError: A broker rejects the expression.
+            ClientError: The consumer has subscriptions, or the filter is invalid.
+            BrokerError: A broker rejects the condition.
         """
         parts = self._started()
         if parts.rebalancer is not None:
             raise ClientError("queues are shared out in the group after `subscribe`: they can't be assigned by hand")
         wanted = {self._wire_queue(queue) for queue in queues}
-        topics = {queue.topic for queue in wanted}
-        for topic in topics:
+        subscriptions = {queue.topic: new_subscription(queue.topic, tags, sql) for queue in wanted}
+        for topic, subscription in subscriptions.items():
             await parts.client.routes.get(topic)
-            subscription = SubscriptionData.parse(topic, expression, expression_type)
             await check_expression(parts.client, self._wire_group, subscription)
             known = self._subscriptions.get(topic)
-            if known is None or (known.sub_string, known.expression_type) != (expression, expression_type):
+            if known is None or known.filter != subscription.filter:
                 await parts.queues.assign(topic, set())
                 self._subscriptions[topic] = subscription
-        for topic in topics | {queue.topic for queue in parts.queues.queues}:
+        for topic in subscriptions.keys() | {queue.topic for queue in parts.queues.queues}:
             await parts.queues.assign(topic, {queue for queue in wanted if queue.topic == topic})
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:

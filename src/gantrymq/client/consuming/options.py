@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from gantrymq.client.consuming.assignment import ErrorCallback, QueuesCallback
-from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
 from gantrymq.client.consuming.consume_hooks import ReceiveHook
 from gantrymq.client.consuming.process_queue import FlowLimits
 from gantrymq.client.consuming.rebalance import AllocateStrategy, allocate_averagely
+from gantrymq.client.consuming.start_position import StartFrom, check_start
 from gantrymq.client.options import ClientOptions, option
-from gantrymq.errors import ClientError, IllegalMessage
+from gantrymq.errors import IllegalMessage
 from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_LAST_OFFSET
 from gantrymq.protocol.compression import MAX_DECOMPRESSED_SIZE
 from gantrymq.protocol.topic_name import group_problem
 
-FROM_WHERE_DOC = (
-    "Where a group begins that has no offset of a queue: CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_END, "
-    "CONSUME_FROM_FIRST_OFFSET or CONSUME_FROM_TIMESTAMP."
+START_FROM_DOC = (
+    'Where a group begins that has no offset of a queue: "earliest" (the first message), "latest" (the end of the '
+    "queue), a datetime (the first message stored then or later), or CONSUME_FROM_LAST_OFFSET (as Java's clients: the "
+    "end, or the beginning of a young queue)."
 )
 RECEIVE_HOOKS_DOC = "Called after each call that asks for messages."
 
@@ -29,7 +29,7 @@ RECEIVE_HOOKS_DOC = "Called after each call that asks for messages."
 class ConsumerOptions(ClientOptions):
     """Options of all consumers."""
 
-    consume_from_where: ConsumeFromWhere = option(CONSUME_FROM_LAST_OFFSET, FROM_WHERE_DOC)
+    start_from: StartFrom = option(CONSUME_FROM_LAST_OFFSET, START_FROM_DOC)
     max_body_size: int = option(
         MAX_DECOMPRESSED_SIZE,
         "Largest decompressed body, bytes. Reading the `body` of a message that exceeds it raises CompressionError.",
@@ -40,18 +40,13 @@ class ConsumerOptions(ClientOptions):
         ClientOptions._check(self)
         if problem := group_problem(self.wire_group):
             raise IllegalMessage(problem)
-        if self.consume_from_where not in get_args(ConsumeFromWhere):
-            known = ", ".join(get_args(ConsumeFromWhere))
-            raise ClientError(f"consume_from_where={self.consume_from_where!r}: must be one of {known}")
+        check_start(self.start_from)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullingOptions(ConsumerOptions):
     """Options of the consumers that pull queues."""
 
-    consume_timestamp_ms: int = option(
-        0, "Time of CONSUME_FROM_TIMESTAMP: the group begins at the first message stored then or later, ms since 1970."
-    )
     # Java's consumers request 32 and 10, and its broker sends at most 32. Brokers of this project send bulk readers
     # as many as requested. Consumers are nearly twice as fast with 256 as with 32, and no faster with 1024.
     pull_batch_size: int = option(256, "Most messages of one pull.", minimum=1, maximum=1024)

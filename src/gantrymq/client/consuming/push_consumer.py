@@ -120,7 +120,7 @@ class PushConsumer(PullingConsumer):
 
     Example:
         consumer = PushConsumer("127.0.0.1:9876", "group", handle)
-        consumer.subscribe("topic", "TagA || TagB")
+        consumer.subscribe("topic", tags="TagA || TagB")
         async with consumer:
             await asyncio.Event().wait()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gantrymq import __version__
+from gantrymq.client.credentials import Credentials
 from gantrymq.client.doctor.checks import check_brokers, check_name_servers
 from gantrymq.client.doctor.finding import Finding, Severity, ok
 from gantrymq.client.doctor.group_checks import check_groups
@@ -16,7 +17,6 @@ from gantrymq.client.doctor.rights import check_rights
 from gantrymq.client.doctor.topic_checks import check_auto_creation, check_topic
 from gantrymq.errors import ClientError
 from gantrymq.protocol.codes import PROTOCOL_VERSION
-from gantrymq.remoting.connection import RpcHook
 from gantrymq.system import tls
 
 
@@ -26,10 +26,10 @@ async def diagnose(
     *,
     group: str | None = None,
     ssl_context: tls.SSLContext | None = None,
-    hooks: Sequence[RpcHook] = (),
+    credentials: Credentials | None = None,
     timeout_ms: int = 3000,
 ) -> list[Finding]:
-    """Checks a cluster as this machine and the user of `hooks` see it.
+    """Checks a cluster as this machine and the user of `credentials` see it.
 
     Unreachable servers are findings, not errors.
 
@@ -38,7 +38,7 @@ async def diagnose(
         topic: Also checks whether this topic can be used.
         group: Checks only this consumer group: members, subscriptions, lag. Of the servers, only faults are reported.
         ssl_context: Encrypts the connections.
-        hooks: Called around each request, for example an `AclHook`.
+        credentials: Keys that sign each request.
         timeout_ms: Timeout of each request, ms. Default: 3000.
 
     Returns:
@@ -52,7 +52,9 @@ async def diagnose(
     if not name_servers:
         raise ClientError("no NameServer given: pass at least one HOST:PORT")
     unique = list(dict.fromkeys(name_servers))
-    seen = await observe(unique, topic, group=group, ssl_context=ssl_context, hooks=hooks, timeout_ms=timeout_ms)
+    seen = await observe(
+        unique, topic, group=group, ssl_context=ssl_context, credentials=credentials, timeout_ms=timeout_ms
+    )
     return judge(seen)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from gantrymq.background.failures import JobFailures
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.credentials import Credentials
 from gantrymq.client.doctor.groups_seen import MAX_GROUPS, GroupSeen, dead_letter_counts, groups_seen
 from gantrymq.client.doctor.one_group import OneGroup, observe_group
 from gantrymq.client.doctor.rights import CONFIGURATION, FIGURES, GROUPS, SENDING, send_refusal
@@ -20,7 +21,6 @@ from gantrymq.protocol.bodies.route import MASTER_ID, ClusterInfo, TopicRouteDat
 from gantrymq.protocol.bodies.topic_config import PERM_WRITE, TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, DLQ_TOPIC_PREFIX
-from gantrymq.remoting.connection import RpcHook
 from gantrymq.system import clock, tls
 
 #: Brokers that are requested at the same time.
@@ -126,17 +126,17 @@ async def observe(
     *,
     group: str | None = None,
     ssl_context: tls.SSLContext | None,
-    hooks: Sequence[RpcHook],
+    credentials: Credentials | None,
     timeout_ms: int,
 ) -> Observation:
     """Sends requests to all servers, each with the timeout `timeout_ms`. With `group`, other groups are left out."""
     seen = Observation(
         topic,
         await asyncio.gather(
-            *(_name_server(address, topic, ssl_context, hooks, timeout_ms) for address in name_servers)
+            *(_name_server(address, topic, ssl_context, credentials, timeout_ms) for address in name_servers)
         ),
         over_tls=ssl_context is not None,
-        is_signed=bool(hooks),
+        is_signed=credentials is not None,
     )
     found = {
         (broker.cluster, name, broker_id, address): None
@@ -151,7 +151,7 @@ async def observe(
             await _ask_broker(admin, broker, topic)
         return broker
 
-    async with AdminClient(ssl_context=ssl_context, hooks=hooks, timeout_ms=timeout_ms) as admin:
+    async with AdminClient(ssl_context=ssl_context, credentials=credentials, timeout_ms=timeout_ms) as admin:
         seen.brokers = await asyncio.gather(*(ask(admin, BrokerSeen(*identity)) for identity in found))
         seen.unregistered = await asyncio.gather(*(ask(admin, broker) for broker in _unregistered(seen.brokers)))
         for broker in seen.brokers:
@@ -160,7 +160,7 @@ async def observe(
                     refusal = await send_refusal(admin, broker.address, topic)
                     if refusal is not None:
                         broker.refusals[SENDING] = refusal
-    await _look_at_groups(seen, group, ssl_context, hooks, timeout_ms)
+    await _look_at_groups(seen, group, ssl_context, credentials, timeout_ms)
     return seen
 
 
@@ -191,7 +191,7 @@ async def _look_at_groups(
     seen: Observation,
     group: str | None,
     ssl_context: tls.SSLContext | None,
-    hooks: Sequence[RpcHook],
+    credentials: Credentials | None,
     timeout_ms: int,
 ) -> None:
     masters = [broker for broker in seen.brokers if broker.is_master and broker.error is None]
@@ -199,7 +199,7 @@ async def _look_at_groups(
     if not masters or (seen.topic is not None and not has_topic):
         return
     servers = [server.address for server in seen.answering]
-    async with AdminClient(servers, ssl_context=ssl_context, hooks=hooks, timeout_ms=timeout_ms) as admin:
+    async with AdminClient(servers, ssl_context=ssl_context, credentials=credentials, timeout_ms=timeout_ms) as admin:
         try:
             if group is not None:
                 seen.group = await observe_group(admin, group, {broker.address: broker.name for broker in masters})
@@ -239,10 +239,14 @@ def _note(broker: BrokerSeen, what: str, error: BrokerError) -> None:
 
 
 async def _name_server(
-    address: str, topic: str | None, ssl_context: tls.SSLContext | None, hooks: Sequence[RpcHook], timeout_ms: int
+    address: str,
+    topic: str | None,
+    ssl_context: tls.SSLContext | None,
+    credentials: Credentials | None,
+    timeout_ms: int,
 ) -> NameServerSeen:
     seen = NameServerSeen(address)
-    async with AdminClient([address], ssl_context=ssl_context, hooks=hooks, timeout_ms=timeout_ms) as admin:
+    async with AdminClient([address], ssl_context=ssl_context, credentials=credentials, timeout_ms=timeout_ms) as admin:
         try:
             seen.cluster = await admin.cluster_info()
             with suppress(BrokerError, PartialFailure):

@@ -59,7 +59,7 @@ def check_rights(seen: Observation) -> Iterator[Finding]:
                 what,
                 "it wants to know who asks, and the requests had no access key.",
                 "Give --acl-config FILE with accessKey and secretKey (a context remembers it); programs: "
-                "hooks=[AclHook(access_key, secret_key)].",
+                "credentials=Credentials(access_key, secret_key).",
             )
             continue
         grant = (

@@ -20,13 +20,14 @@ from gantrymq.client.consuming.consumer_context import ConsumerContext
 from gantrymq.client.consuming.handler_pool import HandlerPool, MessageHandler, handler_pool, is_coroutine_handler
 from gantrymq.client.consuming.log_texts import failed_attempt
 from gantrymq.client.consuming.short_polls import ShortPolls
+from gantrymq.client.consuming.start_position import EARLIEST
 from gantrymq.client.lifecycle import Deadline
 from gantrymq.client.options import Options, documented, option
 from gantrymq.client.popping.pop_api import PopApi, handle_of
 from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage
 from gantrymq.logs import peer_log
 from gantrymq.protocol.bodies.consumer import PopProcessQueueInfo
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, EXPRESSION_TAG, SubscriptionData
+from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SubscriptionData
 from gantrymq.protocol.headers.pop import INIT_FROM_MAX, INIT_FROM_MIN, PopMessageRequestHeader
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.system import clock
@@ -111,7 +112,7 @@ class PoppedQueues:
         self._api = PopApi(context.client, context.group, context.options.max_body_size)
         self._subscriptions = context.subscriptions
         self._options = options
-        from_first = context.options.consume_from_where == CONSUME_FROM_FIRST_OFFSET
+        from_first = context.options.start_from == EARLIEST
         self._init_mode = INIT_FROM_MIN if from_first else INIT_FROM_MAX
         self._max_reconsume_times = max_reconsume_times
         self._prepare = prepare

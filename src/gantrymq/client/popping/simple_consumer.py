@@ -9,16 +9,17 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import datetime
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere, name_for_brokers
 from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.consuming.introduction import introduce
 from gantrymq.client.consuming.large_bodies import make_ready
-from gantrymq.client.consuming.options import FROM_WHERE_DOC, RECEIVE_HOOKS_DOC, ConsumerOptions
+from gantrymq.client.consuming.options import RECEIVE_HOOKS_DOC, START_FROM_DOC, ConsumerOptions
 from gantrymq.client.consuming.short_polls import ShortPolls
+from gantrymq.client.consuming.start_position import EARLIEST, StartFrom, name_for_brokers
 from gantrymq.client.failover import is_role_change
 from gantrymq.client.options import option, takes
 from gantrymq.client.popping.pop_api import PopApi
@@ -34,7 +35,7 @@ from gantrymq.errors import (
     RequestTimeout,
 )
 from gantrymq.logs import peer_log
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_FIRST_OFFSET, CONSUME_POP, EXPRESSION_TAG, ConsumerData
+from gantrymq.protocol.bodies.heartbeat import CONSUME_POP, EXPRESSION_TAG, ConsumerData
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.pop import INIT_FROM_MAX, INIT_FROM_MIN, PopMessageRequestHeader
@@ -70,8 +71,13 @@ _BUSY_DELAY_S = 0.5
 class SimpleConsumerOptions(ConsumerOptions):
     """Options of `SimpleConsumer`."""
 
-    consume_from_where: ConsumeFromWhere = option(CONSUME_FROM_FIRST_OFFSET, FROM_WHERE_DOC)
+    start_from: StartFrom = option(EARLIEST, START_FROM_DOC + " Brokers do not offer a time here.")
     receive_hooks: Sequence[ReceiveHook] = option((), RECEIVE_HOOKS_DOC)
+
+    def _check(self) -> None:
+        ConsumerOptions._check(self)
+        if isinstance(self.start_from, datetime):
+            raise ClientError("start_from: a SimpleConsumer starts at 'earliest' or 'latest', not at a time")
 
 
 class SimpleConsumer(GroupConsumer):
@@ -103,7 +109,7 @@ class SimpleConsumer(GroupConsumer):
         data = ConsumerData(
             self._wire_group,
             CONSUME_POP,
-            consume_from_where=name_for_brokers(self._options.consume_from_where),
+            consume_from_where=name_for_brokers(self._options.start_from),
             subscription_data_set=list(self._subscriptions.values()),
             unit_mode=self._options.unit_mode,
         )
@@ -265,7 +271,7 @@ class SimpleConsumer(GroupConsumer):
             invisible_time=invisible_ms,
             poll_time=poll_ms,
             born_time=now_ms(),
-            init_mode=INIT_FROM_MIN if self._options.consume_from_where == CONSUME_FROM_FIRST_OFFSET else INIT_FROM_MAX,
+            init_mode=INIT_FROM_MIN if self._options.start_from == EARLIEST else INIT_FROM_MAX,
             exp_type=subscription.expression_type,
             exp=subscription.sub_string,
             order=False,

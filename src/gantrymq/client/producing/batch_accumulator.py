@@ -105,10 +105,10 @@ class BatchAccumulator:
             await waiter
 
     async def flush(self) -> None:
-        """Sends all open batches. Returns when each one has a response or has failed."""
+        """Sends all open batches. Returns when all messages that were added before have a result or an error."""
         for batch in list(self._open.values()):
             self._start(batch)
-        await self._under_way.wait()
+        await self._under_way.wait_for_running()
 
     async def close(self, timeout_s: float) -> None:
         """Flushes for at most `timeout_s` seconds, then cancels the rest.

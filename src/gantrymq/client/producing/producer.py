@@ -19,7 +19,7 @@ from gantrymq.client.options import takes
 from gantrymq.client.producing.batch_accumulator import BatchAccumulator, BatchKey
 from gantrymq.client.producing.message_encoder import NOT_IN_A_BATCH, EncodedMessage, Encoder, may_be_batched
 from gantrymq.client.producing.options import ProducerOptions, whole_ms
-from gantrymq.client.producing.queue_selector import QueueSelector
+from gantrymq.client.producing.queue_selector import QueueSelector, queue_by_hash
 from gantrymq.client.producing.request_reply import Requests, reply_topic
 from gantrymq.client.producing.send_hook import HookedSends
 from gantrymq.client.producing.sender import Sender
@@ -34,6 +34,7 @@ from gantrymq.errors import (
     RequestTimeout,
     RouteNotReady,
 )
+from gantrymq.protocol import properties as names
 from gantrymq.protocol.bodies.heartbeat import ProducerData
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.headers.timer import RecallMessageRequestHeader
@@ -84,7 +85,7 @@ class Producer(Lifecycle):
             group_data=ProducerData(self.group),
             handlers=self.handlers(),
             ssl_context=options.ssl_context,
-            hooks=options.hooks,
+            hooks=options.rpc_hooks,
             unit_name=options.unit_name,
         )
         stack.callback(self._forget, client)
@@ -128,14 +129,24 @@ class Producer(Lifecycle):
     # -- sending ------------------------------------------------------------------------------------------------
 
     async def send(
-        self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+        self,
+        message: Message,
+        timeout_ms: int = TIMEOUT_MS,
+        queue: MessageQueue | None = None,
+        *,
+        select: QueueSelector | None = None,
     ) -> SendResult:
         """Stores `message` in a broker.
+
+        The client uses the queues of the topic in turn. If the message has a `sharding_key`, its hash code selects the
+        queue. A send to a selected queue is not retried on another broker. It is only retried while the broker's master
+        changes.
 
         Args:
             message: Message to send.
             timeout_ms: Timeout for all attempts together, ms. Default: 3000.
-            queue: Queue to send to. By default the client picks one.
+            queue: Queue to send to. Default: the client selects one.
+            select: Called with the topic's writable queues and the message. Returns one of the queues.
 
         Returns:
             The result. Its status is SEND_OK. Without a controller, another status is possible: the master has the
@@ -145,6 +156,7 @@ class Producer(Lifecycle):
             SendOutcomeUnknown: The message may be stored. If `status` is set, the master has the message, but the
                 in-sync set (of a broker with a controller) has not confirmed it.
             IllegalMessage: The message is invalid and not stored.
+            ClientError: `select` fails, or returns something else than one of the queues.
             NoRouteInfo: The topic has no route.
             BrokerUnavailable: No broker of the topic has a master at present.
             BrokerError: The broker rejected the message.
@@ -152,6 +164,12 @@ class Producer(Lifecycle):
         """
         if type(timeout_ms) is not int or timeout_ms < 0:
             timeout_ms = whole_ms(timeout_ms)
+        if select is not None:
+            if queue is not None:
+                raise ClientError("queue and select exclude each other: give one of them")
+            deadline = clock.monotonic() + timeout_ms / 1000
+            queue = await self._selected(message, select, timeout_ms)
+            timeout_ms = max(1, int((deadline - clock.monotonic()) * 1000))
         if self._batches is not None and may_be_batched(message):
             return await (await self.enqueue(message, timeout_ms, queue))
         self._check_open()
@@ -162,13 +180,24 @@ class Producer(Lifecycle):
     ) -> SendResult:
         """Sends like `send`, but never in a batch."""
         self._check_open()
-        timeout_ms = whole_ms(timeout_ms)
-        return await self._send_one(message, timeout_ms, queue)
+        return await self._send_one(message, whole_ms(timeout_ms), queue)
 
     def _send_one(
         self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> Coroutine[Any, Any, SendResult]:
         """Sends one message. Also works during the close, for traces."""
+        if queue is None and names.SHARDING_KEY in message.properties:
+            return self._send_by_key(message, timeout_ms)
+        return self._send_to(message, timeout_ms, queue)
+
+    async def _send_by_key(self, message: Message, timeout_ms: int) -> SendResult:
+        deadline = clock.monotonic() + timeout_ms / 1000
+        queue = await self._queue_of_key([message], timeout_ms)
+        return await self._send_to(message, max(1, int((deadline - clock.monotonic()) * 1000)), queue)
+
+    def _send_to(
+        self, message: Message, timeout_ms: int, queue: MessageQueue | None
+    ) -> Coroutine[Any, Any, SendResult]:
         topic = self._topic(message, queue)
         if self._hooked.any and topic != self._trace_topic:
             return self._send_with_hooks(
@@ -181,12 +210,15 @@ class Producer(Lifecycle):
     ) -> SendResult:
         """Stores messages of one topic in one queue, in one request.
 
-        The broker stores either all messages or none. Raises the errors of `send`.
+        The broker stores either all messages or none. Raises the errors of `send`, and IllegalMessage if the sharding
+        keys of the messages select several queues and `queue` is not given.
         """
         self._check_open()
         timeout_ms = whole_ms(timeout_ms)
         if not messages:
             raise IllegalMessage("a batch needs at least one message")
+        if queue is None:
+            queue = await self._queue_of_key(messages, timeout_ms)
         topic = self._topic(messages[0], queue)
         if self._hooked.any:
             return await self._send_with_hooks(
@@ -206,7 +238,7 @@ class Producer(Lifecycle):
         Args:
             message: Message to send.
             timeout_ms: Timeout from the send of the batch, ms. Default: 3000.
-            queue: Queue to send to. By default the client picks one.
+            queue: Queue to send to. Default: the client selects one, as in `send`.
 
         Raises:
             ClientError: The producer has no `linger_ms`.
@@ -222,6 +254,8 @@ class Producer(Lifecycle):
         properties, context = message.properties, None
         if not may_be_batched(message):
             raise IllegalMessage(NOT_IN_A_BATCH)
+        if queue is None and names.SHARDING_KEY in properties:
+            queue = await self._queue_of_key([message], timeout_ms)
         if self._hooked.any:
             context = self._hooked.begin([message])
             properties = context.properties[0]
@@ -233,8 +267,20 @@ class Producer(Lifecycle):
             await batches.wait_for_space()
         return future
 
+    async def flush(self) -> None:
+        """Sends all open batches at once, and waits until each message in a batch has a result or an error.
+
+        It does not wait for messages that are added after the call. It raises no errors of sends: the futures of
+        `enqueue` and the calls of `send` have them. Without `linger_ms` there are no batches, and it has no effect.
+        """
+        self._check_open()
+        if self._batches is not None:
+            await self._batches.flush()
+
     async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
         """Sends a message without a response. The result is unknown, and there are no retries."""
+        if queue is None and names.SHARDING_KEY in message.properties:
+            queue = await self._queue_of_key([message], TIMEOUT_MS)
         topic, sender = self._topic(message, queue), self.sender
         context = self._hooked.begin([message]) if self._hooked.any and topic != self._trace_topic else None
         properties = message.properties if context is None else context.properties[0]
@@ -252,36 +298,6 @@ class Producer(Lifecycle):
         finally:
             if context is not None:
                 self._hooked.end(context)
-
-    async def send_with(
-        self, message: Message, selector: QueueSelector, arg: Any = None, timeout_ms: int = TIMEOUT_MS
-    ) -> SendResult:
-        """Stores `message` in the queue that `selector` returns.
-
-        A failed send is not retried, because the selector would pick the same queue. The exception is a broker that
-        reports another master.
-
-        Args:
-            message: Message to send.
-            selector: Called with the topic's writable queues, the message and `arg`. Returns one of the queues.
-            arg: Passed to the selector, for example a key. Default: None.
-            timeout_ms: Timeout, ms. Default: 3000.
-
-        Raises:
-            ClientError: The selector fails, or returns something else than one of the queues.
-            GantryError: As for `send`.
-        """
-        deadline = clock.monotonic() + whole_ms(timeout_ms) / 1000
-        queues = await self._queues(message.topic, timeout_ms)
-        try:
-            queue = selector(queues, message, arg)
-        except GantryError:
-            raise
-        except Exception as e:
-            raise ClientError(f"the selector of a queue for topic {message.topic} failed: {e!r}") from e
-        if not isinstance(queue, MessageQueue) or queue not in queues:
-            raise ClientError(f"the selector returned {queue!r}, which is no writable queue of topic {message.topic!r}")
-        return await self.send(message, max(1, int((deadline - clock.monotonic()) * 1000)), queue)
 
     async def request(self, message: Message, timeout_ms: int = TIMEOUT_MS) -> MessageExt:
         """Sends `message` as a request and returns the consumer's reply, which `reply_message` creates.
@@ -424,6 +440,33 @@ class Producer(Lifecycle):
         if queue is not None and queue.topic != topic:
             raise IllegalMessage(f"a message of topic {topic} can't go to a queue of {queue.topic}")
         return wrap_namespace(self.namespace, topic) if self.namespace else topic
+
+    async def _selected(self, message: Message, select: QueueSelector, timeout_ms: int) -> MessageQueue:
+        """Returns the queue that `select` returns. Raises ClientError if it fails or returns something else."""
+        queues = await self._queues(message.topic, timeout_ms)
+        try:
+            queue = select(queues, message)
+        except GantryError:
+            raise
+        except Exception as e:
+            raise ClientError(f"the selector of a queue for topic {message.topic} failed: {e!r}") from e
+        if not isinstance(queue, MessageQueue) or queue not in queues:
+            raise ClientError(f"the selector returned {queue!r}, which is no writable queue of topic {message.topic!r}")
+        return queue
+
+    async def _queue_of_key(self, messages: Sequence[Message], timeout_ms: int) -> MessageQueue | None:
+        """Returns the queue of the messages' sharding keys, or None without keys.
+
+        Raises IllegalMessage if there are several queues.
+        """
+        keys = {key for message in messages if (key := message.sharding_key)}
+        if not keys:
+            return None
+        queues = await self._queues(messages[0].topic, timeout_ms)
+        found = {queue_by_hash(key, queues) for key in keys}
+        if len(found) > 1:
+            raise IllegalMessage("the sharding keys of a batch select several queues: send a batch for each of them")
+        return found.pop()
 
     def _with_namespace(self, queue: MessageQueue | None) -> MessageQueue | None:
         if queue is None or not self.namespace:

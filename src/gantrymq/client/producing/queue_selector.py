@@ -1,4 +1,4 @@
-"""Queue selectors for `Producer.send_with` (`client/producer/selector/*`)."""
+"""Queue selectors for `Producer.send` (`client/producer/selector/*`)."""
 
 from __future__ import annotations
 
@@ -13,28 +13,38 @@ from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.message import Message, MessageQueue
 from gantrymq.system import randomness
 
-#: Picks one of a topic's writable queues for a message. The last argument is the `arg` of `send_with`.
-QueueSelector = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
+#: Picks one of a topic's writable queues for a message: the `select` of `Producer.send`.
+QueueSelector = Callable[[Sequence[MessageQueue], Message], MessageQueue]
 
 
-def select_by_hash(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
-    """Picks one of the `queues` by the hash code of `arg`, as Java's SelectMessageQueueByHash does.
+def select_by_hash(key: Any) -> QueueSelector:
+    """Returns a selector by the hash code of `key`, as Java's SelectMessageQueueByHash.
 
-    Messages with equal values go to the same queue.
+    Messages with equal keys go to the same queue. A message with a `sharding_key` needs no selector.
 
     Types: str as Java's String, bool as Boolean, float as Double, int as Integer, or as Long if it is too large. Other
     values are hashed by their text. A negative number has a different hash code as a Long: if the Java programs use
     Long, pass `ctypes.c_int64(number)`.
 
     Raises:
-        ClientError: `arg` is None.
+        ClientError: `key` is None.
     """
+    hash_code = _hash_code(key)
+    return lambda queues, message: _at(queues, hash_code)
+
+
+def queue_by_hash(key: str, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """Returns the queue for messages with the sharding key `key`."""
+    return _at(queues, string_hash_code(key))
+
+
+def _at(queues: Sequence[MessageQueue], hash_code: int) -> MessageQueue:
     # Java's % keeps the sign of the dividend, and the Java selector takes the absolute value.
-    return queues[abs(_hash_code(arg)) % len(queues)]
+    return queues[abs(hash_code) % len(queues)]
 
 
-def select_randomly(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
-    """Picks one of the `queues` at random. `arg` is ignored."""
+def select_randomly(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
+    """A selector that picks one of the `queues` at random."""
     return randomness.choice(queues)
 
 
@@ -44,7 +54,7 @@ def select_by_machine_room(rooms: Collection[str]) -> QueueSelector:
     Java's class of this name never picks a queue. The selector raises ClientError if no queue is in `rooms`.
     """
 
-    def select(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
+    def select(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
         near = [queue for queue in queues if queue.broker_name.partition("@")[0] in rooms]
         if not near:
             raise ClientError(f"topic {message.topic} has no queue on a broker in {', '.join(rooms)} (ROOM@NAME)")

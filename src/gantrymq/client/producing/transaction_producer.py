@@ -47,11 +47,16 @@ CHECK_CONCURRENCY = 8
 
 
 class LocalTransactionState(Enum):
-    """Result of a local transaction. After UNKNOW (Java's spelling) the broker checks it again later."""
+    """Result of a local transaction. If it is UNKNOWN, the broker checks the transaction again later."""
 
     COMMIT_MESSAGE = sys_flag.TRANSACTION_COMMIT
     ROLLBACK_MESSAGE = sys_flag.TRANSACTION_ROLLBACK
-    UNKNOW = 0
+    UNKNOWN = 0
+
+    @property
+    def java_name(self) -> str:
+        """Java's name of the state, which traces contain."""
+        return "UNKNOW" if self is LocalTransactionState.UNKNOWN else self.name
 
 
 class TransactionListener(Protocol):
@@ -62,11 +67,11 @@ class TransactionListener(Protocol):
     ) -> LocalTransactionState | Awaitable[LocalTransactionState]:
         """Runs the local transaction after the half message is stored. `arg` is that of `send_in_transaction`.
 
-        `message.properties["UNIQ_KEY"]` identifies it: a check has it as `msg_id`. An exception counts as UNKNOW.
+        `message.properties["UNIQ_KEY"]` identifies it: a check has it as `msg_id`. An exception counts as UNKNOWN.
         """
 
     def check_local_transaction(self, message: MessageExt) -> LocalTransactionState | Awaitable[LocalTransactionState]:
-        """Returns the state of a transaction that the broker has no result for. An exception counts as UNKNOW."""
+        """Returns the state of a transaction that the broker has no result for. An exception counts as UNKNOWN."""
 
 
 class TransactionSendResult(NamedTuple):
@@ -245,10 +250,10 @@ class TransactionProducer(Producer):
                 state = await asyncio.to_thread(function, *args)
         except Exception as e:
             log.exception("%s of %r failed: the broker will ask for the transaction", function, args[0])
-            return LocalTransactionState.UNKNOW, f"{function.__name__} exception: {e!r}"
+            return LocalTransactionState.UNKNOWN, f"{function.__name__} exception: {e!r}"
         if not isinstance(state, LocalTransactionState):
             log.error("%s of %r returned %r, which is no LocalTransactionState", function, args[0], state)
-            return LocalTransactionState.UNKNOW, None
+            return LocalTransactionState.UNKNOWN, None
         return state, None
 
     def _trace(
@@ -269,7 +274,7 @@ class TransactionProducer(Producer):
             store_host=address,
             message_type=MessageType.TRANSACTION_COMMIT,
             transaction_id=header.transaction_id or "",
-            transaction_state=state.name,
+            transaction_state=state.java_name,
             from_transaction_check=bool(header.from_transaction_check),
         )
         group = without_namespace(self.group, self.namespace)

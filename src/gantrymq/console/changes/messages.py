@@ -72,7 +72,7 @@ async def send_message(view: ClusterView, one: SendMessage) -> str:
         # One click never stores two messages.
         retry_times=0,
         ssl_context=view.settings.ssl_context,
-        hooks=view.hooks,
+        credentials=view.credentials,
     )
     try:
         async with producer:

@@ -22,8 +22,9 @@ from faststream.response.publish_type import PublishType
 from faststream.specification.schema import BrokerSpec
 
 from gantrymq.client.broker_api import SendResult
-from gantrymq.client.consuming.consume_from_where import ConsumeFromWhere
+from gantrymq.client.consuming.consumer_base import MessageFilter
 from gantrymq.client.consuming.push_consumer import CONCURRENCY
+from gantrymq.client.consuming.start_position import StartFrom
 from gantrymq.client.producing.producer import Producer
 from gantrymq.codecs.codec import MessageOptions
 from gantrymq.errors import ClientError, GantryError
@@ -48,7 +49,7 @@ from gantrymq.integrations.faststream.subscriber import (
     RocketMQSubscriberSpecificationConfig,
 )
 from gantrymq.integrations.in_flight import ConnectionOptions
-from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_LAST_OFFSET, EXPRESSION_TAG, SUBSCRIBE_ALL
+from gantrymq.protocol.bodies.heartbeat import CONSUME_FROM_LAST_OFFSET
 from gantrymq.protocol.message import MessageExt
 
 PROTOCOL = "rocketmq"
@@ -92,12 +93,12 @@ class _Registrator(Registrator[MessageExt, RocketMQBrokerConfig]):
         topic: str,
         *,
         group: str = "",
-        expression: str = SUBSCRIBE_ALL,
-        expression_type: str = EXPRESSION_TAG,
+        tags: str | None = None,
+        sql: str | None = None,
         concurrency: int = CONCURRENCY,
         orderly: bool = False,
         max_reconsume_times: int | None = None,
-        consume_from_where: ConsumeFromWhere = CONSUME_FROM_LAST_OFFSET,
+        start_from: StartFrom = CONSUME_FROM_LAST_OFFSET,
         consumer_options: dict[str, Any] | None = None,
         ack_policy: AckPolicy = EMPTY,
         no_reply: bool = False,
@@ -113,21 +114,21 @@ class _Registrator(Registrator[MessageExt, RocketMQBrokerConfig]):
         """Calls the decorated handler with a topic's messages, as a member of `group`.
 
         A group can have only one subscriber. If a handler raises, the message is redelivered, unless `ack_policy` sets
-        another behaviour. The arguments up to `consume_from_where` are those of PushConsumer. `consumer_options`
-        contains further ones. The other arguments are those of all FastStream brokers.
+        another behaviour. `tags` and `sql` are arguments of `subscribe`. The next ones up to `start_from` are
+        those of PushConsumer, and `consumer_options` contains further ones. The other arguments are those of all
+        FastStream brokers.
         """
         outer: Any = self.config
         calls = CallsCollection[MessageExt]()
         subscriber = RocketMQSubscriber(
             topic,
             group,
-            expression,
-            expression_type,
+            MessageFilter(tags=tags, sql=sql),
             {
                 "concurrency": concurrency,
                 "orderly": orderly,
                 "max_reconsume_times": max_reconsume_times,
-                "consume_from_where": consume_from_where,
+                "start_from": start_from,
                 **(consumer_options or {}),
             },
             RocketMQSubscriberConfig(_outer_config=outer, _ack_policy=ack_policy, no_reply=no_reply),
@@ -211,7 +212,7 @@ class RocketMQBroker(_Registrator, BrokerUsecase[MessageExt, Producer, RocketMQB
     Args:
         name_servers: NameServers: HOST:PORT, several separated by `;`. Default: 127.0.0.1:9876.
         producer_group: Group of the producer. Default: faststream.
-        connection: `namespace`, `ssl_context` and `hooks` of the clients.
+        connection: `namespace`, `ssl_context`, `credentials` and `hooks` of the clients.
     """
 
     def __init__(

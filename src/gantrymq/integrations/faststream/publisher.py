@@ -21,7 +21,6 @@ from faststream.specification.schema import Operation, PublisherSpec
 
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.producing.producer import Producer
-from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.client.producing.request_reply import reply_message
 from gantrymq.codecs.codec import MessageOptions
 from gantrymq.integrations.faststream.messages import PublishOptions, RocketMQPublishCommand, decode, parse
@@ -47,8 +46,6 @@ class RocketMQProducer(ProducerProto[RocketMQPublishCommand]):
             reply.properties.update(cmd.properties(content_type))
             return await self.client.send(reply, timeout_ms=cmd.timeout_ms)
         message = cmd.message(body, content_type)
-        if key := cmd.options.get("sharding_key"):
-            return await self.client.send_with(message, select_by_hash, key, timeout_ms=cmd.timeout_ms)
         return await self.client.send(message, timeout_ms=cmd.timeout_ms)
 
     async def request(self, cmd: RocketMQPublishCommand) -> MessageExt:

@@ -19,6 +19,7 @@ from faststream.specification.schema import Message as SchemaMessage
 from faststream.specification.schema import Operation, SubscriberSpec
 
 from gantrymq.background.tasks import Tasks
+from gantrymq.client.consuming.consumer_base import MessageFilter
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.errors import ClientError
 from gantrymq.integrations.faststream.messages import RocketMQMessage, decode
@@ -81,8 +82,7 @@ class RocketMQSubscriber(SubscriberUsecase[MessageExt]):
         self,
         topic: str,
         group: str,
-        expression: str,
-        expression_type: str,
+        message_filter: MessageFilter,
         options: dict[str, Any],
         config: RocketMQSubscriberConfig,
         specification: Any,
@@ -93,7 +93,7 @@ class RocketMQSubscriber(SubscriberUsecase[MessageExt]):
         super().__init__(config, specification, calls)
         self.group = group
         self._topic = topic
-        self._expression = expression, expression_type
+        self._filter = message_filter
         self._options = options
         self._consumer: PushConsumer | None = None
         #: Outcomes of messages in handlers.
@@ -117,7 +117,7 @@ class RocketMQSubscriber(SubscriberUsecase[MessageExt]):
         if self.calls:
             config: RocketMQBrokerConfig = self._outer_config.broker_config  # type: ignore[attr-defined]
             consumer = PushConsumer(config.name_servers, self.group, self._handle, **self._options, **config.connection)
-            consumer.subscribe(self.topic, *self._expression)
+            consumer.subscribe(self.topic, **self._filter)
             await consumer.start()
             self._consumer = consumer
 

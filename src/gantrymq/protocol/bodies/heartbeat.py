@@ -56,6 +56,11 @@ class SubscriptionData(msgspec.Struct, rename="camel"):
             raise ClientError(f"{expression!r} names no tag: 'TagA || TagB' and '*' are examples")
         return cls(topic, expression, tags, [string_hash_code(tag) for tag in tags])
 
+    @property
+    def filter(self) -> tuple[str, str]:
+        """The expression and its type."""
+        return self.sub_string, self.expression_type
+
 
 class ConsumerData(msgspec.Struct, rename="camel"):
     """One consumer group of a client."""

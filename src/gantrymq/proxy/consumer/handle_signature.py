@@ -30,7 +30,7 @@ class HandleSignatures:
         self._key: bytes | None = None
         if config.authentication_enabled:
             credentials = config.credentials()
-            secret = credentials[1].encode() if credentials is not None else randomness.randbytes(32)
+            secret = credentials.secret_key.encode() if credentials is not None else randomness.randbytes(32)
             self._key = hmac.digest(secret, _PURPOSE, "sha256")
 
     def signed(self, handle: str, user: str, group: str, topic: str) -> str:

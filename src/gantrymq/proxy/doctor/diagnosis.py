@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from gantrymq.client.credentials import Credentials
 from gantrymq.client.doctor.finding import Finding, ok, problem, warning
 from gantrymq.client.doctor.unreachable import why_unreachable
 from gantrymq.errors import ConnectFailed, GantryError, RequestTimeout
@@ -22,7 +23,7 @@ async def diagnose_proxy(
     topic: str | None = None,
     *,
     ssl_context: tls.SSLContext | None = None,
-    credentials: tuple[str, str] | None = None,
+    credentials: Credentials | None = None,
     timeout_ms: int = 3000,
 ) -> list[Finding]:
     """Checks a proxy from this machine and returns the findings.
@@ -34,7 +35,7 @@ async def diagnose_proxy(
         address: The proxy's host:port.
         topic: If given, also checks the topic's route, and that the proxy reaches the topic's brokers.
         ssl_context: Settings for TLS. Without them, the check tries both TLS and plain connections.
-        credentials: Name and password of the user who signs the calls.
+        credentials: Keys of the user who signs the calls.
         timeout_ms: Timeout of each step, ms. Default: 3000.
     """
     seen = await observe(address, topic, ssl_context=ssl_context, credentials=credentials, timeout_s=timeout_ms / 1000)

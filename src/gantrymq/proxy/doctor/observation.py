@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from gantrymq.client.credentials import Credentials
 from gantrymq.errors import GantryError
 from gantrymq.proxy.doctor.proxy_client import Answer, ProxyClient
 from gantrymq.proxy.v2 import definition_pb2 as pb
@@ -57,11 +58,13 @@ async def observe(
     topic: str | None,
     *,
     ssl_context: tls.SSLContext | None,
-    credentials: tuple[str, str] | None,
+    credentials: Credentials | None,
     timeout_s: float,
 ) -> ProxySeen:
     """Observes a proxy. Errors of the proxy are recorded, not raised. The timeout of each step is `timeout_s`."""
-    seen = ProxySeen(address, topic, credentials[0] if credentials is not None else None, ssl_context is not None)
+    seen = ProxySeen(
+        address, topic, credentials.access_key if credentials is not None else None, ssl_context is not None
+    )
     any_server = client_context(TlsConfig(tls_enable=True))
     for_tls = ssl_context or any_server
 

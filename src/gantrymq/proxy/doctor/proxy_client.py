@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from google.protobuf.message import DecodeError, Message
 
+from gantrymq.client.credentials import Credentials
 from gantrymq.errors import ConnectFailed, ConnectionLost, ProtocolError, RequestTimeout
 from gantrymq.proxy.call import CLIENT_ID, CLIENT_VERSION, LANGUAGE, METHODS
 from gantrymq.proxy.http2 import frames
@@ -55,7 +56,7 @@ class Answer(NamedTuple):
 
 
 class ProxyClient:
-    """A client for `async with`, which connects to host:port. `credentials` are a user's name and password.
+    """A client for `async with`, which connects to host:port. `credentials` sign its calls.
 
     Each step has a timeout of `timeout_s` seconds. Raises ConnectFailed, ConnectionLost, RequestTimeout or
     ProtocolError.
@@ -66,7 +67,7 @@ class ProxyClient:
         address: str,
         *,
         ssl_context: tls.SSLContext | None = None,
-        credentials: tuple[str, str] | None = None,
+        credentials: Credentials | None = None,
         timeout_s: float = 3.0,
     ) -> None:
         self.address = address
@@ -156,8 +157,8 @@ class ProxyClient:
             "x-mq-date-time": now,
         }
         if self._credentials is not None:
-            user, password = self._credentials
-            signature = hmac.new(password.encode(), now.encode(), hashlib.sha1).hexdigest().upper()
+            user, secret = self._credentials.access_key, self._credentials.secret_key
+            signature = hmac.new(secret.encode(), now.encode(), hashlib.sha1).hexdigest().upper()
             fields["authorization"] = (
                 f"MQv2-HMAC-SHA1 Credential={user}/doctor/RocketMQ, SignedHeaders=x-mq-date-time, Signature={signature}"
             )

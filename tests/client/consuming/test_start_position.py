@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from inbox import Inbox, queues_of
 from wait_until import until
 
-from gantrymq import CONSUME_FROM_END, CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_TIMESTAMP
+from gantrymq import CONSUME_FROM_LAST_OFFSET
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.consuming.start_position import start_time_ms, told_to_brokers
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientError
@@ -23,7 +24,7 @@ async def test_a_new_group_begins_at_the_end(name_server: str, producer: Produce
     for number in range(8):
         await producer.send(Message(topic, b"old %d" % number))
     inbox = Inbox()
-    consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_END)
+    consumer = PushConsumer(name_server, unique, inbox, start_from="latest")
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: queues_of(consumer, topic) == 4)
@@ -40,7 +41,7 @@ async def test_javas_last_offset_is_what_the_broker_says(
 ) -> None:
     await producer.send(Message(topic, b"old"))
     inbox = Inbox()
-    consumer = PushConsumer(name_server, unique, inbox, consume_from_where=CONSUME_FROM_LAST_OFFSET)
+    consumer = PushConsumer(name_server, unique, inbox, start_from=CONSUME_FROM_LAST_OFFSET)
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: inbox.bodies == [b"old"])
@@ -52,8 +53,7 @@ async def test_a_time_is_that_time(name_server: str, producer: Producer, topic: 
         name_server,
         unique,
         auto_commit=False,
-        consume_from_where=CONSUME_FROM_TIMESTAMP,
-        consume_timestamp_ms=round(time.time() * 1000) + 60_000,
+        start_from=datetime.now(UTC) + timedelta(minutes=1),
     )
     async with consumer:
         queues = await consumer.queues(topic)
@@ -70,13 +70,32 @@ async def handle(message: MessageExt) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda where: PushConsumer("127.0.0.1:1", "group", handle, consume_from_where=where),
-        lambda where: LitePullConsumer("127.0.0.1:1", "group", consume_from_where=where),
-        lambda where: SimpleConsumer("127.0.0.1:1", "group", consume_from_where=where),
+        lambda where: PushConsumer("127.0.0.1:1", "group", handle, start_from=where),
+        lambda where: LitePullConsumer("127.0.0.1:1", "group", start_from=where),
+        lambda where: SimpleConsumer("127.0.0.1:1", "group", start_from=where),
     ],
     ids=["push", "lite", "simple"],
 )
-@pytest.mark.parametrize("where", ["first", "", None, 0])
+@pytest.mark.parametrize("where", ["first", "CONSUME_FROM_FIRST_OFFSET", "", None, 0])
 def test_another_word_is_refused(make: Any, where: object) -> None:
-    with pytest.raises(ClientError, match=r"must be one of .*CONSUME_FROM_END"):
+    with pytest.raises(ClientError, match=r"must be 'earliest', 'latest', a datetime or CONSUME_FROM_LAST_OFFSET"):
         make(where)
+
+
+def test_times() -> None:
+    with pytest.raises(ClientError, match=r"has no time zone: use datetime.now\(UTC\)"):
+        LitePullConsumer("127.0.0.1:1", "group", start_from=datetime(2026, 1, 2))
+    with pytest.raises(ClientError, match="a SimpleConsumer starts at 'earliest' or 'latest', not at a time"):
+        SimpleConsumer("127.0.0.1:1", "group", start_from=datetime.now(UTC))
+    east = timezone(timedelta(hours=8))
+    assert start_time_ms(datetime(1970, 1, 1, 8, 0, 1, 234_567, tzinfo=east)) == 1234
+    assert start_time_ms(datetime(1969, 1, 1, tzinfo=UTC)) == 0
+
+
+def test_heartbeats_have_javas_words() -> None:
+    assert {where: told_to_brokers(where) for where in ("earliest", "latest", CONSUME_FROM_LAST_OFFSET)} == {
+        "earliest": "CONSUME_FROM_FIRST_OFFSET",
+        "latest": "CONSUME_FROM_LAST_OFFSET",
+        "CONSUME_FROM_LAST_OFFSET": "CONSUME_FROM_LAST_OFFSET",
+    }
+    assert told_to_brokers(datetime.now(UTC)) == "CONSUME_FROM_TIMESTAMP"
