@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gantrymq import Credentials, Message, MessageExt, Producer, PushConsumer
+from gantrymq import Credentials, LitePullConsumer, Message, MessageExt, Producer, PushConsumer
 from gantrymq.auth.config import AuthConfig
 from gantrymq.client.admin.auth import acl_of
 from gantrymq.client.admin.client import AdminClient
@@ -78,3 +78,36 @@ async def _produce_and_consume(name_server: str) -> None:
         consumer.subscribe("orders")
         async with consumer, asyncio.timeout(TIMEOUT_S):
             await done.wait()
+
+
+async def test_a_consumer_signs_the_messages_of_its_traces() -> None:
+    root = Credentials("root", "rootpass")
+    received = asyncio.Event()
+    with EmbeddedCluster(auth=USERS) as cluster:
+        async with AdminClient(cluster.name_server, credentials=root) as admin:
+            await admin.ensure_topic("orders", queues=1)
+            await admin.ensure_topic("traces", queues=1)
+        consumer = PushConsumer(
+            cluster.name_server,
+            "readers",
+            lambda message: received.set(),
+            credentials=root,
+            start_from="earliest",
+            enable_trace=True,
+            trace_topic="traces",
+        )
+        consumer.subscribe("orders")
+        reader = LitePullConsumer(cluster.name_server, "traced", credentials=root, start_from="earliest")
+        reader.subscribe("traces")
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            Producer(cluster.name_server, "producers", credentials=root) as producer,
+            consumer,
+            reader,
+        ):
+            await producer.send(Message("orders", b"traced"))
+            await received.wait()
+            traces: list[MessageExt] = []
+            while not traces:
+                traces = await reader.poll()
+        assert b"SubBefore" in traces[0].body

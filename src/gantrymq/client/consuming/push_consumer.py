@@ -249,6 +249,7 @@ class PushConsumer(PullingConsumer):
             options.name_servers,
             f"{TRACE_GROUP_PREFIX}-{self.group}-CONSUME",
             ssl_context=options.ssl_context,
+            credentials=options.credentials,
             hooks=options.hooks,
         )
         await producer.start()
