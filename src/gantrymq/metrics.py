@@ -54,10 +54,19 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Counts one observation."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """Counts `count` observations of the same value."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self.sum += value * count
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Adds observations that were counted elsewhere: their number by bucket, and their sum."""
+        self._counts = [own + other for own, other in zip(self._counts, counts, strict=True)]
+        self.sum += total
+
+    def include(self, other: Histogram) -> None:
+        """Adds the observations of a histogram with the same bounds."""
+        self.add(other._counts, other.sum)
 
     @property
     def count(self) -> int:

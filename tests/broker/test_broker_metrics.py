@@ -21,7 +21,9 @@ from gantrymq.broker.broker import Broker
 from gantrymq.protocol.bodies.heartbeat import CONSUME_POP, ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.fastjson import encode_json
+from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.headers.topic import TopicRequestHeader
+from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.sys_flag import TRANSACTION_ROLLBACK
 from gantrymq.remoting.client import RemotingClient
 
@@ -102,12 +104,89 @@ async def test_messages_in_and_out(peer: PopPeer, broker: Broker) -> None:
         assert len((await peer.pull("orders")).body)
     body = (await peer.pull("orders", queue_id=1, group="others")).body
     figures = await scrape(broker)
-    assert figures.value("messages_in_total", topic="orders", is_system="false") == 5
-    assert figures.value("throughput_in_total") == broker.store.max_physical_offset
+    kind = {"topic": "orders", "is_system": "false", "message_type": "normal"}
+    assert figures.value("messages_in_total", **kind) == 5
+    assert figures.value("throughput_in_total", **kind) == broker.store.max_physical_offset
     assert figures.value("messages_out_total", **of_group()) == 6
     assert figures.value("messages_out_total", **of_group("others")) == 2
     assert figures.value("throughput_out_total", **of_group("others")) == len(body)
     assert figures.types["rocketmq_messages_out_total"] == "counter"
+
+
+async def test_messages_in_by_type(peer: PopPeer, broker: Broker) -> None:
+    await send(peer, 1)
+    for properties in ({"__SHARDINGKEY": "one"}, {"X__SHARDINGKEY": "one"}, {"TIMER_DELAY_SEC": "3600"}):
+        assert (await peer.send("orders", b"body", properties=properties)).code == 0
+    await peer.send("%RETRY%consumers", b"retry")
+    producer = await Producer().connect(broker.port)
+    await producer.prepare("orders", b"half")
+    figures = await scrape(broker)
+    await producer.client.close()
+    for topic, kind, count in (
+        ("orders", "normal", 2),
+        ("orders", "fifo", 1),
+        ("rmq_sys_wheel_timer", "delay", 1),
+        ("RMQ_SYS_TRANS_HALF_TOPIC", "transaction", 1),
+    ):
+        labels = {"topic": topic, "message_type": kind, "is_system": str(topic != "orders").lower()}
+        assert figures.value("messages_in_total", **labels) == count
+        assert figures.value("message_size_count", **labels) == count
+        assert figures.value("message_size_bucket", **labels, le="1024") == count
+        assert figures.value("message_size_sum", **labels) == figures.value("throughput_in_total", **labels) > 0
+    # Retry topics are not counted.
+    assert len([name for name, _ in figures.samples if name == "rocketmq_messages_in_total"]) == 4
+
+
+async def test_a_delivered_delay_is_a_message_of_its_topic(peer: PopPeer, broker: Broker) -> None:
+    assert (await peer.send("orders", b"body", properties={"DELAY": "1"})).code == 0
+    await peer.pull("orders", suspend_ms=8000)
+    figures = await scrape(broker)
+    for topic in ("orders", "SCHEDULE_TOPIC_XXXX"):
+        labels = {"topic": topic, "message_type": "delay", "is_system": str(topic != "orders").lower()}
+        assert figures.value("messages_in_total", **labels) == 1
+
+
+async def test_dead_letters(peer: PopPeer, broker: Broker) -> None:
+    await send(peer, 1)
+    [message] = decode_messages((await peer.pull("orders")).body)
+    header = ConsumerSendMsgBackRequestHeader(
+        offset=message.commit_log_offset, group="consumers", delay_level=-1, origin_topic="orders"
+    )
+    assert (await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == 0
+    await peer.send("%RETRY%consumers", b"x", reconsume_times=3, max_reconsume_times=2)
+    figures = await scrape(broker)
+    for topic in ("orders", "%RETRY%consumers"):
+        labels = {"consumer_group": "consumers", "topic": topic, "is_system": "false"}
+        assert figures.value("send_to_dlq_messages_total", **labels) == 1
+
+
+def latency_of(figures: Scrape, request: str, response: str = "success", *, is_long_polling: bool = False) -> float:
+    """Returns the number of requests with these labels."""
+    labels = {"request_code": request, "response_code": response, "is_long_polling": str(is_long_polling).lower()}
+    labels |= {"protocol_type": "remoting", "result": "success"}
+    return figures.value("rpc_latency_milliseconds_count", **labels)
+
+
+async def test_latencies_of_requests(peer: PopPeer, broker: Broker) -> None:
+    await send(peer, 2)
+    waiting = asyncio.create_task(peer.pull("orders", 2, suspend_ms=5000))
+    await until(lambda: len(broker.polling))
+    # The pull waits for more than 20 ms.
+    began = time.monotonic()
+    await until(lambda: time.monotonic() - began > 0.02)
+    await send(peer, 1)
+    await waiting
+    await peer.pull("orders", 0)
+    await peer.ask(RequestCode.GET_TOPIC_STATS_INFO, fields={"topic": "none"})
+    figures = await scrape(broker)
+    assert latency_of(figures, "send_message_v2") == 3
+    assert latency_of(figures, "pull_message") == 1
+    assert latency_of(figures, "pull_message", is_long_polling=True) == 1
+    assert latency_of(figures, "get_topic_stats_info", "topic_not_exist") == 1
+    sums = {
+        labels: v for (name, labels), v in figures.samples.items() if name == "rocketmq_rpc_latency_milliseconds_sum"
+    }
+    assert 20 < next(v for labels, v in sums.items() if ("is_long_polling", "true") in labels) < 10_000
 
 
 async def test_waiting_pull_counts_when_it_is_answered(peer: PopPeer, broker: Broker) -> None:
@@ -335,7 +414,6 @@ async def test_store_and_broker(peer: PopPeer, broker: Broker) -> None:
     assert figures.value("storage_message_reserve_time_milliseconds", STORAGE) == 0
     began = time.monotonic()
     await send(peer, 1)
-    await peer.send("%DLQ%consumers", b"dead")
     figures = await scrape(broker)
     log_bytes = figures.samples["gantry_commit_log_bytes", frozenset(NODE.items())]
     assert log_bytes == broker.store.max_physical_offset > 0
@@ -351,4 +429,3 @@ async def test_store_and_broker(peer: PopPeer, broker: Broker) -> None:
     assert figures.value("broker_permission") == 6
     assert figures.value("topic_number") == len(broker.topics.table.topic_config_table)
     assert figures.value("consumer_group_number") >= 0
-    assert figures.value("send_to_dlq_messages_total", consumer_group="consumers", is_system="false") == 1

@@ -18,8 +18,6 @@ from gantrymq.remoting.client import RemotingClient
 MISSING = {
     "rocketmq_processor_watermark": "there are no thread pools",
     "rocketmq_pop_buffer_scan_time_consume_milliseconds": "the buffer is a heap and is not scanned",
-    "rocketmq_rpc_latency_milliseconds": "not measured",
-    "rocketmq_message_size": "not measured",
     "rocketmq_delay_message_latency_seconds": "not measured",
     "rocketmq_finish_message_latency_milliseconds": "not measured",
     "rocketmq_consumer_group_create_execution_time_milliseconds": "not measured",
@@ -28,9 +26,6 @@ MISSING = {
 #: Labels of Java that samples of this broker do not have, and why.
 MISSING_LABELS = {
     "rocketmq_half_messages": {"topic"},  # Open transactions are counted by offset.
-    "rocketmq_messages_in_total": {"message_type"},  # The queues have the numbers, without types.
-    "rocketmq_throughput_in_total": {"is_system", "message_type", "topic"},  # The end of the log is the number.
-    "rocketmq_send_to_dlq_messages_total": {"topic"},  # The queues of dead-letter topics have the numbers.
 }
 
 

@@ -251,19 +251,19 @@ def test_without_room_for_all_nothing_is_written(of_log: int, of_queue: int) -> 
     assert native is not None
     host = encode_host("127.0.0.1", 10911)
     parts = b"7F000001", (b"", b""), (b"{", b"", b"", b"", b"}")
-    sends = native.PlainSends([], b"POP_CK\x01", b"", host, (1 << 20, 100), *parts)
+    sends = native.PlainSends([], b"POP_CK\x01", b"", host, (1 << 20, 100), *parts, (b"KEY\x01", []))
     log, queue = Log(of_log), Queue(of_queue)
     assert sends.handle(batches(1), log, 7, host)[4]
     properties = OF_BATCH.encode()
-    assert sends.allow(1, 1_700_000_000_124, properties, b"orders", 3, 0, 0, True, queue)  # type: ignore[arg-type]
-    answers, count, dealt, queues, is_asking = sends.handle(batches(2), log, 7, host)
+    assert sends.allow(1, 1_700_000_000_124, properties, b"orders", 3, 0, 0, True, 320, queue)  # type: ignore[arg-type]
+    answers, requests, dealt, queues, is_asking = sends.handle(batches(2), log, 7, host)
     assert not is_asking
     if (of_log, of_queue) == (10_000, 680):
-        assert (count, dealt, queues, len(answers) > 0) == (1, len(batches(2)), [queue], True)
+        assert (requests, dealt, queues, len(answers) > 0) == ([(320, 1)], len(batches(2)), [queue], True)
         assert (queue.max_offset, queue.position, log.store_timestamp) == (37, 680, 7)
         assert [4196 + len(records) for records in log.written] == [log.position]
     else:
-        assert (count, dealt, queues, answers) == (0, 0, [], b"")
+        assert (requests, dealt, queues, answers) == ([], 0, [], b"")
         assert not log.written
         assert not any(queue.mapping)
         assert (log.position, queue.position, queue.max_offset) == (4196, 40, 5)

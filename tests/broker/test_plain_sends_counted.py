@@ -49,6 +49,11 @@ def sends() -> Iterator[bytes]:
             for _ in range(count):
                 opaque += 1
                 keys = properties_of(f"UNIQ_KEY\x01{opaque:032X}", f"KEYS\x01order{opaque}", "TAGS\x01red")
+                if opaque % 3 == 0:
+                    keys += properties_of("__SHARDINGKEY\x01one")
+                elif opaque % 3 == 1:
+                    # Only whole names count.
+                    keys += properties_of("X__SHARDINGKEY\x01one")
                 frames.append(frame("java", opaque, b"x" * opaque, keys, b=topic, e=1))
             yield b"".join(frames)
 
@@ -60,7 +65,13 @@ async def peer_of(broker: Broker, remoting: RemotingClient) -> Peer:
 def of_messages(broker: Broker) -> dict[str, float]:
     """Returns the Prometheus metrics for messages."""
     [metrics] = [part for part in broker.features.all if isinstance(part, BrokerMetrics)]
-    names = ("rocketmq_messages_in_total", "rocketmq_throughput_in_total", "gantry_commit_log_bytes")
+    names = (
+        "rocketmq_messages_in_total",
+        "rocketmq_throughput_in_total",
+        "rocketmq_message_size",
+        "rocketmq_rpc_latency_milliseconds_count",
+        "gantry_commit_log_bytes",
+    )
     lines = [line for line in render(metrics.collect()).decode().splitlines() if line.startswith(names)]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
@@ -108,7 +119,7 @@ async def test_tools_and_metrics_see_the_same(
     assert by_native["putMessageTimesTotal"] == "104"
     assert by_native["was put lately"] == [True, True, True]
     counted = [value for name, value in by_native["metrics"].items() if name.startswith("rocketmq_messages_in")]  # type: ignore[attr-defined]
-    assert counted == [52.0, 52.0]
+    assert counted == [35.0, 35.0, 17.0, 17.0]
     assert b'"maxOffset":52' in by_native["orders, GET_TOPIC_STATS_INFO"][2]  # type: ignore[index]
     assert by_native["orders, lately"] == [b"52"] * 3
 

@@ -42,7 +42,7 @@ def write(fd, root, seed):
     store = MessageStore(config(Path(root)).store, HOST)
     store.open()
     answers = SendResponses(HOST, "r", True)
-    sends = native.PlainSends([], b"POP_CK", b"", HOST, (1 << 20, 1000), *answers.for_native)
+    sends = native.PlainSends([], b"POP_CK", b"", HOST, (1 << 20, 1000), *answers.for_native, (b"KEY\x01", []))
     number = 0
     while True:
         frames = []
@@ -72,7 +72,7 @@ def write(fd, root, seed):
             if sent.is_asking:
                 assert sends.allow(
                     request.opaque, decoded.born_timestamp, decoded.properties, b"orders", queue.queue_id, 0, 0,
-                    is_batch, queue
+                    is_batch, request.code, queue
                 )
             queue_offset = queue.max_offset
             if is_batch:

@@ -187,7 +187,8 @@ def test_series_in_promql() -> None:
         return expression_of(name, ["a.b", 'c"'], 60)
 
     assert text("in") == (
-        r'sum(max by (cluster, node_id, topic) (rate(rocketmq_messages_in_total{cluster=~"a\\.b|c\\\""}[60s])))'
+        r"sum(max by (cluster, node_id, topic, message_type) "
+        r'(rate(rocketmq_messages_in_total{cluster=~"a\\.b|c\\\""}[60s])))'
     )
     assert text("broker/broker-a/disk") == (
         r'max(gantry_disk_used_ratio{cluster=~"a\\.b|c\\\"", node_id="broker-a", files="commitLog"})'

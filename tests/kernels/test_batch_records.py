@@ -105,22 +105,26 @@ def test_plain_sends_store_all_of_a_batch_or_nothing(
     written: list[bytes] = []
     log = SimpleNamespace(position=4200, limit=7096, store_timestamp=0, write=written.append)
     parts = b"0A", (b"", b""), (b"", b" ", b" ", b" ", b"")
-    sends = native.PlainSends([], SPECIAL, b"", host, (1 << 20, 5), *parts)
+    sends = native.PlainSends([], SPECIAL, b"", host, (1 << 20, 5), *parts, (b"KEY\x01", [100]))
     assert sends.handle(request(b""), log, 456, host)[4]
-    assert sends.allow(7, 1_700_000_000_123, b"", b"T", 3, 0x4A, 0, True, queue)
+    assert sends.allow(7, 1_700_000_000_123, b"", b"T", 3, 0x4A, 0, True, 320, queue)
     expected = RecordBatch(queue, 0x4A, 1_700_000_000_123, host, host, 0, with_crc=False)
     is_whole = by_python(expected, content) == len(content) and 0 < len(expected) <= 5
     records, units, places = record_batch._placed(expected, 4200, 456)
-    answers, count, dealt, queues, is_asking = sends.handle(request(content), log, 456, host)
+    answers, requests, dealt, queues, is_asking = sends.handle(request(content), log, 456, host)
     assert not is_asking
     if is_whole:
         ids = b",".join(b"0A%016X" % place for place in places)
-        assert (answers[8:], count, dealt, queues) == (ids + b" 3 77 7", 1, len(request(content)), [queue])
+        assert (answers[8:], requests, dealt, queues) == (ids + b" 3 77 7", [(320, 1)], len(request(content)), [queue])
         assert written == [bytes(records)]
+        sizes = [0, len(expected)] if len(records) // len(expected) > 100 else [len(expected), 0]
+        assert sends.take_counts() == [(b"T", False, len(bytes(records)), sizes)]
+        assert sends.take_counts() == []
         assert queue.mapping == bytes(20) + units + bytes(280 - len(units))
         assert (log.position, queue.max_offset) == (4200 + len(bytes(records)), 77 + len(expected))
     else:
-        assert (answers, count, dealt, queues) == (b"", 0, 0, [])
+        assert (answers, requests, dealt, queues) == (b"", [], 0, [])
+        assert sends.take_counts() == []
         assert not written
         assert not any(queue.mapping)
 

@@ -21,8 +21,11 @@ const LONGEST_KEY: usize = 1024;
 const MAX_PROPERTIES_LENGTH: usize = i16::MAX as usize;
 const UNIQUE_KEY: &[u8] = b"UNIQ_KEY\x01";
 
-/// Answers, how many, how many bytes are dealt with, the queues that have got messages, whether `allow` may be told.
-type Stored<'py> = (Bound<'py, PyBytes>, usize, usize, Bound<'py, PyList>, bool);
+/// Answers, how many by request code, how many bytes are dealt with, the queues that have got messages, whether `allow`
+/// may be told.
+type Stored<'py> = (Bound<'py, PyBytes>, Vec<(i32, usize)>, usize, Bound<'py, PyList>, bool);
+/// A topic, whether its messages have the marked property, their bytes, and their number by size.
+type Taken<'py> = (Bound<'py, PyBytes>, bool, i64, Vec<i64>);
 
 /// What a header means, as Python has said.
 struct Target {
@@ -31,7 +34,26 @@ struct Target {
     sys_flag: i32,
     flag: i32,
     is_batch: bool,
+    code: i32,
+    /// The index of the topic's counts.
+    count: usize,
     queue: Py<PyAny>,
+}
+
+/// The messages of one topic that were stored since the counts were taken last.
+#[derive(Clone, Default)]
+struct Count {
+    bytes: i64,
+    /// Messages by their mean size in a request, one more than there are bounds. Empty without messages.
+    sizes: Vec<i64>,
+}
+
+impl Count {
+    fn add(&mut self, messages: i64, bytes: i64, bounds: &[i64]) {
+        self.bytes += bytes;
+        self.sizes.resize(bounds.len() + 1, 0);
+        self.sizes[bounds.partition_point(|&bound| bound < bytes / messages)] += messages;
+    }
 }
 
 /// A header that isn't known, and what was cut out of it.
@@ -85,6 +107,8 @@ struct Finders {
     /// Batches with this among the properties of a message are, too.
     odd_in_batch: Finder<'static>,
     further_key: Finder<'static>,
+    /// The property whose messages are counted on their own, behind a separator.
+    marked: Finder<'static>,
 }
 
 impl Finders {
@@ -95,6 +119,10 @@ impl Finders {
             false => self.further_key.find(properties)? + 1 + UNIQUE_KEY.len(),
         };
         Some(start..start + memchr(crate::properties::END, &properties[start..])?)
+    }
+
+    fn is_marked(&self, properties: &[u8]) -> bool {
+        properties.starts_with(&self.marked.needle()[1..]) || self.marked.find(properties).is_some()
     }
 
     fn is_odd(&self, properties: &[u8]) -> bool {
@@ -121,10 +149,17 @@ pub struct PlainSends {
     most_body: usize,
     most_messages: usize,
     answers: Answers,
+    /// Upper bounds of the sizes by which requests are counted.
+    size_bounds: Vec<i64>,
+    /// The index of each topic in `counts`, which has the messages without and with the marked property.
+    topics: HashMap<Vec<u8>, usize>,
+    counts: Vec<[Count; 2]>,
     // Memory that is used again.
     parts: Parts,
     placed: Placed,
     records: Vec<u8>,
+    /// Of each request of a call: index in `counts`, whether it is marked, its messages and their bytes.
+    counted: Vec<(usize, bool, i64, i64)>,
 }
 
 // As Python aligns its objects.
@@ -143,6 +178,7 @@ impl PlainSends {
         answer_host: Vec<u8>,
         binary_answer: [Vec<u8>; 2],
         json_answer: [Vec<u8>; 5],
+        counting: (Vec<u8>, Vec<i64>),
     ) -> PlainSends {
         PlainSends {
             known: HashMap::new(),
@@ -152,15 +188,20 @@ impl PlainSends {
                 odd: odd.into_iter().map(|(bytes, usual)| (Finder::new(&bytes).into_owned(), usual)).collect(),
                 odd_in_batch: Finder::new(odd_in_batch).into_owned(),
                 further_key: Finder::new(b"\x02UNIQ_KEY\x01"),
+                marked: Finder::new(&[b"\x02", counting.0.as_slice()].concat()).into_owned(),
             }),
             own_properties,
             store_host,
             most_body: most.0,
             most_messages: most.1,
             answers: Answers { host: answer_host, binary: binary_answer, json: json_answer },
+            size_bounds: counting.1,
+            topics: HashMap::new(),
+            counts: Vec::new(),
             parts: Parts::default(),
             placed: Placed::default(),
             records: Vec::new(),
+            counted: Vec::new(),
         }
     }
 
@@ -177,6 +218,7 @@ impl PlainSends {
         sys_flag: i32,
         flag: i32,
         is_batch: bool,
+        code: i32,
         queue: Py<PyAny>,
     ) -> bool {
         let Some(unknown) = self.unknown.take() else { return false };
@@ -192,8 +234,26 @@ impl PlainSends {
         if self.known.len() >= MOST_KNOWN {
             self.known.clear();
         }
-        self.known.insert(unknown.key, Target { topic, queue_id, sys_flag, flag, is_batch, queue });
+        let count = *self.topics.entry(topic.clone()).or_insert_with(|| {
+            self.counts.push(Default::default());
+            self.counts.len() - 1
+        });
+        self.known.insert(unknown.key, Target { topic, queue_id, sys_flag, flag, is_batch, code, count, queue });
         true
+    }
+
+    /// The messages that were stored since the last call, by topic.
+    fn take_counts<'py>(&mut self, py: Python<'py>) -> Vec<Taken<'py>> {
+        let mut taken = Vec::new();
+        for (topic, &number) in &self.topics {
+            for (is_marked, count) in [false, true].into_iter().zip(&mut self.counts[number]) {
+                if !count.sizes.is_empty() {
+                    let Count { bytes, sizes } = std::mem::take(count);
+                    taken.push((PyBytes::new(py, topic), is_marked, bytes, sizes));
+                }
+            }
+        }
+        taken
     }
 
     /// Nothing is known any more.
@@ -235,11 +295,12 @@ impl PlainSends {
     ) -> PyResult<Stored<'py>> {
         self.unknown = None;
         self.records.clear();
+        self.counted.clear();
         // The end of the log, and the end of its free space.
         let mut open: Option<(i64, i64)> = None;
         let mut queues: Vec<OpenQueue<'py>> = Vec::new();
         let mut answers = Vec::new();
-        let mut count = 0;
+        let mut codes: Vec<(i32, usize)> = Vec::new();
         let mut at = 0;
         while let Some(send) = self.finders.cutter.cut(data, at, &mut self.parts) {
             let Some(target) = self.known.get(&self.parts.key) else {
@@ -258,6 +319,7 @@ impl PlainSends {
             if send.body.len() > self.most_body || self.finders.is_odd(properties) {
                 break;
             }
+            let is_marked = self.finders.is_marked(properties);
             let mut unique_id = 0..0;
             if !target.is_batch {
                 match self.finders.unique_id(properties) {
@@ -330,7 +392,11 @@ impl PlainSends {
             queue.position += placed.units.len();
             queue.max_offset += placed.offsets.len() as i64;
             *position = end;
-            count += 1;
+            match codes.iter_mut().find(|(code, _)| *code == target.code) {
+                Some((_, count)) => *count += 1,
+                None => codes.push((target.code, 1)),
+            }
+            self.counted.push((target.count, is_marked, placed.offsets.len() as i64, placed.data.len() as i64));
             at = send.end;
         }
         // All that needs memory comes before anybody sees a message.
@@ -349,7 +415,10 @@ impl PlainSends {
             // It comes last: it says that units and records are whole.
             log.setattr("position", position)?;
             log.setattr("store_timestamp", now_ms)?;
+            for &(count, is_marked, messages, bytes) in &self.counted {
+                self.counts[count][usize::from(is_marked)].add(messages, bytes, &self.size_bounds);
+            }
         }
-        Ok((answers, count, at, told, self.unknown.is_some()))
+        Ok((answers, codes, at, told, self.unknown.is_some()))
     }
 }

@@ -17,7 +17,14 @@ from gantrymq.broker.admin import (
     TopicAdmin,
     TopicStats,
 )
-from gantrymq.broker.append import Appender, NewTopics, PendingResponses, PreallocationWaits, RequestWaits
+from gantrymq.broker.append import (
+    Appender,
+    NewTopics,
+    PendingResponses,
+    PreallocationWaits,
+    ReceivedMessages,
+    RequestWaits,
+)
 from gantrymq.broker.consumers import Assignments, Heartbeats, LockRequests, QueueOffsets, SlowConsumers
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.controller import ControllerRequests, ReplicasManager
@@ -59,7 +66,11 @@ class Features:
 
         self.pulling = pulling = PullProcessor(context, replication=replication)
         self.appender = appender = Appender(
-            store, context.store_host, pulling.polling, is_of_deleted=context.offsets.is_of_deleted
+            store,
+            context.store_host,
+            pulling.polling,
+            is_of_deleted=context.offsets.is_of_deleted,
+            received=ReceivedMessages() if config.metrics_port else None,
         )
 
         # Storing and delaying messages.
@@ -169,6 +180,7 @@ class Features:
             self.all.append(
                 BrokerMetrics(
                     context,
+                    appender=appender,
                     runtime=runtime,
                     delays=delays,
                     transactions=transactions,

@@ -71,7 +71,8 @@ def expression_of(name: str, clusters: Sequence[str], rate_s: int) -> str | None
         what = kind
     where = ", ".join(labels)
     if kind != "group" and what == "in":
-        return f"sum(max by (cluster, node_id, topic) (rate(rocketmq_messages_in_total{{{where}}}[{rate_s}s])))"
+        received = f"rate(rocketmq_messages_in_total{{{where}}}[{rate_s}s])"
+        return f"sum(max by (cluster, node_id, topic, message_type) ({received}))"
     if what in ("out", "tps"):
         return f"sum(rate(rocketmq_messages_out_total{{{where}}}[{rate_s}s]))"
     if what == "behind":

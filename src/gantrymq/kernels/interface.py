@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 #: Version of this interface, as in `native/src/python/mod.rs`.
-INTERFACE = 16
+INTERFACE = 17
 
 #: A `ConsumeQueue` of the store.
 Q = TypeVar("Q")
@@ -103,12 +103,13 @@ class PlainSends(Protocol[Q]):
 
     def handle(
         self, data: bytes, log: object, now_ms: int, born_host: bytes, /
-    ) -> tuple[bytes, int, int, list[Q], bool]:
+    ) -> tuple[bytes, list[tuple[int, int]], int, list[Q], bool]:
         """Stores the messages of the first frames in `data`, until one is unknown, not plain, or has no space.
 
-        Returns (responses, number of frames, number of their bytes, queues that received messages, whether `allow` may
-        be called for the next frame). `log` is a `CommitLog`. Its position and those of the queues are read at the
-        start and set at the end; `dirty` is not set. If `log.write` raises, its error is raised and nothing is stored.
+        Returns (responses, number of frames by request code, number of their bytes, queues that received messages,
+        whether `allow` may be called for the next frame). `log` is a `CommitLog`. Its position and those of the queues
+        are read at the start and set at the end; `dirty` is not set. If `log.write` raises, its error is raised and
+        nothing is stored.
         """
         ...
 
@@ -122,6 +123,7 @@ class PlainSends(Protocol[Q]):
         sys_flag: int,
         flag: int,
         is_batch: bool,
+        code: int,
         queue: Q,
         /,
     ) -> bool:
@@ -131,8 +133,15 @@ class PlainSends(Protocol[Q]):
         """
         ...
 
+    def take_counts(self) -> list[tuple[bytes, bool, int, list[int]]]:
+        """Returns what was stored since the last call, by topic and by whether the marked property is set.
+
+        The other fields are the bytes of the records, and the number of messages by their mean size in a request.
+        """
+        ...
+
     def revoke(self) -> None:
-        """Removes all registered headers."""
+        """Removes all registered headers. The counts stay."""
         ...
 
     def __len__(self) -> int:
@@ -166,6 +175,7 @@ class Native(Protocol):
         answer_host: bytes,
         binary_answer: tuple[bytes, bytes],
         json_answer: tuple[bytes, bytes, bytes, bytes, bytes],
+        counting: tuple[bytes, list[int]],
         /,
     ) -> PlainSends[Q]:
         """Returns a fast path without registered headers.
@@ -178,7 +188,7 @@ class Native(Protocol):
         - It is a batch, and `odd_in_batch` is in the properties of a message.
 
         `own_properties` is appended to the properties of a single message. `SendResponses` describes the parts of the
-        responses.
+        responses. `counting` has the start of the marked property, and the upper bounds of the sizes of `take_counts`.
         """
         ...
 

@@ -58,6 +58,8 @@ class RemotingCommand:
 
     `code` is a RequestCode in a request and a ResponseCode in a response. `opaque` matches a response to its request on
     one connection. `raw_ext` has the ext fields in the encoding `serialize_type`, in decoded commands only.
+    `received_at` is the monotonic time at which a server received a request, in seconds; 0.0 unless it measures
+    latencies.
     """
 
     __slots__ = (
@@ -68,6 +70,7 @@ class RemotingCommand:
         "language",
         "opaque",
         "raw_ext",
+        "received_at",
         "remark",
         "serialize_type",
         "version",
@@ -95,6 +98,7 @@ class RemotingCommand:
         self.body = body
         self.serialize_type = serialize_type
         self._fields: dict[str, str] | None = None
+        self.received_at = 0.0
 
     @classmethod
     def request(
@@ -165,9 +169,11 @@ class RemotingCommand:
 
     def without_content(self) -> RemotingCommand:
         """Returns a copy without fields and body. It is sufficient to send the response."""
-        return RemotingCommand(
+        copy = RemotingCommand(
             self.code, self.language, self.version, self.opaque, self.flag, None, b"", b"", self.serialize_type
         )
+        copy.received_at = self.received_at
+        return copy
 
     def encode(self) -> bytes:
         """Returns the whole frame."""

@@ -40,6 +40,7 @@ from gantrymq.remoting.pending_requests import PendingRequests, Waiting
 from gantrymq.remoting.quota import Quota
 from gantrymq.remoting.response_tasks import ResponseTasks
 from gantrymq.remoting.responses import LARGE_BODY, error_response, reply_buffers
+from gantrymq.remoting.rpc_latency import NOT_WRITTEN, ONEWAY, SUCCESS
 from gantrymq.remoting.time_slices import CHEAP_SHARE, MOST_S, SLICE_DECAY, SLICE_S, TimeSlices
 from gantrymq.system.clock import monotonic, thread_time
 
@@ -109,6 +110,10 @@ class Connection(FlowControl):
         self.command_began = 0.0
         # Requests handled undecoded would bypass the hooks.
         self._first_look = first_look if not hooks else None
+        #: None unless the server measures latencies.
+        self.latencies = limits.slices.watch.latencies
+        #: The `received_at` of the last request whose handler has ended.
+        self._handled_at = 0.0
         self._frames = limits.frames
         #: Length of the incomplete frame that was reported to `frames`, in bytes. 0 if there is none.
         self._frame_length = 0
@@ -299,6 +304,8 @@ class Connection(FlowControl):
     # -- requests of the peer -----------------------------------------------------------------------------------
 
     def _request_received(self, request: RemotingCommand) -> None:
+        if self.latencies is not None:
+            request.received_at = self.command_began
         try:
             for hook in self._hooks:
                 hook.before_request(self.address, request)
@@ -314,6 +321,8 @@ class Connection(FlowControl):
             reply = error_response(e, request, self.address)
         if reply is not None:
             self.reply(request, reply)
+        if self.latencies is not None:
+            self._handled_at = request.received_at
 
     def reply(self, request: RemotingCommand, reply: RemotingCommand | Buffers) -> None:
         """Sends the response to `request`, in its header encoding.
@@ -321,7 +330,13 @@ class Connection(FlowControl):
         Does nothing if the request is one-way or the connection is closed.
         """
         if request.flag & ONEWAY_FLAG or self._closing or self._transport is None:
+            if self.latencies is not None:
+                code = reply.code if isinstance(reply, RemotingCommand) else ResponseCode.SUCCESS
+                self._answered(request, code, ONEWAY if request.flag & ONEWAY_FLAG else NOT_WRITTEN)
             return
+        if self.latencies is not None:
+            # Encoded responses are successful: those of sends and of pulls with messages.
+            self._answered(request, reply.code if isinstance(reply, RemotingCommand) else ResponseCode.SUCCESS)
         if isinstance(reply, RemotingCommand):
             try:
                 for hook in self._hooks:
@@ -335,6 +350,18 @@ class Connection(FlowControl):
             self._batch_bytes += len(reply[0]) if len(reply) == 1 else sum(map(len, reply))
         elif not self._refuse_flood():
             self._transport.writelines(reply)
+
+    def _answered(self, request: RemotingCommand, code: int, result: str = SUCCESS) -> None:
+        """Measures the latency of a request."""
+        if self.latencies is not None and request.received_at:
+            is_late = request.received_at <= self._handled_at
+            seconds = monotonic() - request.received_at
+            self.latencies.observe(request.code, code, seconds, is_late=is_late, result=result)
+
+    def gather_answer(self, request: RemotingCommand, answer: bytes) -> None:
+        """As `gather_answers`, for the encoded successful response to `request`."""
+        self._answered(request, ResponseCode.SUCCESS)
+        self.gather_answers(answer)
 
     def gather_answers(self, answers: bytes) -> None:
         """Writes encoded responses together with others of this event-loop iteration. Writes nothing after `close`."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from gantrymq.background.jobs import Jobs
 from gantrymq.logs import peer_log
 from gantrymq.metrics import NO_LABELS, Histogram, Kind, Metric
+from gantrymq.remoting.rpc_latency import RpcLatency
 from gantrymq.system.clock import monotonic
 
 log = peer_log(__name__)
@@ -39,9 +40,13 @@ class LoopWatch:
     """Statistics of one server's event loop, or of a client's connections. Times are monotonic, in seconds.
 
     Without `start`, only requests are measured, not the timer's delay.
+
+    Attributes:
+        latencies: The latencies of the requests. None unless `measure_requests` was called.
     """
 
     def __init__(self, jobs: Jobs | None = None) -> None:
+        self.latencies: RpcLatency | None = None
         self.rounds = Histogram(_BOUNDS)
         self.lateness = Histogram(_BOUNDS)
         self._job = (jobs or Jobs()).repeating("loop heartbeat", self._beat, BEAT_S)
@@ -50,6 +55,10 @@ class LoopWatch:
         #: Number of slow requests after the last log line.
         self._slow = 0
         self._slowest: _SlowRequest | None = None
+
+    def measure_requests(self) -> None:
+        """Measures the latency of each request of the connections that are accepted from now on."""
+        self.latencies = RpcLatency()
 
     def start(self) -> None:
         """Starts the timer whose delay is measured."""
@@ -72,6 +81,8 @@ class LoopWatch:
 
     def metrics(self, labels: Mapping[str, str] = NO_LABELS) -> Iterator[Metric]:
         """Yields the Prometheus metrics with the server's `labels`."""
+        if self.latencies is not None:
+            yield self.latencies.metric(labels)
         yield Metric(
             "gantry_loop_turn_seconds",
             Kind.HISTOGRAM,

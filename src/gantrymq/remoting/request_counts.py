@@ -13,6 +13,19 @@ _REQUEST_NAMES: Mapping[int, str] = {code: code.name.lower() for code in Request
 _RESPONSE_NAMES: Mapping[int, str] = {code: code.name.lower() for code in ResponseCode}
 
 
+def code_labels(request: int, response: int) -> dict[str, str]:
+    """Returns the labels for a request code and a response code."""
+    return {
+        "request_code": _REQUEST_NAMES.get(request, "unknown"),
+        "response_code": _RESPONSE_NAMES.get(response, "unknown"),
+    }
+
+
+def known_code(request: int) -> int:
+    """Returns a request code, or -1 if it is unlisted."""
+    return request if request in _REQUEST_NAMES else -1
+
+
 class RequestCounts:
     """Counts responses by request code and response code. Install it as an `RpcHook`."""
 
@@ -23,13 +36,8 @@ class RequestCounts:
         pass
 
     def after_response(self, address: str, request: RemotingCommand, response: RemotingCommand) -> None:
-        code = request.code if request.code in _REQUEST_NAMES else -1
-        self._counts[code, response.code] += 1
+        self._counts[known_code(request.code), response.code] += 1
 
     def samples(self) -> Iterator[tuple[Mapping[str, str], float]]:
         for (request, response), count in self._counts.items():
-            labels = {
-                "request_code": _REQUEST_NAMES.get(request, "unknown"),
-                "response_code": _RESPONSE_NAMES.get(response, "unknown"),
-            }
-            yield labels, count
+            yield code_labels(request, response), count

@@ -40,15 +40,20 @@ class PutResult(NamedTuple):
 class Sent(NamedTuple):
     """The result of `append_sends`.
 
-    The fields are: the encoded responses, the number of messages, the number of bytes processed, the modified queues,
-    and whether preallocation must be requested.
+    The fields are: the encoded responses, the number of requests by code, the number of bytes processed, the modified
+    queues, and whether `PlainSends.allow` may register the next header.
     """
 
     answers: bytes
-    number: int
+    requests: list[tuple[int, int]]
     dealt: int
     queues: list[ConsumeQueue]
     is_asking: bool
+
+    @property
+    def number(self) -> int:
+        """The number of requests."""
+        return sum([count for _, count in self.requests])
 
 
 class MessageWriter:
@@ -165,12 +170,12 @@ class MessageWriter:
         It follows the same rules as `append`: it stops at the first message that needs preallocation, and sets the
         log's position last. Raises StoreFull or StoreError; nothing is stored then.
         """
-        answers, count, dealt, queues, is_asking = sends.handle(data, self._log, int(time() * 1000), born_host)
+        answers, requests, dealt, queues, is_asking = sends.handle(data, self._log, int(time() * 1000), born_host)
         for queue in queues:
             if not queue.dirty:
                 queue.dirty = True
                 self._dirty.append(queue)
-        return Sent(answers, count, dealt, queues, is_asking)
+        return Sent(answers, requests, dealt, queues, is_asking)
 
     def begin_batch(
         self, queue: ConsumeQueue, sys_flag: int, born_timestamp: int, born_host: bytes, reconsume_times: int

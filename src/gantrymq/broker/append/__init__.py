@@ -7,18 +7,32 @@ from gantrymq.broker.append.late_responses import answer_within_ms
 from gantrymq.broker.append.new_topics import NewTopics
 from gantrymq.broker.append.pending_responses import PendingResponses
 from gantrymq.broker.append.preallocation_waits import WAIT_S, PreallocationWaits
+from gantrymq.broker.append.received_messages import (
+    DELAY,
+    SHARDING_KEY,
+    SIZE_BOUNDS,
+    TRANSACTION,
+    ReceivedMessages,
+    message_type,
+)
 from gantrymq.broker.append.request_waits import RequestWaits
 
 __all__ = [
+    "DELAY",
     "PREALLOCATION_RETRY_S",
+    "SHARDING_KEY",
+    "SIZE_BOUNDS",
+    "TRANSACTION",
     "WAIT_S",
     "Appender",
     "EscapeRoute",
     "NewTopics",
     "PendingResponses",
     "PreallocationWaits",
+    "ReceivedMessages",
     "RequestWaits",
     "answer_within_ms",
     "born_host",
     "is_passing",
+    "message_type",
 ]

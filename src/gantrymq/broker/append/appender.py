@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from gantrymq.broker.append.put_times import PutTimes
+from gantrymq.broker.append.received_messages import ReceivedMessages
 from gantrymq.broker.pull import LongPolling
 from gantrymq.errors import RefusalReason, RequestRefused, StoreError, StoreFull
 from gantrymq.protocol.codes import ResponseCode
@@ -68,11 +69,14 @@ class Appender:
         polling: LongPolling,
         *,
         is_of_deleted: Callable[[str, int], bool] = lambda topic, log_offset: False,
+        received: ReceivedMessages | None = None,
     ) -> None:
         """Creates the appender.
 
         `is_of_deleted(topic, physical offset)` returns whether a topic was deleted after the record at this offset.
+        `received` counts messages for the metrics. The callers of `append` add to it.
         """
+        self.received = received
         self.is_of_deleted = is_of_deleted
         self.store = store
         self.store_host = store_host

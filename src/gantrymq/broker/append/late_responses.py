@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -11,6 +11,7 @@ from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.protocol.private_fields import UNCONFIRMED_FIELD
 from gantrymq.remoting.connection import Connection
 from gantrymq.remoting.responses import encode_reply, error_response
+from gantrymq.system.clock import monotonic
 
 #: Default of `DefaultMQProducer.sendMsgTimeout`, in ms.
 _DEFAULT_TIMEOUT_MS = 3000
@@ -87,25 +88,35 @@ class Answer(Waiting):
                 reply.ext_fields[UNCONFIRMED_FIELD] = "true"
             connection.reply(request, reply)
         elif not request.is_oneway:
-            connection.gather_answers(*reply)
+            connection.gather_answer(request, *reply)
 
 
 class Answers(Waiting):
     """The encoded responses to the requests that native code handled in one call."""
 
-    __slots__ = ("answers", "connection")
+    __slots__ = ("answers", "began", "connection", "requests")
 
-    def __init__(self, connection: Connection, answers: bytes, count: int) -> None:
-        super().__init__(count)
+    def __init__(self, connection: Connection, answers: bytes, requests: Sequence[tuple[int, int]]) -> None:
+        super().__init__(sum(count for _, count in requests))
         self.connection = connection
         self.answers = answers
+        #: Request codes, and the number of requests with each.
+        self.requests = requests
+        self.began = connection.command_began
 
     def give(self, error: Exception | None) -> None:
+        code: int = self.code
         if error is not None:
             address = self.connection.address
+            code = error_response(error, RemotingCommand.request(0), address).code
             self._change(lambda answer: encode_reply(answer, self._marked(error_response(error, answer, address))))
-        elif self.code != ResponseCode.SUCCESS:
+        elif code != ResponseCode.SUCCESS:
             self._change(self._with_code)
+        latencies = self.connection.latencies
+        if latencies is not None:
+            seconds = monotonic() - self.began
+            for request, count in self.requests:
+                latencies.observe(request, code, seconds, is_late=True, count=count)
         self.connection.gather_answers(self.answers)
 
     def _change(self, change: Callable[[RemotingCommand], bytes]) -> None:

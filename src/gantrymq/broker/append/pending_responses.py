@@ -12,7 +12,7 @@ but a power failure or the loss of this machine can still lose it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 
 from gantrymq.broker.append.late_responses import Answer, Answers, Caller, Waiting, answer_within_ms
@@ -195,9 +195,14 @@ class PendingResponses(Feature):
         # The message is stored. Thousands of pending responses must not keep the bodies in memory.
         self._wait(Answer(connection, request.without_content(), reply, late_codes), end, answer_within_ms(timeout_ms))
 
-    def reply_all(self, connection: Connection, answers: bytes, count: int, end: int, within_ms: int) -> None:
-        """As `reply`, for `count` encoded responses of one connection. They wait for at most `within_ms`."""
-        self._wait(Answers(connection, answers, count), end, within_ms)
+    def reply_all(
+        self, connection: Connection, answers: bytes, requests: Sequence[tuple[int, int]], end: int, within_ms: int
+    ) -> None:
+        """As `reply`, for the encoded responses to several requests of one connection.
+
+        They wait for at most `within_ms`. `requests` has the request codes, and the number of requests with each.
+        """
+        self._wait(Answers(connection, answers, requests), end, within_ms)
 
     async def until_safe(self, end: int) -> None:
         """Returns after the log up to `end` is flushed and replicated, or after the timeout. Raises StoreError."""

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from gantrymq.background.jobs import Jobs
-from gantrymq.broker.append import PREALLOCATION_RETRY_S, Appender, is_passing
+from gantrymq.broker.append import DELAY, PREALLOCATION_RETRY_S, Appender, is_passing
 from gantrymq.broker.delay.delivery_journal import LEVELS_QUEUE, MAX_SOURCES, DeliveryJournal, JournalEntry
 from gantrymq.broker.delay.real_queue import real_queue
 from gantrymq.broker.feature import Feature
@@ -288,6 +288,8 @@ class DelayLevels(Feature):
                 journal.announce(_LevelsEntry(sources=sources, level=level, offset_table=table))
             put = self._appender.append_again(record, target, record.properties, code, record.reconsume_times)
             journal.delivered(put)
+            if (received := self._appender.received) is not None and not self._appender.escapes:
+                received.add(target.topic, DELAY, put.size)
         except Exception as e:
             if is_passing(e):
                 raise

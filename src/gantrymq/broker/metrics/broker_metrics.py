@@ -1,7 +1,7 @@
 """Prometheus metrics of a broker, with RocketMQ 5's names and labels.
 
-Sources: `BrokerMetricsConstant`, `BrokerMetricsManager`, `DefaultStoreMetricsManager`, `PopMetricsManager`. Metrics
-that need a measurement for each request, and those of Java's thread pools, are missing.
+Sources: `BrokerMetricsConstant`, `BrokerMetricsManager`, `DefaultStoreMetricsManager`, `PopMetricsManager`. Metrics of
+Java's thread pools are missing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gantrymq.broker.acting import ActingMaster
 from gantrymq.broker.admin import RuntimeInfo
+from gantrymq.broker.append import Appender
 from gantrymq.broker.consumers import ConsumerLag
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.delay import Delays
@@ -42,12 +43,16 @@ Samples = Iterable[tuple[Labels, float]]
 
 
 class BrokerMetrics(Feature):
-    """Reads the broker's tables for each request to `metricsPort`. Only `TimerSnapshot` stores values."""
+    """Reads the broker's tables for each request to `metricsPort`.
+
+    Only `TimerSnapshot`, `ReceivedMessages` and `RpcLatency` store values for it.
+    """
 
     def __init__(
         self,
         context: BrokerContext,
         *,
+        appender: Appender,
         runtime: RuntimeInfo,
         delays: Delays,
         transactions: Transactions,
@@ -77,7 +82,10 @@ class BrokerMetrics(Feature):
         self._pops = pops
         self._schedule = delays.schedule
         self._jobs = context.jobs
+        self._stats = context.stats
+        self._received = appender.received
         self._loop_watch = loop_watch
+        loop_watch.measure_requests()
         self._replication = replication
         self._acting = acting
         self._server = MetricsServer(self.collect, host=config.bind_address, port=config.metrics_port)
@@ -121,16 +129,26 @@ class BrokerMetrics(Feature):
         yield self._gauge("rocketmq_consumer_group_number", "Number of consumer groups.", len(groups))
 
     def _messages(self) -> Iterator[Metric]:
-        stored = list(self._runtime.put_totals())
+        received = [
+            (self._of(topic=topic, message_type=kind, is_system=is_system_topic(topic)), sizes)
+            for (topic, kind), sizes in (self._received.sizes().items() if self._received is not None else ())
+            if not topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
+        ]
         yield _counter(
             "rocketmq_messages_in_total",
-            "Messages ever stored, by topic.",
-            [(self._of(topic=topic, is_system=is_system_topic(topic)), count) for topic, count in stored],
+            "Messages received since the start, by topic and type.",
+            [(labels, sizes.count) for labels, sizes in received],
         )
         yield _counter(
             "rocketmq_throughput_in_total",
-            "Bytes ever stored.",
-            [(self._labels, self._store.max_physical_offset)],
+            "Bytes received since the start, by topic and type.",
+            [(labels, sizes.sum) for labels, sizes in received],
+        )
+        yield Metric(
+            "rocketmq_message_size",
+            Kind.HISTOGRAM,
+            "Sizes of received messages as records, in bytes, by topic and type.",
+            received,
         )
         delivered = [
             (self._of_group(group, normal_topic(topic, group), is_retry=topic.startswith(RETRY_TOPIC_PREFIX)), delivery)
@@ -148,11 +166,17 @@ class BrokerMetrics(Feature):
         )
         yield _counter(
             "rocketmq_send_to_dlq_messages_total",
-            "Messages ever put into dead-letter topics, by group.",
+            "Messages stored in dead-letter topics since the start, by topic and group.",
             [
-                (self._of(consumer_group=group, is_system=_is_system_group(group)), count)
-                for topic, count in stored
-                if (group := topic.removeprefix(DLQ_TOPIC_PREFIX)) != topic
+                (
+                    self._of(
+                        consumer_group=group,
+                        topic=topic,
+                        is_system=is_system_topic(topic) or _is_system_group(group),
+                    ),
+                    count,
+                )
+                for (topic, group), count in self._stats.dead_letters.items()
             ],
         )
 

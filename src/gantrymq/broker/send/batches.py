@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from gantrymq.broker.append import Appender, RequestWaits, born_host
+from gantrymq.broker.append import Appender, RequestWaits, born_host, message_type
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.send.fast_path import PlainSends
 from gantrymq.broker.send.idempotent_writes import IdempotentWrites
@@ -153,6 +153,10 @@ class BatchSends:
             else:
                 queue_offset, offsets = self._writers.append(rows)
                 last_row = rows.last_row
+            stored = batch if rows is None else rows.new
+            if (received := self._appender.received) is not None and stored is not None:
+                kind = message_type(decode_send_request(request).properties)
+                received.add(batch.queue.topic, kind, sum(stored.sizes), len(stored))
         except StoreBusy:
             self._preallocation_waits.hold(connection, request, partial(self._append_batch, batch, waits))
             return None

@@ -30,10 +30,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from gantrymq.broker.append import Appender, PendingResponses, answer_within_ms
+from gantrymq.broker.append import SHARDING_KEY, SIZE_BOUNDS, Appender, PendingResponses, answer_within_ms
 from gantrymq.errors import StoreError
 from gantrymq.kernels import Native, interface
 from gantrymq.protocol.batch import MAX_BATCH_MESSAGES
+from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.record import HOST_SIZE_V4, MAX_TOPIC_LENGTH_V1
 from gantrymq.protocol.send_request import decode_send_request
@@ -76,6 +77,9 @@ class PlainSends:
         self._is_safe = False
         self._appender = appender
         self._append = appender.store.append_sends
+        self._received = appender.received
+        if self._received is not None:
+            self._received.add_source(self._add_counts)
         #: Longest wait of a response, in ms -> native object.
         self._sends: dict[int, _Sends] = {}
         self._new_sends: Callable[[], _Sends] | None = None
@@ -86,6 +90,7 @@ class PlainSends:
 
     def begin(self, responses: SendResponses, own_properties: bytes) -> None:
         """Sets the encoding of responses and the properties that the broker adds. Drops all cached headers."""
+        self._add_counts()
         self._sends, self._new_sends, self._asks = {}, None, None
         self._is_safe = self._pending_responses.is_used
         appender = self._appender
@@ -97,8 +102,15 @@ class PlainSends:
                 appender.store_host,
                 (appender.max_message_size, MAX_BATCH_MESSAGES),
                 *responses.for_native,
+                (SHARDING_KEY, list(SIZE_BOUNDS)),
             )
             self._sends[_DEFAULT_WITHIN_MS] = self._new_sends()
+
+    def _add_counts(self) -> None:
+        """Adds the messages that native code has stored since the last call to the metrics."""
+        if self._received is not None:
+            for sends in self._sends.values():
+                self._received.add_counted(sends.take_counts())
 
     def forget(self) -> None:
         """Drops all cached headers, because their queues may have changed."""
@@ -136,16 +148,22 @@ class PlainSends:
         except Exception:
             # Nothing is stored in this case.
             log.exception("native code has a fault: all sends go the other way until it is begun with anew")
+            self._add_counts()
             self._sends, self._new_sends = {}, None
             return 0, b""
         if sent.is_asking:
             self._asks, self._asking = connection, sends
-        if sent.number:
-            appender.put_times.add((monotonic() - connection.command_began) / sent.number, sent.number)
+        if sent.requests:
+            seconds = monotonic() - connection.command_began
+            number = sent.number
+            appender.put_times.add(seconds / number, number)
+            if connection.latencies is not None and not self._is_safe:
+                for code, count in sent.requests:
+                    connection.latencies.observe(code, ResponseCode.SUCCESS, seconds, count=count)
         appender.arrived(sent.queues)
-        if self._is_safe and sent.number:
+        if self._is_safe and sent.requests:
             end = appender.store.max_physical_offset
-            self._pending_responses.reply_all(connection, sent.answers, sent.number, end, within_ms)
+            self._pending_responses.reply_all(connection, sent.answers, sent.requests, end, within_ms)
             return sent.dealt, b""
         return sent.dealt, sent.answers
 
@@ -184,6 +202,7 @@ class PlainSends:
                 target.sys_flag & ~(BORN_HOST_V6 | STORE_HOST_V6),
                 sent.flag,
                 is_batch,
+                request.code,
                 queue,
             )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gantrymq.broker.append import Appender, RequestWaits, born_host
+from gantrymq.broker.append import TRANSACTION, Appender, RequestWaits, born_host, message_type
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.delay import Delays, recall_handle
@@ -39,7 +39,7 @@ from gantrymq.protocol.properties import (
 from gantrymq.protocol.send_request import decode_send_request
 from gantrymq.protocol.send_response import SendResponses
 from gantrymq.protocol.sys_flag import TRANSACTION_MASK
-from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TIMER_TOPIC
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, TIMER_TOPIC, TRANSACTION_HALF_TOPIC
 from gantrymq.remoting.connection import Connection, FirstLook, Reply, RequestHandler
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.delay_level import delay_level
@@ -66,7 +66,9 @@ class SendProcessor(Feature):
         self._config = config
         self._appender = appender
         self._append = appender.append
+        self._received = appender.received
         self._topics = context.topics
+        self._stats = context.stats
         self._delays = delays
         self._retry = retry
         self._pending_responses = pending_responses = waits.flush
@@ -156,6 +158,7 @@ class SendProcessor(Feature):
         queue_id = queue.queue_id
         properties = self._complete(properties)
         code = tags_code(find_property(properties, b"TAGS") or b"") if b"TAGS\x01" in properties else 0
+        kind = message_type(properties) if self._received is not None else ""
         dead = handle = None
         if options.reconsume_times and target.topic.startswith(RETRY_TOPIC_PREFIX):
             dead = self._retry.dead_letter_queue_for(target.topic, options.reconsume_times, options.max_reconsume_times)
@@ -185,6 +188,10 @@ class SendProcessor(Feature):
         except StoreBusy:
             self._preallocation_waits.hold(connection, request, self.send)
             return None
+        if self._received is not None:
+            self._received.add(queue.topic, kind, result.size)
+        if dead is not None:
+            self._stats.dead_letter(target.topic, dead.topic.removeprefix(DLQ_TOPIC_PREFIX))
         # `find_property`, inlined: saves 0.15 us.
         at = 9 if properties.startswith(b"UNIQ_KEY\x01") else properties.find(b"\x02UNIQ_KEY\x01") + 10
         unique_id = properties[at : properties.find(b"\x02", at)]
@@ -239,6 +246,8 @@ class SendProcessor(Feature):
         except StoreBusy:
             self._preallocation_waits.hold(connection, request, self.send)
             return None
+        if self._received is not None:
+            self._received.add(TRANSACTION_HALF_TOPIC, TRANSACTION, result.size)
         unique_key = find_property(properties, b"UNIQ_KEY")
         transaction_id = unique_key.decode() if unique_key else None
         return self._answer(connection, request, result, queue.queue_id, properties, transaction_id=transaction_id)

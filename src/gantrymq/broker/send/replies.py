@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gantrymq.broker.append import PREALLOCATION_RETRY_S, WAIT_S, Appender, PendingResponses, born_host
+from gantrymq.broker.append import PREALLOCATION_RETRY_S, WAIT_S, Appender, PendingResponses, born_host, message_type
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.feature import Feature
 from gantrymq.errors import RefusalReason, RemotingError, RequestRefused, StoreBusy
@@ -221,6 +221,9 @@ class Replies(Feature):
             encode_properties(decode_properties((header.properties or "").encode()) | self._own_properties()),
             0,
         )
+        if self._appender.received is not None:
+            kind = message_type((header.properties or "").encode())
+            self._appender.received.add(queue.topic, kind, result.size)
         answer.msg_id = encode_offset_message_id(self._appender.store_host, result.physical_offset)
         answer.queue_id = queue_id
         answer.queue_offset = result.queue_offset

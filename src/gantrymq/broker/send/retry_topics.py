@@ -103,6 +103,7 @@ class RetryTopics(Feature):
         self._stats.sent_back(origin, group.group_name)
         if is_dead:
             self._stats.sent_to_dlq(origin, group.group_name)
+            self._stats.dead_letter(origin, group.group_name)
         if self._pending_responses.is_used:
             # After the response, the consumer discards the message. Java responds at once, so a power failure can
             # lose the message.

@@ -6,6 +6,7 @@ give their number and size.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -25,11 +26,13 @@ class BrokerStats:
         reads: Number of reads that returned messages.
         misses: Number of reads that returned none.
         longest_read_ms: Duration of the slowest read, in ms.
+        dead_letters: (topic, group) -> dead-letter messages since the start.
     """
 
     def __init__(self) -> None:
         self.reads = self.misses = 0
         self.longest_read_ms = 0
+        self.dead_letters: Counter[tuple[str, str]] = Counter()
         #: (topic, group) -> reads, messages, bytes and ms.
         self._reads: dict[tuple[str, str], list[int]] = {}
         #: Kind -> (topic, group) -> count.
@@ -70,6 +73,10 @@ class BrokerStats:
     def sent_to_dlq(self, topic: str, group: str) -> None:
         """Counts a message that a consumer has sent back after its last retry."""
         self._add(_TO_DLQ, topic, group, 1)
+
+    def dead_letter(self, topic: str, group: str) -> None:
+        """Counts a message of `topic` that is stored in the dead-letter topic of `group`."""
+        self.dead_letters[topic, group] += 1
 
     def _add(self, kind: str, topic: str, group: str, count: int) -> None:
         counts = self._counts.setdefault(kind, {})

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from gantrymq.broker.append import Appender, PendingResponses, PreallocationWaits, born_host
+from gantrymq.broker.append import TRANSACTION, Appender, PendingResponses, PreallocationWaits, born_host
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.broker.transaction.half_messages import MAX_HALF_PROPERTIES_LENGTH, half_queue
 from gantrymq.errors import RequestRefused, StoreBusy
@@ -174,6 +174,8 @@ class HalfBatches:
         half_offset = batch.queue.max_offset
         try:
             places = self._appender.append_batch(batch)
+            if (received := self._appender.received) is not None:
+                received.add(batch.queue.topic, TRANSACTION, sum(batch.sizes), len(batch))
         except StoreBusy:
             self._preallocation_waits.hold(connection, request, partial(self._append, batch, queue_id, waits))
             return None

@@ -1,0 +1,66 @@
+"""ReceivedMessages: counts messages and their bytes by topic and message type, for the metrics.
+
+Sources: `BrokerMetricsManager.getMessageType`, `SendMessageProcessor.handlePutMessageResult`. The topic is the one in
+which a message is stored first: that of the delay levels for a delayed message, the half topic for a half message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from gantrymq.metrics import Histogram
+from gantrymq.protocol.properties import find_property, has_property
+
+NORMAL, FIFO, DELAY, TRANSACTION = "normal", "fifo", "delay", "transaction"
+#: Start of the property of ordered messages.
+SHARDING_KEY = b"__SHARDINGKEY\x01"
+#: Upper limits of the buckets of message sizes, in bytes.
+SIZE_BOUNDS = (1024, 4096, 512 * 1024, 1024 * 1024, 2 * 1024 * 1024, 4 * 1024 * 1024)
+#: Properties of delayed messages.
+_DELAYS = (b"DELAY", b"TIMER_DELIVER_MS", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"__STARTDELIVERTIME")
+
+
+def message_type(properties: bytes) -> str:
+    """Returns the type of a message with these properties."""
+    if b"TRAN_MSG\x01" in properties and (find_property(properties, b"TRAN_MSG") or b"").lower() == b"true":
+        return TRANSACTION
+    if SHARDING_KEY in properties and has_property(properties, SHARDING_KEY[:-1]):
+        return FIFO
+    # These searches exclude most messages. "DELAY" is in the names of three of the properties.
+    if b"DELAY" in properties or b"TIMER_DELIVER_MS" in properties or b"__STARTDELIVERTIME" in properties:
+        return DELAY if any(has_property(properties, name) for name in _DELAYS) else NORMAL
+    return NORMAL
+
+
+class ReceivedMessages:
+    """Sizes of the messages of one broker. Those of deleted topics stay, so that no counter decreases."""
+
+    def __init__(self) -> None:
+        #: (topic, message type) -> sizes of the messages as records, in bytes.
+        self._sizes: dict[tuple[str, str], Histogram] = {}
+        self._sources: list[Callable[[], None]] = []
+
+    def add_source(self, add_counts: Callable[[], None]) -> None:
+        """Has `add_counts` called before the sizes are read. It calls `add_counted`."""
+        self._sources.append(add_counts)
+
+    def add(self, topic: str, kind: str, size: int, count: int = 1) -> None:
+        """Counts `count` messages of one request, which have `size` bytes together."""
+        self._histogram(topic, kind).observe(size / count, count)
+
+    def add_counted(self, counts: Iterable[tuple[bytes, bool, int, list[int]]]) -> None:
+        """Adds messages that native code has counted; see `PlainSends.take_counts`."""
+        for topic, is_ordered, size, numbers in counts:
+            self._histogram(topic.decode(), FIFO if is_ordered else NORMAL).add(numbers, size)
+
+    def sizes(self) -> Mapping[tuple[str, str], Histogram]:
+        """Returns the sizes of messages as records, in bytes, by (topic, message type)."""
+        for add_counts in self._sources:
+            add_counts()
+        return self._sizes
+
+    def _histogram(self, topic: str, kind: str) -> Histogram:
+        sizes = self._sizes.get((topic, kind))
+        if sizes is None:
+            sizes = self._sizes[topic, kind] = Histogram(SIZE_BOUNDS)
+        return sizes
