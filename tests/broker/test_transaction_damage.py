@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from bare_store import commit_log
 from broker_support import config
 from transaction_support import Half, Producer
 from wait_until import until
 
 from gantrymq.broker.append.appender import Appender
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.transaction.check import Question, TransactionCheck
+from gantrymq.broker.transaction.check import CheckRequest, TransactionCheck
 from gantrymq.broker.transaction.op_messages import OpMessages
 from gantrymq.errors import RecordError, StoreError
 from gantrymq.protocol.message import decode_messages
@@ -39,7 +40,7 @@ class Quiet:
         self.broker = broker
         self.producer = producer
         self.halves = halves
-        self.appender: Appender = broker.features.transactions._appender
+        self.appender: Appender = broker.appender
 
     def check(self, appender: Appender | None = None) -> TransactionCheck:
         """Returns a new check service, as after a restart."""
@@ -53,7 +54,7 @@ class Quiet:
         """Rolls back half messages, each with its own op message."""
         for number in numbers:
             await self.producer.end(self.halves[number], TRANSACTION_ROLLBACK)
-            await until(lambda: not self.broker.features.transactions._ops)
+            await until(lambda: not self.broker.features.transactions.ops)
 
     def place(self, topic: str, queue_offset: int) -> int:
         unit = self.broker.store.queue(topic, 0).unit(queue_offset)
@@ -64,7 +65,7 @@ class Quiet:
         """Changes a record, as a failing disk would."""
         record = bytearray(self.broker.store.record_bytes(place))
         damage(record)
-        log = self.broker.store._log
+        log = commit_log(self.broker.store)
         assert log.mapping is not None
         log.mapping[place - log.base : place - log.base + len(record)] = bytes(record)
 
@@ -90,7 +91,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000 + 1000
 
 
-def asked(steps: list[list[Question]]) -> list[bytes]:
+def asked(steps: list[list[CheckRequest]]) -> list[bytes]:
     return [next(decode_messages(question.request.body)).body for questions in steps for question in questions]
 
 
