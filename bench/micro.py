@@ -70,11 +70,11 @@ async def run(directory: Path, size: int, count: int, repeat: int) -> None:
     broker = Broker(config)
     await broker.start()
     slices = TimeSlices()
-    connection = Connection(broker._handlers, is_server=True, limits=ConnectionLimits(slices))
+    connection = Connection(broker.handlers, is_server=True, limits=ConnectionLimits(slices))
     transport = Swallowing()
     connection.connection_made(transport)
     store, queue = broker.store, broker.store.queue("micro", 0)
-    send = broker._handlers[RequestCode.SEND_MESSAGE_V2]
+    send = broker.handlers[RequestCode.SEND_MESSAGE_V2]
     topic = TOPIC.encode()
     # Pulls messages that the send handler has stored before.
     pulls = [pull_frame(number * PULL_BATCH // QUEUES // 2) for number in range(count // PULL_BATCH)]

@@ -63,7 +63,7 @@ def _wrong(servers: Servers, name: str, lied: Container[str], deleted: Container
 
 
 def _refusals(brokers: list[tuple[Program, Broker]]) -> str:
-    slaves = [(program.name, broker.replication._slave) for program, broker in brokers]
+    slaves = [(program.name, broker.replication.slave) for program, broker in brokers]
     return ", ".join(f"{name}: {slave.refusal}" for name, slave in slaves if slave is not None and slave.refusal)
 
 

@@ -284,7 +284,7 @@ BUGS = (
     Planted(
         "a transaction can end twice",
         "broker/transaction/transactions.py",
-        "        if self._check.is_over(record.queue_offset, first):\n",
+        "        if self.check.is_over(record.queue_offset, first):\n",
         "        if False:\n",
         "which was rolled back",
     ),

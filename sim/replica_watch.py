@@ -83,7 +83,7 @@ class ReplicaWatch:
 
         waits._wait, waits._give = noted_wait, noted_give  # type: ignore[method-assign]
         broker.store.append, broker.store.append_batch = noted_append, noted_append_batch  # type: ignore[assignment]
-        if (plain := broker.features.sending._plain) is not None:
+        if (plain := broker.features.sending.plain) is not None:
             # Native code stores these messages without a call of `append`.
             append_sends = plain._append
 

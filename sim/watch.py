@@ -161,8 +161,8 @@ class Watch:
             if report.name in _often:
                 job = _jobs.get(id(report))
                 # A job can set a longer pause for itself.
-                rests = job is not None and _OFTEN_S < job._due - self._scene.now() < inf
-                if job is None or (job._started and not rests):
+                rests = job is not None and _OFTEN_S < job.due - self._scene.now() < inf
+                if job is None or (job.is_started and not rests):
                     runs[report.name] = runs.get(report.name, 0) + report.runs
         self._runs.setdefault(life, []).append((self._scene.now(), runs))
 

@@ -11,9 +11,11 @@ from gantrymq.broker.append.appender import Appender
 from gantrymq.broker.pull.long_polling import LongPolling
 from gantrymq.errors import StoreFull
 from gantrymq.protocol.record import Record, decode_records, encode_host
+from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.refusal import Refusal
+from gantrymq.store.store_threads import StoreThreads
 
 HOST = encode_host("127.0.0.1", 10911)
 #: Size of a record before its body, in bytes.
@@ -41,14 +43,26 @@ def open_store(root: Path, polling: LongPolling, **options: object) -> Appender:
     return Appender(store, HOST, polling)
 
 
+def commit_log(store: MessageStore) -> CommitLog:
+    """Returns the commit log of a store. Tests use it as a faulty disk does: they make it fail, or change its bytes."""
+    return store._log
+
+
+def threads_of(store: MessageStore) -> StoreThreads:
+    """Returns the threads of an open store."""
+    threads = store._threads
+    assert threads is not None
+    return threads
+
+
 @contextmanager
 def full_disk(store: MessageStore) -> Iterator[None]:
     """Makes the store refuse messages, as if the disk were full."""
-    store._log.refuse("test", Refusal("the disk is too full", StoreFull))
+    commit_log(store).refuse("test", Refusal("the disk is too full", StoreFull))
     try:
         yield
     finally:
-        store._log.refuse("test", None)
+        commit_log(store).refuse("test", None)
 
 
 def damage(store: MessageStore, physical_offset: int, at: int = _BEFORE_BODY) -> None:

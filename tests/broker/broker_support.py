@@ -9,12 +9,19 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import pytest
 from step_timer import StepTimer
+from wait_until import until
 
+from gantrymq.background.jobs import Jobs
+from gantrymq.background.report import JobReport
+from gantrymq.broker.append import preallocation_waits
+from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
 from gantrymq.errors import StoreError
 from gantrymq.namesrv.config import NamesrvConfig
@@ -26,9 +33,13 @@ from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.headers.send import SendMessageRequestHeaderV2
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
+from gantrymq.remoting import long_requests
 from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.server import RemotingServer
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.json_config import JsonConfigFile
+
+T = TypeVar("T")
 
 
 class Peer:
@@ -136,6 +147,10 @@ class Disk:
     """
 
     def __init__(self, write: Callable[[JsonConfigFile], None]) -> None:
+        #: The files whose writes have begun.
+        self.begun: list[str] = []
+        #: Called in the writing thread, with the name of the file.
+        self.before_write: Callable[[str], None] = lambda file: None
         self.written: list[tuple[str, threading.Thread]] = []
         self.may_go_on = threading.Event()
         self.may_go_on.set()
@@ -143,11 +158,69 @@ class Disk:
         self._write = write
 
     def write(self, file: JsonConfigFile) -> None:
+        self.begun.append(file.path.name)
+        self.before_write(file.path.name)
         assert self.may_go_on.wait(20)
         self.written.append((file.path.name, threading.current_thread()))
         if self.error is not None:
             raise self.error
         self._write(file)
+
+
+def job(broker: Broker, name: str) -> JobReport:
+    """Returns the report of a background job."""
+    return next(report for report in broker.jobs if report.name == name)
+
+
+def server_of(broker: Broker) -> RemotingServer:
+    """Returns the server that accepts the connections of a broker."""
+    return broker._server
+
+
+def set_request_slice(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Sets the longest time slice of long requests. With 0, each event-loop iteration does one step."""
+    patch.setattr(long_requests, "SLICE_S", seconds)
+
+
+def set_preallocation_wait(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Sets the longest time for which a request waits until its file is preallocated."""
+    patch.setattr(preallocation_waits, "WAIT_S", seconds)
+
+
+def objects_in_memory(kind: type[T]) -> list[T]:
+    """Returns the objects of a class in this process, without garbage."""
+    gc.collect()
+    return [each for each in gc.get_objects() if type(each) is kind]
+
+
+def requests_in_memory() -> list[RemotingCommand]:
+    """Returns the received requests in this process that still have their fields."""
+    return [each for each in objects_in_memory(RemotingCommand) if each.raw_ext and not each.is_response]
+
+
+async def until_freed(*connections: weakref.ref[Connection]) -> None:
+    """Waits until nothing in this process refers to these connections."""
+
+    def are_freed() -> bool:
+        gc.collect()
+        return not any(connection() for connection in connections)
+
+    await until(are_freed)
+
+
+def weak(connections: Iterable[Connection]) -> list[weakref.ref[Connection]]:
+    return [weakref.ref(connection) for connection in connections]
+
+
+async def run_again(jobs: Jobs, name: str) -> None:
+    """Runs a job once from its start to its end. Raises AssertionError if it fails."""
+    repeating = jobs.find(name)
+    report = repeating.report
+    # During a run, `wake` starts another one after it.
+    end = report.runs + 1 + repeating.is_running
+    repeating.wake()
+    await until(lambda: report.runs >= end)
+    assert report.failing_since is None, report.last_error
 
 
 async def longest_step(work: Callable[[], bool]) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from broker_support import Disk, Peer, config
+from wrong_clock import WrongClock
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.send.batches import BatchSends
@@ -42,6 +43,11 @@ async def remoting() -> AsyncIterator[RemotingClient]:
 @pytest.fixture(params=[SerializeType.JSON, SerializeType.ROCKETMQ], ids=["json", "binary"])
 async def peer(request: pytest.FixtureRequest, broker: Broker, remoting: RemotingClient) -> Peer:
     return Peer(await remoting.connection(f"127.0.0.1:{broker.port}"), request.param)
+
+
+@pytest.fixture
+def wrong_clock(monkeypatch: pytest.MonkeyPatch) -> WrongClock:
+    return WrongClock(monkeypatch)
 
 
 @pytest.fixture

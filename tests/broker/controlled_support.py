@@ -6,6 +6,7 @@ A NameServer and a controller with a SQLite file run with them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -145,7 +146,7 @@ class ControlledBrokers:
                 return False
             replicas_manager = self.brokers[masters[0]].replicas_manager
             assert replicas_manager is not None
-            in_sync = replicas_manager._in_sync.in_sync
+            in_sync = replicas_manager.sync_state_sets.in_sync
             return in_sync is not None and in_sync.members == set(self.brokers)
 
         await until(same)
@@ -159,6 +160,27 @@ class ControlledBrokers:
         return Peer(await self.remoting.connection(f"127.0.0.1:{self.brokers[number].port}"))
 
 
+def controller_client(broker: Broker) -> RemotingClient:
+    """Returns the client with which a broker calls its controllers."""
+    assert broker.replicas_manager is not None
+    return broker.replicas_manager._remoting
+
+
+def keep_controller_connections(broker: Broker) -> Callable[[], Awaitable[None]]:
+    """Keeps the connections to the controllers open when the broker stops, as after a power failure.
+
+    Returns the function that closes them.
+    """
+    client = controller_client(broker)
+    close = client.close
+
+    async def keep() -> None:
+        pass
+
+    client.close = keep  # type: ignore[method-assign]
+    return close
+
+
 class Link:
     """Cuts the link of a broker to its controllers.
 
@@ -166,9 +188,8 @@ class Link:
     """
 
     def __init__(self, broker: Broker) -> None:
-        assert broker.replicas_manager is not None
         self._is_whole = asyncio.Event()
-        remoting = broker.replicas_manager._remoting
+        remoting = controller_client(broker)
         invoke = remoting.invoke
 
         async def through(address: str, request: RemotingCommand, timeout_ms: int = 3000) -> RemotingCommand:

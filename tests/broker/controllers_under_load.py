@@ -27,7 +27,7 @@ class ControlledByProcesses(ControlledBrokers):
         for number in self.masters():
             replicas_manager = self.brokers[number].replicas_manager
             assert replicas_manager is not None
-            if (in_sync := replicas_manager._in_sync.in_sync) is not None:
+            if (in_sync := replicas_manager.sync_state_sets.in_sync) is not None:
                 return set(in_sync.members)
         return set()
 

@@ -22,7 +22,8 @@ def resume_slave(broker: Broker) -> None:
 
 
 def _connection(broker: Broker) -> SlaveConnection:
-    slave = broker.replication._slave
+    slave = broker.replication.slave
     assert slave is not None
-    assert slave._connection is not None
-    return slave._connection
+    connection = slave._connection
+    assert connection is not None
+    return connection

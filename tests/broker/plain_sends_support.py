@@ -11,11 +11,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from struct import pack
+from typing import Any
 
 import pytest
-from broker_support import config
+from broker_support import config, server_of, set_request_slice
 from transports import Keeping
+from wrong_clock import set_store_clock
 
+from gantrymq.background.jobs import Jobs
+from gantrymq.background.repeating import Repeating, Work
 from gantrymq.broker import context as context_module
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.send import processor as send
@@ -25,11 +29,9 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.protocol.record import encode_host
 from gantrymq.protocol.sys_flag import COMPRESSED
-from gantrymq.remoting import long_requests
-from gantrymq.remoting.connection import Connection
+from gantrymq.remoting.connection import Connection, FirstLook
 from gantrymq.remoting.connection_limits import ConnectionLimits
 from gantrymq.remoting.time_slices import SLICE_S, TimeSlices
-from gantrymq.store import message_writer, record_batch
 
 #: Port in the records of all these brokers, so that their logs are equal.
 PORT = 10911
@@ -37,15 +39,29 @@ NOW_S = 1_700_000_000.5
 TOPICS = ("orders", "trades")
 
 
-class Client:
-    """A connection whose input is passed to the broker directly."""
+class Rounds(Jobs):
+    """Runs the rounds of time slices when the test calls `work`."""
 
-    def __init__(self, broker: Broker, host: str = "127.0.0.1") -> None:
-        self._slices = TimeSlices()
+    def repeating(self, name: str, work: Work, *args: Any, **options: Any) -> Repeating:
+        self.work = work
+        return super().repeating(name, work, *args, **options)
+
+
+class Client:
+    """A connection whose input is passed to the broker directly.
+
+    `first_look` replaces the broker's function that handles plain sends.
+    """
+
+    def __init__(self, broker: Broker, host: str = "127.0.0.1", first_look: FirstLook | None = None) -> None:
+        self._rounds = Rounds()
+        self._slices = TimeSlices(jobs=self._rounds)
         self._transport = Keeping(host)
-        server = broker._server
         self.connection = Connection(
-            server._handlers, is_server=True, limits=ConnectionLimits(self._slices), first_look=server.first_look
+            broker.handlers,
+            is_server=True,
+            limits=ConnectionLimits(self._slices),
+            first_look=first_look or server_of(broker).first_look,
         )
         self.connection.connection_made(self._transport)
 
@@ -54,7 +70,7 @@ class Client:
         self._transport.data, self._transport.calls = b"", 0
         self.connection.data_received(data)
         while self.connection.is_behind or self._slices.used > SLICE_S:
-            self._slices._new_round()
+            self._rounds.work()
         return self._transport.data
 
     def answers(self, data: bytes) -> list[RemotingCommand]:
@@ -96,9 +112,8 @@ async def running(
     Its clock is stopped, and time slices are so long that they never end.
     """
     monkeypatch.setattr(context_module, "encode_host", lambda ip, port: encode_host(ip, PORT))
-    monkeypatch.setattr(message_writer, "time", lambda: NOW_S)
-    monkeypatch.setattr(record_batch, "time", lambda: NOW_S)
-    monkeypatch.setattr(long_requests, "SLICE_S", 3600.0)
+    set_store_clock(monkeypatch, lambda: NOW_S)
+    set_request_slice(monkeypatch, 3600.0)
     settings = config(directory, **changed)
     # Queues must stay dirty, however long a test takes.
     settings.store.flush_interval_consume_queue_ms = 24 * 3600 * 1000
@@ -107,9 +122,8 @@ async def running(
     with monkeypatch.context() as patch:
         if not natively:
             patch.setattr(send, "native", None)
+        patch.setattr(send, "UniqueKeys", lambda host: Keys())
         broker = Broker(settings)
-    sending = broker.features.sending
-    sending._unique_keys = sending._batches._half_batches._unique_keys = Keys()  # type: ignore[assignment]
     await broker.start()
     try:
         for topic in TOPICS:
@@ -122,9 +136,14 @@ async def running(
         await broker.stop()
 
 
+def stop_waiting(broker: Broker) -> None:
+    """Makes requests wait in the broker's queue, as usual, while the store is preallocating a file."""
+    broker.store._preallocation.waits = False
+
+
 def known(broker: Broker) -> int:
     """Returns the number of request headers that native code has cached."""
-    plain = broker.features.sending._plain
+    plain = broker.features.sending.plain
     assert plain is not None
     return plain.known
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from broker_support import Peer, config, name_server
+from broker_support import Peer, config, name_server, run_again
 from wait_until import until
 
 from gantrymq.broker.broker import Broker
@@ -16,10 +16,16 @@ from gantrymq.remoting.client import RemotingClient
 from gantrymq.replication.config import ReplicationConfig
 
 
+async def copy_tables(slave: Broker) -> None:
+    """Copies the tables of the master at once; a slave does so every 10 s."""
+    await run_again(slave.jobs, "copy the master's timer checkpoint")
+    await run_again(slave.jobs, "copy the master's tables")
+
+
 class Replicas:
     """Async context manager that runs a master and its slaves.
 
-    `replication`, `options`, `store_options` and `namesrv_options` are read in `start`.
+    `replication`, `options`, `store_options`, `master_store_options` and `namesrv_options` are read in `start`.
     """
 
     def __init__(self, directory: Path, slaves: int = 1, *, role: BrokerRole = BrokerRole.SYNC_MASTER) -> None:
@@ -28,6 +34,7 @@ class Replicas:
         self.replication: dict[str, Any] = {"in_sync_replicas": slaves + 1, "slave_timeout": 10_000}
         self.options: dict[str, Any] = {}
         self.store_options: dict[str, Any] = {}
+        self.master_store_options: dict[str, Any] = {}
         self.namesrv_options: dict[str, Any] = {}
         self._slave_count = slaves
         self._stack = AsyncExitStack()
@@ -65,7 +72,8 @@ class Replicas:
             slave_read_enable=True,
             **self.options,
         )
-        for name, value in self.store_options.items():
+        own_options = self.master_store_options if not broker_id else {}
+        for name, value in (self.store_options | own_options).items():
             setattr(settings.store, name, value)
         broker = self.brokers[broker_id] = Broker(settings)
         await broker.start()

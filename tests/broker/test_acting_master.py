@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 from administration import create_group
-from broker_support import Peer, config
+from broker_support import Peer, config, job
 from pop_support import PopPeer
-from replicated_brokers import Replicas
+from replicated_brokers import Replicas, copy_tables
 from wait_until import until
 
 from gantrymq.broker.append.pending_responses import PendingResponses
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.slave.metadata_sync import MetadataSync
 from gantrymq.errors import ConfigError
 from gantrymq.protocol.bodies.route import TopicRouteData
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -42,6 +41,9 @@ ACTING = {
     "transaction_check_interval": 100,
     "transaction_time_out": 0,
 }
+
+#: The job of a broker that looks for its master.
+ASKING = "ask who of the brokers of this name is there"
 
 
 class WithAnother(Replicas):
@@ -66,15 +68,13 @@ class WithAnother(Replicas):
     async def deliver_nothing(self) -> None:
         """Stops the delivery of delayed and popped messages on the master."""
         await self.master.features.schedule.stop()
-        self.master.features.timer._delivering.cancel()
+        self.master.jobs.find("deliver timer messages").cancel()
         await self.master.pops.become_slave()
 
     async def copied(self) -> None:
         """Waits until the slave has the log and the tables of the master."""
         await self.caught_up()
-        part = next(part for part in self.slave.features.all if isinstance(part, MetadataSync))
-        await part._copy()
-        await part._copy_timer()
+        await copy_tables(self.slave)
 
     def messages(self, broker: Broker, topic: str = "orders") -> list[MessageExt]:
         queue = broker.store.find_queue(topic, 0)
@@ -136,7 +136,7 @@ async def test_nothing_comes_twice_when_the_master_is_back(brokers: WithAnother)
     # Messages that are being delivered when the master returns can be delivered twice.
     slave = brokers.slave
     await until(
-        lambda: not slave.features.timer._delivery.is_delivering and slave.features.schedule.offsets().get(1) == 1
+        lambda: not slave.features.timer.delivery.is_delivering and slave.features.schedule.offsets().get(1) == 1
     )
     slave_offsets = brokers.slave.features.schedule.offsets()
     brokers.slave.offsets.commit("readers", "orders", 0, 5)
@@ -161,10 +161,9 @@ async def test_a_slave_whose_clock_is_ahead_has_delivered_what_it_says(brokers: 
     """
     timer = brokers.master.features.timer
     done = TimerCheckpoint(now_ms() + 3_000, 0, 7, now_ms(), 1)
-    timer._delivering.cancel()
+    brokers.master.jobs.find("deliver timer messages").cancel()
     await timer.take_over(done.encode())
-    files = timer._files
-    assert (files.read_time_ms, files.delivered_queue_offset) == (done.read_time_ms, 7)
+    assert (timer.files.read_time_ms, timer.files.delivered_queue_offset) == (done.read_time_ms, 7)
 
 
 async def test_a_master_that_comes_back_is_followed_before_its_tables_are_copied(brokers: WithAnother) -> None:
@@ -188,8 +187,7 @@ async def test_a_master_that_comes_back_is_followed_before_its_tables_are_copied
         peer = await brokers.peer(1)
         assert (await peer.ask(RequestCode.EXCHANGE_BROKER_HA_INFO, header)).code == ResponseCode.SUCCESS
         await until(lambda: slave.replication.is_following and not slave.acting.is_acting)
-        copying = next(part for part in slave.features.all if isinstance(part, MetadataSync))
-        await copying._copy()
+        await copy_tables(slave)
         assert slave.offsets.query("readers", "orders", 0) == 5
     finally:
         await back.stop()
@@ -226,7 +224,7 @@ async def test_who_hears_of_its_master_does_not_stand_in(brokers: WithAnother) -
     }
     peer = Peer(await brokers.remoting.connection(address))
     assert (await peer.ask(RequestCode.UNREGISTER_BROKER, fields=header)).code == ResponseCode.SUCCESS
-    await until(lambda: acting._members.keys() == {1})
+    await until(lambda: acting.members.keys() == {1})
     assert brokers.slave.replication.receives_from_master
     assert not acting.is_acting
 
@@ -243,7 +241,7 @@ async def test_a_broker_that_takes_nothing_keeps_no_message_waiting(brokers: Wit
 
     try:
         third.topics.put(TopicConfig("orders", 4, 4))
-        third._handlers[RequestCode.SEND_MESSAGE_V2] = refuse
+        third.handlers[RequestCode.SEND_MESSAGE_V2] = refuse
         bodies = {b"%d" % number for number in range(5)}
         await brokers.deliver_nothing()
         for body in bodies:
@@ -254,7 +252,7 @@ async def test_a_broker_that_takes_nothing_keeps_no_message_waiting(brokers: Wit
         await until(lambda: {message.body for message in brokers.messages(brokers.other)} == bodies)
         # The slave tried another broker at once, and the delay level was not paused.
         assert refused
-        assert not brokers.slave.features.schedule._deliveries[1].report.failures
+        assert job(brokers.slave, "deliver delay level 1").failures == 0
     finally:
         await third.stop()
 
@@ -266,7 +264,7 @@ async def test_many_of_a_delay_level_are_on_their_way_at_once(brokers: WithAnoth
     """
     came: list[RemotingCommand] = []
     enough = asyncio.Event()
-    store = brokers.other._handlers[RequestCode.SEND_MESSAGE_V2]
+    store = brokers.other.handlers[RequestCode.SEND_MESSAGE_V2]
 
     def keep(connection: Connection, request: RemotingCommand) -> None:
         async def answer() -> Reply:
@@ -281,7 +279,7 @@ async def test_many_of_a_delay_level_are_on_their_way_at_once(brokers: WithAnoth
     for body in bodies:
         await (await brokers.peer()).send("orders", body, properties={"DELAY": "1"})
     await brokers.copied()
-    brokers.other._handlers[RequestCode.SEND_MESSAGE_V2] = keep
+    brokers.other.handlers[RequestCode.SEND_MESSAGE_V2] = keep
     await brokers.stop(0)
     await until(lambda: len(came) >= 10)
     assert brokers.slave.features.schedule.offsets().get(1, 0) == 0
@@ -307,10 +305,11 @@ async def test_a_master_that_hangs_is_stood_in_for(brokers: WithAnother) -> None
         await brokers.stop(0)
         await until(lambda: slave.acting.is_acting)
         host, port = server.sockets[0].getsockname()
-        slave.replication._slave.set_master(f"{host}:{port}")  # type: ignore[union-attr]
+        slave.replication.slave.set_master(f"{host}:{port}")  # type: ignore[union-attr]
         await until(lambda: connected and slave.replication.is_connected)
-        rounds = slave.acting._asking.report.runs
-        await until(lambda: slave.acting._asking.report.runs > rounds + 1)
+        asking = job(slave, ASKING)
+        rounds = asking.runs
+        await until(lambda: asking.runs > rounds + 1)
         assert slave.acting.is_acting
         for writer in connected:
             writer.close()
@@ -325,7 +324,7 @@ async def test_a_master_that_is_heard_ends_it_though_no_name_server_answers(brok
     back = Broker(replace(master.config, namesrv_addr=[], enable_slave_acting_master=False))
     await back.start()
     try:
-        slave.replication._slave.set_master(back.replication.ha_address)  # type: ignore[union-attr]
+        slave.replication.slave.set_master(back.replication.ha_address)  # type: ignore[union-attr]
         await until(lambda: not slave.acting.is_acting)
     finally:
         await back.stop()
@@ -344,12 +343,12 @@ async def test_what_fails_half_way_is_ended_as_a_whole(brokers: WithAnother, mon
     monkeypatch.setattr(slave.features.schedule, "stand_in", fail)
     await brokers.copied()
     await brokers.stop(0)
-    await until(lambda: slave.acting._asking.report.failures > 1)
+    await until(lambda: job(slave, ASKING).failures > 1)
     assert slave.appender.escapes
     await brokers.start(0)
     await until(lambda: not slave.appender.escapes)
     assert not slave.acting.is_acting
-    assert not slave.features.transactions._checking._started
+    assert not slave.jobs.find("ask about open transactions").is_started
 
 
 async def test_the_lowest_of_several_stands_in(tmp_path: Path) -> None:
@@ -357,7 +356,7 @@ async def test_the_lowest_of_several_stands_in(tmp_path: Path) -> None:
         await brokers.copied()
         await brokers.stop(0)
         await until(lambda: brokers.brokers[1].acting.is_acting)
-        await until(lambda: brokers.brokers[2].acting._members.keys() == {1, 2})
+        await until(lambda: brokers.brokers[2].acting.members.keys() == {1, 2})
         assert not brokers.brokers[2].acting.is_acting
         await brokers.stop(1)
         await until(lambda: brokers.brokers[2].acting.is_acting)

@@ -221,7 +221,7 @@ async def test_plain_acl_needs_a_file(start: StartBroker, tmp_path: Path) -> Non
 
 async def test_without_access_control_handlers_are_called_at_once(start: StartBroker) -> None:
     broker = await start(AuthConfig())
-    assert broker._handlers[RequestCode.SEND_MESSAGE_V2].__self__ is broker.features.sending
+    assert broker.handlers[RequestCode.SEND_MESSAGE_V2] == broker.features.sending.send
 
 
 async def test_ways_round_a_policy(start: StartBroker, connect: Callable[..., Awaitable[Peer]]) -> None:

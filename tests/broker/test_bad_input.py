@@ -10,7 +10,7 @@ import logging
 import re
 
 import pytest
-from broker_support import Peer
+from broker_support import Peer, server_of
 from wait_until import until
 
 from gantrymq.broker.broker import Broker
@@ -70,7 +70,7 @@ def unexpected(records: list[logging.LogRecord]) -> list[str]:
 
 async def test_every_code_names_the_field_that_is_missing(broker: Broker, peer: Peer) -> None:
     with_fields = 0
-    for code in sorted(broker._handlers):
+    for code in sorted(broker.handlers):
         if await required_fields(peer, code):
             with_fields += 1
     assert with_fields > 30
@@ -79,7 +79,7 @@ async def test_every_code_names_the_field_that_is_missing(broker: Broker, peer: 
 
 @pytest.mark.timeout(240)
 async def test_absurd_values_are_answered(broker: Broker, peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
-    for code in sorted(broker._handlers):
+    for code in sorted(broker.handlers):
         fields = await required_fields(peer, code)
         for name in fields:
             for value in ABSURD:
@@ -92,7 +92,7 @@ async def test_absurd_values_are_answered(broker: Broker, peer: Peer, caplog: py
 
 
 async def test_absurd_bodies_are_answered(broker: Broker, peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
-    for code in sorted(broker._handlers):
+    for code in sorted(broker.handlers):
         fields = await required_fields(peer, code)
         for body in BODIES:
             caplog.clear()
@@ -113,7 +113,7 @@ async def test_two_thousand_connections(broker: Broker) -> None:
         assert {response.code for response in answers} == {ResponseCode.SUCCESS}
     finally:
         await asyncio.gather(*(client.close() for client in clients))
-    await until(lambda: not broker._server.connections)
+    await until(lambda: not server_of(broker).connections)
 
 
 async def test_a_client_that_dies_in_a_long_poll_leaves_nothing(broker: Broker, peer: Peer) -> None:

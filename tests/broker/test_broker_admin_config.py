@@ -11,13 +11,13 @@ from typing import get_type_hints
 
 import pytest
 from administration import send
+from bare_store import threads_of
 from broker_support import Peer, config
 from wait_until import until
 
 from gantrymq.auth.config import AuthConfig
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
-from gantrymq.broker.send.processor import SendProcessor
 from gantrymq.config import from_properties, load_properties, parse_properties, property_key
 from gantrymq.errors import ConfigError
 from gantrymq.namesrv.config import NamesrvConfig
@@ -167,9 +167,8 @@ async def test_topics_may_be_created_where_they_could_not_at_the_start(
 async def test_changes_take_effect_at_once(peer: Peer, broker: Broker) -> None:
     """Properties that Java applies at run time, and some more."""
     store = broker.store
-    assert store._threads is not None
-    log_flusher, queue_flusher = store._threads.log_flusher, store._threads.queue_flusher
-    [sending] = [part for part in broker.features.all if isinstance(part, SendProcessor)]
+    threads = threads_of(store)
+    log_flusher, queue_flusher = threads.log_flusher, threads.queue_flusher
     index_before = store.keys.index_last_update
     text = """
         regionId=moon
@@ -203,14 +202,14 @@ async def test_changes_take_effect_at_once(peer: Peer, broker: Broker) -> None:
     assert (await peer.send("orders", bytes(1001))).code == ResponseCode.MESSAGE_ILLEGAL
     batch = encode_batch([(0, bytes(1001), b"")])
     assert (await peer.send("orders", batch, code=RequestCode.SEND_BATCH_MESSAGE)).code == ResponseCode.MESSAGE_ILLEGAL
-    assert sending._appender.max_message_size == 1000
-    assert broker.persistence._period_s == 60.0
+    assert broker.appender.max_message_size == 1000
+    assert broker.persistence.period_s == 60.0
     assert (log_flusher.interval_s, queue_flusher.interval_s) == (0.111, 0.222)
     assert store.in_memory_bytes == 0
-    assert (broker.pops.buffer._stay_ms, broker.pops.buffer._leave_before_ms) == (1234, 2345)
-    assert broker.pops.buffer._max_size == 3456
+    assert (broker.pops.buffer.stay_ms, broker.pops.buffer.leave_before_ms) == (1234, 2345)
+    assert broker.pops.buffer.max_size == 3456
     for waiting in (broker.pops.waiting, broker.pops.waiting_notifications):
-        assert (waiting._queue_limit, waiting._limit) == (0, 7)
+        assert (waiting.queue_limit, waiting.limit) == (0, 7)
     assert store.keys.build_index(1.0)
     assert store.keys.index_last_update == index_before
     # After the index is on again, it adds the messages that it missed.

@@ -9,7 +9,7 @@ import time
 import msgspec
 import pytest
 from administration import beat, commit, queue, send
-from broker_support import Peer
+from broker_support import Peer, set_request_slice
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.bodies.route import TopicList
@@ -20,7 +20,6 @@ from gantrymq.protocol.fastjson import decode_json, encode_json
 from gantrymq.protocol.headers.query import QueryConsumeQueueRequestHeader
 from gantrymq.protocol.headers.stats import QueryConsumeTimeSpanRequestHeader
 from gantrymq.protocol.headers.topic import CreateTopicRequestHeader, TopicRequestHeader
-from gantrymq.remoting import long_requests
 from gantrymq.remoting.client import RemotingClient
 
 
@@ -152,7 +151,7 @@ async def test_long_lists_are_made_bit_by_bit(
     peer: Peer, broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lists of topics and groups are created in steps. Other clients are served in between."""
-    monkeypatch.setattr(long_requests, "SLICE_S", 0.0001)
+    set_request_slice(monkeypatch, 0.0001)
     await peer.send("orders", b"x")
     other = Peer(await remoting.connection(f"localhost:{broker.port}"))
     await other.send("orders", b"x")

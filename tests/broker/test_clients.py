@@ -7,12 +7,11 @@ from pathlib import Path
 
 import msgspec
 from administration import create_group
-from broker_support import Peer, config
+from broker_support import Peer, config, run_again
 from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.consumers.heartbeats import Heartbeats
 from gantrymq.broker.tables.consumer_offsets import ConsumerOffsets, OffsetTable
 from gantrymq.broker.tables.persistence import TablePersistence
 from gantrymq.protocol.bodies.heartbeat import ConsumerData, ConsumerList, HeartbeatData, ProducerData, SubscriptionData
@@ -132,12 +131,11 @@ async def test_unit_mode_becomes_the_flag_of_a_new_retry_topic(peer: Peer, broke
 
 
 async def test_silent_clients_are_dropped(broker: Broker, peer: Peer) -> None:
-    [clients] = [part for part in broker.features.all if isinstance(part, Heartbeats)]
     await peer.ask(RequestCode.HEART_BEAT, body=heartbeat("one"))
-    clients._expire()
+    await run_again(broker.jobs, "expire silent clients")
     assert await members(peer) == ["one"]
     broker.config.channel_expired_timeout = -1000
-    clients._expire()
+    await run_again(broker.jobs, "expire silent clients")
     assert not broker.members.consumers
     await until(lambda: peer.connection.is_closed)
 

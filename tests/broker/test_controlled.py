@@ -10,8 +10,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from bare_store import commit_log
 from broker_support import Peer
-from controlled_support import ControlledBrokers
+from controlled_support import ControlledBrokers, keep_controller_connections
 from paused_slaves import pause_slave, resume_slave
 from wait_until import until
 
@@ -26,7 +27,6 @@ from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
 from gantrymq.protocol.headers.topic import GetRouteInfoRequestHeader
 from gantrymq.protocol.message import Message, decode_messages
-from gantrymq.remoting.client import RemotingClient
 from gantrymq.store.refusal import Refusal
 from gantrymq.system.clock import monotonic, now_ms
 
@@ -188,7 +188,7 @@ async def test_too_few_in_sync(tmp_path: Path) -> None:
         await until(lambda: replicas.in_sync() == {1})
         replicas_manager = replicas.brokers[1].replicas_manager
         assert replicas_manager is not None
-        in_sync = replicas_manager._in_sync.in_sync
+        in_sync = replicas_manager.sync_state_sets.in_sync
         assert in_sync is not None
         await until(lambda: in_sync.members == {1})
         answer = await peer.send("orders", b"refused")
@@ -249,14 +249,12 @@ async def test_a_master_that_ended_unnoticed_leaves_it_to_another(tmp_path: Path
         await replicas.all_in_sync()
         sent = await send_some(await replicas.peer(1), "before")
         # Simulates a power failure: the connection to the controller stays open.
-        replicas_manager = replicas.brokers[1].replicas_manager
-        assert replicas_manager is not None
-        kept, replicas_manager._remoting = replicas_manager._remoting, RemotingClient()
+        close = keep_controller_connections(replicas.brokers[1])
         await replicas.stop(1)
         await replicas.start(1)
         await replicas.all_in_sync()
         assert await replicas.master() == 2
-        await kept.close()
+        await close()
         await replicas.all_in_sync()
         sent += await send_some(await replicas.peer(2), "after")
         await replicas.caught_up()
@@ -392,7 +390,7 @@ async def test_a_master_whose_fsync_fails_hands_over(tmp_path: Path) -> None:
     async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         number = await replicas.master()
-        replicas.brokers[number].store._log.failure = Refusal("fdatasync failed", SyncFailed)
+        commit_log(replicas.brokers[number].store).fail(Refusal("fdatasync failed", SyncFailed))
         other = await replicas.master(other_than=number)
         await until(lambda: replicas.masters() == [other])
         async with Producer(replicas.name_server.address, "producers") as producer:

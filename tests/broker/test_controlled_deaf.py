@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 from broker_support import Peer
-from controlled_support import ControlledBrokers
+from controlled_support import ControlledBrokers, keep_controller_connections
 from wait_until import until
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import ONEWAY_FLAG, RemotingCommand
-from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.connection import Connection, Reply
 
 #: Longest time until a broker repeats an unanswered request to its controller, in seconds.
@@ -124,9 +123,7 @@ async def test_an_election_is_never_answered(tmp_path: Path, caplog: pytest.LogC
     async with ControlledBrokers(tmp_path) as replicas:
         await replicas.all_in_sync()
         assert await sent_until_safe(await replicas.peer(1), b"before") == 1
-        replicas_manager = replicas.brokers[1].replicas_manager
-        assert replicas_manager is not None
-        kept, replicas_manager._remoting = replicas_manager._remoting, RemotingClient()
+        close = keep_controller_connections(replicas.brokers[1])
         deaf = Deaf(replicas, RequestCode.CONTROLLER_ELECT_MASTER, does_it=does_it)
         deaf.on = True
         await replicas.stop(1)
@@ -138,7 +135,7 @@ async def test_an_election_is_never_answered(tmp_path: Path, caplog: pytest.LogC
             assert replicas.controller.address in caplog.text
             deaf.on = False
         await until(lambda: replicas.masters() == [2])
-        await kept.close()
+        await close()
         await replicas.all_in_sync()
         assert await sent_until_safe(await replicas.peer(2), b"after") == 1
         await until(lambda: all(bodies(replicas, number) == {b"before", b"after"} for number in (1, 2, 3)))

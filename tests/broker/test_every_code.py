@@ -75,7 +75,7 @@ class Scene:
             dict(broker.access.users.acls),
             str(broker.config),
             len(locking.locks),
-            encode_json(modes._modes),
+            encode_json(modes.table),
         )
 
 
@@ -110,10 +110,10 @@ async def prepared(broker: Broker, administrator: Peer) -> Places:
     await broker.topics.written()
     with broker.store.waiting():
         record = broker.store.read_record(half_place[0])
-        broker.features.transactions._check._discard(record, decode_properties(record.properties))
+        broker.features.transactions.check.discard(record, decode_properties(record.properties))
     unit = broker.store.queue("TRANS_CHECK_MAX_TIME_TOPIC", 0).unit(0)
     assert unit is not None
-    discarded = unit[0], encode_offset_message_id(broker.features.transactions._appender.store_host, unit[0])
+    discarded = unit[0], encode_offset_message_id(broker.appender.store_host, unit[0])
     return Places(place_of(sent), half_place, int(half.ext_fields["queueOffset"]), discarded)
 
 
@@ -133,7 +133,7 @@ async def guarded(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 async def test_every_code_has_a_rule_and_a_request(guarded: Scene) -> None:
-    served = set(guarded.broker._handlers)
+    served = set(guarded.broker.handlers)
     assert served == set(RULES)
     assert served == set(guarded.requests)
 
@@ -345,7 +345,7 @@ def allowed(access: Access, requests: dict[int, Asked]) -> set[RequestCode]:
 
 async def test_each_right_is_for_what_it_is_for(tmp_path: Path) -> None:
     async with scene(tmp_path, USERS) as prepared_scene:
-        broker = Guarded("DefaultCluster", prepared_scene.broker.access._record_at)
+        broker = Guarded("DefaultCluster", prepared_scene.broker.access.record_at)
         for rights, expected in BY_RIGHT:
             table = UserTable()
             table.create_user(UserInfo("alice12", "secret12"))
@@ -382,7 +382,7 @@ PLAIN_BY_RIGHT: list[tuple[str, set[RequestCode]]] = [
 
 async def test_each_permission_of_plain_acl_is_for_what_it_is_for(tmp_path: Path) -> None:
     async with scene(tmp_path, USERS) as prepared_scene:
-        broker = Guarded("DefaultCluster", prepared_scene.broker.access._record_at)
+        broker = Guarded("DefaultCluster", prepared_scene.broker.access.record_at)
         for permission, expected in PLAIN_BY_RIGHT:
             text = f"accounts:\n  - {{accessKey: alice12, secretKey: secret12, {permission}}}\n"
             access = PlainAccess(parse_plain_acl(text.encode(), "plain_acl.yml"), broker)
@@ -402,7 +402,7 @@ async def test_a_field_that_is_missing_takes_more(tmp_path: Path) -> None:
     }
     less = {CODE.UNREGISTER_CLIENT, CODE.QUERY_CONSUME_QUEUE}
     async with scene(tmp_path, USERS) as prepared_scene:
-        broker = Guarded("DefaultCluster", prepared_scene.broker.access._record_at)
+        broker = Guarded("DefaultCluster", prepared_scene.broker.access.record_at)
         table = UserTable()
         table.create_user(UserInfo("alice12", "secret12"))
         table.put_acl(None, acl_of("User:alice12", [TOPIC, GROUP], ["All"], [], "Allow"))

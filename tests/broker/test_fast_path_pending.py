@@ -5,14 +5,26 @@ A broker with native code behaves like one without it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from struct import pack
 
 import pytest
-from plain_sends_support import NOW_S, PLAIN, Client, batch_frame, frame, known, properties_of, running, stored
+from plain_sends_support import (
+    NOW_S,
+    PLAIN,
+    Client,
+    batch_frame,
+    frame,
+    known,
+    properties_of,
+    running,
+    stop_waiting,
+    stored,
+)
+from slow_disk import SlowMaking
 from wait_until import until
+from wrong_clock import set_store_clock
 
 from gantrymq.broker.broker import Broker
 from gantrymq.kernels import native
@@ -20,8 +32,6 @@ from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.sys_flag import COMPRESSED
 from gantrymq.protocol.topic_name import TRACE_TOPIC
-from gantrymq.store import message_writer, record_batch
-from gantrymq.store.mapped_file import MappedFile
 
 pytestmark = pytest.mark.skipif(native is None, reason="gantrymq-native isn't there")
 
@@ -67,8 +77,7 @@ async def take_larger_ones(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def go_back_in_time(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (message_writer, record_batch):
-        monkeypatch.setattr(module, "time", lambda: NOW_S - 3600)
+    set_store_clock(monkeypatch, lambda: NOW_S - 3600)
 
 
 async def be_a_slave_for_a_while(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +190,9 @@ async def test_the_longest_properties_and_bodies(tmp_path: Path, monkeypatch: py
             client = Client(broker)
             for opaque in (1, 2):
                 client.read(frame("java", opaque))
-            own = len(broker.features.sending._brokers_properties)
+            first = broker.store.queue("orders", 0).unit(0)
+            assert first is not None
+            own = len(broker.store.read_record(first[0]).properties) - len(PLAIN)
             opaque = 2
             for length in (32766, 32767, 32768, 32767 + own, 40_000, 70_000):
                 for separator in ("", "\x02"):
@@ -222,22 +233,15 @@ async def test_files_that_are_full(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 async def test_nobody_overtakes_who_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No send overtakes one that waits for preallocation, even if it fits into the rest of the current file."""
-    works = threading.Event()
-    make, reserve = MappedFile.make, MappedFile.reserve
-
-    def blocked() -> None:
-        if threading.current_thread() is not threading.main_thread():
-            assert works.wait(20)
-
     async with running(tmp_path, monkeypatch, of_store={"message_index_enable": False}) as broker:
         first, second = Client(broker), Client(broker)
         for client in (first, second):
             for opaque in (1, 2):
                 client.read(frame("java", opaque))
         assert known(broker) == 1
-        broker.store._preallocation.waits = False
-        monkeypatch.setattr(MappedFile, "make", lambda file, *place: (blocked(), make(file, *place))[1])
-        monkeypatch.setattr(MappedFile, "reserve", lambda file, *place: (blocked(), reserve(file, *place))[1])
+        stop_waiting(broker)
+        making = SlowMaking(monkeypatch)
+        making.works.clear()
         try:
             opaque = 3
             while first.read(frame("java", opaque, bytes(100_000))):
@@ -247,7 +251,7 @@ async def test_nobody_overtakes_who_waits_for_room(tmp_path: Path, monkeypatch: 
             assert second.read(frame("java", 7, b"second")) == b""
             assert queue.max_offset == end
         finally:
-            works.set()
+            making.works.set()
         await until(lambda: queue.max_offset == end + 2)
         bodies = [broker.store.read_record((queue.unit(at) or (0,))[0]).body for at in (end, end + 1)]
         assert bodies == [bytes(100_000), b"second"]

@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_support import Peer, config
+from broker_support import Peer, config, requests_in_memory
+from slow_disk import SlowDisk
 from wait_until import until
 
-from gantrymq.broker.append.pending_responses import PendingResponses
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.batch import encode_batch
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.message import decode_messages
-from gantrymq.system import files
 
 TIMEOUT_MS = 1000
 
 
-class SlowDisk:
-    """Replaces fdatasync: it blocks while `works` is not set.
-
-    Otherwise it returns at once. A real fdatasync can take a second on a busy machine.
-    """
-
-    def __init__(self) -> None:
-        self.works = threading.Event()
-        self.works.set()
-
-    def __call__(self, fd: int) -> None:
-        self.works.wait(10)
-
-
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
-    disk = SlowDisk()
-    monkeypatch.setattr(files, "fdatasync", disk)
-    return disk
+    return SlowDisk(monkeypatch)
 
 
 @pytest.fixture
@@ -48,6 +30,7 @@ async def broker(tmp_path: Path, disk: SlowDisk) -> AsyncIterator[Broker]:
     settings = config(tmp_path / "store")
     settings.store.flush_disk_type = "SYNC_FLUSH"
     settings.store.sync_flush_timeout_ms = TIMEOUT_MS
+    settings.send_thread_pool_queue_capacity = 3
     broker = Broker(settings)
     await broker.start()
     yield broker
@@ -92,16 +75,14 @@ async def test_what_waits_keeps_no_messages(broker: Broker, peer: Peer, disk: Sl
     disk.works.clear()
     sends = [asyncio.ensure_future(peer.send("orders", bytes(100_000))) for _ in range(3)]
     await until(lambda: broker.store.queue("orders", 0).max_offset == 4)
-    waits = [part for part in broker.features.all if isinstance(part, PendingResponses)]
-    waiting = list(waits[0]._waiting.all())
-    assert [each.request.body + each.request.raw_ext for each in waiting] == [b""] * 3  # type: ignore[attr-defined]
+    await until(lambda: broker.features.waits.flush.count == 3)
+    assert requests_in_memory() == []
     disk.works.set()
     assert {(await send).code for send in sends} <= {ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT}
 
 
 async def test_a_disk_far_behind_makes_the_broker_busy(broker: Broker, peer: Peer, disk: SlowDisk) -> None:
     assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
-    broker.features.sending._pending_responses._capacity = 3
     disk.works.clear()
     answers = await asyncio.gather(*(peer.send("orders", b"%d" % n) for n in range(5)))
     codes = sorted(answer.code for answer in answers)

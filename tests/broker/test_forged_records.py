@@ -70,7 +70,7 @@ async def test_is_not_committed(peer: Peer, broker: Broker, there_are_halves: bo
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "Find prepared transaction message failed" in str(answer.remark)
     assert broker.store.find_queue("secret", 0) is None
-    assert not broker.features.transactions._ops
+    assert not broker.features.transactions.ops
 
 
 async def test_is_not_given_back(peer: Peer, broker: Broker) -> None:

@@ -6,21 +6,19 @@ Nothing may be lost or delivered twice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from bare_store import bodies, full_disk
-from broker_support import config
+from broker_support import config, job
 from pop_support import PopPeer, now_ms
 from transaction_support import Producer
 from wait_until import until
+from wrong_clock import WrongClock
 
-from gantrymq.background.report import JobReport
 from gantrymq.broker.broker import Broker
-from gantrymq.broker.delay import timer
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.sys_flag import TRANSACTION_ROLLBACK
@@ -46,10 +44,6 @@ async def started(directory: Path, remoting: RemotingClient, **changed: Any) -> 
         yield broker, PopPeer(await remoting.connection(broker.address))
     finally:
         await broker.stop()
-
-
-def job(broker: Broker, name: str) -> JobReport:
-    return next(report for report in broker.jobs if report.name == name)
 
 
 async def read_revive_log(broker: Broker, records: int) -> None:
@@ -141,7 +135,7 @@ async def test_what_was_not_acknowledged_comes_back_once_there_is_room(
         revive_queues = [broker.store.queue("rmq_sys_REVIVE_LOG_DefaultCluster", n) for n in range(8)]
         await until(lambda: any(queue.max_offset for queue in revive_queues))
         with full_disk(broker.store):
-            reviving = job(broker, "bring back what wasn't acknowledged")
+            reviving = job(broker, "revive unacknowledged messages")
             await until(lambda: reviving.failing_since is not None)
         await read_revive_log(broker, 1)
         assert bodies(broker.store, BACK) == [b"0", b"1", b"2"]
@@ -157,7 +151,7 @@ async def test_delayed_messages_come_once_there_is_room(tmp_path: Path, remoting
             await until(lambda: job(broker, "deliver delay level 1").failing_since is not None)
             await until(lambda: broker.features.timer.behind().overdue_ms > 500)
             assert (await peer.send(TOPIC, b"refused", queue_id=2)).code == REFUSED
-        broker.features.schedule._deliveries[1].wake()
+        broker.jobs.find("deliver delay level 1").wake()
         await until(lambda: broker.features.timer.waiting() == {TOPIC: 0})
         await until(lambda: broker.features.schedule.offsets().get(1) == 3)
         assert bodies(broker.store, TOPIC, 0) == [b"level %d" % n for n in range(3)]
@@ -191,15 +185,8 @@ async def test_transactions_end_once_there_is_room(tmp_path: Path) -> None:
         await broker.stop()
 
 
-@pytest.fixture
-def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Returns a function that moves the timer's clock forward by one minute, for the rest of the test."""
-    monkeypatch.setattr(timer, "_LONGEST_SLEEP_S", 0.05)
-    return lambda: monkeypatch.setattr(timer, "now_ms", lambda: now_ms() + MINUTE_MS)
-
-
 async def test_a_slot_is_finished_when_the_broker_stops(
-    tmp_path: Path, remoting: RemotingClient, set_clock: Callable[[], None]
+    tmp_path: Path, remoting: RemotingClient, wrong_clock: WrongClock
 ) -> None:
     async with started(tmp_path, remoting) as (broker, peer):
         # A message that is waiting for a new topic or its file can be stored after later ones.
@@ -209,7 +196,7 @@ async def test_a_slot_is_finished_when_the_broker_stops(
         await asyncio.gather(
             *(peer.send(TOPIC, b"%d" % n, properties={"TIMER_DELIVER_MS": due}) for n in range(1, 400))
         )
-        set_clock()
+        wrong_clock.ahead_s = 60
         await until(lambda: broker.store.queue(TOPIC, 0).max_offset > 1)
     async with started(tmp_path, remoting) as (broker, peer):
         await until(lambda: broker.features.timer.behind().waiting == 1)
@@ -217,7 +204,7 @@ async def test_a_slot_is_finished_when_the_broker_stops(
 
 
 async def test_a_slot_that_cannot_be_finished_is_no_reason_not_to_stop(
-    tmp_path: Path, remoting: RemotingClient, set_clock: Callable[[], None]
+    tmp_path: Path, remoting: RemotingClient, wrong_clock: WrongClock
 ) -> None:
     async with started(tmp_path, remoting) as (broker, peer):
         due = str(now_ms() + MINUTE_MS)
@@ -225,9 +212,9 @@ async def test_a_slot_that_cannot_be_finished_is_no_reason_not_to_stop(
             await peer.send(TOPIC, b"%d" % n, properties={"TIMER_DELIVER_MS": due})
         await until(lambda: broker.features.timer.waiting() == {TOPIC: 3})
         with full_disk(broker.store):
-            set_clock()
+            wrong_clock.ahead_s = 60
             await until(
-                lambda: broker.features.timer.behind().overdue_ms > 0 and broker.features.timer._delivery.is_delivering
+                lambda: broker.features.timer.behind().overdue_ms > 0 and broker.features.timer.delivery.is_delivering
             )
             await broker.stop()
     async with started(tmp_path, remoting) as (broker, peer):

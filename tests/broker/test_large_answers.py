@@ -6,9 +6,12 @@ They do not block the event loop for other clients.
 from __future__ import annotations
 
 import asyncio
+from math import inf
 
 import pytest
+from bare_store import commit_log
 from broker_support import Peer, longest_step
+from wait_until import until
 
 from gantrymq.broker.broker import Broker
 from gantrymq.protocol.bodies.stats import ConsumeStatsList
@@ -130,8 +133,10 @@ async def test_queues_that_have_expired(broker: Broker, remoting: RemotingClient
     with broker.store.waiting():
         for queue_id in range(count):
             await peer.send("wide", b"x", queue_id=queue_id)
-    # Simulates that their log files are deleted.
-    broker.store._log._files.min_offset = broker.store.max_physical_offset
+        # The log's second file begins.
+        while broker.store.max_physical_offset <= broker.config.store.mapped_file_size_commit_log:
+            await peer.send("orders", bytes(1024 * 1024))
+    await until(lambda: commit_log(broker.store).forget_first(inf))
     _, longest = await ask(peer, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     assert longest < 0.02
     assert "wide" not in broker.store.topics()

@@ -218,9 +218,7 @@ async def test_the_runtime_info_says_which_job_fails(tmp_path: Path, remoting: R
         await broker.stop()
 
 
-async def test_one_long_poll_that_raises_drops_no_other(
-    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_long_poll_that_raises_drops_no_other(broker: Broker, peer: Peer) -> None:
     """If one pending pull raises, the others are still answered.
 
     A pull can raise because its group was deleted meanwhile, or because the disk cannot be read.
@@ -228,7 +226,7 @@ async def test_one_long_poll_that_raises_drops_no_other(
     await peer.send("orders", b"x", queue_id=0)
     pulls = [asyncio.create_task(peer.pull("orders", offset=1, suspend_ms=60_000)) for _ in range(3)]
     await until(lambda: len(broker.polling) == 3)
-    retry: Callable[..., None] = broker.polling._retry
+    retry: Callable[..., None] = broker.polling.retry
     calls = 0
 
     def raising(*args: object) -> None:
@@ -238,7 +236,7 @@ async def test_one_long_poll_that_raises_drops_no_other(
             raise KeyError("gone")
         retry(*args)
 
-    monkeypatch.setattr(broker.polling, "_retry", raising)
+    broker.polling.retry = raising
     await peer.send("orders", b"y", queue_id=0)
     codes = sorted(response.code for response in await asyncio.gather(*pulls))
     assert codes == [ResponseCode.SUCCESS, ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR]

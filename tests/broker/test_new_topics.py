@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from broker_support import Disk, Peer, config, longest_step
+from broker_support import Disk, Peer, config, longest_step, set_preallocation_wait
 from transaction_support import Producer
 from wait_until import until
 
@@ -166,9 +166,10 @@ async def test_a_topic_knows_until_its_last_change_is_written(disk: Disk, tmp_pa
     topics.put(TopicConfig("a"))
     await topics.written()
     disk.may_go_on.clear()
+    begun = len(disk.begun)
     topics.put(TopicConfig("a"), TopicConfig("b"))
     first = topics.written()
-    await until(lambda: not persistence._files[0].is_urgent)
+    await until(lambda: len(disk.begun) > begun)
     topics.put(TopicConfig("b", 1, 1))
     assert [topics.is_written(name) for name in "abc"] == [False, False, True]
     disk.may_go_on.set()
@@ -176,7 +177,7 @@ async def test_a_topic_knows_until_its_last_change_is_written(disk: Disk, tmp_pa
     assert topics.is_written("a")
     await topics.written()
     assert [topics.is_written(name) for name in "abc"] == [True, True, True]
-    assert not topics._unwritten
+    assert not topics.unwritten
     await persistence.stop()
 
 
@@ -224,7 +225,7 @@ async def test_thousands_of_first_sends_go_on_in_many_turns(
     Their responses are spread over several event-loop iterations.
     """
     # Each queue needs a file. On a busy disk, sends that wait too long for it are refused.
-    monkeypatch.setattr(preallocation_waits, "WAIT_S", 60.0)
+    set_preallocation_wait(monkeypatch, 60.0)
     peer = Peer(await remoting.connection(broker.address))
     await peer.send("first", b"x")
     sends = [asyncio.ensure_future(peer.send(f"topic-{n}", b"x")) for n in range(1000)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from administration import commit
 from paused_slaves import pause_slave, resume_slave
-from replicated_brokers import Replicas
+from replicated_brokers import Replicas, copy_tables
 from wait_until import until
 
 from gantrymq.broker.config import BrokerRole
@@ -64,7 +64,6 @@ async def test_role_changes_while_tables_are_taken(tmp_path: Path) -> None:
     async with Replicas(tmp_path, 1, role=BrokerRole.ASYNC_MASTER) as replicas:
         part = next(part for part in replicas.slave.features.all if isinstance(part, MetadataSync))
         await until(lambda: part.copied_from is not None)
-        await until(lambda: part._copying._task is None and part._copying_checkpoint._task is None)
         peer = await replicas.peer()
         await peer.send("orders", b"x")
         await replicas.caught_up()
@@ -72,10 +71,9 @@ async def test_role_changes_while_tables_are_taken(tmp_path: Path) -> None:
         await peer.send("orders", b"y")
         await commit(peer, 2, group="consumers")
         # A thread writes the timer's checkpoint, and it is the first table to be copied.
-        await part._copy_timer()
-        await part._copy()
+        await copy_tables(replicas.slave)
         assert replicas.slave.offsets.query("consumers", "orders", 0) is None
-        part._taking.cancel()
+        replicas.slave.jobs.find("take the master's tables when the log has come as far").cancel()
         resume_slave(replicas.slave)
         await replicas.caught_up()
         await asyncio.gather(part.stand_in(), part.stand_in())

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bare_store import commit_log
+from broker_support import server_of
 from plain_sends_support import TOPICS, WAYS, Client, any_send, batch_frame, frame, known, running, stored
 from wait_until import until
 
@@ -21,6 +23,7 @@ from gantrymq.errors import StoreFull
 from gantrymq.kernels import native
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.remoting.connection import Connection
 from gantrymq.store.refusal import Refusal
 from gantrymq.system import files
 
@@ -143,7 +146,7 @@ async def test_what_changes_is_looked_at_anew(
 
 
 async def refuse_in_log(broker: Broker) -> None:
-    broker.store._log.refuse("somebody", Refusal("the disk is full", StoreFull))
+    commit_log(broker.store).refuse("somebody", Refusal("the disk is full", StoreFull))
 
 
 async def refuse_in_appender(broker: Broker) -> None:
@@ -242,7 +245,7 @@ async def test_with_checksums_python_does_all(
 async def test_with_access_control_every_request_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     auth = AuthConfig(authentication_enabled=True)
     async with running(tmp_path, monkeypatch, auth=auth) as broker:
-        assert broker._server.first_look is None
+        assert server_of(broker).first_look is None
 
 
 async def test_who_has_many_headers_makes_others_be_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,20 +337,24 @@ async def test_with_a_fault_of_native_code_python_does_all(
     Examples are an overflow in native code, and a value that it cannot accept.
     """
     async with running(tmp_path, monkeypatch) as broker:
-        client = await told(broker)
-        plain, queue = broker.features.sending._plain, broker.store.queue("orders", 0)
-        assert plain is not None
-        append, before = plain._append, queue.max_offset
+        look, is_faulty = server_of(broker).first_look, False
+        assert look is not None
 
-        def fail(*args: Any) -> Any:
+        def first_look(connection: Connection, data: bytes) -> tuple[int, bytes]:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(broker.store._log, "position", position)
-                return append(*args)
+                if is_faulty:
+                    patch.setattr(commit_log(broker.store), "position", position)
+                return look(connection, data)
 
-        plain._append = fail
+        client, queue = Client(broker, first_look=first_look), broker.store.queue("orders", 0)
+        for opaque in (1, 2):
+            assert client.answers(frame("java", opaque))
+        before = queue.max_offset
+        assert known(broker) == 1
+        is_faulty = True
         assert [answer.code for answer in client.answers(frame("java", 7) + frame("java", 8))] == [0, 0]
         assert queue.max_offset == before + 2
-        plain._append = append
+        is_faulty = False
         client.read(frame("java", 9))
         broker.context.events.config_changed.publish()
         client.read(frame("java", 10) + frame("java", 11))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_support import Peer, config
+from broker_support import Peer, config, run_again
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.consumers.query_assignment import allocate
@@ -64,9 +64,7 @@ async def brokers(tmp_path: Path) -> AsyncIterator[list[Broker]]:
         broker = Broker(settings)
         await broker.start()
         broker.topics.put(TopicConfig(TOPIC, 2, 2))
-        await broker.features.registration._send_registration(
-            broker.features.registration._servers[server.address], None
-        )
+        await run_again(broker.jobs, f"register with {server.address}")
         brokers.append(broker)
     yield brokers
     for broker in brokers:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from bare_store import damage
-from broker_support import config, longest_step
+from broker_support import config, longest_step, objects_in_memory, server_of
 from pop_support import PopPeer, now_ms, popped
 from wait_until import until
 
@@ -193,7 +193,7 @@ async def test_nothing_is_held_for_ever_or_whole(peer: PopPeer, broker: Broker, 
     answer = asyncio.create_task(peer.connection.invoke(request, 10_000))
     lines = getattr(broker.pops, waiting)
     await until(lambda: len(lines))
-    [waiter] = lines._queues[TOPIC, GROUP, 1].waiters
+    [waiter] = objects_in_memory(Waiter)
     assert waiter.deadline - asyncio.get_running_loop().time() <= 120
     assert (waiter.request.body, waiter.request.raw_ext) == (b"", b"")
     await peer.send(TOPIC, b"new", queue_id=1)
@@ -288,7 +288,7 @@ class Waits:
 
     def __init__(self, broker: Broker) -> None:
         self.waiting = broker.pops.waiting
-        (self.connection,) = broker._server.connections
+        (self.connection,) = server_of(broker).connections
         self.answered: list[bool] = []
         self.request = RemotingCommand.request(RequestCode.POP_MESSAGE)
 
@@ -327,8 +327,8 @@ async def test_many_whose_time_is_up_are_answered_in_small_steps(broker: Broker,
         assert waits.hold((TOPIC, f"group-{number % 1000}", 0), (queue,), 0, lambda: False)
     assert await longest_step(lambda: len(waits.answered) == 5000) < 0.05
     assert all(waits.answered)
-    assert await longest_step(lambda: not waits.waiting._queues) < 0.05
-    assert (len(waits.waiting), waits.waiting._watched) == (0, {})
+    assert await longest_step(lambda: waits.waiting.watches == 0) < 0.05
+    assert (len(waits.waiting), waits.waiting.watches) == (0, 0)
 
 
 async def test_what_is_watched_has_a_bound(broker: Broker, peer: PopPeer) -> None:
@@ -336,7 +336,7 @@ async def test_what_is_watched_has_a_bound(broker: Broker, peer: PopPeer) -> Non
     queues = tuple(broker.store.queue("wide", queue_id) for queue_id in range(10_000))
     taken = [waits.hold(("wide", f"group-{n}", -1), queues, 0, lambda: False) for n in range(60)]
     assert taken == [True] * 50 + [False] * 10
-    await until(lambda: not waits.waiting._queues)
+    await until(lambda: waits.waiting.watches == 0)
     assert waits.hold(("wide", "group", -1), queues, 0, lambda: False)
 
 

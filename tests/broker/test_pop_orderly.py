@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
 from broker_support import config
 from pop_support import Popped, PopPeer, now_ms, popped
 from wait_until import until
+from wrong_clock import WrongClock, set_clock
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
@@ -22,7 +24,6 @@ from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.pop import NotificationRequestHeader
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.system import clock
 
 TOPIC, GROUP = "orders", "poppers"
 
@@ -129,7 +130,7 @@ async def test_who_waits_since_a_restart_is_answered_when_the_queue_is_free(
 
 
 async def test_a_clock_that_was_set_back_costs_no_more_than_that(
-    peer: PopPeer, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    peer: PopPeer, broker: Broker, wrong_clock: WrongClock
 ) -> None:
     """A clock that is set back delays a pop only by that time.
 
@@ -138,8 +139,7 @@ async def test_a_clock_that_was_set_back_costs_no_more_than_that(
     await pop(peer, count=1, invisible_ms=300)
     waiting = asyncio.create_task(pop(peer, count=1, poll_ms=15_000))
     await until(lambda: len(broker.pops.waiting))
-    real = clock.now_ms
-    monkeypatch.setattr(clock, "now_ms", lambda: real() - 300)
+    wrong_clock.ahead_s = -0.3
     async with asyncio.timeout(8):
         assert [one.body for one in await waiting] == [b"0"]
 
@@ -154,19 +154,24 @@ async def test_a_millisecond_that_begins_during_a_try(
     Without a special case, there would be no next attempt.
     """
     await pop(peer, count=1, invisible_ms=300)
-    real, loop, looked = clock.now_ms, asyncio.get_running_loop(), 0.0
+    loop, looked = asyncio.get_running_loop(), 0.0
 
     def ticking() -> int:
         """Returns a time 5 ms later if it is called again in the same event-loop iteration."""
         nonlocal looked
         is_second, looked = looked == loop.time(), loop.time()
-        return real() + 5 * is_second
+        return time.time_ns() + 5_000_000 * is_second
 
-    monkeypatch.setattr(clock, "now_ms", ticking)
+    set_clock(monkeypatch, ticking, time.time)
     async with asyncio.timeout(8):
         if is_notification:
             ask = NotificationRequestHeader(
-                consumer_group=GROUP, topic=TOPIC, queue_id=queue_id, poll_time=15_000, born_time=real(), order=True
+                consumer_group=GROUP,
+                topic=TOPIC,
+                queue_id=queue_id,
+                poll_time=15_000,
+                born_time=time.time_ns() // 1_000_000,
+                order=True,
             )
             answer = await peer.ask(RequestCode.NOTIFICATION, ask, timeout_ms=20_000)
             assert answer.ext_fields["hasMsg"] == "true"
@@ -179,7 +184,7 @@ async def test_only_the_last_batch_has_times_of_its_own(peer: PopPeer, broker: B
     other = Popped(first.message, first.handle)
     other.message.queue_offset = 3
     assert (await peer.change(other, 1000)).code == ResponseCode.SUCCESS
-    info = broker.pops._orderly.find(TOPIC, GROUP, 0)
+    info = broker.pops.orderly.find(TOPIC, GROUP, 0)
     assert info is not None
     assert info.visible_at == {}
 
@@ -212,7 +217,7 @@ def table(path: Path, gone: str = "") -> tuple[OrderlyPops, TablePersistence]:
 
 
 def test_javas_file_is_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "now_ms", lambda: 1795257441907)
+    set_clock(monkeypatch, lambda: 1795257441907 * 10**6, time.time)
     path = tmp_path / "consumerOrderInfo.json"
     path.write_bytes(JAVA_FILE)
     pops, persistence = table(path)
@@ -227,7 +232,7 @@ def test_javas_file_is_read_and_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_is_gone_or_old_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "now_ms", lambda: 1000)
+    set_clock(monkeypatch, lambda: 10**9, time.time)
     path = tmp_path / "consumerOrderInfo.json"
     pops, persistence = table(path, "gone")
     for topic in ("kept", "gone"):

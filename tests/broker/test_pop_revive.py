@@ -17,6 +17,7 @@ from bare_store import HOST, bodies, damage, full_disk, nobody_waits, open_store
 from hypothesis import given
 from hypothesis import strategies as st
 from step_timer import StepTimer
+from wrong_clock import WrongClock
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.append.new_topics import NewTopics
@@ -171,7 +172,8 @@ def test_what_comes_back_is_the_same_however_many_fit_into_memory(
 class World:
     """The revive log of a broker whose timer has delivered everything."""
 
-    def __init__(self, root: Path, polling: LongPolling, **options: object) -> None:
+    def __init__(self, root: Path, polling: LongPolling, clock: WrongClock, **options: object) -> None:
+        self.clock = clock
         self.appender = open_store(root / "store", polling, **options)
         self.store = self.appender.store
         config = BrokerConfig(broker_name="b", store=self.store.config)
@@ -205,8 +207,7 @@ class World:
 
     def wait(self) -> None:
         """Simulates that the log has been idle for long enough."""
-        for queue in self.revive._queues:
-            queue._read_ms -= 3000
+        self.clock.ahead_s += 3
 
     def make_retry_topic(self) -> None:
         """Creates the retry topic on disk in advance, so that no time slice waits for it."""
@@ -232,12 +233,12 @@ class World:
 
 
 @pytest.fixture
-async def make(tmp_path: Path) -> AsyncIterator[Callable[..., World]]:
+async def make(tmp_path: Path, wrong_clock: WrongClock) -> AsyncIterator[Callable[..., World]]:
     worlds: list[World] = []
     polling = nobody_waits()
 
     def make_world(**options: object) -> World:
-        worlds.append(World(tmp_path, polling, **options))
+        worlds.append(World(tmp_path, polling, wrong_clock, **options))
         return worlds[-1]
 
     yield make_world
@@ -320,7 +321,7 @@ def test_a_full_disk_loses_and_repeats_nothing(world: World) -> None:
                 world.revive.turn()
     assert (bodies(world.store, RETRY), world.committed()) == ([], None)
     # The store is full again in the middle of a checkpoint.
-    world.revive._step(0)
+    world.revive.step(0)
     with full_disk(world.store), pytest.raises(RequestRefused):
         world.revive.turn()
     assert bodies(world.store, RETRY) == [b"0"]
@@ -407,7 +408,7 @@ def test_a_backlog_takes_small_steps_and_little_memory(world: World, is_mixed: b
         while more:
             with timer.step():
                 more = world.revive.turn()
-            waiting = max(waiting, len(world.revive._queues[0]))
+            waiting = max(waiting, len(world.revive.queues[0]))
     finally:
         gc.unfreeze()
     assert sorted(map(int, bodies(world.store, RETRY))) == list(range(100))

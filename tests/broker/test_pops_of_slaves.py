@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,11 +13,11 @@ from controlled_support import ControlledBrokers
 from pop_support import Popped, PopPeer
 from test_acting_master import WithAnother
 from wait_until import until
+from wrong_clock import set_clock
 
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.controller import ElectMasterRequestHeader
 from gantrymq.protocol.headers.pop import ChangeInvisibleTimeResponseHeader
-from gantrymq.system import clock
 
 RETRY = "%RETRY%poppers_orders"
 
@@ -90,7 +91,7 @@ async def test_a_time_is_changed_in_the_millisecond_of_the_pop(
     one, beside = await peer.messages("orders", invisible_ms=60_000)
     message, handle = one
     with monkeypatch.context() as patch:
-        patch.setattr(clock, "now_ms", lambda: handle.pop_time)
+        set_clock(patch, lambda: handle.pop_time * 10**6, time.time)
         for n in (1, 2):
             changed = await peer.change(Popped(message, handle), 3_000)
             assert changed.code == ResponseCode.SUCCESS

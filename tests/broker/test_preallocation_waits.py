@@ -6,14 +6,14 @@ They wait for preallocation. Other sends do not.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_support import Peer
+from broker_support import Peer, set_preallocation_wait
 from pop_support import PopPeer
+from slow_disk import SlowMaking
 from transaction_support import Producer, end_header
 from wait_until import until
 
@@ -27,32 +27,13 @@ from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.send import ConsumerSendMsgBackRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT
-from gantrymq.store.mapped_file import MappedFile
 from gantrymq.system import files
-
-
-class SlowMaking:
-    """Blocks the creation of store files while `works` is not set, and records the threads that create them."""
-
-    def __init__(self) -> None:
-        self.works = threading.Event()
-        self.works.set()
-        self.threads: set[str] = set()
-
-    def wait(self) -> None:
-        self.threads.add(threading.current_thread().name)
-        if threading.current_thread() is not threading.main_thread():
-            assert self.works.wait(20)
 
 
 @pytest.fixture
 def making(monkeypatch: pytest.MonkeyPatch, broker: Broker) -> Iterator[SlowMaking]:
-    making = SlowMaking()
-    # Index files are created by different code.
+    making = SlowMaking(monkeypatch)
     broker.config.store.message_index_enable = False
-    make, reserve = MappedFile.make, MappedFile.reserve
-    monkeypatch.setattr(MappedFile, "make", lambda file, *place: (making.wait(), make(file, *place))[1])
-    monkeypatch.setattr(MappedFile, "reserve", lambda file, *place: (making.wait(), reserve(file, *place))[1])
     yield making
     making.works.set()
 
@@ -122,13 +103,13 @@ async def test_what_was_popped_comes_back_beside_a_line(peer: Peer, broker: Brok
 
 
 async def test_a_file_that_takes_too_long(peer: Peer, making: SlowMaking, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preallocation_waits, "WAIT_S", 0.05)
+    set_preallocation_wait(monkeypatch, 0.05)
     await peer.send("orders", b"first", queue_id=1)
     making.works.clear()
     answers = await asyncio.gather(*(peer.send("orders", b"%d" % n) for n in range(3)))
     assert {answer.code for answer in answers} == {ResponseCode.SYSTEM_BUSY}
     making.works.set()
-    monkeypatch.setattr(preallocation_waits, "WAIT_S", 10)
+    set_preallocation_wait(monkeypatch, 10)
     answer = await peer.send("orders", b"last")
     assert (answer.code, answer.ext_fields["queueOffset"]) == (ResponseCode.SUCCESS, "0")
 
@@ -210,7 +191,7 @@ async def test_an_end_of_a_transaction_that_is_dropped_is_in_the_log(
     broker: Broker, making: SlowMaking, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Clients send the end of a transaction one-way, so they get no error. The log is the only report."""
-    monkeypatch.setattr(preallocation_waits, "WAIT_S", 0.05)
+    set_preallocation_wait(monkeypatch, 0.05)
     producer = await Producer().connect(broker.port)
     half = await producer.prepare("orders", b"paid")
     await producer.send("orders", b"first", queue_id=1)

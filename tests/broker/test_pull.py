@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from broker_support import Peer
+from broker_support import Peer, requests_in_memory, server_of, set_request_slice, until_freed, weak
 from wait_until import until
 
 from gantrymq.broker.broker import Broker
@@ -17,7 +17,6 @@ from gantrymq.protocol.frame_reader import FrameReader
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
-from gantrymq.remoting import long_requests
 from gantrymq.remoting.client import RemotingClient
 
 
@@ -94,8 +93,7 @@ async def test_a_pull_that_waits_keeps_nothing_of_its_request(peer: Peer, broker
     await peer.send("orders", b"x")
     waiting = asyncio.ensure_future(peer.pull("orders", 1, suspend_ms=10_000))
     await until(lambda: len(broker.polling) == 1)
-    [[held]] = broker.polling._waiting.values()
-    assert held.request.raw_ext == b""
+    assert requests_in_memory() == []
     await peer.send("orders", b"y")
     [message] = decode_messages((await waiting).body)
     assert message.body == b"y"
@@ -138,13 +136,14 @@ async def test_lost_connection_takes_its_own_pulls_only(peer: Peer, broker: Brok
     lost = [asyncio.create_task(dying.pull("orders", 1, suspend_ms=15_000)) for _ in range(2)]
     waiting = asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000))
     await until(lambda: len(broker.polling) == 3)
+    _, *closed = weak(server_of(broker).connections)
     dying.connection.abort()
     await asyncio.gather(*lost, return_exceptions=True)
     await until(lambda: len(broker.polling) == 1)
     await peer.send("orders", b"second")
     assert bodies((await waiting).body) == [b"second"]
-    # The broker keeps no entry for a connection without a pending pull.
-    assert not broker.polling._by_connection
+    # The broker keeps no entry for a closed connection.
+    await until_freed(*closed)
 
 
 async def test_refused(peer: Peer) -> None:
@@ -213,7 +212,7 @@ async def test_waiting_pulls_are_bounded(peer: Peer, broker: Broker, monkeypatch
     await peer.send("orders", b"x")
     waiting = [asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000)) for _ in range(3)]
     await until(lambda: len(broker.polling) == 3)
-    assert broker.polling.count_of(next(iter(broker._server.connections))) == 3
+    assert broker.polling.count_of(next(iter(server_of(broker).connections))) == 3
     refused = await peer.pull("orders", 1, suspend_ms=15_000)
     assert (refused.code, "3 pulls wait" in (refused.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
     # Pulls that do not wait are still served.
@@ -227,7 +226,7 @@ async def test_an_arrival_has_many_pulls_answered_bit_by_bit(
     peer: Peer, broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new message is delivered to many pending pulls in steps. Other clients are served in between."""
-    monkeypatch.setattr(long_requests, "SLICE_S", 0.0001)
+    set_request_slice(monkeypatch, 0.0001)
     await peer.send("orders", b"x")
     waiting = [asyncio.create_task(peer.pull("orders", 1, suspend_ms=15_000)) for _ in range(500)]
     await until(lambda: len(broker.polling) == 500)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from broker_support import Peer, config
 from paused_slaves import pause_slave, resume_slave
 from replicated_brokers import Replicas
+from slow_disk import SlowDisk
 from wait_until import until
 
 from gantrymq.broker.broker import Broker
@@ -27,7 +26,6 @@ from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.private_fields import TIMEOUT_FIELD, UNCONFIRMED_FIELD
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.system import files
 
 LATE_MS = 150
 KINDS = ("single", "batch", "half", "delayed", "timed")
@@ -103,7 +101,7 @@ async def test_an_async_master_waits_for_nobody(tmp_path: Path) -> None:
         pause_slave(replicas.slave)
         peer = await replicas.peer()
         assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
-        assert not replicas.master.features.sending._is_safe
+        assert not replicas.master.features.waits.flush.is_used
 
 
 async def test_one_of_two_slaves_is_enough(tmp_path: Path) -> None:
@@ -139,37 +137,23 @@ async def test_many_that_wait_are_answered_together_and_once(tmp_path: Path) -> 
         await peer.send("orders", b"first")
         pause_slave(replicas.slave)
         sends = [asyncio.ensure_future(peer.send("orders", b"%d" % n)) for n in range(100)]
-        waits = replicas.master.features.sending._pending_responses
-        await until(lambda: len(waits._slaves) == 100)
+        waits = replicas.master.features.waits.flush
+        await until(lambda: waits.count == 100)
         resume_slave(replicas.slave)
         answers = await asyncio.gather(*sends)
         assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 100
         assert [answer.ext_fields["queueOffset"] for answer in answers] == [str(n + 1) for n in range(100)]
-        assert not len(waits._slaves)
-
-
-class Disk:
-    """Replaces fdatasync: it blocks while `works` is not set."""
-
-    def __init__(self) -> None:
-        self.works = threading.Event()
-        self.works.set()
-
-    def __call__(self, fd: int) -> None:
-        self.works.wait(10)
-        os.fsync(fd)
+        assert waits.count == 0
 
 
 async def test_disk_and_slaves_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = Disk()
-    monkeypatch.setattr(files, "fdatasync", disk)
+    disk = SlowDisk(monkeypatch)
     replicas = Replicas(tmp_path, 1)
+    # Only the responses of the master wait for the disk.
+    replicas.master_store_options["flush_disk_type"] = "SYNC_FLUSH"
     try:
         async with replicas:
-            # Only the responses of the master wait for the disk.
             master = replicas.master
-            waits = master.features.sending._pending_responses
-            waits._for_disk = True
             peer = await replicas.peer()
             assert (await peer.send("orders", b"first")).code == ResponseCode.SUCCESS
             disk.works.clear()
@@ -184,17 +168,18 @@ async def test_disk_and_slaves_both(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             resume_slave(replicas.slave)
             master.config.replication.slave_timeout = 10_000
             assert (await peer.send("orders", b"x")).code == ResponseCode.SUCCESS
-            assert not waits._count
+            assert master.features.waits.flush.count == 0
     finally:
         disk.works.set()
 
 
 async def test_what_waits_for_slaves_makes_the_broker_busy(tmp_path: Path) -> None:
-    async with Replicas(tmp_path, 1) as replicas:
+    replicas = Replicas(tmp_path, 1)
+    replicas.options["send_thread_pool_queue_capacity"] = 3
+    async with replicas:
         peer = await replicas.peer()
         await peer.send("orders", b"first")
         pause_slave(replicas.slave)
-        replicas.master.features.sending._pending_responses._capacity = 3
         replicas.master.config.replication.slave_timeout = LATE_MS
         answers = await asyncio.gather(*(peer.send("orders", b"x") for _ in range(5)))
         assert sorted(answer.code for answer in answers) == sorted([LATE] * 3 + [ResponseCode.SYSTEM_BUSY] * 2)
@@ -213,7 +198,7 @@ async def test_a_transaction_s_end_waits_and_says_nothing_of_it(tmp_path: Path) 
             msg_id=half.ext_fields["transactionId"],
         )
         ending = asyncio.ensure_future(peer.ask(RequestCode.END_TRANSACTION, header))
-        await until(lambda: len(replicas.master.features.sending._pending_responses._slaves) == 1)
+        await until(lambda: replicas.master.features.waits.flush.count == 1)
         assert not ending.done()
         resume_slave(replicas.slave)
         assert (await ending).code == ResponseCode.SUCCESS
@@ -233,7 +218,7 @@ async def test_a_message_that_is_given_back_waits_too(tmp_path: Path) -> None:
             offset=decode_offset_message_id(sent.ext_fields["msgId"])[1], group="consumers", delay_level=1
         )
         giving_back = asyncio.ensure_future(peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header))
-        await until(lambda: len(replicas.master.features.sending._pending_responses._slaves) == 1)
+        await until(lambda: replicas.master.features.waits.flush.count == 1)
         resume_slave(replicas.slave)
         assert (await giving_back).code == ResponseCode.SUCCESS
 
@@ -280,12 +265,11 @@ async def test_answers_come_before_the_client_s_timeout(tmp_path: Path, kind: st
 
 
 async def test_answers_come_before_the_client_s_timeout_whatever_the_disk_does(tmp_path: Path) -> None:
-    disk = Disk()
     settings = config(tmp_path)
     settings.store.flush_disk_type = "SYNC_FLUSH"
     broker = Broker(settings)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "fdatasync", disk)
+        disk = SlowDisk(patch)
         await broker.start()
         remoting = RemotingClient()
         try:

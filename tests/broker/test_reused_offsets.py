@@ -101,7 +101,7 @@ async def test_queues_that_have_lost_nothing_are_as_ever(recovered: Broker, peer
 async def test_it_ends(recovered: Broker, peer: Peer) -> None:
     """The special case ends after some time. Then a consumer can seek forward again."""
     pulling = recovered.features.pulling
-    assert pulling._reused is not None
-    pulling._reused.until = 0.0
+    assert pulling.reused_offsets is not None
+    pulling.reused_offsets.until = 0.0
     assert (await peer.pull("orders", 3)).code == ResponseCode.PULL_NOT_FOUND
-    assert pulling._reused is None
+    assert pulling.reused_offsets is None

@@ -93,7 +93,7 @@ async def test_a_full_disk_loses_and_repeats_nothing(world: World) -> None:
     with full_disk(world.store):
         await world.schedule.become_master()
         await until(lambda: world.report.failures)
-    world.schedule._deliveries[1].wake()
+    world.jobs.find("deliver delay level 1").wake()
     await until(lambda: world.passed() == 3)
     assert bodies(world.store, "orders") == [b"0", b"1", b"2"]
 

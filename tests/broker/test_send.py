@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from broker_support import Peer, config
+from broker_support import Peer, config, set_preallocation_wait, set_request_slice
 
 from gantrymq.broker.append import preallocation_waits as preallocation_waits
 from gantrymq.broker.broker import Broker
@@ -19,7 +19,6 @@ from gantrymq.protocol.message import MessageExt, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import encode_properties
 from gantrymq.protocol.sys_flag import TRANSACTION_PREPARED
-from gantrymq.remoting import long_requests
 from gantrymq.remoting.client import RemotingClient
 
 
@@ -142,7 +141,7 @@ async def test_others_are_served_while_a_large_batch_is_taken_in(
     The messages of the batch are adjacent nevertheless, whatever other clients send to the queue.
     """
     # One step in each event-loop iteration: a fast machine could otherwise store the batch in one time slice.
-    monkeypatch.setattr(long_requests, "SLICE_S", 0.0)
+    set_request_slice(monkeypatch, 0.0)
     await peer.send("orders", b"first")
     other = Peer(await remoting.connection(f"localhost:{broker.port}"))
     body = encode_batch([(0, b"%d" % i, b"TAGS\x01t\x02") for i in range(32_767)])
@@ -371,7 +370,7 @@ async def test_a_burst_for_a_new_topic_waits_in_order(
     A Java client has one connection to a broker, with any number of sends in flight.
     """
     # A busy disk can be slow to create the first files. That is not the subject of this test.
-    monkeypatch.setattr(preallocation_waits, "WAIT_S", 60.0)
+    set_preallocation_wait(monkeypatch, 60.0)
     sends = [peer.send("orders", b"%d" % n) for n in range(3000)]
     batch = peer.send("payments", encode_batch([(0, b"a", b""), (0, b"b", b"")]), code=RequestCode.SEND_BATCH_MESSAGE)
     answers = await asyncio.gather(*sends, batch)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from administration import commit, create_group
-from broker_support import Peer, config
+from broker_support import Peer, config, run_again
 from paused_slaves import pause_slave, resume_slave
-from replicated_brokers import Replicas
+from replicated_brokers import Replicas, copy_tables
 from request_of_each_code import Places, every_request
 from transaction_support import Producer
 from wait_until import until
@@ -25,7 +25,7 @@ from gantrymq.broker.metrics.replication_metrics import replication_metrics
 from gantrymq.broker.slave.metadata_sync import MetadataSync
 from gantrymq.broker.tables.request_modes import MessageRequestModes
 from gantrymq.client.admin.auth import acl_of
-from gantrymq.errors import BodyError, BrokerError, ConfigError
+from gantrymq.errors import ConfigError
 from gantrymq.protocol.bodies.auth import UserInfo
 from gantrymq.protocol.bodies.ha_status import HaStatus
 from gantrymq.protocol.bodies.topic_config import TopicConfig
@@ -50,11 +50,7 @@ def tables(replicas: Replicas) -> MetadataSync:
 
 
 async def copy_now(replicas: Replicas) -> None:
-    """Copies the tables at once; a slave does so every 10 s."""
-    part = tables(replicas)
-    await until(lambda: part._copying._task is None and part._copying_checkpoint._task is None)
-    await part._copy()
-    await part._copy_timer()
+    await copy_tables(replicas.slave)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +184,7 @@ async def test_a_topic_that_has_messages_is_copied_at_once(replicas: Replicas) -
 async def test_a_table_that_can_t_be_read_keeps_no_other(replicas: Replicas) -> None:
     replicas.master.offsets.commit("readers", "orders", 1, 7)
     replicas.master.features.schedule.encoded_offsets = lambda: b"rubbish"  # type: ignore[method-assign]
-    with pytest.raises(BodyError):
+    with pytest.raises(AssertionError, match="BodyError"):
         await copy_now(replicas)
     assert replicas.slave.offsets.query("readers", "orders", 1) == 7
 
@@ -199,7 +195,7 @@ async def test_whatever_fails_with_one_table_keeps_no_other(replicas: Replicas) 
 
     replicas.master.offsets.commit("readers", "orders", 2, 7)
     replicas.slave.topics.copy = fail  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="can't be copied"):
+    with pytest.raises(AssertionError, match="RuntimeError: topics can't be copied"):
         await copy_now(replicas)
     assert replicas.slave.offsets.query("readers", "orders", 2) == 7
 
@@ -288,13 +284,8 @@ async def test_a_slave_delivers_nothing(tmp_path: Path) -> None:
         assert (await peer.send("orders", b"x", properties={"DELAY": "1"})).code == ResponseCode.SUCCESS
         await replicas.caught_up()
         await replicas.stop(0)
-        slave = replicas.slave
-        jobs = [
-            slave.features.schedule._deliveries[1],
-            slave.features.timer._delivering,
-            slave.features.transactions._checking,
-        ]
-        assert not any(job._started for job in jobs)
+        names = ["deliver delay level 1", "deliver timer messages", "ask about open transactions"]
+        assert not any(replicas.slave.jobs.find(name).is_started for name in names)
 
 
 async def test_a_slave_in_its_master_s_place_delivers_what_is_left(tmp_path: Path) -> None:
@@ -426,10 +417,11 @@ async def test_a_master_that_tells_of_itself(tmp_path: Path) -> None:
 
 async def test_a_slave_learns_where_its_master_s_log_begins(tmp_path: Path) -> None:
     async with Replicas(tmp_path, 1) as replicas:
-        part = next(part for part in replicas.slave.features.all if isinstance(part, MetadataSync))
-        replicas.slave.replication._slave._first_offset = None  # type: ignore[union-attr]
-        await part._learn_log_begin(replicas.master.address)
-        assert replicas.slave.replication._slave._first_offset == 0  # type: ignore[union-attr]
+        slave = replicas.slave.replication.slave
+        assert slave is not None
+        slave.first_offset = None
+        await replicas.slave.features.metadata_sync.learn_log_begin(replicas.master.address)
+        assert slave.first_offset == 0
 
 
 async def test_users_are_copied_where_both_check_signatures(tmp_path: Path) -> None:
@@ -459,8 +451,8 @@ async def test_without_credentials_nothing_is_copied_from_a_guarded_master(tmp_p
     replicas.replication["ha_allow_unsigned"] = True
     async with replicas:
         replicas.master.offsets.commit("readers", "orders", 1, 7)
-        with pytest.raises(BrokerError):
-            await copy_now(replicas)
+        with pytest.raises(AssertionError, match="BrokerError"):
+            await run_again(replicas.slave.jobs, "copy the master's tables")
         assert replicas.slave.offsets.query("readers", "orders", 1) is None
 
 

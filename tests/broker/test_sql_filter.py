@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from broker_support import Peer, config
+from broker_support import Peer, config, set_request_slice
 from wait_until import until
 
 from gantrymq.background.jobs import Jobs
@@ -30,7 +30,6 @@ from gantrymq.protocol.headers.group import UnregisterClientRequestHeader
 from gantrymq.protocol.headers.pop import PopMessageRequestHeader
 from gantrymq.protocol.message import decode_messages
 from gantrymq.protocol.sys_flag import PULL_SUSPEND
-from gantrymq.remoting import long_requests
 from gantrymq.remoting.client import RemotingClient
 
 #: Numbers for expressions that no other test has compiled.
@@ -103,7 +102,7 @@ async def test_others_are_served_while_an_expression_takes_its_time(
 
     It repeats two conditions 790 times. None of the 2,000 messages matches it.
     """
-    monkeypatch.setattr(long_requests, "SLICE_S", 0.001)
+    set_request_slice(monkeypatch, 0.001)
     # The request code of pop does not fit into a binary header.
     peer.serialize_type = SerializeType.JSON
     body = encode_batch([(0, b"", b"a\x011\x02b\x013\x02")] * 2000)
@@ -369,9 +368,9 @@ def test_versions_and_deaths(tmp_path: Path) -> None:
     assert again.find("orders", "g") is None
 
 
-def test_made_up_filters_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantrymq.broker.tables.consumer_filters.MAX_FILTERS", 3)
-    filters = ConsumerFilters(tmp_path / "consumerFilter.json", persistence=TablePersistence(config(tmp_path), Jobs()))
+def test_made_up_filters_are_limited(tmp_path: Path) -> None:
+    persistence = TablePersistence(config(tmp_path), Jobs())
+    filters = ConsumerFilters(tmp_path / "consumerFilter.json", persistence=persistence, max_filters=3)
 
     def subscription(topic: str, expression: str = "a = 1") -> SubscriptionData:
         return SubscriptionData(topic=topic, sub_string=expression, expression_type="SQL92", sub_version=1)
@@ -390,9 +389,9 @@ def test_made_up_filters_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [topic for topic in ("t0", "t1", "t2") if filters.find(topic, "g")] == ["t1", "t2"]
 
 
-def test_the_text_of_all_filters_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantrymq.broker.tables.consumer_filters.CONSUMER_FILTER_CHARACTERS", 30)
-    filters = ConsumerFilters(tmp_path / "consumerFilter.json", persistence=TablePersistence(config(tmp_path), Jobs()))
+def test_the_text_of_all_filters_is_limited(tmp_path: Path) -> None:
+    persistence = TablePersistence(config(tmp_path), Jobs())
+    filters = ConsumerFilters(tmp_path / "consumerFilter.json", persistence=persistence, max_characters=30)
     filters.register(
         "g", [sql("long", "a = 12345678", 1), sql("other", "b = 12345678", 1), sql("more", "c = 12345678", 1)], 1
     )

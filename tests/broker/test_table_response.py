@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import cast
 
 import pytest
@@ -75,10 +76,12 @@ def test_an_error_of_the_encoder_fails_every_request_that_shares_it() -> None:
 
 def test_a_request_that_is_given_up_leaves_nothing() -> None:
     response, table = TableResponse(), new_table()
+    before = sys.getrefcount(table)
     steps = response.steps(table, {})
     for _ in range(3):
         next(steps)
+    # The encoding refers to the table.
+    assert sys.getrefcount(table) > before
     steps.close()
     del steps
-    assert response._newest is not None
-    assert response._newest() is None
+    assert sys.getrefcount(table) == before

@@ -16,6 +16,7 @@ from struct import unpack
 import pytest
 from broker_support import Peer, config
 from wait_until import until
+from wrong_clock import WrongClock
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerConfig
@@ -142,14 +143,13 @@ async def test_off(tmp_path: Path, remoting: RemotingClient) -> None:
         assert broker.runtime.table()["timerCongestNum"] == "0"
 
 
-async def test_many_due_at_once_dont_hold_the_loop(peer: Peer, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer, "_LONGEST_SLEEP_S", 0.1)
+async def test_many_due_at_once_dont_hold_the_loop(peer: Peer, broker: Broker, wrong_clock: WrongClock) -> None:
     properties = {"TIMER_DELIVER_MS": str(now_ms() + 60_000)}
     for _ in range(6):
         await asyncio.gather(*(peer.send("orders", b"x", properties=properties) for _ in range(500)))
     assert broker.runtime.table()["timerCongestNum"] == "3000"
     # The clock changes meanwhile.
-    monkeypatch.setattr(timer, "now_ms", lambda: now_ms() + 60_000)
+    wrong_clock.ahead_s = 60
     counts: set[int] = set()
     async with asyncio.timeout(60):
         while (count := broker.store.queue("orders", 0).max_offset) < 3000:
@@ -186,7 +186,7 @@ async def test_an_idle_broker_makes_no_files_and_sleeps(tmp_path: Path, remoting
     async with running(settings(tmp_path)) as broker:
         peer = await peer_of(broker, remoting)
         await peer.send("orders", b"x")
-        assert broker.features.timer._delivering._due == inf
+        assert broker.jobs.find("deliver timer messages").due == inf
         checkpoint = await peer.ask(RequestCode.GET_TIMER_CHECK_POINT)
         read_ms, log_position, queue_offset, master, state, _, _ = unpack(">7q", checkpoint.body)
         assert abs(read_ms - now_ms()) < 5000

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 import pytest
+from bare_store import commit_log
 from wrong_clock import set_clock
 
 from gantrymq.background.jobs import Jobs
@@ -448,6 +450,28 @@ def test_a_damaged_message_is_skipped_and_counted(world: World, caplog: pytest.L
         assert f"the timer message at {places[number][0]} in the commit log is skipped" in caplog.text
 
 
+@contextmanager
+def unreadable_timer_log(root: Path) -> Iterator[None]:
+    """Makes every read of the open timer log fail, as on a disk with a bad block."""
+    [path] = (root / "timerlog").iterdir()
+    [fd] = [fd for fd in range(3, 1024) if is_open_file(fd, path)]
+    good, directory = os.dup(fd), os.open(root, os.O_RDONLY)
+    os.dup2(directory, fd)
+    try:
+        yield
+    finally:
+        os.dup2(good, fd)
+        os.close(good)
+        os.close(directory)
+
+
+def is_open_file(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except OSError:
+        return False
+
+
 def test_an_error_in_the_middle_of_a_slot_repeats_nothing(world: World) -> None:
     for n in range(10):
         world.send(str(n), 500)
@@ -455,15 +479,10 @@ def test_an_error_in_the_middle_of_a_slot_repeats_nothing(world: World) -> None:
     world.now_ms += 1000
     while len(world.delivered()) < 5:
         assert world.timer.step(world.now_ms) is Step.MORE
-    # Every read of the timer log fails, as on a disk with a bad block.
-    files = world.files._log._files
-    good = files[0]
-    files[0] = os.open(world.config.store_path_root_dir, os.O_RDONLY)
-    for _ in range(3):
-        with pytest.raises(IsADirectoryError):
-            world.timer.step(world.now_ms)
-    os.close(files[0])
-    files[0] = good
+    with unreadable_timer_log(world.config.store_path_root_dir):
+        for _ in range(3):
+            with pytest.raises(IsADirectoryError):
+                world.timer.step(world.now_ms)
     assert world.work() is Step.IDLE
     assert world.delivered() == [str(n) for n in range(10)]
 
@@ -475,13 +494,8 @@ def test_a_slot_whose_entries_cannot_be_read_is_tried_again(world: World) -> Non
     world.now_ms += 1000
     assert world.timer.step(world.now_ms) is Step.MORE
     assert world.timer.step(world.now_ms) is Step.MORE
-    files = world.files._log._files
-    good = files[0]
-    files[0] = os.open(world.config.store_path_root_dir, os.O_RDONLY)
-    with pytest.raises(IsADirectoryError):
+    with unreadable_timer_log(world.config.store_path_root_dir), pytest.raises(IsADirectoryError):
         world.timer.step(world.now_ms)
-    os.close(files[0])
-    files[0] = good
     assert world.work() is Step.IDLE
     assert world.delivered() == [str(n) for n in range(300)]
 
@@ -696,16 +710,16 @@ def test_nothing_is_lost_while_the_store_takes_nothing(world: World) -> None:
         world.send(str(n), 500)
     world.work()
     world.now_ms += 1000
-    world.store._log.refuse("test", Refusal("the disk is too full", StoreFull))
+    commit_log(world.store).refuse("test", Refusal("the disk is too full", StoreFull))
     assert world.work() is Step.BLOCKED
     assert world.work() is Step.BLOCKED
     assert world.delivered() == []
-    world.store._log.refuse("test", None)
+    commit_log(world.store).refuse("test", None)
     while len(world.delivered()) < 2:
         world.timer.step(world.now_ms)
-    world.store._log.refuse("test", Refusal("the disk is too full", StoreFull))
+    commit_log(world.store).refuse("test", Refusal("the disk is too full", StoreFull))
     assert world.work() is Step.BLOCKED
-    world.store._log.refuse("test", None)
+    commit_log(world.store).refuse("test", None)
     assert world.work() is Step.IDLE
     assert world.delivered() == ["0", "1", "2"]
 

@@ -9,7 +9,6 @@ from broker_support import Peer
 from controlled_support import ControlledBrokers
 from wait_until import until
 
-from gantrymq.broker.slave.metadata_sync import MetadataSync
 from gantrymq.errors import StoreError
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
@@ -31,14 +30,12 @@ async def shown(peer: Peer, topic: str, queue_id: int = 0) -> list[bytes]:
     return [message.body for message in decode_messages((await peer.pull(topic, queue_id=queue_id)).body)]
 
 
-async def test_what_was_acknowledged_is_read_from_the_new_master(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_acknowledged_is_read_from_the_new_master(tmp_path: Path) -> None:
     async with ControlledBrokers(tmp_path, 2) as replicas:
         await replicas.all_in_sync()
         await until(lambda: replicas.brokers[2].topics.get("TBW102") is not None)
-        # The next periodic copy is after the end of this test.
-        monkeypatch.setattr(MetadataSync, "_copy_soon", lambda self: None)
+        # The slave copies no more tables.
+        replicas.brokers[2].jobs.find("copy the master's tables").cancel()
         peer = await replicas.peer(1)
         assert (await peer.send("orders", b"acknowledged", queue_id=2)).code == ResponseCode.SUCCESS
         assert replicas.brokers[2].topics.get("orders") is None
@@ -57,7 +54,7 @@ async def test_a_queue_that_cannot_be_read_keeps_nobody_from_being_master(
 
     async with ControlledBrokers(tmp_path, 2) as replicas:
         await replicas.all_in_sync()
-        monkeypatch.setattr(MetadataSync, "_copy_soon", lambda self: None)
+        replicas.brokers[2].jobs.find("copy the master's tables").cancel()
         peer = await replicas.peer(1)
         assert (await peer.send("orders", b"acknowledged")).code == ResponseCode.SUCCESS
         monkeypatch.setattr(ConsumeQueue, "peek", fails)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from bare_store import damage
-from broker_support import config
+from broker_support import config, job
 from transaction_support import Half, Producer, all_messages, progress
 from wait_until import until
 
@@ -211,7 +211,7 @@ async def test_end_of_an_immune_message_ends_its_copies(tmp_path: Path) -> None:
 
 async def rounds(broker: Broker, count: int) -> None:
     """Waits until `count` more check rounds have ended."""
-    report = broker.features.transactions._checking.report
+    report = job(broker, "ask about open transactions")
     end = report.runs + count
     await until(lambda: report.runs >= end)
 
@@ -307,13 +307,13 @@ async def test_a_round_over_thousands_works_in_small_slices(tmp_path: Path) -> N
         ended = halves[: count // 2]
         for at in range(0, len(ended), 100):
             await asyncio.gather(*(producer.end(half, TRANSACTION_ROLLBACK) for half in ended[at : at + 100]))
-        await until(lambda: not broker.features.transactions._ops)
+        await until(lambda: not broker.features.transactions.ops)
         check = TransactionCheck(
             broker.config,
-            broker.features.transactions._appender,
+            broker.appender,
             broker.topics,
             broker.offsets,
-            OpMessages(broker.config, broker.features.transactions._appender),
+            OpMessages(broker.config, broker.appender),
         )
         check.load()
         slices = list(check.round(time.time_ns() // 1_000_000, lambda group, topic: True))

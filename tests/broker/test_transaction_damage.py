@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from bare_store import commit_log
 from broker_support import config
 from transaction_support import Half, Producer
 from wait_until import until
@@ -39,7 +40,7 @@ class Quiet:
         self.broker = broker
         self.producer = producer
         self.halves = halves
-        self.appender: Appender = broker.features.transactions._appender
+        self.appender: Appender = broker.appender
 
     def check(self, appender: Appender | None = None) -> TransactionCheck:
         """Returns a new check service, as after a restart."""
@@ -53,7 +54,7 @@ class Quiet:
         """Rolls back half messages, each with its own op message."""
         for number in numbers:
             await self.producer.end(self.halves[number], TRANSACTION_ROLLBACK)
-            await until(lambda: not self.broker.features.transactions._ops)
+            await until(lambda: not self.broker.features.transactions.ops)
 
     def place(self, topic: str, queue_offset: int) -> int:
         unit = self.broker.store.queue(topic, 0).unit(queue_offset)
@@ -64,7 +65,7 @@ class Quiet:
         """Changes a record, as a failing disk would."""
         record = bytearray(self.broker.store.record_bytes(place))
         damage(record)
-        log = self.broker.store._log
+        log = commit_log(self.broker.store)
         assert log.mapping is not None
         log.mapping[place - log.base : place - log.base + len(record)] = bytes(record)
 

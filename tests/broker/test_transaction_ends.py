@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_support import config
+from broker_support import config, job
 from controlled_support import ControlledBrokers
 from test_controlled import elect
 from transaction_support import Half, Producer, all_messages
@@ -87,7 +87,7 @@ async def test_a_second_end_has_no_effect(tmp_path: Path, first: int, restart: s
         if restart == "none":
             for verdict in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK, TRANSACTION_COMMIT):
                 assert (await producer.end(half, verdict)).code == ResponseCode.SUCCESS
-        await until(lambda: not broker.features.transactions._ops)
+        await until(lambda: not broker.features.transactions.ops)
         assert [message.body for message in await all_messages(producer, "orders")] == expected
         if restart == "kill":
             directory = killed(directory)
@@ -101,7 +101,7 @@ async def test_a_second_end_has_no_effect_once_the_first_is_behind(tmp_path: Pat
     async with started(tmp_path, transaction_check_interval=20, transaction_op_batch_interval=10) as (broker, producer):
         half = await producer.prepare("orders", b"hello")
         await producer.end(half, TRANSACTION_ROLLBACK)
-        check = broker.features.transactions._check
+        check = broker.features.transactions.check
         await until(lambda: check.progress == (1, 1))
     async with started(tmp_path, **QUIET) as (_, producer):
         assert (await producer.end(half)).code == ResponseCode.SUCCESS
@@ -171,7 +171,7 @@ async def test_what_was_checked_before_a_kill_is_not_committed_again(tmp_path: P
         for n in range(20):
             await producer.prepare("orders", b"%d" % n)
         await until(lambda: broker.store.queue("orders", 0).max_offset == 20)
-        await until(lambda: not broker.features.transactions._ops)
+        await until(lambda: not broker.features.transactions.ops)
         after_kill = killed(directory)
     assert not (after_kill / "config" / "consumerOffset.json").exists()
     async with started(after_kill, committing(), **settings) as (broker, producer):
@@ -258,7 +258,7 @@ async def test_a_group_without_producers_is_named_once(tmp_path: Path, caplog: p
     quick = {"transaction_time_out": 50, "transaction_check_interval": 20, "transaction_op_batch_interval": 10}
     async with started(tmp_path, **quick) as (broker, producer):
         await producer.prepare("orders", b"open", {"PGROUP": "away"})
-        report = broker.features.transactions._checking.report
+        report = job(broker, "ask about open transactions")
         begin = report.runs
         await until(lambda: report.runs >= begin + 20)
         lines = [record.getMessage() for record in caplog.records if "away" in record.getMessage()]

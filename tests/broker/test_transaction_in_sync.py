@@ -45,7 +45,7 @@ async def test_a_commit_is_refused(tmp_path: Path) -> None:
         await replicas.start(2)
         await replicas.all_in_sync()
         # The master gets the new in-sync set after the controller.
-        await until(lambda: not broker.features.transactions._pending_responses.lacks_replicas)
+        await until(lambda: not broker.features.waits.flush.lacks_replicas)
         assert (await producer.end(single)).code == ResponseCode.SUCCESS
         await end_all(producer, ranges)
         await end_all(producer, others, TRANSACTION_ROLLBACK)

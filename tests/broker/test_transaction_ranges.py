@@ -14,9 +14,12 @@ from broker_support import config
 from half_range_support import GROUP, end_all, end_many, prepare_many, send_halves
 from transaction_support import Half, Producer, all_messages, progress
 from wait_until import until
+from wrong_clock import WrongClock
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.transaction.decision_executor import DecisionExecutor, DecisionProgress
+from gantrymq.broker.transaction.half_batches import DROPPED_AFTER_MS
+from gantrymq.broker.transaction.next_step import PATIENCE_MS
 from gantrymq.errors import StoreBusy
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.half_ranges import HalfRange
@@ -24,8 +27,11 @@ from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.record import encode_host
 from gantrymq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from gantrymq.system.clock import now_ms
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+#: Time after which the broker stores half messages again that are not ended, in seconds.
+LONG_S = PATIENCE_MS / 1000 + 1
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
 
@@ -109,7 +115,7 @@ async def test_a_commit_shows_all_messages_as_single_commits_would(pair: Pair) -
             assert message.prepared_transaction_offset == half.commit_log_offset
             assert (message.sys_flag, message.flag, message.tags) == (TRANSACTION_COMMIT, 7, "red")
             assert (message.born_timestamp, message.born_host) == (half.born_timestamp, half.born_host)
-    await until(lambda: not broker.features.transactions._ops)
+    await until(lambda: not broker.features.transactions.ops)
     assert sorted(await ended_halves(producer)) == list(range(1201))
     assert broker.features.transactions.commits["orders"] == 1201
 
@@ -121,30 +127,30 @@ async def test_what_is_known_of_ended_ones_takes_no_memory_for_each(pair: Pair) 
     """
     broker, producer = pair
     await end_all(producer, [await prepare_many(producer, "orders", numbers(0, 1000)) for _ in range(4)])
-    check = broker.features.transactions._check
-    assert (len(check._ends._ended), len(check._ends._ended_late), check.progress[0]) == (0, 0, 4000)
+    check = broker.features.transactions.check
+    assert (len(check.ends), check.progress[0]) == (0, 4000)
 
 
-async def test_copies_are_what_single_commits_store(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_copies_are_what_single_commits_store(pair: Pair) -> None:
     """The records are equal in every byte except offsets and timestamps."""
     broker, producer = pair
     own = {"UNIQ_KEY": "7F01", "TAGS": "red"}
     bodies = [b"", b"x", b"y" * 5000]
-    for topic, copies in (("t" * 127, True), ("u" * 127, False)):
-        if not copies:
-            monkeypatch.setattr("gantrymq.broker.transaction.decision_executor.DecisionExecutor._copies", lambda *_: [])
-        ranges = [await prepare_many(producer, topic, bodies, own, born_timestamp=10**13)]
-        await end_all(producer, ranges, topics=topic)
+    copied = await prepare_many(producer, "t" * 127, bodies, own, born_timestamp=10**13)
+    await end_all(producer, [copied], topics="t" * 127)
+    ended_alone = await prepare_many(producer, "u" * 127, bodies, own, born_timestamp=10**13)
+    for half_offset in range(ended_alone.half_offset, ended_alone.end):
+        assert (await producer.end(half_at(broker, half_offset))).code == ResponseCode.SUCCESS
     records = []
     for topic in ("t" * 127, "u" * 127):
         queue = broker.store.queue(topic, 0)
         units = [queue.unit(n) for n in range(len(bodies))]
         assert all(unit is not None and unit[2] == tags_code(b"red") for unit in units)
         records.append([broker.store.read_record(unit[0]) for unit in units if unit is not None])
-    for copied, single in zip(*records, strict=True):
+    for copy, single in zip(*records, strict=True):
         same = {"topic": b"", "physical_offset": 0, "store_timestamp": 0, "prepared_transaction_offset": 0}
-        assert copied._replace(**same) == single._replace(**same)  # type: ignore[arg-type]
-        assert copied.prepared_transaction_offset < copied.physical_offset
+        assert copy._replace(**same) == single._replace(**same)  # type: ignore[arg-type]
+        assert copy.prepared_transaction_offset < copy.physical_offset
 
 
 async def test_with_sync_flush_answers_come_when_all_is_on_the_disk(tmp_path: Path) -> None:
@@ -319,11 +325,11 @@ async def test_what_is_decided_goes_on_after_a_stop(tmp_path: Path, monkeypatch:
             progress = asyncio.create_task(end_many(producer, ranges))
             await until(lambda: broker.store.queue("orders", 0).max_offset >= 4000)
             progress.cancel()
-            broker.features.transactions._executor.cancel()
-    assert broker.features.transactions._check.decisions.open
+            broker.features.transactions.executor.cancel()
+    assert broker.features.transactions.check.decisions.open
     async with started(tmp_path) as (broker, producer):
         await until(lambda: broker.store.queue("orders", 0).max_offset == 8000)
-        await until(lambda: not broker.features.transactions._check.decisions.open)
+        await until(lambda: not broker.features.transactions.check.decisions.open)
         assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 8000)
         assert set(await ended_halves(producer)) == set(range(8000))
 
@@ -331,16 +337,15 @@ async def test_what_is_decided_goes_on_after_a_stop(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("verdict", [TRANSACTION_COMMIT, TRANSACTION_ROLLBACK])
 async def test_one_of_those_that_are_being_ended_cant_be_ended_by_itself(pair: Pair, verdict: int) -> None:
     broker, producer = pair
-    executor = broker.features.transactions._executor
+    executor = broker.features.transactions.executor
     executor.cancel()
     ranges = [await prepare_many(producer, "orders", numbers(0, 10))]
     progress = asyncio.create_task(end_all(producer, ranges))
-    await until(lambda: bool(broker.features.transactions._check.decisions.open))
+    await until(lambda: bool(broker.features.transactions.check.decisions.open))
     refused = await producer.end(first_of(broker, ranges[0]), verdict)
     assert refused.code == ResponseCode.ILLEGAL_OPERATION
     assert refused.remark == "half message 0 is of a transaction that is being committed as a whole"
     executor.start()
-    executor._job.wake()
     await progress
     assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 10)
     assert broker.features.transactions.commits["orders"] == 10
@@ -349,39 +354,36 @@ async def test_one_of_those_that_are_being_ended_cant_be_ended_by_itself(pair: P
 async def test_what_may_be_decided_about_isnt_ended_by_itself_before_that_is_read(pair: Pair) -> None:
     broker, producer = pair
     first = first_of(broker, await prepare_many(producer, "orders", numbers(0, 10)))
-    broker.features.transactions._range_ends.clear()
+    broker.features.transactions.range_ends.clear()
     refused = await producer.end(first)
     assert (refused.code, refused.remark) == (
         ResponseCode.SYSTEM_BUSY,
         "the broker is starting: it reads the ended transactions",
     )
-    broker.features.transactions._range_ends.found()
+    broker.features.transactions.range_ends.found()
     assert (await producer.end(first)).code == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize("between", ["nothing", "looks committed", "is committed"])
-async def test_what_is_decided_and_not_begun_is_done_after_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
-) -> None:
+async def test_what_is_decided_and_not_begun_is_done_after_a_stop(tmp_path: Path, between: str) -> None:
     """The half messages are at the start of the log.
 
     Their offset, 0, also occurs in the records of normal messages.
     """
-    with monkeypatch.context() as nothing_goes_on:
-        nothing_goes_on.setattr(DecisionExecutor, "_go_on", lambda _: None)
-        async with started(tmp_path) as (broker, producer):
-            ranges = [await prepare_many(producer, "orders", numbers(0, 100))]
-            assert ranges[0][:2] == (0, 0)
-            progress = asyncio.create_task(end_many(producer, ranges))
-            await until(lambda: bool(broker.features.transactions._check.decisions.open))
-            progress.cancel()
-            if between == "looks committed":
-                given = await producer.send("others", b"0", sys_flag=TRANSACTION_COMMIT)
-                assert given.code == ResponseCode.SUCCESS
-            if between == "is committed":
-                # For example by a Java broker, which does not support decisions.
-                with broker.store.waiting():
-                    broker.features.transactions._commit(broker.store.read_record(ranges[0].physical_offset))
+    async with started(tmp_path) as (broker, producer):
+        broker.features.transactions.executor.cancel()
+        ranges = [await prepare_many(producer, "orders", numbers(0, 100))]
+        assert ranges[0][:2] == (0, 0)
+        progress = asyncio.create_task(end_many(producer, ranges))
+        await until(lambda: bool(broker.features.transactions.check.decisions.open))
+        progress.cancel()
+        if between == "looks committed":
+            given = await producer.send("others", b"0", sys_flag=TRANSACTION_COMMIT)
+            assert given.code == ResponseCode.SUCCESS
+        if between == "is committed":
+            # For example by a Java broker, which does not support decisions.
+            with broker.store.waiting():
+                broker.features.transactions.commit(broker.store.read_record(ranges[0].physical_offset))
     async with started(tmp_path) as (broker, producer):
         await end_all(producer, ranges)
         assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 100)
@@ -397,9 +399,9 @@ async def test_those_that_were_ended_by_themselves_arent_ended_again(tmp_path: P
         for half_offset, verdict in ((0, TRANSACTION_COMMIT), (1, TRANSACTION_ROLLBACK), (30, TRANSACTION_COMMIT)):
             answer = await producer.end(half_at(broker, half_offset), verdict)
             assert answer.code == ResponseCode.SUCCESS
-        check = broker.features.transactions._check
+        check = broker.features.transactions.check
         if since == "written down":
-            await until(lambda: not broker.features.transactions._ops)
+            await until(lambda: not broker.features.transactions.ops)
         elif since == "passed":
             await until(lambda: check.progress[0] == 2)
         if since != "before a stop":
@@ -410,21 +412,18 @@ async def test_those_that_were_ended_by_themselves_arent_ended_again(tmp_path: P
         assert messages == [b"0", b"30", *(body for body in numbers(2, 38) if body != b"30")]
 
 
-async def test_one_that_was_ended_by_itself_isnt_ended_again_after_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_that_was_ended_by_itself_isnt_ended_again_after_a_stop(tmp_path: Path) -> None:
     """A half message that was ended singly is not committed again after a restart.
 
     The broker stops after it stored the decision on the range and before it carries it out.
     """
-    with monkeypatch.context() as nothing_goes_on:
-        nothing_goes_on.setattr(DecisionExecutor, "_go_on", lambda _: None)
-        async with started(tmp_path) as (broker, producer):
-            ranges = [await prepare_many(producer, "orders", numbers(0, 100))]
-            await producer.end(half_at(broker, 7))
-            progress = asyncio.create_task(end_many(producer, ranges))
-            await until(lambda: bool(broker.features.transactions._check.decisions.open))
-            progress.cancel()
+    async with started(tmp_path) as (broker, producer):
+        broker.features.transactions.executor.cancel()
+        ranges = [await prepare_many(producer, "orders", numbers(0, 100))]
+        await producer.end(half_at(broker, 7))
+        progress = asyncio.create_task(end_many(producer, ranges))
+        await until(lambda: bool(broker.features.transactions.check.decisions.open))
+        progress.cancel()
     async with started(tmp_path) as (broker, producer):
         await end_all(producer, ranges)
         messages = [message.body for message in await all_messages(producer, "orders")]
@@ -433,18 +432,17 @@ async def test_one_that_was_ended_by_itself_isnt_ended_again_after_a_stop(
 
 async def test_ranges_that_overlap_end_each_half_message_once(pair: Pair) -> None:
     broker, producer = pair
-    executor = broker.features.transactions._executor
+    executor = broker.features.transactions.executor
     executor.cancel()
     first = await prepare_many(producer, "orders", numbers(0, 10))
     await prepare_many(producer, "orders", numbers(10, 10))
     both = HalfRange(first.half_offset, first.physical_offset, 20)
     progress = asyncio.create_task(end_all(producer, [first]))
-    await until(lambda: bool(broker.features.transactions._check.decisions.open))
+    await until(lambda: bool(broker.features.transactions.check.decisions.open))
     refused = await end_many(producer, [both])
     assert refused.code == ResponseCode.ILLEGAL_OPERATION
     assert refused.remark == "of half messages 0 to 19 some are being committed with others"
     executor.start()
-    executor._job.wake()
     await progress
     await end_all(producer, [both])
     assert [message.body for message in await all_messages(producer, "orders")] == numbers(0, 20)
@@ -459,13 +457,16 @@ async def test_one_is_ended_by_itself_once(pair: Pair) -> None:
     assert len(await all_messages(producer, "orders")) == 1
 
 
-async def test_copies_of_those_that_wait_are_no_more_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_copies_of_those_that_wait_are_no_more_messages(tmp_path: Path, wrong_clock: WrongClock) -> None:
     """A range that covers all half messages also contains the copies that the broker has stored meanwhile."""
-    monkeypatch.setattr("gantrymq.broker.transaction.next_step.PATIENCE_MS", 0)
     async with started(tmp_path, transaction_time_out=50, transaction_check_interval=10) as (broker, producer):
         first = await prepare_many(producer, "orders", numbers(0, 5))
         await producer.prepare("others", b"behind")
-        await until(lambda: broker.store.queue(HALF_TOPIC, 0).max_offset > 20)
+        # The broker copies the copies, too.
+        for number in (1, 2):
+            wrong_clock.ahead_s += number * LONG_S
+            copies = 6 * number
+            await until(lambda copies=copies: broker.store.queue(HALF_TOPIC, 0).max_offset >= 6 + copies)  # type: ignore[misc]
         last = await prepare_many(producer, "orders", [b"5"])
         number = last.half_offset + 1 - first.half_offset
         await end_all(producer, [HalfRange(first.half_offset, first.physical_offset, number)])
@@ -486,13 +487,13 @@ async def test_they_wait_in_place_and_nobody_is_asked(tmp_path: Path) -> None:
             assert producer.questions.get_nowait()[1].body == b"single"
 
 
-async def test_those_that_nobody_ends_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gantrymq.broker.transaction.range_ends.GRACE_MS", 0)
-    monkeypatch.setattr("gantrymq.broker.transaction.next_step.DROPPED_AFTER_MS", 0)
+async def test_those_that_nobody_ends_are_dropped(tmp_path: Path) -> None:
     async with started(tmp_path, transaction_check_interval=10) as (broker, producer):
         short = GROUP | {"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"}
-        ranges = [await prepare_many(producer, "orders", numbers(0, 1000), of_batch=short)]
-        check = broker.features.transactions._check
+        # The producer stored them so long ago that the broker does not wait any longer.
+        born_ms = now_ms() - DROPPED_AFTER_MS - 2000
+        ranges = [await prepare_many(producer, "orders", numbers(0, 1000), of_batch=short, born_timestamp=born_ms)]
+        check = broker.features.transactions.check
         await until(lambda: check.dropped == 1000)
         assert broker.store.queue(HALF_TOPIC, 0).max_offset == 1000
         answer = await end_many(producer, ranges)
@@ -505,12 +506,12 @@ async def test_those_that_nobody_ends_are_dropped(tmp_path: Path, monkeypatch: p
 
 
 async def test_those_that_wait_long_are_stored_again_and_committed_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, wrong_clock: WrongClock
 ) -> None:
-    monkeypatch.setattr("gantrymq.broker.transaction.next_step.PATIENCE_MS", 0)
     async with started(tmp_path, transaction_time_out=50, transaction_check_interval=10) as (broker, producer):
         ranges = [await prepare_many(producer, "orders", numbers(0, 50))]
         await producer.prepare("orders", b"behind")
+        wrong_clock.ahead_s = LONG_S
         _, message = await producer.question()
         assert message.body == b"behind"
         assert broker.store.queue(HALF_TOPIC, 0).max_offset > 100

@@ -13,14 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broker_support import Peer, config
+from bare_store import commit_log
+from broker_support import Disk, Peer, config
 from step_timer import loop_steps
 from wait_until import until
 from writer_support import TOPIC, Writer, numbered
+from wrong_clock import WrongClock
 
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import MAX_QUEUE_NUMS
-from gantrymq.broker.send import idempotent_writes as writers
 from gantrymq.broker.send.idempotent_writes import FILE_NAME
 from gantrymq.broker.send.write_ids import WriteIds, Written
 from gantrymq.client.producing.send_command import send_command
@@ -46,7 +47,6 @@ from gantrymq.protocol.row_ids import (
     decode_row_id,
 )
 from gantrymq.remoting.client import RemotingClient
-from gantrymq.store.json_config import JsonConfigFile
 from gantrymq.store.message_store import MessageStore
 
 KEEP_MS = 60_000
@@ -346,17 +346,18 @@ async def test_rows_that_are_not_on_the_disk_yet(tmp_path: Path, remoting: Remot
     # The first rows of all wait for the table's file. This send creates it.
     await Writer(remoting, broker.port, queue_id=1).send(numbered(0))
     may_flush = threading.Event()
-    flush = broker.store._log.flush
+    log = commit_log(broker.store)
+    flush = log.flush
 
     def flush_later() -> None:
         assert may_flush.wait(20)
         flush()
 
-    broker.store._log.flush = flush_later  # type: ignore[method-assign]
+    log.flush = flush_later  # type: ignore[method-assign]
     try:
         sent = [asyncio.ensure_future(Writer(remoting, broker.port).send(numbered(0, 1))) for _ in range(2)]
         queue = broker.store.queue(TOPIC, 0)
-        await until(lambda: queue.max_offset == 2 and len(broker.features.sending._pending_responses._waiting) == 2)
+        await until(lambda: queue.max_offset == 2 and broker.features.waits.flush.count == 2)
         assert not any(answer.done() for answer in sent)
         may_flush.set()
         answers = await asyncio.gather(*sent)
@@ -474,24 +475,33 @@ async def test_a_file_that_is_no_good_is_made_from_the_log(tmp_path: Path, remot
         await broker.stop()
 
 
+class LongLog(asyncio.Event):
+    """Set when the log may be read to its end. Each read first raises one of `failures`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures: list[Exception] = []
+
+
 @pytest.fixture
-def long_log(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+def long_log(monkeypatch: pytest.MonkeyPatch) -> LongLog:
     """Brokers that start after this do not finish reading their log until the event is set."""
-    is_read = asyncio.Event()
+    is_read = LongLog()
     look_for_records = MessageStore.look_for_records
 
     def slowly(store: MessageStore, mark: bytes, start: int) -> Iterator[Record | None]:
         while not is_read.is_set():
             yield None
+        if is_read.failures:
+            raise is_read.failures.pop()
         yield from look_for_records(store, mark, start)
 
     monkeypatch.setattr(MessageStore, "look_for_records", slowly)
-    monkeypatch.setattr(writers, "_START_S", 0.01)
     return is_read
 
 
 async def test_a_broker_serves_while_it_reads_its_log(
-    tmp_path: Path, remoting: RemotingClient, long_log: asyncio.Event
+    tmp_path: Path, remoting: RemotingClient, long_log: LongLog
 ) -> None:
     """Requests with write ids wait until the table is complete."""
     long_log.set()
@@ -515,14 +525,13 @@ async def test_a_broker_serves_while_it_reads_its_log(
 
 
 async def test_who_waits_for_a_long_log_comes_again(
-    tmp_path: Path, remoting: RemotingClient, long_log: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, remoting: RemotingClient, long_log: LongLog
 ) -> None:
     long_log.set()
     broker = await started(tmp_path)
     await Writer(remoting, broker.port).send(numbered(0))
     await broker.stop()
     long_log.clear()
-    monkeypatch.setattr(writers, "_WAIT_S", 0.05)
     broker = await started(tmp_path)
     answer = await Writer(remoting, broker.port).send(numbered(0))
     assert answer.code == ResponseCode.SYSTEM_BUSY
@@ -534,7 +543,7 @@ async def test_who_waits_for_a_long_log_comes_again(
 
 
 async def test_the_log_is_read_anew_when_that_has_failed(
-    tmp_path: Path, remoting: RemotingClient, long_log: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, remoting: RemotingClient, long_log: LongLog
 ) -> None:
     long_log.set()
     broker = await started(tmp_path)
@@ -543,19 +552,14 @@ async def test_the_log_is_read_anew_when_that_has_failed(
     (tmp_path / "config" / FILE_NAME).write_text('{"position":0,"ranges":{}}')
     long_log.clear()
     broker = await started(tmp_path)
-    reading = broker.writers._reading
-    reading._after_error_s = 0.01
-    learn, failures = broker.writers._learn, [RuntimeError("once")]
-
-    def failing(record: Record) -> None:
-        if failures:
-            raise failures.pop()
-        learn(record)
-
-    monkeypatch.setattr(broker.writers, "_learn", failing)
+    reading = broker.jobs.find("read what idempotent writers have written")
+    long_log.failures.append(RuntimeError("once"))
     long_log.set()
-    assert (await Writer(remoting, broker.port).send(numbered(0))).code == ResponseCode.SUCCESS
-    assert reading.report.failures == 1
+    sending = asyncio.ensure_future(Writer(remoting, broker.port).send(numbered(0)))
+    await until(lambda: reading.report.failures == 1)
+    # The broker would wait for 10 s before it tries again.
+    reading.wake()
+    assert (await sending).code == ResponseCode.SUCCESS
     assert await stored(remoting, broker.port) == [b"0"]
     await broker.stop()
 
@@ -593,7 +597,7 @@ async def test_a_damaged_row_doesnt_hide_those_behind_it(tmp_path: Path, remotin
     log_file.write_bytes(log_file.read_bytes().replace(b"damaged", b"DAMAGED"))
     (tmp_path / "config" / FILE_NAME).write_text('{"position":0,"ranges":{}}')
     broker = await started(tmp_path)
-    assert set(broker.writers._table.ranges) == {"rows@0@w-2"}
+    assert set(broker.writers.table.ranges) == {"rows@0@w-2"}
     await broker.stop()
 
 
@@ -614,38 +618,31 @@ async def test_copies_elsewhere_in_the_log_count_for_nothing(tmp_path: Path, rem
     await broker.stop()
 
 
-async def test_writers_are_kept_for_a_time(
-    tmp_path: Path, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_writers_are_kept_for_a_time(tmp_path: Path, remoting: RemotingClient, wrong_clock: WrongClock) -> None:
     broker = await started(tmp_path, idempotent_writer_keep_time=KEEP_MS, idempotent_writer_max_num=2)
     for number in range(3):
         await Writer(remoting, broker.port, writer=f"w-{number}").send(numbered(0))
     assert len(broker.writers) == 2
     await broker.stop()
-    now = broker.writers._table.ranges["rows@0@w-2"].at_ms
-    monkeypatch.setattr("gantrymq.broker.send.idempotent_writes.now_ms", lambda: now + KEEP_MS + 1)
+    wrong_clock.ahead_s = KEEP_MS / 1000 + 1
     broker = await started(tmp_path, idempotent_writer_keep_time=KEEP_MS)
     assert not len(broker.writers)
     await broker.stop()
 
 
-async def test_the_loop_doesnt_wait_for_the_file(
-    broker: Broker, remoting: RemotingClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_loop_doesnt_wait_for_the_file(broker: Broker, remoting: RemotingClient, disk: Disk) -> None:
     """The event loop does not wait for the table's file.
 
     Only the first rows wait: the file is on disk before they are stored.
     """
     saved: list[tuple[threading.Thread, int]] = []
-    save = JsonConfigFile.save
     queue = broker.store.queue(TOPIC, 0)
 
-    def save_and_tell(file: JsonConfigFile, data: bytes) -> None:
-        if file.path.name == FILE_NAME:
+    def note(file: str) -> None:
+        if file == FILE_NAME:
             saved.append((threading.current_thread(), queue.max_offset))
-        save(file, data)
 
-    monkeypatch.setattr(JsonConfigFile, "save", save_and_tell)
+    disk.before_write = note
     writers = [Writer(remoting, broker.port, writer=f"w-{number}") for number in range(3)]
     answers = await asyncio.gather(*(writer.send(numbered(0)) for writer in writers))
     assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
@@ -681,6 +678,6 @@ async def test_the_log_goes_on_in_its_next_file(tmp_path: Path, remoting: Remoti
     await broker.stop()
     path.write_text(before)
     broker = await started(tmp_path)
-    assert broker.writers._table.ranges["rows@0@w-7"].row == 2
+    assert broker.writers.table.ranges["rows@0@w-7"].row == 2
     assert broker.store.max_physical_offset > 4 * 1024 * 1024
     await broker.stop()

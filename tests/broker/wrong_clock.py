@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gantrymq.store import message_writer
+from gantrymq.store import message_writer, record_batch
 from gantrymq.system import clock
 
 
@@ -22,7 +22,13 @@ class WrongClock:
         set_clock(patch, lambda: time_ns() + int(self.ahead_s * 10**9), lambda: time() + self.ahead_s)
 
 
+def set_store_clock(patch: pytest.MonkeyPatch, time: Callable[[], float]) -> None:
+    """Replaces the clock from which records get their store timestamp."""
+    for module in (message_writer, record_batch):
+        patch.setattr(module, "time", time)
+
+
 def set_clock(patch: pytest.MonkeyPatch, time_ns: Callable[[], int], time: Callable[[], float]) -> None:
     """Replaces the clock functions of brokers and stores."""
     patch.setattr(clock, "time_ns", time_ns)
-    patch.setattr(message_writer, "time", time)
+    set_store_clock(patch, time)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
+from weakref import WeakValueDictionary
 
 from gantrymq.background.repeating import AFTER_ERROR_S, Repeating, Work
 from gantrymq.background.report import JobReport
@@ -14,6 +15,8 @@ class Jobs:
 
     def __init__(self) -> None:
         self._reports: list[JobReport] = []
+        #: Name -> the newest job with this name.
+        self._repeating: WeakValueDictionary[str, Repeating] = WeakValueDictionary()
 
     def repeating(
         self, name: str, work: Work, interval_s: float = inf, *, after_error_s: float = AFTER_ERROR_S
@@ -21,7 +24,12 @@ class Jobs:
         """Returns a new `Repeating`, whose report is added here."""
         job = Repeating(name, work, interval_s, after_error_s=after_error_s)
         self._reports.append(job.report)
+        self._repeating[name] = job
         return job
+
+    def find(self, name: str) -> Repeating:
+        """Returns the repeating job with this name, for example to run it at once. Raises KeyError."""
+        return self._repeating[name]
 
     def forget(self, job: Repeating) -> None:
         """Removes the report of a job that is stopped for good. Further calls have no effect."""

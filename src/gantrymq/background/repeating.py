@@ -41,24 +41,30 @@ class Repeating:
         self._interval_s = interval_s
         self._after_error_s = min(after_error_s, interval_s)
         self._timer: asyncio.Handle | None = None
-        #: Time of the next run, in loop time. Kept here because uvloop's handles do not have it.
-        self._due = inf
+        #: Time of the next run, in loop time; `inf` if none is scheduled. uvloop's handles do not have it.
+        self.due = inf
         self._task: asyncio.Future[Pause] | None = None
         #: True after `cancel`, until the cancelled task ends.
         self._is_ending = False
         self._began = 0.0
         #: Time of the run after the current one, if `wake` was called meanwhile.
         self._wake_at = inf
-        self._started = False
+        #: True between `start` and `cancel` or `stop`.
+        self.is_started = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an asynchronous run is in progress."""
+        return self._task is not None
 
     def start(self, after_s: float | None = None) -> None:
         """Starts the job. The first run comes after `after_s` instead of an interval. Further calls have no effect.
 
         If a cancelled run has not ended yet, the first run comes after it.
         """
-        if self._started:
+        if self.is_started:
             return
-        self._started = True
+        self.is_started = True
         seconds = self._interval_s if after_s is None else after_s
         if self._task is None:
             self._run_in(seconds)
@@ -67,22 +73,22 @@ class Repeating:
 
     def wake(self, after_s: float = 0.0) -> None:
         """Runs within `after_s` seconds. During a run, schedules one more after it. Has no effect on a stopped job."""
-        if not self._started:
+        if not self.is_started:
             return
         at = asyncio.get_running_loop().time() + after_s
         if self._task is not None:
             self._wake_at = min(self._wake_at, at)
-        elif at < self._due:
+        elif at < self.due:
             self._run_in(after_s)
 
     def cancel(self) -> None:
         """Stops the job. Cancels a current run that is a task."""
-        self._started = False
+        self.is_started = False
         self.report.ended()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self._due = inf
+            self.due = inf
         if self._task is not None:
             self._is_ending = True
             self._task.cancel()
@@ -97,15 +103,15 @@ class Repeating:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._due = inf
+        self.due = inf
         if seconds != inf:
             loop = asyncio.get_running_loop()
-            self._due = loop.time() + seconds
+            self.due = loop.time() + seconds
             self._timer = loop.call_later(seconds, self._run)
 
     def _run(self) -> None:
         self._timer = None
-        self._due = self._wake_at = inf
+        self.due = self._wake_at = inf
         self._began = monotonic()
         try:
             result = self._work()
@@ -124,11 +130,11 @@ class Repeating:
             self._is_ending = False
             if not task.cancelled() and (error := task.exception()) is not None:
                 self.report.failed(error, monotonic(), log, monotonic() - self._began)
-                if not self._started:
+                if not self.is_started:
                     self.report.ended()
             self._again(inf)
         elif task.cancelled():
-            if self._started:
+            if self.is_started:
                 self._failed(asyncio.CancelledError("cancelled from outside"))
         elif (error := task.exception()) is not None:
             self._failed(error)
@@ -146,9 +152,9 @@ class Repeating:
 
     def _again(self, seconds: float, least: float = 0.0) -> None:
         """Schedules the next run after `seconds`. An earlier `wake` takes precedence, but no earlier than `least`."""
-        if self._started:
+        if self.is_started:
             # A plain function may have called `wake` itself, which has set a timer.
-            asked = min(self._wake_at, self._due)
+            asked = min(self._wake_at, self.due)
             if asked != inf:
                 seconds = min(seconds, max(asked - asyncio.get_running_loop().time(), least))
             self._run_in(seconds)

@@ -28,6 +28,7 @@ class Broker:
 
     Attributes:
         address: host:port at which clients and other brokers reach this broker.
+        handlers: The handler of each request code, in the current role.
 
     Raises:
         GantryError: The port is in use.
@@ -39,9 +40,9 @@ class Broker:
             # A broker is a slave until a controller makes it master.
             config.set_role(BrokerRole.SLAVE, -1)
         jobs, events = Jobs(), BrokerEvents()
-        self._handlers: dict[int, RequestHandler] = {}
+        self.handlers: dict[int, RequestHandler] = {}
         self._server = RemotingServer(
-            self._handlers,
+            self.handlers,
             ListenOptions(config.bind_address, config.listen_port, fast_listen=config.fast_listen_enable),
             tls=config,
             on_close=events.connection_closed.publish,
@@ -49,7 +50,7 @@ class Broker:
         )
         try:
             self.context = context = BrokerContext(config, jobs, events, self._server.port)
-            self.features = Features(context, self._server, self._handlers)
+            self.features = Features(context, self._server, self.handlers)
         except BaseException:
             self._server.release()
             raise

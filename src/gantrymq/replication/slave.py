@@ -79,7 +79,7 @@ class HaSlave:
         self._new_link = new_link if new_link is not None else self._plain_link
         self._new_handshake = new_handshake
         self._address: str | None = None
-        self._first_offset: int | None = None
+        self.first_offset: int | None = None
         self._connection: SlaveConnection | None = None
         self._is_running = False
         self._pause_s = _FIRST_PAUSE_S
@@ -129,9 +129,9 @@ class HaSlave:
         `first_offset` is the start of a Java master's log, if it is known. An empty slave copies the log from there.
         """
         if address == self._address:
-            self._first_offset = self._first_offset if first_offset is None else first_offset
+            self.first_offset = self.first_offset if first_offset is None else first_offset
             return
-        self._first_offset = first_offset
+        self.first_offset = first_offset
         log.info("the master for slaves is %s", address)
         self._address = address
         self._wants_last_file = self._config.sync_from_last_file
@@ -260,7 +260,7 @@ class HaSlave:
 
     def _plain_link(self) -> AnyLink:
         whole_log = not self._wants_last_file
-        return Link(self._store, self._broker_id, whole_log=whole_log, first_offset=self._first_offset)
+        return Link(self._store, self._broker_id, whole_log=whole_log, first_offset=self.first_offset)
 
     def closed(self, connection: SlaveConnection, error: Exception | None) -> None:
         """Handles the loss of the connection."""
@@ -350,7 +350,7 @@ class HaSlave:
             self.refusal, self._is_doubted = None, False
         elif link.asked_in_vain:
             # Without a known first offset, the last file is requested.
-            self._wants_last_file = self._first_offset is None
+            self._wants_last_file = self.first_offset is None
             self._again("its log doesn't begin at 0, or is empty: asking otherwise")
         return inf
 

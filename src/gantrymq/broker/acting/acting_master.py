@@ -66,7 +66,7 @@ class ActingMaster(Feature):
         #: Until this time of the monotonic clock, the broker does not become acting master.
         self._not_before = 0.0
         #: The live brokers of this name at the last query: host:port by broker id.
-        self._members: dict[int, str] = {}
+        self.members: dict[int, str] = {}
         self._slave_count = 0
         config, jobs = context.config, context.jobs
         self._asking = jobs.repeating(
@@ -149,14 +149,14 @@ class ActingMaster(Feature):
         If no NameServer responds, the broker uses the last known list and raises GantryError.
         """
         problem: GantryError | None = None
-        had_master = MASTER_ID in self._members
+        had_master = MASTER_ID in self.members
         try:
-            self._members = await members_of(self._config, self._remoting)
+            self.members = await members_of(self._config, self._remoting)
         except GantryError as e:
             problem = e
         self._count()
         if self._config.broker_role is BrokerRole.SLAVE:
-            if had_master != (MASTER_ID in self._members):
+            if had_master != (MASTER_ID in self.members):
                 self._master_uncertain.publish()
             async with self._changing:
                 await self._act(self._is_to_act())
@@ -189,7 +189,7 @@ class ActingMaster(Feature):
 
         The second condition is needed because a restarted NameServer may not list the master.
         """
-        members = self._members
+        members = self.members
         return (
             bool(members)
             and monotonic() >= self._not_before
@@ -203,5 +203,5 @@ class ActingMaster(Feature):
         if self._config.enable_slave_acting_master and self._config.broker_role is not BrokerRole.SLAVE:
             self._slave_count = len(self._replication.slaves())
             # This broker counts even if no NameServer lists it.
-            alive = len(self._members.keys() | {self._config.broker_id})
+            alive = len(self.members.keys() | {self._config.broker_id})
             self._pending_responses.replicas_changed(self._replication.in_sync_count(), alive)

@@ -56,7 +56,7 @@ class PendingResponses(Feature):
         self._config_changed()
         self._expiring = context.jobs.repeating("answer sends that wait for disk or slaves for too long", self._expire)
         #: Number of pending responses.
-        self._count = 0
+        self.count = 0
         #: Set while no response is pending.
         self._idle = asyncio.Event()
         self._idle.set()
@@ -161,11 +161,11 @@ class PendingResponses(Feature):
     @property
     def takes(self) -> bool:
         """Whether there are enough replicas, and capacity for more pending responses."""
-        return not self.lacks_replicas and self._count < self._capacity
+        return not self.lacks_replicas and self.count < self._capacity
 
     def check_capacity(self) -> None:
         """Raises RequestRefused if the pending responses have reached the capacity."""
-        if self._count >= self._capacity:
+        if self.count >= self._capacity:
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
                 "[REJECTREQUEST]system busy, start flow control for a while: disk or slaves are behind",
@@ -226,9 +226,9 @@ class PendingResponses(Feature):
             if self._slaves.add(waiting, end, self._replicas, now, timeout_s):
                 self._expiring.wake(timeout_s)
             self._replication.log_grew()
-        if not self._count:
+        if not self.count:
             self._idle.clear()
-        self._count += waiting.count
+        self.count += waiting.count
         if not waiting.missing:
             self._give(waiting)
 
@@ -265,8 +265,8 @@ class PendingResponses(Feature):
 
     def _give(self, waiting: Waiting, error: Exception | None = None) -> None:
         """Sends a response, or `error` instead, and removes it from the count."""
-        self._count -= waiting.count
-        if not self._count:
+        self.count -= waiting.count
+        if not self.count:
             self._idle.set()
         waiting.give(error)
 

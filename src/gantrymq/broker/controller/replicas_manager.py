@@ -103,7 +103,7 @@ class ReplicasManager(Feature):
             "ask which controller leads", self._find_leader, config.sync_controller_metadata_period / 1000
         )
         self._changing = jobs.repeating("become master or slave", self._change, after_error_s=_AGAIN_S)
-        self._in_sync = SyncStateSets(
+        self.sync_state_sets = SyncStateSets(
             context,
             replication=replication,
             appender=appender,
@@ -111,7 +111,7 @@ class ReplicasManager(Feature):
             controllers=self._controllers,
             doubtful=self._syncing.wake,
         )
-        self._handing_over = Handover(store, self._in_sync, self._controllers, jobs, self._state_received)
+        self._handing_over = Handover(store, self.sync_state_sets, self._controllers, jobs, self._state_received)
         self._finding = jobs.repeating("ask the master where its log comes from", self._find_master)
         self._leasing = jobs.repeating("look whether the lease is over", self._look_at_lease)
         self._beating: dict[str, Repeating] = {
@@ -141,7 +141,7 @@ class ReplicasManager(Feature):
         """Starts the background jobs. Call it after all features have started."""
         for job in (self._changing, self._finding, self._leasing):
             job.start()
-        self._in_sync.start()
+        self.sync_state_sets.start()
         self._handing_over.start()
         self._syncing.start(0.0)
         self._leading.start()
@@ -150,7 +150,7 @@ class ReplicasManager(Feature):
 
     async def end(self) -> None:
         """Stops role changes, because the broker stops. Heartbeats to the controllers continue."""
-        await self._in_sync.stop()
+        await self.sync_state_sets.stop()
         await self._handing_over.stop()
         for job in (self._syncing, self._leading, self._finding, self._changing):
             await job.stop()
@@ -320,7 +320,7 @@ class ReplicasManager(Feature):
                 beating.wake()
             self._changing.wake()
         elif state.members is not None:
-            self._in_sync.state_received(state.epoch, state.members, state.members_epoch)
+            self.sync_state_sets.state_received(state.epoch, state.members, state.members_epoch)
 
     # -- roles --------------------------------------------------------------------------------------------------
 
@@ -356,7 +356,7 @@ class ReplicasManager(Feature):
 
     async def _become_slave(self, role: Role) -> None:
         if self._is_master or not self._applied.epoch:
-            self._in_sync.end()
+            self.sync_state_sets.end()
             self._applied = Role()
             self._set_role(is_master=False)
             await self._role_changes.become_slave()
@@ -386,7 +386,7 @@ class ReplicasManager(Feature):
         state = self._last_state
         last = epochs.last
         assert last is not None
-        self._in_sync.begin(roles.own_id, number, state.members or (), state.members_epoch, last.start_offset)
+        self.sync_state_sets.begin(roles.own_id, number, state.members or (), state.members_epoch, last.start_offset)
 
     async def _find_master(self) -> float:
         """Queries the master for its HA address until replication is connected."""
@@ -434,7 +434,7 @@ class ReplicasManager(Feature):
                 self._pending_responses.deposed()
                 self._syncing.wake()
         elif self._is_master and self._lease.is_over(now):
-            is_confirmed = self._in_sync.confirms_master(now)
+            is_confirmed = self.sync_state_sets.confirms_master(now)
             self._refuse(None if is_confirmed else _NO_LEASE)
             if not is_confirmed and refusal is None:
                 log.warning(

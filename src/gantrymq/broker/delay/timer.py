@@ -73,14 +73,14 @@ class Timer(Feature):
         self._store = appender.store
         #: A later change of the configuration has no effect, because the files are only opened at the start.
         self._is_enabled = config.timer_wheel_enable
-        self._files = TimerStore(
+        self.files = TimerStore(
             config.store_path_root_dir,
             config.timer_precision_ms,
             config.timer_roll_window_slot,
             config.mapped_file_size_timer_log,
         )
         self._metrics = TimerMetrics(config.config_directory / "timermetrics")
-        self._delivery = TimerDelivery(self._files, appender, self._metrics, config.timer_precision_ms)
+        self.delivery = TimerDelivery(self.files, appender, self._metrics, config.timer_precision_ms)
         self._loop = asyncio.get_running_loop()
         self._delivering = jobs.repeating("deliver timer messages", self._turn, after_error_s=_AFTER_ERROR_S)
         #: The last write of the files.
@@ -110,12 +110,12 @@ class Timer(Feature):
     def load(self) -> None:
         """Recovers the files. Raises StoreError."""
         if self._is_enabled:
-            self._files.open(self._store.max_physical_offset, now_ms())
-            if not self._files.is_used:
+            self.files.open(self._store.max_physical_offset, now_ms())
+            if not self.files.is_used:
                 # The wheel and the counts are built from the timer topic.
                 self._metrics.clear()
             elif not self._metrics.load():
-                self._delivery.count_waiting(now_ms())
+                self.delivery.count_waiting(now_ms())
 
     async def become_master(self) -> None:
         """Starts the delivery at its own progress, or at that of its former master. Raises StoreError."""
@@ -123,10 +123,10 @@ class Timer(Feature):
         if self._is_enabled:
             if self._follows:
                 self._follows = False
-                self._files.reopen(self._store.max_physical_offset, now_ms())
+                self.files.reopen(self._store.max_physical_offset, now_ms())
                 self._recalls.clear()
                 self._metrics.clear()
-            self._delivery.begin()
+            self.delivery.begin()
             self._delivering.start(0.0)
             self._flushing.start()
         self._masters_checkpoint = None
@@ -145,19 +145,19 @@ class Timer(Feature):
             await asyncio.wait([self._saved])
         if self._stands_in and self._is_enabled:
             # Keeps the progress for the next time as acting master, and for the master, which requests it.
-            checkpoint = self._files.checkpoint(now_ms())
+            checkpoint = self.files.checkpoint(now_ms())
             self._masters_checkpoint = checkpoint.encode()
-            await self._loop.run_in_executor(None, self._files.keep, checkpoint)
+            await self._loop.run_in_executor(None, self.files.keep, checkpoint)
         self._stands_in = False
-        if self._is_enabled and self._files.is_used:
-            self._files.begin_anew(self._store.max_physical_offset, now_ms())
+        if self._is_enabled and self.files.is_used:
+            self.files.begin_anew(self._store.max_physical_offset, now_ms())
 
     async def stop(self) -> None:
         """Stops the delivery and flushes the files. `redirect` may not be called after it."""
         if not self._is_enabled:
             return
         if not self._is_master:
-            self._files.close()
+            self.files.close()
             return
         self._delivering.cancel()
         await self._flushing.stop()
@@ -166,10 +166,10 @@ class Timer(Feature):
             await asyncio.wait([self._saved])
         try:
             await self._finish_slot()
-            if self._files.is_used:
+            if self.files.is_used:
                 await self._flush()
         finally:
-            self._files.close()
+            self.files.close()
 
     async def _finish_slot(self) -> None:
         """Continues to deliver a partly delivered slot, for at most _FINISH_S.
@@ -179,7 +179,7 @@ class Timer(Feature):
         end = self._loop.time() + _FINISH_S
         more = True
         try:
-            while more and self._delivery.is_delivering and self._loop.time() < end:
+            while more and self.delivery.is_delivering and self._loop.time() < end:
                 with self._store.waiting():
                     more = self._turn() == 0.0
                 await asyncio.sleep(0)
@@ -215,12 +215,12 @@ class Timer(Feature):
         fields[names.REAL_TOPIC] = queue.topic
         fields[names.REAL_QUEUE_ID] = str(queue.queue_id)
         self._delivering.wake()
-        return self._delivery.queue(), encode_properties(fields), tags_code
+        return self.delivery.queue(), encode_properties(fields), tags_code
 
     def _check_congestion(self, slot_ms: int) -> None:
         """Rejects messages at random if the slot is above the limit, the more the fuller it is (`isReject`)."""
         limit = self._config.timer_congest_num_each_slot
-        over = self._files.number_at(slot_ms) - limit
+        over = self.files.number_at(slot_ms) - limit
         if over > 0 and randomness.random() < over / limit:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
@@ -245,7 +245,7 @@ class Timer(Feature):
         end = self._loop.time() + _SLICE_S
         try:
             with self._store.ahead_of_wait_queue():
-                while (step := self._delivery.step(now_ms())) is Step.MORE:
+                while (step := self.delivery.step(now_ms())) is Step.MORE:
                     self._is_changed = True
                     if self._loop.time() >= end:
                         break
@@ -259,7 +259,7 @@ class Timer(Feature):
             return PREALLOCATION_RETRY_S
         if step is Step.BLOCKED:
             return _BLOCKED_S
-        due_ms = self._delivery.due_ms()
+        due_ms = self.delivery.due_ms()
         return inf if due_ms is None else min(max(due_ms - now_ms(), 0) / 1000, _LONGEST_SLEEP_S)
 
     # -- the disk -----------------------------------------------------------------------------------------------
@@ -272,15 +272,15 @@ class Timer(Feature):
         self._is_changed = False
         now = now_ms()
         self._recalls = {slot_ms: count for slot_ms, count in self._recalls.items() if slot_ms >= now}
-        checkpoint, metrics = self._files.checkpoint(now_ms()), self._metrics.encode()
+        checkpoint, metrics = self.files.checkpoint(now_ms()), self._metrics.encode()
         # The checkpoint counts messages as delivered, so the delivered copies must be on disk first.
         await log_flushed(self._store)
         self._saved = self._loop.run_in_executor(None, self._save, checkpoint, metrics)
         await asyncio.shield(self._saved)
-        self._files.delete_before(self._store.min_physical_offset)
+        self.files.delete_before(self._store.min_physical_offset)
 
     def _save(self, checkpoint: TimerCheckpoint, metrics: bytes) -> None:
-        self._files.flush(checkpoint)
+        self.files.flush(checkpoint)
         self._metrics.save(metrics)
 
     # -- metrics and progress -----------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Timer(Feature):
         """Returns the current checkpoint in the format of the file timercheck."""
         if not self._is_enabled:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The checkpoint is null")
-        return RemotingCommand.response(body=self._masters_checkpoint or self._files.checkpoint(now_ms()).encode())
+        return RemotingCommand.response(body=self._masters_checkpoint or self.files.checkpoint(now_ms()).encode())
 
     def get_metrics(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Returns the number of waiting messages of each topic."""
@@ -303,7 +303,7 @@ class Timer(Feature):
         self._masters_checkpoint = content
         if self._is_enabled:
             cuts = self._cuts
-            await self._loop.run_in_executor(None, self._files.keep, checkpoint)
+            await self._loop.run_in_executor(None, self.files.keep, checkpoint)
             if self._cuts > cuts:
                 self._drop_checkpoint()
 
@@ -317,8 +317,8 @@ class Timer(Feature):
     def _drop_checkpoint(self) -> None:
         """Replaces the checkpoint by an empty one if the log has a delivery journal, which is more exact."""
         try:
-            if self._delivery.is_journaled():
-                self._files.keep(TimerCheckpoint())
+            if self.delivery.is_journaled():
+                self.files.keep(TimerCheckpoint())
         except (StoreError, OSError) as e:
             log.error("timer messages that were cut off the log may not be delivered: %s", e)
 
@@ -328,10 +328,10 @@ class Timer(Feature):
         Raises RecordError, StoreError or OSError.
         """
         checkpoint = of_slave(content)
-        if self._is_enabled and checkpoint.read_time_ms > self._files.read_time_ms:
-            await self._loop.run_in_executor(None, self._files.keep, checkpoint)
+        if self._is_enabled and checkpoint.read_time_ms > self.files.read_time_ms:
+            await self._loop.run_in_executor(None, self.files.keep, checkpoint)
             # All waiting messages are added to the wheel again, without those that are delivered.
-            self._files.begin_anew(self._store.max_physical_offset, now_ms())
+            self.files.begin_anew(self._store.max_physical_offset, now_ms())
 
     def copy_metrics(self, content: bytes) -> None:
         """Copies the master's number of waiting messages of each topic. Raises BodyError."""
@@ -341,10 +341,10 @@ class Timer(Feature):
         """Returns the current lag. It is 0 on a slave, which delivers no messages."""
         if not self._is_enabled or not self._is_master:
             return TimerBehind(0, 0, 0)
-        due_ms = self._delivery.due_ms()
-        not_taken_in = self._delivery.queue().max_offset - self._files.queue_offset
+        due_ms = self.delivery.due_ms()
+        not_taken_in = self.delivery.queue().max_offset - self.files.queue_offset
         overdue_ms = 0 if due_ms is None else max(now_ms() - due_ms, 0)
-        return TimerBehind(overdue_ms, not_taken_in, self._files.waiting)
+        return TimerBehind(overdue_ms, not_taken_in, self.files.waiting)
 
     def waiting(self) -> dict[str, int]:
         """Returns the number of waiting messages by topic."""
@@ -353,26 +353,26 @@ class Timer(Feature):
     @property
     def skipped(self) -> int:
         """Number of messages that were lost after the start, because they can't be read or delivered."""
-        return self._delivery.skipped
+        return self.delivery.skipped
 
     def totals(self) -> Iterator[tuple[str, int]]:
         """Yields the number of messages added to the wheel, and delivered, after the start."""
-        yield "enqueue", self._delivery.total_enqueued
-        yield "dequeue", self._delivery.total_dequeued
+        yield "enqueue", self.delivery.total_enqueued
+        yield "dequeue", self.delivery.total_dequeued
 
     @property
     def enqueued(self) -> Counter[str]:
         """Number of messages added to the wheel after the start, by topic, without those of deleted topics."""
-        return self._delivery.enqueued
+        return self.delivery.enqueued
 
     @property
     def dequeued(self) -> Counter[str]:
         """Number of messages delivered after the start, by topic, without those of deleted topics."""
-        return self._delivery.dequeued
+        return self.delivery.dequeued
 
     def topics_deleted(self, topics: Collection[str]) -> None:
         """Removes the counters of deleted topics."""
-        self._delivery.topics_deleted(topics)
+        self.delivery.topics_deleted(topics)
 
     def enqueue_latency_ms(self) -> int:
         """Returns the age of the oldest message in the timer topic that is not on the wheel yet, in ms.
@@ -381,10 +381,10 @@ class Timer(Feature):
         """
         if not self._is_enabled or not self._is_master:
             return 0
-        offset, queue = self._files.queue_offset, self._delivery.queue()
+        offset, queue = self.files.queue_offset, self.delivery.queue()
         stored_ms = self._store.store_time(queue, offset) if offset < queue.max_offset else 0
         return max(now_ms() - stored_ms, 0) if stored_ms > 0 else 0
 
     def number_due(self, start_ms: int, end_ms: int) -> int:
         """Returns the number of waiting messages that are due from one time to another, in ms."""
-        return self._files.number_due(start_ms, end_ms)
+        return self.files.number_due(start_ms, end_ms)

@@ -74,9 +74,9 @@ class PopBuffer:
     ) -> None:
         self._offsets = offsets
         self._store = store
-        self._stay_ms = stay_ms
-        self._leave_before_ms = leave_before_ms
-        self._max_size = max_size
+        self.stay_ms = stay_ms
+        self.leave_before_ms = leave_before_ms
+        self.max_size = max_size
         self._by_key: dict[PopKey, _Pop] = {}
         self._queues: dict[QueueKey, _Queue] = {}
         #: Heap of (time at which the checkpoint leaves the buffer, tie-breaker, key).
@@ -95,9 +95,9 @@ class PopBuffer:
 
     def set_limits(self, *, stay_ms: int, leave_before_ms: int, max_size: int) -> None:
         """Sets the limits for new checkpoints."""
-        self._stay_ms = stay_ms
-        self._leave_before_ms = leave_before_ms
-        self._max_size = max_size
+        self.stay_ms = stay_ms
+        self.leave_before_ms = leave_before_ms
+        self.max_size = max_size
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -116,7 +116,7 @@ class PopBuffer:
         pop = _Pop(next_offset, checkpoint, revive_queue_id)
         is_here = not self._is_full(checkpoint)
         if is_here and not self._keeps_all:
-            leaves_at = min(checkpoint.pop_time + self._stay_ms, checkpoint.revive_time - self._leave_before_ms)
+            leaves_at = min(checkpoint.pop_time + self.stay_ms, checkpoint.revive_time - self.leave_before_ms)
             is_here = leaves_at - now_ms >= _SOON_MS
         else:
             leaves_at = checkpoint.revive_time
@@ -171,7 +171,7 @@ class PopBuffer:
             del self._by_key[key]
 
     def _is_full(self, checkpoint: Checkpoint) -> bool:
-        return len(self._by_key) >= self._max_size or checkpoint.key in self._by_key
+        return len(self._by_key) >= self.max_size or checkpoint.key in self._by_key
 
     def _keep(self, pop: _Pop, checkpoint: Checkpoint, leaves_at: int) -> None:
         self._by_key[checkpoint.key] = pop

@@ -70,18 +70,21 @@ class PopLongPolling(Feature):
     """Holds requests until messages arrive or their deadline passes.
 
     At most `queue_limit` requests wait in one wait queue, `limit` in total and a quarter of `limit` per connection.
+
+    Attributes:
+        watches: Number of topic queues that the wait queues watch, at most `MAX_WATCHES`.
     """
 
     def __init__(self, name: str, polling: LongPolling, jobs: Jobs, *, queue_limit: int, limit: int) -> None:
         self._polling = polling
-        self._queue_limit = queue_limit
-        self._limit = limit
+        self.queue_limit = queue_limit
+        self.limit = limit
         self._loop = asyncio.get_running_loop()
         self._queues: dict[QueueKey, _WaitQueue] = {}
         self._watched: dict[ConsumeQueue, dict[QueueKey, None]] = {}
         self._by_connection: dict[Connection, dict[Waiter, _WaitQueue]] = {}
         self._count = 0
-        self._watches = 0
+        self.watches = 0
         #: Heap of (time, wait queue). An entry is outdated if it differs from the wait queue's `wake_at`.
         self._wakes: list[tuple[float, QueueKey]] = []
         #: Pending work: wait queues to try, expired requests, empty wait queues to remove.
@@ -103,12 +106,12 @@ class PopLongPolling(Feature):
         line = self._queues.get(key)
         of_connection = self._by_connection.get(waiter.connection, ())
         if (
-            self._count >= self._limit
-            or len(of_connection) >= max(self._limit // _SHARE, 1)
-            or (line is not None and len(line.waiters) >= self._queue_limit)
+            self._count >= self.limit
+            or len(of_connection) >= max(self.limit // _SHARE, 1)
+            or (line is not None and len(line.waiters) >= self.queue_limit)
         ):
             return False
-        if self._watches + len(queues) > MAX_WATCHES and (line is None or line.queues != queues):
+        if self.watches + len(queues) > MAX_WATCHES and (line is None or line.queues != queues):
             return False
         if line is None:
             if not self._queues:
@@ -124,8 +127,8 @@ class PopLongPolling(Feature):
 
     def set_limits(self, *, queue_limit: int, limit: int) -> None:
         """Sets the limits for new requests."""
-        self._queue_limit = queue_limit
-        self._limit = limit
+        self.queue_limit = queue_limit
+        self.limit = limit
 
     @property
     def is_stopped(self) -> bool:
@@ -266,7 +269,7 @@ class PopLongPolling(Feature):
                 self._watched[queue] = {}
                 self._polling.watch(queue, self._arrived)
             self._watched[queue][key] = None
-        self._watches += len(queues) - len(line.queues)
+        self.watches += len(queues) - len(line.queues)
         line.queues = queues
 
     def _remove(self, line: _WaitQueue, waiter: Waiter) -> None:

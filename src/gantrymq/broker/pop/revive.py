@@ -78,7 +78,7 @@ class PopRevive:
         self._offsets = context.offsets
         self._retry = retry
         self._config = context.config
-        self._queues: list[ReviveQueue] = []
+        self.queues: list[ReviveQueue] = []
         #: Pops that `revive_now` and `revive` have started to redeliver.
         self._at_once: dict[PopKey, WaitingPop] = {}
         #: Acknowledgements on an acting master, for pops whose checkpoints it may read later.
@@ -101,11 +101,11 @@ class PopRevive:
             done = self._offsets.query(REVIVE_GROUP, self._log.topic, queue_id)
             # A power failure can remove the end of the log. Its offsets are then assigned to new records.
             end = self._store.queue(self._log.topic, queue_id).max_offset
-            self._queues.append(ReviveQueue(0 if done is None else min(done + 1, end), now_ms))
+            self.queues.append(ReviveQueue(0 if done is None else min(done + 1, end), now_ms))
 
     def stop(self) -> None:
         """Drops the progress. A broker may be master more than once."""
-        self._queues.clear()
+        self.queues.clear()
         self._at_once.clear()
         self._acked.clear()
         self._next = 0
@@ -118,19 +118,19 @@ class PopRevive:
         """
         end = monotonic() + _SLICE_S
         idle = 0
-        while idle < len(self._queues):
-            queue_id, self._next = self._next, (self._next + 1) % len(self._queues)
-            idle = 0 if self._step(queue_id) else idle + 1
+        while idle < len(self.queues):
+            queue_id, self._next = self._next, (self._next + 1) % len(self.queues)
+            idle = 0 if self.step(queue_id) else idle + 1
             if monotonic() >= end:
                 return True
         return False
 
     def lags(self) -> list[int]:
         """Returns the lag of each queue: the number of records that are not read yet. [] if this broker reads none."""
-        sources = [self._store.find_queue(self._log.topic, queue_id) for queue_id in range(len(self._queues))]
+        sources = [self._store.find_queue(self._log.topic, queue_id) for queue_id in range(len(self.queues))]
         return [
             0 if source is None else source.max_offset - queue.next_offset
-            for source, queue in zip(sources, self._queues, strict=True)
+            for source, queue in zip(sources, self.queues, strict=True)
         ]
 
     def latencies_ms(self) -> list[int]:
@@ -140,16 +140,16 @@ class PopRevive:
         """
         now_ms = clock.now_ms()
         latencies = []
-        for queue_id, queue in enumerate(self._queues):
+        for queue_id, queue in enumerate(self.queues):
             source = self._store.find_queue(self._log.topic, queue_id)
             is_behind = source is not None and queue.next_offset < source.max_offset
             stored_ms = self._store.store_time(source, queue.next_offset) if source is not None and is_behind else 0
             latencies.append(max(now_ms - stored_ms, 0) if stored_ms > 0 else 0)
         return latencies
 
-    def _step(self, queue_id: int) -> bool:
+    def step(self, queue_id: int) -> bool:
         """Redelivers one message or reads some records of a queue. Returns False if neither is possible."""
-        queue = self._queues[queue_id]
+        queue = self.queues[queue_id]
         waiting = queue.due(clock.now_ms())
         if waiting is not None:
             if not self._revive(queue, waiting):
@@ -240,7 +240,7 @@ class PopRevive:
 
     def acknowledged(self, ack: Ack) -> None:
         """Records an acknowledgement of a pop of the master, on an acting master, in memory only."""
-        for queue in self._queues:
+        for queue in self.queues:
             queue.take_ack(ack)
         self._acked.setdefault(ack.key, set()).update(ack.offsets or [ack.offset])
         self._acked.move_to_end(ack.key)

@@ -76,7 +76,7 @@ class PopService(Feature):
         self.waiting_notifications = PopLongPolling("notifications", polling, jobs, **limits)
         self._store = appender.store
         self.queues = PopQueues(context, self.buffer)
-        self._orderly = OrderlyPops(
+        self.orderly = OrderlyPops(
             config.store.config_directory / "consumerOrderInfo.json",
             self.queues.exists,
             persistence=context.persistence,
@@ -85,14 +85,14 @@ class PopService(Feature):
             context,
             queues=self.queues,
             buffer=self.buffer,
-            orderly=self._orderly,
+            orderly=self.orderly,
             revive_queue_nums=REVIVE_QUEUE_NUMS,
         )
         popping = PopProcessor(
             context,
             queues=self.queues,
             dispatcher=dispatcher,
-            orderly=self._orderly,
+            orderly=self.orderly,
             waiting=self.waiting,
             revive_log=revive_log,
             preallocation_waits=preallocation_waits,
@@ -102,10 +102,10 @@ class PopService(Feature):
             queues=self.queues,
             buffer=self.buffer,
             revive_log=revive_log,
-            orderly=self._orderly,
+            orderly=self.orderly,
             wake=self._order_changed,
         )
-        notifications = PopNotifications(self.queues, self._orderly, self.waiting_notifications, self.waiting)
+        notifications = PopNotifications(self.queues, self.orderly, self.waiting_notifications, self.waiting)
         self._handlers = {**popping.handlers(), **acks.handlers(), **notifications.handlers()}
         self._revive = PopRevive(context, revive_log=revive_log, appender=appender, retry=retry)
         #: Another broker may be master.
@@ -134,7 +134,7 @@ class PopService(Feature):
         return self._handlers
 
     def load(self) -> None:
-        self._orderly.load()
+        self.orderly.load()
 
     async def start(self) -> None:
         await self.waiting.start()
@@ -187,7 +187,7 @@ class PopService(Feature):
         Checkpoints in the revive log are discarded later, when they are read: see `ConsumerOffsets.is_old_pop`.
         """
         self.buffer.discard({(topic, group, queue_id) for queue_id in queue_ids})
-        self._orderly.discard(topic, group, queue_ids)
+        self.orderly.discard(topic, group, queue_ids)
         for waiting in (self.waiting, self.waiting_notifications):
             for line in (-1, *queue_ids):
                 if waiting.count((topic, group, line)):
@@ -196,7 +196,7 @@ class PopService(Feature):
     def _topics_deleted(self, topics: Collection[str]) -> None:
         """Discards the in-flight messages and the counters of deleted topics."""
         self.buffer.discard_topics(topics)
-        self._orderly.discard_topics(topics)
+        self.orderly.discard_topics(topics)
         self._log.counts.topics_deleted(topics)
 
     def revive_now(self, note: Record) -> None:

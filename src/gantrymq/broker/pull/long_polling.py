@@ -66,7 +66,7 @@ class LongPolling(Feature):
     """
 
     def __init__(self, retry: Callable[[WaitingPull, bool], None], jobs: Jobs) -> None:
-        self._retry = retry
+        self.retry = retry
         self._loop = asyncio.get_running_loop()
         #: The pulls of each queue, the oldest first.
         self._waiting: dict[ConsumeQueue, dict[WaitingPull, None]] = {}
@@ -184,7 +184,7 @@ class LongPolling(Feature):
 
     def _try(self, pull: WaitingPull, *, expired: bool) -> None:
         try:
-            self._retry(pull, expired)
+            self.retry(pull, expired)
         except Exception as e:
             pull.connection.reply(pull.request, error_response(e, pull.request, pull.connection.address))
 

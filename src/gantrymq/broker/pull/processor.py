@@ -71,7 +71,7 @@ class PullProcessor(Feature):
         self._replication = replication
         self.polling = LongPolling(self._retry, context.jobs)
         self._slave: SlaveReads | None = None
-        self._reused: ReusedOffsets | None = None
+        self.reused_offsets: ReusedOffsets | None = None
         #: Another broker may be master.
         self._is_doubted = False
         events = context.events
@@ -86,17 +86,17 @@ class PullProcessor(Feature):
 
     async def become_master(self) -> None:
         self._slave = None
-        self._reused = ReusedOffsets(self._offsets, self._loop.time() + WHILE_S)
+        self.reused_offsets = ReusedOffsets(self._offsets, self._loop.time() + WHILE_S)
 
     async def become_slave(self) -> None:
-        self._reused = None
+        self.reused_offsets = None
         self._slave = SlaveReads(self._config.broker_id, lambda: self._replication.has_master)
 
     def _offsets_reset(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
         for queue_id, offset in offsets.items():
             queue = self._store.find_queue(topic, queue_id)
-            if self._reused is not None and queue is not None:
-                self._reused.answered(queue, group, offset)
+            if self.reused_offsets is not None and queue is not None:
+                self.reused_offsets.answered(queue, group, offset)
 
     def _mastership_doubted(self, is_doubted: bool) -> None:
         """Rejects all waiting pulls if another broker may be master. Consumers then request the route again."""
@@ -114,7 +114,7 @@ class PullProcessor(Feature):
 
         See `ReusedOffsets.is_of_lost`.
         """
-        reused = self._reused
+        reused = self.reused_offsets
         return reused is not None and self._loop.time() < reused.until and reused.is_of_lost(queue, group, offset)
 
     def pull(self, connection: Connection, request: RemotingCommand) -> Reply:
@@ -266,7 +266,7 @@ class PullProcessor(Feature):
             max_messages, max_bytes = header.max_msg_nums, header.max_msg_bytes
         else:
             max_messages, max_bytes = header.bulk_msg_nums, header.bulk_msg_bytes
-        if self._reused is not None and (ahead := self._ahead(queue, header)) is not None:
+        if self.reused_offsets is not None and (ahead := self._ahead(queue, header)) is not None:
             return ahead
         result = self._store.get(
             queue,
@@ -284,8 +284,8 @@ class PullProcessor(Feature):
         else:
             # A consumer that skips to the end of the queue has no lag.
             self._deliveries.record_lag(queue, header.consumer_group, header.queue_offset)
-        if self._reused is not None:
-            self._reused.answered(queue, header.consumer_group, result.next_begin_offset)
+        if self.reused_offsets is not None:
+            self.reused_offsets.answered(queue, header.consumer_group, result.next_begin_offset)
         return result
 
     def _go_to_begin_of_new_topic(self, result: GetResult, topic: str) -> None:
@@ -298,11 +298,11 @@ class PullProcessor(Feature):
 
     def _ahead(self, queue: ConsumeQueue, header: PullMessageRequestHeader) -> GetResult | None:
         """Returns the result for a group whose offset includes lost messages, else None. See `ReusedOffsets`."""
-        assert self._reused is not None
-        if self._loop.time() >= self._reused.until:
-            self._reused = None
+        assert self.reused_offsets is not None
+        if self._loop.time() >= self.reused_offsets.until:
+            self.reused_offsets = None
             return None
-        end = self._reused.end_of(queue, header.consumer_group, header.queue_offset)
+        end = self.reused_offsets.end_of(queue, header.consumer_group, header.queue_offset)
         if end is None:
             return None
         return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, end, queue.min_offset, queue.max_offset)

@@ -67,7 +67,7 @@ class Replication(Feature):
         #: Number of times that the broker became master or slave.
         self.role_changes = 0
         self._master: HaMaster | None = None
-        self._slave: HaSlave | None = None
+        self.slave: HaSlave | None = None
         self._looking = context.jobs.repeating("look for the master", self._look)
         self._pause_s = _FIRST_LOOK_S
         #: On a master, the end of the log when it became master. On a slave, the offset from RESET_MASTER_FLUSH_OFFSET.
@@ -104,7 +104,7 @@ class Replication(Feature):
         self.role_changes += 1
         self._store.set_slave(True)
         config = self._config
-        self._slave = HaSlave(
+        self.slave = HaSlave(
             self._store,
             config.replication,
             broker_id=config.broker_id,
@@ -114,8 +114,8 @@ class Replication(Feature):
             new_link=partial(self._autoswitch_link, self.epochs) if self.epochs is not None else None,
             new_handshake=self._access.slave_handshake,
         )
-        self._slave.set_master(self.following.ha_address)
-        await self._slave.start()
+        self.slave.set_master(self.following.ha_address)
+        await self.slave.start()
         if not config.enable_controller_mode:
             self._looking.start(_FIRST_LOOK_S)
 
@@ -141,7 +141,7 @@ class Replication(Feature):
 
     async def _end_slave(self) -> None:
         self._looking.cancel()
-        slave, self._slave = self._slave, None
+        slave, self.slave = self.slave, None
         if slave is not None:
             await slave.stop()
 
@@ -211,7 +211,7 @@ class Replication(Feature):
         if self._in_sync is not None:
             confirmed = self._in_sync.confirmed(self.slaves(), self._store.max_physical_offset)
         else:
-            confirmed = (self._slave.confirm_offset if self._slave is not None else None) or 0
+            confirmed = (self.slave.confirm_offset if self.slave is not None else None) or 0
         self._confirmed = max(self._confirmed, confirmed)
         return self._confirmed
 
@@ -240,17 +240,17 @@ class Replication(Feature):
     @property
     def is_following(self) -> bool:
         """Whether this slave receives the master's log or has already caught up."""
-        return self._slave is not None and self._slave.state is LinkState.FOLLOWING
+        return self.slave is not None and self.slave.state is LinkState.FOLLOWING
 
     def log_begins(self, physical_offset: int) -> None:
         """Sets the start of the master's log. An empty slave of a Java master starts replication there."""
-        if self._slave is not None and self.following.ha_address is not None:
-            self._slave.set_master(self.following.ha_address, physical_offset)
+        if self.slave is not None and self.following.ha_address is not None:
+            self.slave.set_master(self.following.ha_address, physical_offset)
 
     @property
     def is_connected(self) -> bool:
         """Whether this slave is connected to its master."""
-        return self._slave is not None and self._slave.state is not None
+        return self.slave is not None and self.slave.state is not None
 
     @property
     def receives_from_master(self) -> bool:
@@ -258,7 +258,7 @@ class Replication(Feature):
 
         A master that hangs accepts connections but sends nothing.
         """
-        return self._slave is not None and self._slave.receives_from_master
+        return self.slave is not None and self.slave.receives_from_master
 
     def follow(self, address: str | None, ha_address: str | None) -> None:
         """Sets the master that the controller names. `address` is None if there is no master.
@@ -267,8 +267,8 @@ class Replication(Feature):
         """
         before = self.following.address
         self.following.reported(_FROM_CONTROLLER, address, ha_address)
-        if self._slave is not None:
-            self._slave.set_master(ha_address)
+        if self.slave is not None:
+            self.slave.set_master(ha_address)
         if address is not None and address != before:
             self._events.master_changed.publish()
 
@@ -277,8 +277,8 @@ class Replication(Feature):
 
         `address` and `epoch` are those of the new master.
         """
-        if self._slave is not None and self.following.address not in (None, address):
-            self._slave.leave(epoch)
+        if self.slave is not None and self.following.address not in (None, address):
+            self.slave.leave(epoch)
 
     def master_reported(self, name_server: str, address: str | None, ha_address: str | None) -> None:
         """Sets the master that a NameServer reports; None if it reports none. No effect in controller mode."""
@@ -286,18 +286,18 @@ class Replication(Feature):
             return
         before = self.following.address
         self.following.reported(name_server, address, ha_address)
-        if self._slave is None:
+        if self.slave is None:
             return
         # A slave stays connected if no address is known: its master may return before a NameServer lists it.
         if self.following.ha_address is not None:
-            self._slave.set_master(self.following.ha_address)
+            self.slave.set_master(self.following.ha_address)
         if self.following.address is not None and self.following.address != before:
             self._events.master_changed.publish()
 
     def _look(self) -> float:
-        if self._slave is None:
+        if self.slave is None:
             return inf
-        if self._slave.state is not None:
+        if self.slave.state is not None:
             self._pause_s = _FIRST_LOOK_S
             return _FIRST_LOOK_S
         self._events.master_uncertain.publish()
@@ -313,7 +313,7 @@ class Replication(Feature):
 
     @property
     def is_slave(self) -> bool:
-        return self._slave is not None
+        return self.slave is not None
 
     @property
     def flush_offset(self) -> int:
@@ -322,18 +322,18 @@ class Replication(Feature):
 
     def set_flush_offset(self, offset: int) -> None:
         """Stores the flush offset that a recovering master reported to this slave."""
-        if self._slave is not None:
+        if self.slave is not None:
             self._flush_offset = offset
 
     def connect_to(self, ha_address: str) -> None:
         """Connects a slave to its master's HA port before the NameServers list that master."""
-        if self._slave is not None:
-            self._slave.set_master(ha_address)
+        if self.slave is not None:
+            self.slave.set_master(ha_address)
 
     def status(self) -> HaStatus:
         """Returns the response to GET_BROKER_HA_STATUS."""
         if self._master is not None:
             return self._master.status()
-        status = HaStatus() if self._slave is None else self._slave.status()
+        status = HaStatus() if self.slave is None else self.slave.status()
         status.client.master_flush_offset = self._flush_offset
         return status

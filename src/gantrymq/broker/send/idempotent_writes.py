@@ -88,7 +88,7 @@ class IdempotentWrites(Feature):
         self._path = context.config.store.config_directory / FILE_NAME
         self._appender = appender
         self._store = appender.store
-        self._table = WriteIds()
+        self.table = WriteIds()
         self._file = context.persistence.file(self._path, self._encode, follows_log=True)
         self._has_file = False
         #: (topic, queue id) -> the queue at the last request. Another object means that the queue was deleted.
@@ -106,7 +106,7 @@ class IdempotentWrites(Feature):
         self._looking = context.jobs.repeating("forget idempotent writers", self._look, _LOOK_S)
 
     def __len__(self) -> int:
-        return len(self._table.ranges)
+        return len(self.table.ranges)
 
     def handlers(self) -> Mapping[int, RequestHandler]:
         return {RequestCode.GET_WRITER_QUEUES: self._get_queues}
@@ -123,7 +123,7 @@ class IdempotentWrites(Feature):
         start = None if table is None else self._begins(table.position)
         if table is not None and start is not None:
             self._all_read.clear()
-            self._table, self._start = table, start
+            self.table, self._start = table, start
             for key in table.ranges:
                 topic, _, rest = key.partition("@")
                 queue_id = rest.partition("@")[0]
@@ -143,7 +143,7 @@ class IdempotentWrites(Feature):
         self._all_read.clear()
         self._records = None
         self._start = self._store.start_of(now_ms() - self._config.idempotent_writer_keep_time)
-        self._table = WriteIds(self._start)
+        self.table = WriteIds(self._start)
 
     def _read(self, seconds: float) -> bool:
         """Adds the rows of the log to the table for `seconds`. Returns whether the table is complete."""
@@ -163,7 +163,7 @@ class IdempotentWrites(Feature):
             self._records = None
             raise
         self._records = None
-        self._table.forget(now_ms() - self._config.idempotent_writer_keep_time)
+        self.table.forget(now_ms() - self._config.idempotent_writer_keep_time)
         self._all_read.set()
         return True
 
@@ -222,22 +222,22 @@ class IdempotentWrites(Feature):
         except IllegalMessage:
             return
         key = key_of(topic, queue_id, row.writer)
-        before = self._table.ranges.get(key)
+        before = self.table.ranges.get(key)
         if before is None or before[:2] < (row.batch, row.row):
             queues = before.queues if before is not None and before.batch == row.batch else ""
             written = Written(row.batch, row.row, chain, record.queue_offset, record.store_timestamp, queues)
-            self._table.put(key, written, self._config.idempotent_writer_max_num)
+            self.table.put(key, written, self._config.idempotent_writer_max_num)
             self._has_queue(topic, queue_id)
 
     def _encode(self) -> Iterator[bytes]:
         if self.is_read:
-            self._table.read_to(self._store.max_physical_offset)
-        return in_pieces(self._table)
+            self.table.read_to(self._store.max_physical_offset)
+        return in_pieces(self.table)
 
     def _look(self) -> None:
         """Removes expired entries. Schedules a write of the file if the table or the log has changed enough."""
-        forgotten = self._table.forget(now_ms() - self._config.idempotent_writer_keep_time)
-        if forgotten or self._store.max_physical_offset - self._table.position > _LOG_BYTES:
+        forgotten = self.table.forget(now_ms() - self._config.idempotent_writer_keep_time)
+        if forgotten or self._store.max_physical_offset - self.table.position > _LOG_BYTES:
             self._file.changed()
 
     # -- requests -----------------------------------------------------------------------------------------------
@@ -260,10 +260,10 @@ class IdempotentWrites(Feature):
             )
         self._look_at_queue(batch.queue)
         key = key_of(topic, queue_id, last.writer)
-        written = self._table.ranges.get(key)
+        written = self.table.ranges.get(key)
         if written is not None and not self._is_there(batch.queue, last.writer, written):
             written = None
-        if written is None and after != BEGINNING and len(self._table.ranges) < self._config.idempotent_writer_max_num:
+        if written is None and after != BEGINNING and len(self.table.ranges) < self._config.idempotent_writer_max_num:
             # The table is not full, so it has not dropped the writer's entry: the rows themselves are lost.
             raise lost_rows(last, after, BEGINNING)
         queues = _listed_queues(request)
@@ -323,7 +323,7 @@ class IdempotentWrites(Feature):
         offsets = self._appender.append_batch(rows.new)
         now = now_ms()
         written = Written(rows.last.batch, rows.last.row, rows.chain, rows.queue.max_offset - 1, now, rows.queues)
-        dropped = self._table.put(rows.key, written, self._config.idempotent_writer_max_num)
+        dropped = self.table.put(rows.key, written, self._config.idempotent_writer_max_num)
         self._has_queue(rows.queue.topic, rows.queue.queue_id)
         self._file.changed()
         if dropped is not None and dropped.at_ms >= now - self._config.idempotent_writer_keep_time:
@@ -349,7 +349,7 @@ class IdempotentWrites(Feature):
         for queue_id in range(self._last_queues.get(header.topic, -1) + 1):
             if not (queue_id + 1) % _QUEUES_AT_ONCE:
                 yield
-            written = self._table.ranges.get(key_of(header.topic, queue_id, header.writer))
+            written = self.table.ranges.get(key_of(header.topic, queue_id, header.writer))
             if written is None or written.batch != header.batch or not written.queues:
                 continue
             queue = self._store.find_queue(header.topic, queue_id)
@@ -368,8 +368,8 @@ class IdempotentWrites(Feature):
             self._queues[place] = queue
             if before is not None:
                 start = key_of(*place, "")
-                for key in [key for key in self._table.ranges if key.startswith(start)]:
-                    del self._table.ranges[key]
+                for key in [key for key in self.table.ranges if key.startswith(start)]:
+                    del self.table.ranges[key]
                 self._file.changed()
 
     def _is_there(self, queue: ConsumeQueue, writer: str, written: Written) -> bool:

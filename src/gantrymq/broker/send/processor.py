@@ -50,7 +50,11 @@ _POP_CK = b"POP_CK\x01"
 
 
 class SendProcessor(Feature):
-    """Handles the send requests of one broker."""
+    """Handles the send requests of one broker.
+
+    Attributes:
+        plain: The fast path for ordinary sends. None without native code.
+    """
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class SendProcessor(Feature):
         self._queues = SendQueues(appender.store, context.topics, waits.new_topics, waits.files)
         self._new_topics = waits.new_topics
         self._preallocation_waits = waits.files
-        self._plain = (
+        self.plain = (
             PlainSends(native, appender, pending_responses, context.long_requests) if native is not None else None
         )
         self._batches = BatchSends(
@@ -91,7 +95,7 @@ class SendProcessor(Feature):
             waits=waits,
             half_batches=HalfBatches(config, appender, pending_responses, waits.files, self._unique_keys),
             writers=writers,
-            plain=self._plain,
+            plain=self.plain,
         )
         self._begin_plain()
         events = context.events
@@ -126,16 +130,16 @@ class SendProcessor(Feature):
     @property
     def first_look(self) -> FirstLook | None:
         """Stores and answers plain sends before they are decoded. None without native code."""
-        return self._plain.first_look if self._plain is not None else None
+        return self.plain.first_look if self.plain is not None else None
 
     def _begin_plain(self) -> None:
-        if self._plain is not None:
-            self._plain.begin(self._responses, self._brokers_properties)
+        if self.plain is not None:
+            self.plain.begin(self._responses, self._brokers_properties)
 
     def _forget_plain(self) -> None:
         """Drops the cached headers of the fast path, because the rules for them may have changed."""
-        if self._plain is not None:
-            self._plain.forget()
+        if self.plain is not None:
+            self.plain.forget()
 
     # -- sends one by one -------------------------------------------------------------------------------------------
 
@@ -203,7 +207,7 @@ class SendProcessor(Feature):
         response = self._responses.encode(
             request.serialize_type, request.opaque, result.physical_offset, queue_id, result.queue_offset, unique_id
         )
-        plain = self._plain
+        plain = self.plain
         if plain is not None and plain.asks_about(connection, request):
             found = self._queues.found(target)
             if found is not None:

@@ -172,7 +172,7 @@ class MetadataSync(Feature):
         if self._config.auth.authentication_enabled:
             steps.append(self._copy_users)
         if not self._replication.is_following:
-            steps.insert(0, self._learn_log_begin)
+            steps.insert(0, self.learn_log_begin)
         problem: Exception | None = None
         for step in steps:
             try:
@@ -236,7 +236,7 @@ class MetadataSync(Feature):
             self._taking.wake(_TAKE_S)
         return inf
 
-    async def _learn_log_begin(self, master: str) -> None:
+    async def learn_log_begin(self, master: str) -> None:
         """Queries the start of the master's log.
 
         A Java master does not report it in the replication protocol.

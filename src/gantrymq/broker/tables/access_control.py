@@ -63,7 +63,7 @@ class AccessControl(Feature):
             from gantrymq.auth.plain_acl_file import PlainAclFiles
 
             self._plain_files = PlainAclFiles(self._plain_acl_path())
-            broker = Guarded(self._config.broker_cluster_name, self._record_at)
+            broker = Guarded(self._config.broker_cluster_name, self.record_at)
             self._access = self._plain = PlainAccess(
                 self._plain_files.load(), broker, needs_bound=auth.bound_signature_required
             )
@@ -73,7 +73,7 @@ class AccessControl(Feature):
 
             if not auth.authentication_enabled:
                 log.warning("authorizationEnabled without authenticationEnabled: a client is who it says it is")
-            broker = Guarded(self._config.broker_cluster_name, self._record_at)
+            broker = Guarded(self._config.broker_cluster_name, self.record_at)
             self._access = UserAccess(auth, broker, self.users)
 
     async def start(self) -> None:
@@ -123,7 +123,7 @@ class AccessControl(Feature):
     def _users_changed(self) -> None:
         self._users_file.write_soon()
 
-    def _record_at(self, physical_offset: int) -> Record | None:
+    def record_at(self, physical_offset: int) -> Record | None:
         try:
             return queued_record(self._store, physical_offset)
         except RecordError:

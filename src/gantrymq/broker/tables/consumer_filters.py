@@ -68,10 +68,20 @@ class _FilterFile(msgspec.Struct, rename="camel"):
 class ConsumerFilters(Feature):
     """Stores the filter expression of each group and topic. Times are in ms.
 
-    The file is written every `flushConsumerOffsetInterval`.
+    The file is written every `flushConsumerOffsetInterval`. There are at most `max_filters` expressions, with
+    `max_characters` in total.
     """
 
-    def __init__(self, path: Path, *, persistence: TablePersistence) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        persistence: TablePersistence,
+        max_filters: int = MAX_FILTERS,
+        max_characters: int = CONSUMER_FILTER_CHARACTERS,
+    ) -> None:
+        self._max_filters = max_filters
+        self._max_characters = max_characters
         self._file = persistence.file(path, self._encode_file)
         self._filters: dict[str, dict[str, ConsumerFilter]] = {}
         self._count = 0
@@ -154,7 +164,7 @@ class ConsumerFilters(Feature):
         return not self._is_full(characters, is_new)
 
     def _is_full(self, characters: int, is_new: bool) -> bool:
-        return self._count + is_new > MAX_FILTERS or self._characters + characters > CONSUMER_FILTER_CHARACTERS
+        return self._count + is_new > self._max_filters or self._characters + characters > self._max_characters
 
     def _put(self, group: str, topic: str, each: ConsumerFilter) -> None:
         filters = self._filters.setdefault(group, {})

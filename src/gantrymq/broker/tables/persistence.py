@@ -272,8 +272,8 @@ class TablePersistence(Feature):
         return file
 
     async def start(self) -> None:
-        self._next_round = asyncio.get_running_loop().time() + self._period_s
-        self._job.start(SOON_S if any(file.is_urgent for file in self._files) else self._period_s)
+        self._next_round = asyncio.get_running_loop().time() + self.period_s
+        self._job.start(SOON_S if any(file.is_urgent for file in self._files) else self.period_s)
 
     async def stop(self) -> None:
         await self._job.stop()
@@ -294,14 +294,14 @@ class TablePersistence(Feature):
         self._job.wake(after_s)
 
     @property
-    def _period_s(self) -> float:
+    def period_s(self) -> float:
         return self._config.flush_consumer_offset_interval / 1000
 
     async def _write(self) -> float:
         loop = asyncio.get_running_loop()
         is_round = loop.time() >= self._next_round
         if is_round:
-            self._next_round = loop.time() + self._period_s
+            self._next_round = loop.time() + self.period_s
         problems: list[Exception] = []
         for file in self._files:
             if file.is_urgent or (is_round and file.is_changed):

@@ -31,10 +31,10 @@ class MessageRequestModes(Feature):
         persistence: TablePersistence,
     ) -> None:
         self._config = config
-        self._file = persistence.file(path, lambda: in_pieces(self._modes))
+        self._file = persistence.file(path, lambda: in_pieces(self.table))
         self._topics = topics
         self._groups = groups
-        self._modes = RequestModeTable()
+        self.table = RequestModeTable()
 
     def handlers(self) -> dict[int, RequestHandler]:
         return {
@@ -43,17 +43,17 @@ class MessageRequestModes(Feature):
         }
 
     def load(self) -> None:
-        self._modes = self._file.load(RequestModeTable) or self._modes
+        self.table = self._file.load(RequestModeTable) or self.table
 
     def copy(self, master: RequestModeTable) -> None:
         """Replaces the modes by those of the master."""
-        if self._modes != master:
-            self._modes = master
+        if self.table != master:
+            self.table = master
             self._file.changed()
 
     def find(self, topic: str, group: str) -> RequestMode:
         """Returns the mode of a topic and group, or the default one. The default for retry topics is PULL."""
-        mode = self._modes.message_request_mode_map.get(topic, {}).get(group)
+        mode = self.table.message_request_mode_map.get(topic, {}).get(group)
         if mode is not None:
             return mode
         name = MODE_PULL if topic.startswith(RETRY_TOPIC_PREFIX) else self._config.default_message_request_mode
@@ -71,11 +71,11 @@ class MessageRequestModes(Feature):
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{mode.topic}] not exist")
         if self._groups.get(mode.consumer_group) is None:
             raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
-        self._modes.message_request_mode_map.setdefault(mode.topic, {})[mode.consumer_group] = mode
+        self.table.message_request_mode_map.setdefault(mode.topic, {})[mode.consumer_group] = mode
         self._file.changed()
         connection.respond_with(request, answer_after(self._file.written()))
         return None
 
     def all(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Handles GET_ALL_MESSAGE_REQUEST_MODE: returns all modes."""
-        return RemotingCommand.response(body=encode_json(self._modes))
+        return RemotingCommand.response(body=encode_json(self.table))

@@ -70,7 +70,7 @@ class BrokerTopics(Feature):
         self._table = TopicConfigTable()
         self.system_topics: set[str] = set()
         #: Topic -> number of its last change, for changes that may not be on disk yet.
-        self._unwritten: dict[str, int] = {}
+        self.unwritten: dict[str, int] = {}
 
     def load(self) -> None:
         """Reads topics.json, then adds the system topics."""
@@ -88,12 +88,12 @@ class BrokerTopics(Feature):
 
         If it is not, a message in the topic may be inaccessible after a crash.
         """
-        if topic not in self._unwritten:
+        if topic not in self.unwritten:
             return True
         written = self._file.written_changes
-        if self._unwritten[topic] > written:
+        if self.unwritten[topic] > written:
             return False
-        self._unwritten = {name: change for name, change in self._unwritten.items() if change > written}
+        self.unwritten = {name: change for name, change in self.unwritten.items() if change > written}
         return True
 
     @property
@@ -120,7 +120,7 @@ class BrokerTopics(Feature):
         version.state_version = master.data_version.state_version
         version.timestamp, version.counter = master.data_version.timestamp, master.data_version.counter
         self._file.write_soon()
-        self._unwritten = dict.fromkeys(table.topic_config_table, self._file.changes)
+        self.unwritten = dict.fromkeys(table.topic_config_table, self._file.changes)
         self._on_change(())
 
     def mark_ordered(self, names: Iterable[str]) -> None:
@@ -205,7 +205,7 @@ class BrokerTopics(Feature):
     def _changed(self, names: Collection[str] = ()) -> None:
         self._table.data_version.advance()
         self._file.write_soon()
-        self._unwritten.update(dict.fromkeys(names, self._file.changes))
+        self.unwritten.update(dict.fromkeys(names, self._file.changes))
         self._on_change(names)
 
     def _encode(self) -> Iterator[bytes]:

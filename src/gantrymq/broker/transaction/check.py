@@ -96,14 +96,14 @@ class TransactionCheck(TransactionStates):
         # Copies that are stored during the round are left to the next one.
         end = half_queue(self._store).max_offset
         dropped = self.dropped
-        while self.catch_up() or self._ends.step_over():
+        while self.catch_up() or self.ends.step_over():
             yield []
         has_work = self._appender.escapes or (yield from self._has_work(now_ms, end, can_check))
         while has_work:
             # Op messages come first, so that transactions that have ended during the round are not checked.
             while self.read_ops():
                 yield []
-            if self._ends.step_over():
+            if self.ends.step_over():
                 yield []
                 continue
             check_requests, is_more = self._check_batch(now_ms, end, can_check)
@@ -112,7 +112,7 @@ class TransactionCheck(TransactionStates):
                 break
         if self.dropped > dropped:
             log.warning("%d half messages of batches weren't ended in time: rolled back", self.dropped - dropped)
-        self._ends.forget_passed()
+        self.ends.forget_passed()
 
     # -- half messages ------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class TransactionCheck(TransactionStates):
         Runs in steps.
         """
         queue = half_queue(self._store)
-        offset = self._ends.half_offset
+        offset = self.ends.half_offset
         if end - offset > _MOST_WAITING:
             return True
         while offset < end:
@@ -132,7 +132,7 @@ class TransactionCheck(TransactionStates):
                 return True
             size = 0
             for physical_offset, length, _ in UNIT.iter_unpack(units):
-                if not self._ends.has(offset):
+                if not self.ends.has(offset):
                     try:
                         record = self._store.read_record(physical_offset)
                         what = self._next(record, decode_properties(record.properties), now_ms, can_check)
@@ -153,15 +153,15 @@ class TransactionCheck(TransactionStates):
         """Processes some half messages. Returns (checks to send, True if the round may have more half messages)."""
         check_requests: list[CheckRequest] = []
         queue = half_queue(self._store)
-        start, size = self._ends.half_offset, 0
+        start, size = self.ends.half_offset, 0
         self.waits_for_file = False
         for next_offset, record in self._reader.records(queue, start, _BATCH):
             if record is not None:
-                if self._ends.half_offset >= end:
+                if self.ends.half_offset >= end:
                     return check_requests, False
                 try:
                     with self._store.ahead_of_wait_queue():
-                        is_old = self._ends.take(self._ends.half_offset) or self._check(
+                        is_old = self.ends.take(self.ends.half_offset) or self._check(
                             record, now_ms, can_check, check_requests
                         )
                 except StoreBusy:
@@ -177,10 +177,10 @@ class TransactionCheck(TransactionStates):
                 if not is_old:
                     return check_requests, False
                 size += record.size
-            self._ends.pass_to(next_offset)
+            self.ends.pass_to(next_offset)
             if size >= _BATCH_BYTES:
                 break
-        return check_requests, self._ends.half_offset != start
+        return check_requests, self.ends.half_offset != start
 
     def _check(self, record: Record, now_ms: int, can_check: CanCheck, check_requests: list[CheckRequest]) -> bool:
         """Processes the half message of an open transaction. Returns False if it and all later ones are too young."""
@@ -191,7 +191,7 @@ class TransactionCheck(TransactionStates):
         if what is NextStep.YOUNG:
             return False
         if what is NextStep.GIVE_UP:
-            self._discard(record, fields)
+            self.discard(record, fields)
         elif what is NextStep.ENDED:
             # The end stays recorded, because the queue may have further copies.
             pass
@@ -215,7 +215,7 @@ class TransactionCheck(TransactionStates):
         """
         if self.decisions.open:
             return False
-        if not self._ends.has(first_half_offset(fields)):
+        if not self.ends.has(first_half_offset(fields)):
             # The offset is of no use to another broker, because its half queue has other offsets.
             fields.pop(names.TRANSACTION_PREPARED_QUEUE_OFFSET, None)
             self._append(record, half_queue(self._store), encode_properties(fields))
@@ -226,7 +226,7 @@ class TransactionCheck(TransactionStates):
         first_offset = first_half_offset(fields)
         if self.decisions.open and self.decisions.has(record.queue_offset if first_offset < 0 else first_offset):
             return NextStep.YOUNG
-        if self._ends.has(first_offset):
+        if self.ends.has(first_offset):
             return NextStep.ENDED
         if is_given_up(record, fields, now_ms, self._config):
             return NextStep.GIVE_UP
@@ -237,12 +237,12 @@ class TransactionCheck(TransactionStates):
         first = _note_first(record, fields)
         result = self._append(record, half_queue(self._store), encode_properties(fields))
         if result is None:
-            self._discard(record, decode_properties(record.properties))
+            self.discard(record, decode_properties(record.properties))
         else:
-            self._ends.copied(result.queue_offset, first)
+            self.ends.copied(result.queue_offset, first)
         return result
 
-    def _discard(self, record: Record, fields: dict[str, str]) -> None:
+    def discard(self, record: Record, fields: dict[str, str]) -> None:
         """Gives up a half message: moves it to TRANS_CHECK_MAX_TIME_TOPIC. No more checks follow.
 
         Raises _NotYet while the topic is not on disk.

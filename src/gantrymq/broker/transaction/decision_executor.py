@@ -110,7 +110,7 @@ class DecisionExecutor:
         self._job = jobs.repeating("end the half messages that are decided about", self._go_on)
 
     def start(self) -> None:
-        self._job.start()
+        self._job.start(0.0 if self.open else None)
 
     def cancel(self) -> None:
         """Stops the background job. The next `start` continues it."""

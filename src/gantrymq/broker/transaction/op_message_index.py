@@ -30,6 +30,10 @@ class OpMessageIndex:
         #: offset. The rounds have passed copies before `half_offset`.
         self._copies: dict[int, int] = {}
 
+    def __len__(self) -> int:
+        """The number of ended half messages that are in memory."""
+        return len(self._ended) + len(self._ended_late)
+
     def read_to(self, op_offset: int) -> None:
         """Sets the offset before which all op messages have been read."""
         self.op_read = op_offset

@@ -43,7 +43,7 @@ class TransactionStates:
         self._ops = ops
         self._reader = QueueReader(appender.store, "transactions")
         #: The half messages that have ended, and the offset before which all have.
-        self._ends = OpMessageIndex(ops)
+        self.ends = OpMessageIndex(ops)
         self.given_up = GivenUp(config, appender)
         #: Decisions about many half messages at once.
         self.decisions = Decisions()
@@ -53,7 +53,7 @@ class TransactionStates:
     def load(self) -> None:
         """Starts to read at the stored progress. The store must be open and the consumer offsets loaded."""
         self.decisions = Decisions()
-        self._ends.begin(
+        self.ends.begin(
             self._start_of(half_queue(self._store), self._offsets), self._start_of(op_queue(self._store), self._offsets)
         )
         self._reading = self._read()
@@ -67,13 +67,13 @@ class TransactionStates:
     @property
     def progress(self) -> tuple[int, int]:
         """The progress as (half offset, op offset). Nothing before these offsets is needed."""
-        return self._ends.half_offset, self._ends.first_op_offset
+        return self.ends.half_offset, self.ends.first_op_offset
 
     @property
     def open_count(self) -> int:
         """The number of half messages whose transaction is open, according to the op messages that have been read."""
         end = half_queue(self._store).max_offset
-        return end - self._ends.half_offset - self._ends.count_ahead()
+        return end - self.ends.half_offset - self.ends.count_ahead()
 
     @property
     def skipped(self) -> int:
@@ -106,11 +106,11 @@ class TransactionStates:
         for first in self.given_up.read():
             if first is None:
                 yield
-            elif first >= self._ends.half_offset and not self._ends.has(first):
+            elif first >= self.ends.half_offset and not self.ends.has(first):
                 # The broker was killed before it wrote the op message of the half message.
                 self._ops.add(first)
         begin = self.given_up.begin
-        unit = half_queue(self._store).unit(self._ends.half_offset)
+        unit = half_queue(self._store).unit(self.ends.half_offset)
         if unit is not None and (begin is None or unit[0] < begin):
             begin = unit[0]
         if begin is None:
@@ -124,7 +124,7 @@ class TransactionStates:
 
     def _read_copies(self) -> Iterator[None]:
         queue = half_queue(self._store)
-        offset, end = self._ends.half_offset, queue.max_offset
+        offset, end = self.ends.half_offset, queue.max_offset
         while offset < end:
             units = queue.units(offset, min(_BATCH, end - offset))
             if not units:
@@ -134,13 +134,13 @@ class TransactionStates:
                 with suppress(GantryError):
                     first = first_half_offset_of(self._store.read_record(physical_offset).properties)
                     if first >= 0:
-                        self._ends.copied(offset, first)
+                        self.ends.copied(offset, first)
                 offset += 1
             yield
 
     def read_ops(self) -> bool:
         """Reads some new op messages. Returns False if there were none. Raises StoreError."""
-        ends = self._ends
+        ends = self.ends
         start = ends.op_read
         for next_offset, record in self._reader.records(op_queue(self._store), start, _OP_BATCH):
             if record is not None and is_decision(record):
@@ -159,28 +159,28 @@ class TransactionStates:
 
     def _op_written(self, op_offset: int, offsets: list[int]) -> None:
         """Records a written op message without reading it back, if all earlier ones have been read."""
-        if op_offset == self._ends.op_read:
-            self._ends.note(op_offset, offsets)
-            self._ends.read_to(op_offset + 1)
+        if op_offset == self.ends.op_read:
+            self.ends.note(op_offset, offsets)
+            self.ends.read_to(op_offset + 1)
 
     def decision_written(self, decision: Decision) -> None:
         """Records a written decision. All op messages before it have been read."""
-        self._ends.read_to(decision.op_offset + 1)
+        self.ends.read_to(decision.op_offset + 1)
         self._decided(decision)
 
     def decision_done(self, decision: Decision) -> None:
         """Removes a decision after all of its half messages have ended."""
         del self.decisions.open[decision.op_offset]
-        self._ends.let_go(decision.op_offset)
+        self.ends.let_go(decision.op_offset)
 
     def _decided(self, decision: Decision) -> None:
         self.decisions.open[decision.op_offset] = decision
         # The progress in the op queue must not pass an open decision: the next start reads it from there.
-        self._ends.keep(decision.op_offset)
+        self.ends.keep(decision.op_offset)
 
     def is_ended(self, half_offset: int) -> bool:
         """Returns True if a half message is recorded as ended."""
-        return self._ends.has(half_offset)
+        return self.ends.has(half_offset)
 
     def is_over(self, half_offset: int, first: int) -> bool:
         """Returns True if the transaction of a half message has ended.
@@ -188,23 +188,23 @@ class TransactionStates:
         `first` is the queue offset of the first half message, -1 if this one is no copy.
         """
         first = half_offset if first < 0 else first
-        if self._ends.has(first) or self._ends.has(half_offset):
+        if self.ends.has(first) or self.ends.has(half_offset):
             return True
-        return self._ends.is_passed(half_offset, first) and first not in self.given_up
+        return self.ends.is_passed(half_offset, first) and first not in self.given_up
 
     def ended(self, half_offset: int, first: int) -> bool:
         """Records the end of a transaction. Returns True if an op message should be written at once."""
         first = half_offset if first < 0 else first
         self.given_up.end(first)
-        is_enough = False if self._ends.has(first) else self._ops.add(first)
-        if first != half_offset >= self._ends.half_offset and not self._ends.has(half_offset):
+        is_enough = False if self.ends.has(first) else self._ops.add(first)
+        if first != half_offset >= self.ends.half_offset and not self.ends.has(half_offset):
             is_enough = self._ops.add(half_offset)
         return is_enough
 
     def copied(self, half_offset: int, first: int) -> None:
         """Records a copy of the half message that was first stored at `first`."""
-        self._ends.copied(half_offset, first)
+        self.ends.copied(half_offset, first)
 
     def step_over(self) -> None:
         """Skips some ended half messages at the head of the queue, so that their entries do not use memory."""
-        self._ends.step_over()
+        self.ends.step_over()

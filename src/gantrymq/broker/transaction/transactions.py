@@ -68,7 +68,14 @@ _MOST_LOOKED_AT = 64
 
 
 class Transactions(Feature):
-    """Ends and checks the transactions of one broker. `SendProcessor` stores their half messages."""
+    """Ends and checks the transactions of one broker. `SendProcessor` stores their half messages.
+
+    Attributes:
+        ops: The ended transactions that are not in an op message yet.
+        check: The open and the ended transactions, and the rounds of checks.
+        executor: Carries out the decisions about many half messages at once.
+        range_ends: Handles the requests for such decisions.
+    """
 
     def __init__(self, context: BrokerContext, *, appender: Appender, delays: Delays, waits: RequestWaits) -> None:
         config, jobs = context.config, context.jobs
@@ -82,8 +89,8 @@ class Transactions(Feature):
         self._may_send = context.access.may_send
         self._preallocation_waits = waits.files
         self._long_requests = context.long_requests
-        self._ops = OpMessages(config, appender)
-        self._check = TransactionCheck(config, appender, context.topics, context.offsets, self._ops)
+        self.ops = OpMessages(config, appender)
+        self.check = TransactionCheck(config, appender, context.topics, context.offsets, self.ops)
         self._op_reading = jobs.repeating("read which transactions have ended", self._read_ops)
         self._op_writing = jobs.repeating("write down which transactions have ended", self._write_ops)
         self._checking = jobs.repeating(
@@ -102,11 +109,9 @@ class Transactions(Feature):
         self.commits: Counter[str] = Counter()
         self.rollbacks: Counter[str] = Counter()
         counters = {TRANSACTION_COMMIT: self.commits, TRANSACTION_ROLLBACK: self.rollbacks}
-        self._executor = DecisionExecutor(
-            appender, self._check, self._ops, self._commit, self._ops_added, counters, jobs
-        )
-        self._range_ends = RangeEnds(
-            context, appender=appender, check=self._check, ops=self._ops, executor=self._executor, waits=waits
+        self.executor = DecisionExecutor(appender, self.check, self.ops, self.commit, self._ops_added, counters, jobs)
+        self.range_ends = RangeEnds(
+            context, appender=appender, check=self.check, ops=self.ops, executor=self.executor, waits=waits
         )
         context.events.topics_deleted.subscribe(lambda names, queues: self._topics_deleted(names))
 
@@ -118,44 +123,44 @@ class Transactions(Feature):
     def handlers(self) -> dict[int, RequestHandler]:
         return {
             RequestCode.END_TRANSACTION: self.end_when_ready,
-            RequestCode.END_HALF_MESSAGES: self._range_ends.end,
+            RequestCode.END_HALF_MESSAGES: self.range_ends.end,
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self._preallocation_waits.holding(self.resume),
         }
 
     def load(self) -> None:
         """Loads the progress of the half messages, which is stored as consumer offsets. These must be loaded before."""
-        self._check.load()
+        self.check.load()
 
     async def become_master(self) -> None:
         """Starts the background work at the stored progress, which is that of the former master after a failover."""
         if self._follows:
             self._follows = False
-            self._check.load()
+            self.check.load()
         self._is_master = True
         self._op_reading.start(0.0)
         self._op_writing.start()
-        self._executor.start()
-        self._range_ends.start()
+        self.executor.start()
+        self.range_ends.start()
         self._checking.start()
 
     async def stand_in(self) -> None:
         """Starts as acting master: sends open half messages to other brokers, which check them."""
-        self._check.load()
+        self.check.load()
         self._checking.start(0.0)
 
     async def become_slave(self) -> None:
         """Stops the background work. The next master finds commits in the log, but may check rollbacks once more."""
         self._follows, self._is_master = True, False
         await self._end_work()
-        self._ops.clear()
-        self._executor.clear()
-        self._range_ends.clear()
+        self.ops.clear()
+        self.executor.clear()
+        self.range_ends.clear()
         self._absent.clear()
 
     async def _end_work(self) -> None:
         self._op_reading.cancel()
         self._op_writing.cancel()
-        self._executor.cancel()
+        self.executor.cancel()
         await self._checking.stop()
 
     async def stop(self) -> None:
@@ -164,10 +169,10 @@ class Transactions(Feature):
         if not self._is_master:
             return
         try:
-            if self._check.is_ready:
+            if self.check.is_ready:
                 with self._store.waiting():
-                    self._check.write_ops()
-            await self._save(self._check.progress)
+                    self.check.write_ops()
+            await self._save(self.check.progress)
         except GantryError as e:
             log.error("can't store all ended transactions, so some are checked again: %s", e)
 
@@ -175,12 +180,12 @@ class Transactions(Feature):
 
     def end_when_ready(self, connection: Connection, request: RemotingCommand) -> Reply:
         """Like `end`, but first waits until all ended transactions have been read from the log."""
-        if self._check.is_ready:
+        if self.check.is_ready:
             return self._preallocation_waits.holding(self.end)(connection, request)
         return self._long_requests.run(connection, request, self._when_ready(connection, request))
 
     def _when_ready(self, connection: Connection, request: RemotingCommand) -> Steps:
-        while self._check.catch_up():
+        while self.check.catch_up():
             yield
         if not self._is_master:
             raise slave_refusal()
@@ -206,11 +211,11 @@ class Transactions(Feature):
     @property
     def skipped(self) -> int:
         """The number of half messages and op messages that could not be read since the start."""
-        return self._check.skipped
+        return self.check.skipped
 
     def open_count(self) -> int:
         """Returns the number of half messages whose transaction is open."""
-        return self._check.open_count
+        return self.check.open_count
 
     def _end(self, header: EndTransactionRequestHeader) -> Reply:
         verdict = header.commit_or_rollback
@@ -220,8 +225,8 @@ class Transactions(Feature):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
         record = self._half_message(header)
         first = first_half_offset_of(record.properties)
-        if self._check.is_over(record.queue_offset, first):
-            if self._check.given_up.is_forgotten(record.queue_offset if first < 0 else first):
+        if self.check.is_over(record.queue_offset, first):
+            if self.check.given_up.is_forgotten(record.queue_offset if first < 0 else first):
                 raise RequestRefused(
                     ResponseCode.SYSTEM_ERROR,
                     f"it is unknown whether the transaction of half message {record.queue_offset} has ended, "
@@ -231,10 +236,10 @@ class Transactions(Feature):
             return RemotingCommand.response()
         if verdict == TRANSACTION_COMMIT:
             self._pending_responses.check()
-            self._commit(record)
+            self.commit(record)
         counter = self.commits if verdict == TRANSACTION_COMMIT else self.rollbacks
         counter[(names.find_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")] += 1
-        self._ops_added(self._check.ended(record.queue_offset, first))
+        self._ops_added(self.check.ended(record.queue_offset, first))
         return RemotingCommand.response()
 
     def _ops_added(self, is_enough: bool) -> None:
@@ -266,9 +271,9 @@ class Transactions(Feature):
         if destination(fields) is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the half message doesn't say where it is to go")
         if GANTRY_HALF in fields:
-            self._range_ends.check_ready()
+            self.range_ends.check_ready()
         first_offset = first_half_offset(fields)
-        decision = self._check.decisions.about(record.queue_offset if first_offset < 0 else first_offset)
+        decision = self.check.decisions.about(record.queue_offset if first_offset < 0 else first_offset)
         if decision is not None:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION,
@@ -277,7 +282,7 @@ class Transactions(Feature):
             )
         return record
 
-    def _commit(self, record: Record) -> None:
+    def commit(self, record: Record) -> None:
         """Stores a message in its target queue (`EndTransactionProcessor.endMessageTransaction`)."""
         fields = decode_properties(record.properties)
         target = destination(fields)
@@ -319,7 +324,7 @@ class Transactions(Feature):
             )
         fields = decode_properties(record.properties)
         first = first_half_offset(fields)
-        if first >= 0 and first not in self._check.given_up:
+        if first >= 0 and first not in self.check.given_up:
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, f"the transaction of {header.msg_id} has ended, or is checked again already"
             )
@@ -329,8 +334,8 @@ class Transactions(Feature):
             record, half_queue(self._store), encode_properties(fields), code, record.reconsume_times
         )
         if first >= 0:
-            self._check.copied(copy.queue_offset, first)
-            self._check.given_up.end(first)
+            self.check.copied(copy.queue_offset, first)
+            self.check.given_up.end(first)
             self._op_writing.wake()
         return RemotingCommand.response()
 
@@ -338,16 +343,16 @@ class Transactions(Feature):
 
     def _read_ops(self) -> float:
         """Reads the transactions that ended before the start. `_write_ops` stores later ones."""
-        if self._check.catch_up():
+        if self.check.catch_up():
             return 0.0
-        self._range_ends.found()
+        self.range_ends.found()
         self._op_writing.wake()
         return inf
 
     def _write_ops(self) -> float:
         try:
             with self._store.ahead_of_wait_queue():
-                self._check.write_ops()
+                self.check.write_ops()
         except StoreBusy:
             return PREALLOCATION_RETRY_S
         return inf
@@ -366,17 +371,17 @@ class Transactions(Feature):
             return is_there
 
         try:
-            for check_requests in self._check.round(now_ms(), can_check):
+            for check_requests in self.check.round(now_ms(), can_check):
                 for check_request in check_requests:
                     producer = self._producer(members[check_request.group], check_request.topic)
                     if producer is not None:
                         await self._send_check(producer, check_request)
-                await asyncio.sleep(PREALLOCATION_RETRY_S if self._check.waits_for_file else 0)
+                await asyncio.sleep(PREALLOCATION_RETRY_S if self.check.waits_for_file else 0)
         finally:
             if new := absent - self._absent:
                 log.warning("no producer to check the open transactions of the groups %s with", ", ".join(sorted(new)))
                 self._absent |= new
-        await self._save(self._check.progress)
+        await self._save(self.check.progress)
         return self._config.transaction_check_interval / 1000
 
     async def _send_check(self, producer: Connection, check_request: CheckRequest) -> None:
