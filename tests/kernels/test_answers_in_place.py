@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_code import use_python
 
 from gantrymq.errors import ConnectionLost, FrameError
 from gantrymq.kernels import native
@@ -123,7 +124,7 @@ async def check_answers(client: RemotingClient, server: RemotingServer) -> None:
 @pytest.mark.parametrize("natively", [True, False], ids=["native", "python"])
 async def test_answers(monkeypatch: pytest.MonkeyPatch, natively: bool) -> None:
     if not natively:
-        monkeypatch.setattr(client_module, "native", None)
+        use_python(monkeypatch, client_module)
     server = RemotingServer({ECHO: echo, HALF: half}, ListenOptions("127.0.0.1"))
     client = RemotingClient(in_place=True)
     await server.start()

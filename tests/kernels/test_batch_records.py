@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_code import use_python
 
 from gantrymq.errors import BodyError
 from gantrymq.kernels import native
@@ -33,9 +34,9 @@ MESSAGES = st.tuples(
 )
 
 
-def new_batch(topic: str, born_host: bytes, store_host: bytes) -> RecordBatch:
+def new_batch(topic: str, born_host: bytes, store_host: bytes, born_ms: int = 1_700_000_000_123) -> RecordBatch:
     queue: Any = SimpleNamespace(queue_id=3, topic=topic, topic_bytes=topic.encode(), max_offset=77)
-    return RecordBatch(queue, 0x5A, 1_700_000_000_123, born_host, store_host, 2, with_crc=False)
+    return RecordBatch(queue, 0x5A, born_ms, born_host, store_host, 2, with_crc=False)
 
 
 def by_python(batch: RecordBatch, messages: bytes) -> int:
@@ -81,10 +82,10 @@ def test_both_make_the_same_records(
     )
     if found.records:
         now = data.draw(st.integers(0, 2**63 - 1))
-        placed = record_batch._placed(found, 4096, now)
+        placed = record_batch.place_records(found, 4096, now)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(record_batch, "native", None)
-            assert placed == record_batch._placed(found, 4096, now)
+            use_python(patch, record_batch)
+            assert placed == record_batch.place_records(found, 4096, now)
 
 
 @given(st.lists(MESSAGES, max_size=6), st.data())
@@ -110,7 +111,7 @@ def test_plain_sends_store_all_of_a_batch_or_nothing(
     assert sends.allow(7, 1_700_000_000_123, b"", b"T", 3, 0x4A, 0, True, 320, queue)
     expected = RecordBatch(queue, 0x4A, 1_700_000_000_123, host, host, 0, with_crc=False)
     is_whole = by_python(expected, content) == len(content) and 0 < len(expected) <= 5
-    records, units, places = record_batch._placed(expected, 4200, 456)
+    records, units, places = record_batch.place_records(expected, 4200, 456)
     answers, requests, dealt, queues, is_asking = sends.handle(request(content), log, 456, host)
     assert not is_asking
     if is_whole:
@@ -135,8 +136,7 @@ def request(body: bytes) -> bytes:
 
 
 def test_a_number_that_does_not_fit_is_for_python_to_refuse() -> None:
-    batch = new_batch("T", bytes(8), bytes(8))
-    batch._born_timestamp = 1 << 63
+    batch = new_batch("T", bytes(8), bytes(8), born_ms=1 << 63)
     assert batch.add_messages(encode_batch([(0, b"x", b"")]), 0, 10, SPECIAL) == 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_code import use_python
 
 from gantrymq.kernels import native
 from gantrymq.protocol.record import encode_host, encode_record
@@ -99,7 +100,7 @@ def test_both_build_the_same_index(some: list[bytes], slots: int, entries: int, 
     with tempfile.TemporaryDirectory() as native_files, tempfile.TemporaryDirectory() as python_files:
         by_native = built(log, Path(native_files), slots, entries)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(index_entries, "native", None)
+            use_python(patch, index_entries)
             by_python = built(log, Path(python_files), slots, entries)
     assert by_native == by_python
 

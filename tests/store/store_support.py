@@ -8,12 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gantrymq.protocol.record import Record, decode_records, encode_host
+from gantrymq.store import message_index
+from gantrymq.store.commit_log import CommitLog
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.get_result import GetStatus
 from gantrymq.store.key_lookup import Search
 from gantrymq.store.message_store import MessageStore, PutResult
+from gantrymq.store.store_threads import StoreThreads
 from gantrymq.system import files
 
 STORE_HOST = encode_host("127.0.0.1", 10911)
@@ -89,19 +94,60 @@ def queue_files(root: Path, topic: str, queue_id: int = 0) -> list[Path]:
     return sorted((root / "consumequeue" / topic / str(queue_id)).iterdir())
 
 
+def commit_log(store: MessageStore) -> CommitLog:
+    return store._log
+
+
+def store_threads(store: MessageStore) -> StoreThreads:
+    """Returns the threads of an open store."""
+    assert store._threads is not None
+    return store._threads
+
+
+def flush_queues(store: MessageStore, *, thorough: bool = True) -> None:
+    """Runs one round of the queue flusher in this thread."""
+    store_threads(store).queue_flusher.flush(thorough=thorough)
+
+
+def flush_queues_soon(store: MessageStore) -> None:
+    """Requests a thorough round of the queue flusher's thread."""
+    store_threads(store).queue_flusher.flush_soon()
+
+
+def lose_file(queue: ConsumeQueue, base: int) -> None:
+    """Makes a queue continue without the file that starts at this position."""
+    del queue._files[base]
+
+
 def stop_flushers(store: MessageStore) -> None:
     """Stops the flusher threads without a further flush."""
-    assert store._threads is not None
-    for flusher in (store._threads.log_flusher, store._threads.queue_flusher):
+    threads = store_threads(store)
+    for flusher in (threads.log_flusher, threads.queue_flusher):
         flusher._round = lambda: None  # type: ignore[method-assign]
         flusher.stop()
     store._threads = None
 
 
+def release(store: MessageStore) -> None:
+    """Closes the files of a store whose flushers are stopped, and unlocks its directory. The file `abort` stays."""
+    store._open.close()
+
+
 def crash(store: MessageStore) -> None:
     """Ends the store as SIGKILL would: without a flush, and with the file `abort`."""
     stop_flushers(store)
-    store._open.close()
+    release(store)
+
+
+def mapped_files(directory: Path) -> list[Path]:
+    """Returns the files below a directory that this process has mapped into its memory, in order."""
+    paths = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    return sorted(path for path in map(Path, paths) if directory in path.parents)
+
+
+def limit_entries_read(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Makes a search by key give up after this many entries of the index."""
+    patch.setattr(message_index, "_MAX_STEPS", count)
 
 
 def flushed(store: MessageStore) -> None:

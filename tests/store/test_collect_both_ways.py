@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_code import BOTH, use_python
 from store_support import open_store, put
 
 from gantrymq.kernels import native
@@ -62,7 +63,7 @@ def test_both_find_the_same_with_tags(
         # With a small memory limit, some of the first records count as on disk, and fewer of these are returned.
         patch.setattr(store, "in_memory_bytes", in_memory * 8000)
         found = store.get(queue, offset, most, 1 << 20, codes, bulk=bulk)
-        patch.setattr(collect, "native", None)
+        use_python(patch, collect)
         expected = store.get(queue, offset, most, 1 << 20, codes, bulk=bulk)
     assert fields(found) == fields(expected)
     if found.status is GetStatus.NO_MATCHED_MESSAGE:
@@ -78,19 +79,19 @@ def test_both_find_the_same_without(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "in_memory_bytes", in_memory * 8000)
         found = store.get(queue, offset, most, most_bytes, bulk=bulk)
-        patch.setattr(collect, "native", None)
+        use_python(patch, collect)
         expected = store.get(queue, offset, most, most_bytes, bulk=bulk)
     assert fields(found) == fields(expected)
     assert found.suggest_pulling_from_slave == expected.suggest_pulling_from_slave
 
 
-@pytest.mark.parametrize("way", ["python", "native"])
+@pytest.mark.parametrize("way", BOTH)
 def test_where_the_last_record_is_says_whether_a_slave_is_to_be_asked(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bulk read begins on disk and ends in memory."""
     if way == "python":
-        monkeypatch.setattr(collect, "native", None)
+        use_python(monkeypatch, collect)
     store = open_store(tmp_path)
     queue = store.queue("T", 0)
     sizes = [put(store, queue, b"%02d" % n).size for n in range(20)]

@@ -13,10 +13,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from store_support import open_store, put, read_all
+from store_support import mapped_files, open_store, put, read_all
 
+from gantrymq.background.report import JobReport
 from gantrymq.store import queue_mappings
+from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.mapped_file import MappedFile
+from gantrymq.store.preallocation import Preallocation
 from gantrymq.store.queue_mappings import QueueMappings
 from gantrymq.system import files
 
@@ -130,7 +133,7 @@ def store(tmp_path, monkeypatch):
 
 def mapped(store) -> list[int]:
     """Returns the ids of the queues that have a mapped file."""
-    return [queue.queue_id for queue in store._queues if any(file.mapping for file in queue._files.values())]
+    return [int(path.parent.name) for path in mapped_files(store.config.consume_queue_directory)]
 
 
 def test_what_was_used_longest_ago_goes_first(store):
@@ -162,14 +165,16 @@ def test_what_is_written_to_stays(store):
     assert put(store, busy, b"x").queue_offset == 20
 
 
-def test_a_file_that_is_gone_counts_no_more(store):
-    mappings = store.queue("T", 0)._mappings
-    for n in range(3):
-        put(store, store.queue("T", n), b"x")
+def test_a_file_that_is_gone_counts_no_more(tmp_path):
+    mappings, preallocation = QueueMappings(), Preallocation(JobReport("test"), waits=True)
+    queues = [ConsumeQueue("T", n, tmp_path / str(n), 1000, mappings, preallocation) for n in range(3)]
+    for queue in queues:
+        queue.preallocate()
     assert len(mappings) == 3
-    store.delete_topic("T")
+    # As in `delete_topic`.
+    for queue in queues:
+        queue.forget_files()
     assert len(mappings) == 0
-    store.queue("T", 0)
 
 
 def test_the_one_that_is_being_mapped_never_goes():

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from store_support import BORN_HOST, open_store, put, read_all, small_config
+from store_support import BORN_HOST, flush_queues, flush_queues_soon, open_store, put, read_all, small_config
 from wait_until import wait_until
 
 from gantrymq.background.jobs import Jobs
@@ -158,7 +158,7 @@ def test_what_a_dying_round_had_before_it_is_flushed_by_close(tmp_path, monkeypa
     with monkeypatch.context() as dying:
         dying.setattr(files, "fdatasync", fails(SystemExit()))
         with pytest.raises(SystemExit):
-            store._threads.queue_flusher.flush(thorough=True)
+            flush_queues(store)
     monkeypatch.setattr(files, "fdatasync", note)
     store.close()
     assert synced >= {f"T{number}" for number in range(5)}
@@ -212,7 +212,7 @@ def test_a_disk_that_fails_for_a_queue_stops_the_store(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ConsumeQueue, "flush", fails(SyncFailed("its disk: Input/output error")))
         put(store, queue, b"x")
-        store._threads.queue_flusher.flush_soon()
+        flush_queues_soon(store)
         wait_until(lambda: not _takes(store, other))
     answers = Answers()
     store.when_flushed(0, answers)
@@ -328,12 +328,12 @@ def test_a_queue_that_cannot_be_flushed(tmp_path, store, jobs, monkeypatch):
         for _ in range(3):
             put(store, bad, b"x")
             put(store, good, b"x")
-            store._threads.queue_flusher.flush_soon()
+            flush_queues_soon(store)
             wait_until(lambda: not good.unflushed)
             wait_until(lambda: flushing.failing_since is not None)
         assert bad.unflushed
         assert load_checkpoint(tmp_path / "checkpoint").confirm_phy_offset == 0
-    store._threads.queue_flusher.flush_soon()
+    flush_queues_soon(store)
     wait_until(lambda: load_checkpoint(tmp_path / "checkpoint").confirm_phy_offset == store.max_physical_offset)
     assert not bad.unflushed
     wait_until(lambda: flushing.failing_since is None)
@@ -389,7 +389,7 @@ def test_death_of_the_queue_flusher(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ConsumeQueue, "flush", fails(SystemExit(3)))
         put(store, queue, b"x")
-        store._threads.queue_flusher.flush_soon()
+        flush_queues_soon(store)
         wait_until(lambda: not _takes(store, queue))
     with pytest.raises(StoreError, match="queue flusher died of SystemExit"):
         put(store, queue, b"refused")

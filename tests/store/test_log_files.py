@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from store_support import LOG_FILE, crash, finish, flushed, log_files, open_store, put, read_all
+from store_support import LOG_FILE, crash, finish, flush_queues_soon, flushed, log_files, open_store, put, read_all
 from wait_until import wait_until
 
 from gantrymq.errors import StoreError
@@ -60,7 +60,7 @@ def test_who_writes_never_waits_for_fsync(tmp_path, syncs, monkeypatch):
     # A message for the deleted topic.
     put(store, store.queue("T1", 0), b"x")
     flushed(store)
-    store._threads.queue_flusher.flush_soon()
+    flush_queues_soon(store)
     wait_until(lambda: load_checkpoint(tmp_path / "checkpoint").confirm_phy_offset == store.max_physical_offset)
     assert syncs == {"gantry-log-flusher", "gantry-queue-flusher"}
     store.close()

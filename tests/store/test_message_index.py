@@ -16,15 +16,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_support import LOG_FILE, STORE_HOST, crash, finish, log_files, open_store, put
+from native_code import BOTH, use_python
+from store_support import LOG_FILE, STORE_HOST, crash, finish, limit_entries_read, log_files, open_store, put
 
 from gantrymq.errors import StoreError
-from gantrymq.kernels import native
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.record import encode_host
 from gantrymq.store import index_entries, message_index, message_writer
 from gantrymq.store.checkpoint import load_checkpoint
 from gantrymq.store.config import StoreConfig
+from gantrymq.store.index_file import IndexFile
 from gantrymq.store.index_keys import KeyHash, keys_of
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.verify import verify
@@ -38,12 +39,12 @@ FOREVER = 1 << 62
 
 @pytest.fixture(
     autouse=True,
-    params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
+    params=BOTH,
 )
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs every test with native code and with Python."""
     if request.param == "python":
-        monkeypatch.setattr(index_entries, "native", None)
+        use_python(monkeypatch, index_entries)
 
 
 def properties(unique: str = "", keys: str = "", tags: str = "") -> bytes:
@@ -187,7 +188,7 @@ def test_half_messages_of_batches_are_left_out(tmp_path, monkeypatch, was_javas)
     with monkeypatch.context() as javas:
         if was_javas:
             javas.setattr(index_entries, "is_left_out", lambda *_: False)
-            javas.setattr(index_entries, "native", None)
+            use_python(javas, index_entries)
         store = open_store(tmp_path / "store")
         put(store, store.queue(half_topic, 0), b"alone", properties=properties("U0", "a"))
         put(store, store.queue(half_topic, 0), b"of a batch", properties=properties("U1", "a") + mark)
@@ -251,7 +252,7 @@ def test_newest_within_the_time(store, monkeypatch):
 
 
 def test_a_walk_ends(store, monkeypatch, caplog):
-    monkeypatch.setattr(message_index, "_MAX_STEPS", 20)
+    limit_entries_read(monkeypatch, 20)
     for n in range(100):
         put(store, store.queue("T", 0), b"%d" % n, properties=properties(keys="old" if n == 0 else "all"))
     assert len(find(store, "T", "all")) == 20
@@ -275,11 +276,10 @@ def test_disabled(tmp_path):
 # -- building --------------------------------------------------------------------------------------------------------
 
 
-def test_built_in_slices(store, monkeypatch):
-    # By default, the slices of native code are larger.
-    monkeypatch.setattr(index_entries, "_NATIVE_TIMES", 1)
+def test_built_in_slices(store):
     queue = store.queue("T", 0)
-    for n in range(1000):
+    # A slice of native code has up to 512 records.
+    for n in range(4000):
         put(store, queue, b"%d" % n, properties=properties(f"U{n}"))
     behind = store.keys.index_behind_bytes
     assert behind == store.max_physical_offset
@@ -290,9 +290,9 @@ def test_built_in_slices(store, monkeypatch):
         rounds += 1
     assert rounds > 10
     assert store.keys.index_behind_bytes == 0
-    assert store.keys.index_last_update == (store.store_time(queue, 999), queue.unit(999)[0])
+    assert store.keys.index_last_update == (store.store_time(queue, 3999), queue.unit(3999)[0])
     assert find(store, "T", "U0") == [b"0"]
-    assert find(store, "T", "U999") == [b"999"]
+    assert find(store, "T", "U3999") == [b"3999"]
 
 
 def test_append_leaves_the_index_alone(tmp_path, store):
@@ -376,17 +376,17 @@ def test_goes_on_within_a_records_keys(tmp_path, monkeypatch):
     def full(fd, start, length):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    roll = message_index.MessageIndex._roll
-    rolls = []
+    need_file = IndexFile.need_file
+    begun = set()
 
-    def roll_once(self):
-        rolls.append(1)
-        if len(rolls) > 1:
+    def first_file_only(self, end=0):
+        begun.add(self.path)
+        if len(begun) > 1:
             monkeypatch.setattr(files, "allocate", full)
-        roll(self)
+        need_file(self, end)
 
     with monkeypatch.context() as patch:
-        patch.setattr(message_index.MessageIndex, "_roll", roll_once)
+        patch.setattr(IndexFile, "need_file", first_file_only)
         assert not store.keys.build_index(60)
     assert store.keys.index_behind_bytes > 0
     assert len(index_files(tmp_path)) == 1

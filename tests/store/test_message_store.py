@@ -22,6 +22,7 @@ from store_support import (
     STORE_HOST,
     UNITS_PER_FILE,
     log_files,
+    lose_file,
     open_store,
     put,
     pwrite_that_fails,
@@ -295,7 +296,7 @@ def test_missing_queue_file_is_offset_found_null(tmp_path, store):
     queue = store.queue("T", 0)
     for n in range(120):
         put(store, queue, b"%d" % n)
-    del queue._files[UNITS_PER_FILE * 20]
+    lose_file(queue, UNITS_PER_FILE * 20)
     result = store.get(queue, 60, 10, 1 << 20)
     assert (result.status, result.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 100)
 
@@ -400,18 +401,19 @@ def test_a_filter_that_takes_long_ends_a_result(tmp_path, monkeypatch):
     queue = store.queue("T", 0)
     for n in range(40):
         put(store, queue, b"%d" % n)
-    now = [0.0]
-    monkeypatch.setattr(collect, "monotonic", lambda: now[0])
+    now, step_s = 0.0, 0.001
+    monkeypatch.setattr(collect, "monotonic", lambda: now)
 
     def matches(record, wanted=()):
-        now[0] += 0.001
+        nonlocal now
+        now += step_s
         return decode_record(record).body in wanted
 
     result = store.get(queue, 5, 32, 1 << 20, None, matches)
     assert (result.status, result.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 8)
     result = store.get(queue, 5, 32, 1 << 20, None, partial(matches, wanted={b"6", b"9"}))
     assert (result.status, result.message_count, result.next_begin_offset) == (GetStatus.FOUND, 1, 8)
-    monkeypatch.setattr(collect, "_MATCHING_S", 0.0)
+    step_s = 1.0
     result = store.get(queue, 5, 32, 1 << 20, None, matches)
     assert (result.status, result.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 6)
     store.close()

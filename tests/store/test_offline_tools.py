@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from native_code import BOTH, use_python
 from store_support import LOG_FILE, UNITS_PER_FILE, log_files, open_store, put, queue_files, read_all, small_config
 
 from gantrymq.errors import StoreError, StoreLocked
-from gantrymq.kernels import native
 from gantrymq.protocol.java import string_hash_code
 from gantrymq.protocol.record import encode_host
 from gantrymq.store import index_entries, log_reader, message_writer
@@ -30,13 +30,13 @@ TAG = string_hash_code("a")
 @pytest.fixture(
     autouse=True,
     scope="module",
-    params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
+    params=BOTH,
 )
 def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs every test with native code and with Python."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
-            patch.setattr(log_reader, "native", None)
+            use_python(patch, log_reader)
         yield
 
 
@@ -157,7 +157,7 @@ def test_an_index_that_stops_in_the_midst_of_a_records_keys(tmp_path, monkeypatc
     All records before the last one must have all keys.
     """
     # Native code stops only between two records.
-    monkeypatch.setattr(index_entries, "native", None)
+    use_python(monkeypatch, index_entries)
     store = open_store(tmp_path)
     for n in range(3):
         keys = " ".join(f"{n}-{number}" for number in range(1000))

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from power_cut import Disk
-from store_support import finish, open_store, put, read_all, stop_flushers
+from store_support import finish, flush_queues, open_store, put, read_all, release, stop_flushers
 
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.verify import verify
@@ -36,7 +36,7 @@ def test_nothing_acknowledged_is_lost(tmp_path, monkeypatch, seed):
         write(store, rng, acknowledged, turn)
         stop_flushers(store)
         disk.cut()
-        store._open.close()
+        release(store)
     store = open_store(root)
     check(store, acknowledged)
     config = store.config
@@ -47,7 +47,6 @@ def test_nothing_acknowledged_is_lost(tmp_path, monkeypatch, seed):
 def write(
     store: MessageStore, rng: random.Random, acknowledged: dict[tuple[str, int], dict[int, bytes]], turn: int
 ) -> None:
-    assert store._threads is not None
     waiting: list[tuple[tuple[str, int], int, bytes]] = []
     for n in range(rng.randrange(1, 400)):
         queue = store.queue(rng.choice("AB"), rng.randrange(2))
@@ -63,7 +62,7 @@ def write(
                 acknowledged.setdefault(key_, {})[offset] = body
             waiting.clear()
         if rng.random() < 0.03:
-            store._threads.queue_flusher.flush(thorough=rng.random() < 0.7)
+            flush_queues(store, thorough=rng.random() < 0.7)
         if rng.random() < 0.1:
             store.keys.build_index(rng.choice((0, 1)))
 

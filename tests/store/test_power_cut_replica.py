@@ -14,7 +14,19 @@ from struct import Struct
 import pytest
 from power_cut import Disk
 from replica_support import TAG_CODES, append, assert_equal, follow, log_bytes, open_slave
-from store_support import STORE_HOST, crash, flushed, log_files, open_store, put, read_all, small_config, stop_flushers
+from store_support import (
+    STORE_HOST,
+    crash,
+    flush_queues,
+    flushed,
+    log_files,
+    open_store,
+    put,
+    read_all,
+    release,
+    small_config,
+    stop_flushers,
+)
 
 from gantrymq.protocol.record import MAGIC_BLANK
 from gantrymq.store.message_store import MessageStore
@@ -51,7 +63,7 @@ def test_it_has_what_one_master_has(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         end = take(slave, masters[number], rng)
         stop_flushers(slave)
         disk.cut()
-        slave._open.close()
+        release(slave)
         slave = opened(tmp_path / "slave")
         found = log_bytes(slave, 0)
         # A blank record without a following file does not count. It contains no message.
@@ -89,7 +101,6 @@ def write(master: MessageStore, rng: random.Random, size: int, count: int) -> No
 
 def take(slave: MessageStore, master: MessageStore, rng: random.Random) -> int:
     """Copies a part of the master's log, and returns the end of the flushed part."""
-    assert slave._threads is not None
     end = 0
     for _ in range(rng.randrange(1, 30)):
         data = master.log_slice(slave.replica.received, rng.choice((500, 5000, 30_000)))
@@ -103,7 +114,7 @@ def take(slave: MessageStore, master: MessageStore, rng: random.Random) -> int:
             assert done.wait(10)
             end = position
         if rng.random() < 0.1:
-            slave._threads.queue_flusher.flush(thorough=rng.random() < 0.7)
+            flush_queues(slave, thorough=rng.random() < 0.7)
         if rng.random() < 0.2:
             slave.keys.build_index(rng.choice((0, 1)))
     return end
@@ -124,8 +135,7 @@ def test_a_record_whose_properties_are_lost(tmp_path: Path, is_slave: str) -> No
     slave = open_slave(tmp_path / "slave")
     append(slave, log_bytes(master, 0)[: results[2].physical_offset])
     flushed(slave)
-    assert slave._threads is not None
-    slave._threads.queue_flusher.flush(thorough=True)
+    flush_queues(slave)
     append(slave, log_bytes(master, slave.max_physical_offset))
     crash(slave)
     (path,) = log_files(tmp_path / "slave")

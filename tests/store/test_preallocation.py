@@ -12,10 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_support import LOG_FILE, STORE_HOST, UNITS_PER_FILE, finish, log_files, put, read_all, small_config
+from store_support import (
+    LOG_FILE,
+    STORE_HOST,
+    UNITS_PER_FILE,
+    commit_log,
+    finish,
+    log_files,
+    put,
+    read_all,
+    small_config,
+)
 from wait_until import wait_until
 
 from gantrymq.background.jobs import Jobs
+from gantrymq.background.report import JobReport
 from gantrymq.errors import StoreBusy, StoreError, StoreFull
 from gantrymq.store import index_file, mapped_file, message_index, message_writer, preallocation
 from gantrymq.store.consume_queue import ConsumeQueue
@@ -38,14 +49,31 @@ def store(tmp_path: Path, jobs: Jobs) -> Iterator[MessageStore]:
     store.close()
 
 
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the thread repeat a failed operation almost at once."""
+    monkeypatch.setattr(preallocation, "_RETRY_S", 0.01)
+
+
+def report_of(jobs: Jobs) -> JobReport:
+    """Returns the report of the thread that preallocates files."""
+    (report,) = (report for report in jobs if report.name == "make files of the store")
+    return report
+
+
+def until_preallocated(store: MessageStore) -> None:
+    """Waits until all current requests of the thread are done or have failed."""
+    made = threading.Event()
+    store.when_preallocated(made.set)
+    assert made.wait(10)
+
+
 def put_patiently(store: MessageStore, queue: ConsumeQueue, body: bytes, *, properties: bytes = b"") -> PutResult:
     for _ in range(10):
         try:
             return put(store, queue, body, properties=properties)
         except StoreBusy:
-            made = threading.Event()
-            store.when_preallocated(made.set)
-            assert made.wait(10)
+            until_preallocated(store)
     raise AssertionError("there is never room")
 
 
@@ -86,14 +114,15 @@ class SlowDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go_on = threading.Event()
         self.threads: set[str] = set()
+        self.took_too_long = False
         for module, name in ((mapped_file, "_open_sized"), (files, "allocate")):
             monkeypatch.setattr(module, name, self._slow(getattr(module, name)))
 
     def _slow(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def slow(*args: Any) -> Any:
             self.threads.add(threading.current_thread().name)
-            if threading.current_thread() is not threading.main_thread():
-                assert self.go_on.wait(10)
+            if threading.current_thread() is not threading.main_thread() and not self.go_on.wait(10):
+                self.took_too_long = True
             return call(*args)
 
         return slow
@@ -122,7 +151,7 @@ def test_what_has_room_waits_for_nobody_who_makes_it(store: MessageStore, monkey
     """The current file is filled to its end, however long the next one takes."""
     queue = store.queue("T", 0)
     put_patiently(store, queue, bytes(20_000))
-    wait_until(lambda: not store._preallocation._asked)
+    until_preallocated(store)
     disk = SlowDisk(monkeypatch)
     put(store, queue, bytes(20_000))
     wait_until(lambda: "gantry-preallocation" in disk.threads)
@@ -149,15 +178,14 @@ def test_who_waits_for_a_queue_does_not_wait_for_the_log(store: MessageStore, mo
     The thread is busy with a log file meanwhile.
     """
     put_patiently(store, store.queue("T", 0), bytes(20_000))
-    wait_until(lambda: not store._preallocation._asked)
+    until_preallocated(store)
     disk = SlowDisk(monkeypatch)
-    store._log.make_soon()
     put(store, store.queue("T", 0), bytes(20_000))
     wait_until(lambda: "gantry-preallocation" in disk.threads)
     with store.waiting():
         assert put(store, store.queue("Other", 0), b"x").queue_offset == 0
-    # The thread is still waiting, and has not failed.
-    assert not store._preallocation._problems
+    # The thread is still waiting.
+    assert not disk.took_too_long
     disk.go_on.set()
 
 
@@ -175,7 +203,7 @@ def test_a_line_is_for_what_those_in_it_need(store: MessageStore) -> None:
         with pytest.raises(StoreBusy):
             put(store, place, b"x")
     store.close_wait_queue()
-    wait_until(lambda: not store._preallocation._asked)
+    until_preallocated(store)
     put_patiently(store, other, b"x")
     with pytest.raises(StoreBusy):
         put(store, queue, b"x")
@@ -187,9 +215,7 @@ def test_nobody_is_served_before_who_waits(store: MessageStore) -> None:
     with pytest.raises(StoreBusy):
         put(store, queue, b"x")
     store.close_wait_queue()
-    made = threading.Event()
-    store.when_preallocated(made.set)
-    assert made.wait(10)
+    until_preallocated(store)
     with pytest.raises(StoreBusy):
         put(store, queue, b"x")
     store.end_wait_queue()
@@ -203,9 +229,7 @@ def test_nobody_is_served_between_two_turns_of_who_waits(store: MessageStore) ->
     with pytest.raises(StoreBusy):
         put(store, queue, b"x")
     store.close_wait_queue()
-    made = threading.Event()
-    store.when_preallocated(made.set)
-    assert made.wait(10)
+    until_preallocated(store)
     store.end_wait_queue(anew=True)
     store.close_wait_queue(has_file=True)
     store.open_wait_queue()
@@ -219,9 +243,9 @@ def test_nobody_is_served_between_two_turns_of_who_waits(store: MessageStore) ->
     assert [put(store, queue, b"x").queue_offset for _ in range(2)] == [2, 3]
 
 
-def test_no_room(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("quick_retries")
+def test_no_room(store: MessageStore, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The waiting caller gets the error, and the preallocation is retried automatically."""
-    monkeypatch.setattr(preallocation, "_RETRY_S", 0.01)
     queue = store.queue("T", 0)
     with monkeypatch.context() as patch:
 
@@ -232,10 +256,11 @@ def test_no_room(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(2):
             with pytest.raises(StoreFull, match="the disk is full"):
                 put_patiently(store, queue, b"x")
-    wait_until(lambda: not store._preallocation._problems)
+    wait_until(lambda: report_of(jobs).failing_since is None)
     assert put_patiently(store, queue, b"x").queue_offset == 0
 
 
+@pytest.mark.usefixtures("quick_retries")
 def test_no_room_for_the_index(
     tmp_path: Path, store: MessageStore, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,10 +268,9 @@ def test_no_room_for_the_index(
 
     The preallocation is retried from time to time, and the reserved space is freed.
     """
-    monkeypatch.setattr(preallocation, "_RETRY_S", 0.01)
-    [making] = [report for report in jobs if report.name == "make files of the store"]
+    making = report_of(jobs)
     result = put_patiently(store, store.queue("T", 0), b"x", properties=b"KEYS\x01k\x02")
-    wait_until(lambda: not store._preallocation._asked)
+    until_preallocated(store)
     caplog.set_level(logging.INFO)
     tried: list[Path] = []
     with monkeypatch.context() as patch:
@@ -274,12 +298,12 @@ def test_no_room_for_the_index(
     assert list((tmp_path / "index").iterdir()) == [*set(tried)]
 
 
+@pytest.mark.usefixtures("quick_retries")
 def test_making_fails(tmp_path: Path, store: MessageStore, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread retries after any error. Messages that need no new file are stored meanwhile."""
-    monkeypatch.setattr(preallocation, "_RETRY_S", 0.01)
     queue = store.queue("T", 0)
     put_patiently(store, queue, bytes(40_000))
-    [making] = [report for report in jobs if report.name == "make files of the store"]
+    making = report_of(jobs)
     for error in (OSError(1, "Operation not permitted"), RuntimeError("surprise"), StoreFull("no room")):
 
         def fail(*args: object, error: Exception = error) -> None:
@@ -287,7 +311,7 @@ def test_making_fails(tmp_path: Path, store: MessageStore, jobs: Jobs, monkeypat
 
         with monkeypatch.context() as patch:
             patch.setattr(LogPreallocation, "_reserve", fail)
-            store._log.make_soon()
+            commit_log(store).make_soon()
             wait_until(lambda: making.failing_since is not None)
             put(store, queue, b"x")
         wait_until(lambda: making.failing_since is None)
@@ -316,8 +340,6 @@ def test_a_queue_that_is_deleted_meanwhile(
     wait_until(lambda: "gantry-preallocation" in disk.threads)
     store.delete_topic("T")
     disk.go_on.set()
-    made = threading.Event()
-    store.when_preallocated(made.set)
-    assert made.wait(10)
+    until_preallocated(store)
     assert not (tmp_path / "consumequeue" / "T").exists()
     assert put_patiently(store, store.queue("T", 0), b"x").queue_offset == 0

@@ -7,10 +7,20 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from store_support import LOG_FILE, UNITS_PER_FILE, crash, open_store, put, read_all, small_config
+from native_code import BOTH, use_python
+from store_support import (
+    LOG_FILE,
+    UNITS_PER_FILE,
+    commit_log,
+    crash,
+    open_store,
+    put,
+    queue_files,
+    read_all,
+    small_config,
+)
 
 from gantrymq.errors import RecordError, StoreBusy, StoreError, StoreFull
-from gantrymq.kernels import native
 from gantrymq.protocol.record import encode_host
 from gantrymq.store import record_batch
 from gantrymq.store.mapped_file import MappedFile
@@ -27,12 +37,12 @@ COUNT = 400
 
 @pytest.fixture(
     autouse=True,
-    params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
+    params=BOTH,
 )
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs every test with native code and with Python."""
     if request.param == "python":
-        monkeypatch.setattr(record_batch, "native", None)
+        use_python(monkeypatch, record_batch)
 
 
 @pytest.mark.parametrize("with_crc", [False, True], ids=["", "crc"])
@@ -145,11 +155,12 @@ def test_a_process_that_is_killed_leaves_all_or_none(
     before = queue.max_offset
     batch = batch_of(store, 2 * UNITS_PER_FILE)
     size = sum(batch.sizes)
-    store._log.preallocate(size)
+    log = commit_log(store)
+    log.preallocate(size)
     if written != "all":
-        assert store._log.mapping is not None
-        dying = Dying(store._log.mapping, min(int(written), size - 1))
-        store._log.mapping = dying  # type: ignore[assignment]
+        assert log.mapping is not None
+        dying = Dying(log.mapping, min(int(written), size - 1))
+        log.mapping = dying  # type: ignore[assignment]
         with monkeypatch.context() as patch:
             patch.setattr(files, "pwrite", dying.pwrite)
             with pytest.raises(Killed):
@@ -197,13 +208,13 @@ def test_no_room_for_a_part_of_it(tmp_path: Path, directory: str, monkeypatch: p
 def test_one_that_waits_for_room_is_placed_when_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many batches wait at once, and each is tried whenever a file has grown."""
     placed = []
-    place = record_batch._placed
+    place = record_batch.place_records
 
     def counted(batch: RecordBatch, places: list[int], now: int) -> bytearray:
         placed.append(batch)
         return place(batch, places, now)
 
-    monkeypatch.setattr(record_batch, "_placed", counted)
+    monkeypatch.setattr(record_batch, "place_records", counted)
     store = MessageStore(small_config(tmp_path), HOSTS["IPv4"], waits=False)
     store.open()
     tries, stored = 0, []
@@ -245,7 +256,7 @@ def test_a_file_of_the_queue_that_cannot_be_opened(tmp_path: Path, monkeypatch: 
     map_it = MappedFile.map
 
     def no_descriptor(self: MappedFile) -> files.Mapping:
-        if "consumequeue" in str(self.path) and self.base == max(queue._files):
+        if "consumequeue" in str(self.path) and str(self.path) == str(queue_files(tmp_path, "orders", 0)[-1]):
             raise StoreError("too many open files")
         return map_it(self)
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from native_code import BOTH, use_python
 from replica_support import append, assert_equal, follow, log_bytes, open_slave, write
 from store_support import LOG_FILE, open_store, put, read_all
 
 from gantrymq.errors import StoreError
-from gantrymq.kernels import native
 from gantrymq.store import log_reader
 from gantrymq.store.message_store import MessageStore
 from gantrymq.store.verify import verify
@@ -28,13 +28,13 @@ PIECES = {
 @pytest.fixture(
     autouse=True,
     scope="module",
-    params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
+    params=BOTH,
 )
 def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs every test with native code and with Python."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
-            patch.setattr(log_reader, "native", None)
+            use_python(patch, log_reader)
         yield
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_code import BOTH, use_python
 from store_support import (
     LOG_FILE,
     UNITS_PER_FILE,
@@ -28,7 +29,6 @@ from store_support import (
 )
 
 from gantrymq.errors import RecordError, StoreError
-from gantrymq.kernels import native
 from gantrymq.protocol.java import tags_code
 from gantrymq.protocol.record import decode_records
 from gantrymq.protocol.topic_name import SCHEDULE_TOPIC
@@ -44,13 +44,13 @@ TIMEOUT_S = 30
 @pytest.fixture(
     autouse=True,
     scope="module",
-    params=["python", pytest.param("native", marks=pytest.mark.skipif(native is None, reason="isn't installed"))],
+    params=BOTH,
 )
 def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs every test with native code and with Python."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
-            patch.setattr(log_reader, "native", None)
+            use_python(patch, log_reader)
         yield
 
 

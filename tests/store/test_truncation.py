@@ -292,6 +292,6 @@ def test_an_index_file_was_being_made(tmp_path: Path, monkeypatch: pytest.Monkey
     slave.replica.truncate(0)
     follow(other, slave, lambda: BEHIND)
     assert slave.keys.build_index(1)
-    assert slave._index.last_update[1] == 0
+    assert slave.keys.index_last_update[1] == 0
     for store in (master, other, slave):
         store.close()

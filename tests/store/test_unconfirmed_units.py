@@ -18,7 +18,7 @@ from replica_support import (
     write,
     write_without_deleting,
 )
-from store_support import LOG_FILE, crash, flushed, open_store, put, read_all
+from store_support import LOG_FILE, crash, flush_queues, flushed, open_store, put, read_all
 
 from gantrymq.errors import StoreBusy
 from gantrymq.store.message_store import MessageStore
@@ -108,8 +108,7 @@ def test_what_is_held_back_is_there_after_a_restart(tmp_path: Path, how: str) ->
     follow(master, slave, lambda: BEHIND)
     assert "New" not in slave.topics()
     flushed(slave)
-    assert slave._threads is not None
-    slave._threads.queue_flusher.flush(thorough=True)
+    flush_queues(slave)
     (crash if how == "crash" else MessageStore.close)(slave)
     slave = open_slave(tmp_path / "slave")
     assert_equal(master, slave)

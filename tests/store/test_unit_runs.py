@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_code import use_python
 
 from gantrymq.kernels import native
 from gantrymq.protocol.record import Record, encode_host, encode_record, pack_blank
@@ -133,7 +134,7 @@ def test_both_read_the_same(messages: list[Any], needs_crc: bool, ends_with_blan
     log = Log(bytes(content))
     found = read(log, needs_crc=needs_crc)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log_reader, "native", None)
+        use_python(patch, log_reader)
         assert found == read(log, needs_crc=needs_crc)
 
 

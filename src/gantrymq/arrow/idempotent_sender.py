@@ -190,7 +190,7 @@ class IdempotentSender:
             )
 
     def _batches(self, queue: MessageQueue, rows: Sequence[NumberedRow]) -> Iterator[SequencedBatch]:
-        target, chain = target_of(queue.topic, queue.queue_id), self._place(queue).chain
+        target, chain = target_of(queue.topic, queue.queue_id), self.last_place(queue).chain
         chains, messages = list[int](), list[Encoded]()
         for _, _, digest, (flag, body, properties) in rows:
             chain = next_chain(chain, digest)
@@ -206,14 +206,15 @@ class IdempotentSender:
     ) -> Iterator[SequencedBatch]:
         target = target_of(queue.topic, queue.queue_id)
         for rows, start, end in parts:
-            yield from rows.sequenced(start, end, target, self._place(queue))
+            yield from rows.sequenced(start, end, target, self.last_place(queue))
 
-    def _place(self, queue: MessageQueue) -> Place:
+    def last_place(self, queue: MessageQueue) -> Place:
+        """Returns where the last message in this queue ends, or BEGINNING."""
         return self._places.get(queue, BEGINNING)
 
     async def _send_in_order(self, queue: MessageQueue, batches: Iterator[SequencedBatch]) -> None:
         for body, place in batches:
-            last_row = await self._send(queue, body, self._place(queue))
+            last_row = await self._send(queue, body, self.last_place(queue))
             self._places[queue] = place
             if last_row is None:
                 self._is_at_least_once(queue.broker_name)

@@ -28,7 +28,8 @@ class KeyHash:
     """
 
     def __init__(self) -> None:
-        self._heads: dict[bytes, int] = {}
+        #: The cached contributions of the starts of keys, at most _MAX_HEADS.
+        self.heads: dict[bytes, int] = {}
 
     def __call__(self, key: bytes) -> int:
         if not _TAIL <= len(key) <= _MAX_HEAD_LENGTH or not key.isascii():
@@ -36,7 +37,7 @@ class KeyHash:
         else:
             # This takes a tenth of the time of string_hash_code.
             head = key[:-_TAIL]
-            shifted = self._heads.get(head)
+            shifted = self.heads.get(head)
             if shifted is None:
                 shifted = self._known(head, self._known(head[:-_TAIL], 0))
             a, b, c, d = key[-_TAIL:]
@@ -50,13 +51,13 @@ class KeyHash:
 
         `before` is the contribution of the start of `head`.
         """
-        shifted = self._heads.get(head)
+        shifted = self.heads.get(head)
         if shifted is None:
-            if len(self._heads) >= _MAX_HEADS:
-                self._heads.clear()
+            if len(self.heads) >= _MAX_HEADS:
+                self.heads.clear()
             text = head[-_TAIL:] if before else head
             shifted = (before + string_hash_code(text.decode())) * 31**_TAIL & 0xFFFFFFFF
-            self._heads[head] = shifted
+            self.heads[head] = shifted
         return shifted
 
 

@@ -142,7 +142,7 @@ def append_batch(log: CommitLog, dirty: deque[ConsumeQueue], batch: RecordBatch)
     # Check this before the offsets are filled in, because a batch that waits for space is tried several times.
     queue.preallocate_for(count)
     now = int(time() * 1000)
-    data, units, places = _placed(batch, log.position, now)
+    data, units, places = place_records(batch, log.position, now)
     queue.write_next(units)
     try:
         log.write(data)
@@ -159,7 +159,7 @@ def append_batch(log: CommitLog, dirty: deque[ConsumeQueue], batch: RecordBatch)
     return places
 
 
-def _placed(batch: RecordBatch, position: int, now: int) -> tuple[Buffer, bytes, list[int]]:
+def place_records(batch: RecordBatch, position: int, now: int) -> tuple[Buffer, bytes, list[int]]:
     """Returns the records with their offsets filled in, their queue units and their physical offsets.
 
     `position` is the physical offset of the first record, `now` the store timestamp in milliseconds.
