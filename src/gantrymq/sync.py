@@ -210,6 +210,10 @@ class SyncProducer(_Sync):
         return self._wait(self._producer.send(message, timeout_ms, queue, select=select))
 
     def flush(self) -> None:
+        """Sends all open batches at once, and waits until the sends of all threads in them have a result or an error.
+
+        Without `linger_ms` there are no batches, and it has no effect.
+        """
         self._wait(self._producer.flush())
 
     def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:

@@ -25,7 +25,7 @@ class Credentials:
         security_token: Token of temporary keys (Alibaba's STS). Default: None.
 
     Raises:
-        ConfigError: A key is blank.
+        ConfigError: A key is blank or no string.
     """
 
     access_key: str
@@ -33,8 +33,12 @@ class Credentials:
     security_token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.access_key.strip() or not self.secret_key.strip():
-            raise ConfigError("an access key and a secret key are needed; one of them is blank")
+        for name, key in (("access_key", self.access_key), ("secret_key", self.secret_key)):
+            # Not with the value, which may be a secret.
+            if not isinstance(key, str):
+                raise ConfigError(f"{name}: must be a string, is {type(key).__name__}")
+            if not key.strip():
+                raise ConfigError(f"{name}: is blank")
 
     @classmethod
     def from_file(cls, path: Path) -> Credentials:

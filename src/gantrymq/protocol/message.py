@@ -44,7 +44,8 @@ class Message:
         body: Content.
         tags: One word by which consumers can filter.
         keys: Keys to find the message by: a list, or one string with blanks between them.
-        sharding_key: Messages with the same key go to the same queue, in the order in which they are sent.
+        sharding_key: Selects the queue. Messages with the same key go to the same queue, as long as the queues of the
+            topic stay the same. To keep their order, send one after the other.
         delay_level: Delay level, 1 to 18. 0 for none. Only one of the three delay arguments is allowed.
         delay_ms: Delay, in milliseconds.
         deliver_at_ms: Delivery time, in milliseconds since the epoch.

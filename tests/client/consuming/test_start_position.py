@@ -12,7 +12,7 @@ from wait_until import until
 from gantrymq import CONSUME_FROM_LAST_OFFSET
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
-from gantrymq.client.consuming.start_position import start_time_ms, told_to_brokers
+from gantrymq.client.consuming.start_position import name_for_brokers, start_time_ms
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientError
@@ -85,7 +85,7 @@ def test_another_word_is_refused(make: Any, where: object) -> None:
 def test_times() -> None:
     with pytest.raises(ClientError, match=r"has no time zone: use datetime.now\(UTC\)"):
         LitePullConsumer("127.0.0.1:1", "group", start_from=datetime(2026, 1, 2))
-    with pytest.raises(ClientError, match="a SimpleConsumer starts at 'earliest' or 'latest', not at a time"):
+    with pytest.raises(ClientError, match="a SimpleConsumer can't start at a time: use 'earliest' or 'latest'"):
         SimpleConsumer("127.0.0.1:1", "group", start_from=datetime.now(UTC))
     east = timezone(timedelta(hours=8))
     assert start_time_ms(datetime(1970, 1, 1, 8, 0, 1, 234_567, tzinfo=east)) == 1234
@@ -93,9 +93,9 @@ def test_times() -> None:
 
 
 def test_heartbeats_have_javas_words() -> None:
-    assert {where: told_to_brokers(where) for where in ("earliest", "latest", CONSUME_FROM_LAST_OFFSET)} == {
+    assert {where: name_for_brokers(where) for where in ("earliest", "latest", CONSUME_FROM_LAST_OFFSET)} == {
         "earliest": "CONSUME_FROM_FIRST_OFFSET",
         "latest": "CONSUME_FROM_LAST_OFFSET",
         "CONSUME_FROM_LAST_OFFSET": "CONSUME_FROM_LAST_OFFSET",
     }
-    assert told_to_brokers(datetime.now(UTC)) == "CONSUME_FROM_TIMESTAMP"
+    assert name_for_brokers(datetime.now(UTC)) == "CONSUME_FROM_TIMESTAMP"

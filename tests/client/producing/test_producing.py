@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from ports import free_port
 from wait_until import until
 
 from gantrymq.client.broker_api import PullStatus, SendStatus
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
-from gantrymq.errors import IllegalMessage
+from gantrymq.client.producing.send_hook import SendContext
+from gantrymq.errors import ClientError, GantryError, IllegalMessage
 from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue, decode_messages
 
@@ -84,9 +86,61 @@ async def test_a_sharding_key_selects_the_queue(name_server: str, topic: str, li
             assert (await producer.send(message, select=lambda queues, message, other=other: other)).queue == other
         by_queue = {select_by_hash(key)(queues, message): key for key in map(str, range(100))}
         mixed = [Message(topic, b"x", sharding_key=key) for key in by_queue.values()]
-        with pytest.raises(IllegalMessage, match="select several queues"):
+        with pytest.raises(ClientError, match="map to different queues"):
             await producer.send_batch(mixed)
         assert (await producer.send_batch(mixed, queue=queues[0])).queue == queues[0]
+        with_one_key = [Message(topic, b"x"), Message(topic, b"x", sharding_key="order-17")]
+        assert (await producer.send_batch(with_one_key)).queue == select_by_hash("order-17")(queues, with_one_key[0])
+
+
+async def test_a_oneway_message_goes_to_the_queue_of_its_key(producer: Producer, topic: str) -> None:
+    message = Message(topic, b"oneway", sharding_key="order-17")
+    queue = select_by_hash("order-17")(await producer.queues(topic), message)
+    await producer.send_oneway(message)
+    (read,) = await stored(producer, queue, 0, 1)
+    assert read.body == b"oneway"
+
+
+async def test_hooks_see_a_send_by_key_that_finds_no_route() -> None:
+    class Hook:
+        def __init__(self) -> None:
+            self.errors: list[BaseException | None] = []
+
+        def before_send(self, context: SendContext) -> None:
+            pass
+
+        def after_send(self, context: SendContext) -> None:
+            self.errors.append(context.error)
+
+    hook = Hook()
+    message = Message("orders", b"x", sharding_key="order-17")
+    async with Producer(f"127.0.0.1:{free_port()}", "producers", send_hooks=[hook]) as producer:
+        with pytest.raises(GantryError) as alone:
+            await producer.send(message, 500)
+        with pytest.raises(GantryError) as batch:
+            await producer.send_batch([message], 500)
+        with pytest.raises(GantryError) as oneway:
+            await producer.send_oneway(message)
+    assert hook.errors == [alone.value, batch.value, oneway.value]
+
+
+async def test_an_invalid_message_with_a_key_is_refused_without_a_route() -> None:
+    async with Producer(f"127.0.0.1:{free_port()}", "producers") as producer:
+        message = Message("orders", bytes(100_000_000), sharding_key="order-17")
+        with pytest.raises(IllegalMessage):
+            await producer.send(message)
+
+
+async def test_a_producer_closes_while_enqueue_waits_for_the_route(name_server: str, topic: str) -> None:
+    producer = Producer(name_server, "producers", linger_ms=1)
+    await producer.start()
+    enqueued = asyncio.create_task(producer.enqueue(Message(topic, b"x", sharding_key="order-17")))
+    # The task waits for the route.
+    await asyncio.sleep(0)
+    await producer.close()
+    with pytest.raises(GantryError):
+        async with asyncio.timeout(10):
+            await (await enqueued)
 
 
 @pytest.mark.parametrize("compression", list(CompressionType))

@@ -2,22 +2,22 @@
 
 A waiting pull has an entry in three dictionaries and no timer. One job checks each second for expired pulls. Arrivals
 are collected and answered once in each event-loop iteration, so a pull gets all messages of one socket read. If many
-pulls are to be answered at the same time, each iteration answers them for SLICE_S. Other features, such as
-`PopLongPolling`, also watch queues here.
+pulls are to be answered at the same time, each iteration answers them for SLICE_S, and connections take turns. Other
+features, such as `PopLongPolling`, also watch queues here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.tables import MessageFilter
+from gantrymq.fair_queue import FairQueue
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.headers.pull import PullMessageRequestHeader
 from gantrymq.remoting.connection import Connection
@@ -77,8 +77,10 @@ class LongPolling(Feature):
         self._by_connection: dict[Connection, dict[WaitingPull, None]] = {}
         self._arrived: dict[ConsumeQueue, None] = {}
         self._count = 0
-        #: Pulls to answer in later event-loop iterations, and whether they have expired.
-        self._backlog: deque[tuple[WaitingPull, bool]] = deque()
+        #: Pulls to answer in later event-loop iterations, each once.
+        self._backlog: FairQueue[Connection, WaitingPull] = FairQueue()
+        #: Whether the pulls of the backlog have expired.
+        self._due: dict[WaitingPull, bool] = {}
         self._expiring = jobs.repeating("expire long polls", self._expire, _LOOK_S)
         self._stopped = False
 
@@ -117,6 +119,8 @@ class LongPolling(Feature):
         """Drops the pulls of a closed connection."""
         for pull in list(self._by_connection.get(connection, ())):
             self._remove(pull)
+        while connection in self._backlog:
+            del self._due[self._backlog.take_of(connection)]
 
     async def stop(self) -> None:
         self._stopped = True
@@ -139,6 +143,11 @@ class LongPolling(Feature):
         """Returns the number of waiting pulls of one connection."""
         return len(self._by_connection.get(connection, ()))
 
+    @property
+    def has_backlog(self) -> bool:
+        """True if pulls wait for their answer in a later event-loop iteration."""
+        return bool(self._backlog)
+
     def _answer(self) -> None:
         """Answers the pulls, and calls the watchers, of all queues that received messages."""
         arrived, self._arrived = self._arrived, {}
@@ -159,12 +168,22 @@ class LongPolling(Feature):
         for second in [second for second in self._by_second if second < int(now)]:
             self._answer_pulls(self._by_second.get(second, ()), end, expired=True)
 
-    def _answer_pulls(self, pulls: Collection[WaitingPull], end: float, *, expired: bool) -> None:
+    def _answer_pulls(self, waiting: Iterable[WaitingPull], end: float, *, expired: bool) -> None:
         """Answers pulls until the monotonic time `end`. Further ones follow in later event-loop iterations."""
-        is_first = not self._backlog
-        self._backlog.extend((pull, expired) for pull in pulls)
-        if is_first and self._work_off(end):
+        pulls = list(waiting)
+        done = 0
+        if not self._backlog:
+            while done < len(pulls) and monotonic() < end:
+                self._remove(pulls[done])
+                self._try(pulls[done], expired=expired)
+                done += 1
+            if done == len(pulls):
+                return
             self._loop.call_soon(self._go_on)
+        for pull in pulls[done:]:
+            if pull not in self._due:
+                self._backlog.add(pull.connection, pull)
+            self._due[pull] = expired or self._due.get(pull, False)
 
     def _go_on(self) -> None:
         if self._work_off(monotonic() + SLICE_S):
@@ -173,11 +192,10 @@ class LongPolling(Feature):
     def _work_off(self, end: float) -> bool:
         """Answers pulls of the backlog until the monotonic time `end`. Returns True if some are left."""
         while self._backlog:
-            pull, expired = self._backlog.popleft()
-            # Another event may have answered it, or its connection is closed.
-            if pull in self._waiting.get(pull.queue, ()):
-                self._remove(pull)
-                self._try(pull, expired=expired)
+            _, pull = self._backlog.take()
+            expired = self._due.pop(pull)
+            self._remove(pull)
+            self._try(pull, expired=expired)
             if monotonic() >= end:
                 break
         return bool(self._backlog)

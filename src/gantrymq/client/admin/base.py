@@ -50,6 +50,7 @@ class AdminBase:
             name_servers = split_addresses(name_servers)
         self.timeout_ms = options.timeout_ms
         self.credentials = options.credentials
+        self.hooks = options.hooks
         self.ssl_context = options.ssl_context
         self.remoting = RemotingClient(ssl_context=options.ssl_context, hooks=options.rpc_hooks)
         self.api = BrokerApi(self.remoting)

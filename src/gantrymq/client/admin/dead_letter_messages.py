@@ -122,7 +122,11 @@ class AdminDeadLetterMessages(AdminReadPositions):
             return ResentMessages(0, 0, 0)
         resent = left_out = unreadable = 0
         async with Producer(
-            self.name_servers, PRODUCER_GROUP, ssl_context=self.ssl_context, credentials=self.credentials
+            self.name_servers,
+            PRODUCER_GROUP,
+            ssl_context=self.ssl_context,
+            credentials=self.credentials,
+            hooks=self.hooks,
         ) as producer:
             for queue in read_queues(dead, route):
                 async with self._read_position(queue, again=again) as position:
@@ -160,7 +164,11 @@ class AdminDeadLetterMessages(AdminReadPositions):
         """
         resent = unreadable = 0
         async with Producer(
-            self.name_servers, PRODUCER_GROUP, ssl_context=self.ssl_context, credentials=self.credentials
+            self.name_servers,
+            PRODUCER_GROUP,
+            ssl_context=self.ssl_context,
+            credentials=self.credentials,
+            hooks=self.hooks,
         ) as producer:
             async for letter in letters:
                 if not letter.topic.startswith(DLQ_TOPIC_PREFIX):

@@ -56,7 +56,11 @@ class AdminGivenUp(AdminReadPositions):
         """
         ended = 0
         async with Producer(
-            self.name_servers, PRODUCER_GROUP, ssl_context=self.ssl_context, credentials=self.credentials
+            self.name_servers,
+            PRODUCER_GROUP,
+            ssl_context=self.ssl_context,
+            credentials=self.credentials,
+            hooks=self.hooks,
         ) as producer:
             for queue in await self._given_up_queues():
                 async with self._read_position(queue, again=False) as position:

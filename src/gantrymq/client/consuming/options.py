@@ -19,8 +19,8 @@ from gantrymq.protocol.topic_name import group_problem
 
 START_FROM_DOC = (
     'Where a group begins that has no offset of a queue: "earliest" (the first message), "latest" (the end of the '
-    "queue), a datetime (the first message stored then or later), or CONSUME_FROM_LAST_OFFSET (as Java's clients: the "
-    "end, or the beginning of a young queue)."
+    "queue), a datetime (the first message stored then or later), or CONSUME_FROM_LAST_OFFSET (the broker decides, as "
+    "for Java's clients: the end, or the beginning if the first message is still in memory)."
 )
 RECEIVE_HOOKS_DOC = "Called after each call that asks for messages."
 

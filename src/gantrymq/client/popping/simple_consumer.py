@@ -17,7 +17,7 @@ from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.consuming.introduction import introduce
 from gantrymq.client.consuming.large_bodies import make_ready
-from gantrymq.client.consuming.options import RECEIVE_HOOKS_DOC, START_FROM_DOC, ConsumerOptions
+from gantrymq.client.consuming.options import RECEIVE_HOOKS_DOC, ConsumerOptions
 from gantrymq.client.consuming.short_polls import ShortPolls
 from gantrymq.client.consuming.start_position import EARLIEST, StartFrom, name_for_brokers
 from gantrymq.client.failover import is_role_change
@@ -71,13 +71,19 @@ _BUSY_DELAY_S = 0.5
 class SimpleConsumerOptions(ConsumerOptions):
     """Options of `SimpleConsumer`."""
 
-    start_from: StartFrom = option(EARLIEST, START_FROM_DOC + " Brokers do not offer a time here.")
+    start_from: StartFrom = option(
+        EARLIEST,
+        'Where a group begins that has no offset of a queue: "earliest" (the first message), or "latest" (the broker '
+        "decides: the newest message, or the first one if it is still in memory).",
+    )
     receive_hooks: Sequence[ReceiveHook] = option((), RECEIVE_HOOKS_DOC)
 
     def _check(self) -> None:
         ConsumerOptions._check(self)
         if isinstance(self.start_from, datetime):
-            raise ClientError("start_from: a SimpleConsumer starts at 'earliest' or 'latest', not at a time")
+            raise ClientError(
+                f"start_from={self.start_from!r}: a SimpleConsumer can't start at a time: use 'earliest' or 'latest'"
+            )
 
 
 class SimpleConsumer(GroupConsumer):

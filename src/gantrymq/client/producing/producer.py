@@ -156,8 +156,10 @@ class Producer(Lifecycle):
             SendOutcomeUnknown: The message may be stored. If `status` is set, the master has the message, but the
                 in-sync set (of a broker with a controller) has not confirmed it.
             IllegalMessage: The message is invalid and not stored.
-            ClientError: `select` fails, or returns something else than one of the queues.
+            ClientError: `select` fails, or returns anything other than one of the topic's queues.
             NoRouteInfo: The topic has no route.
+            RouteNotReady: A NameServer has just started, and the queues of the topic are not complete. Only with
+                `select`, or if the message has a `sharding_key`: the queue could be another one than later.
             BrokerUnavailable: No broker of the topic has a master at present.
             BrokerError: The broker rejected the message.
             RemotingError: Another failure of the connection. The message is not stored.
@@ -169,7 +171,7 @@ class Producer(Lifecycle):
                 raise ClientError("queue and select exclude each other: give one of them")
             deadline = clock.monotonic() + timeout_ms / 1000
             queue = await self._selected(message, select, timeout_ms)
-            timeout_ms = max(1, int((deadline - clock.monotonic()) * 1000))
+            timeout_ms = _left_ms(deadline)
         if self._batches is not None and may_be_batched(message):
             return await (await self.enqueue(message, timeout_ms, queue))
         self._check_open()
@@ -186,45 +188,36 @@ class Producer(Lifecycle):
         self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> Coroutine[Any, Any, SendResult]:
         """Sends one message. Also works during the close, for traces."""
-        if queue is None and names.SHARDING_KEY in message.properties:
-            return self._send_by_key(message, timeout_ms)
-        return self._send_to(message, timeout_ms, queue)
-
-    async def _send_by_key(self, message: Message, timeout_ms: int) -> SendResult:
-        deadline = clock.monotonic() + timeout_ms / 1000
-        queue = await self._queue_of_key([message], timeout_ms)
-        return await self._send_to(message, max(1, int((deadline - clock.monotonic()) * 1000)), queue)
-
-    def _send_to(
-        self, message: Message, timeout_ms: int, queue: MessageQueue | None
-    ) -> Coroutine[Any, Any, SendResult]:
         topic = self._topic(message, queue)
         if self._hooked.any and topic != self._trace_topic:
             return self._send_with_hooks(
                 [message], lambda own: self._encoder.encode(topic, message, own[0]), timeout_ms, queue
             )
-        return self._send_encoded(self._encoder.encode(topic, message, message.properties), timeout_ms, queue)
+        encoded = self._encoder.encode(topic, message, message.properties)
+        if queue is None and names.SHARDING_KEY in message.properties:
+            return self._send_by_key([message], encoded, timeout_ms)
+        return self._send_encoded(encoded, timeout_ms, queue)
 
     async def send_batch(
         self, messages: Sequence[Message], timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> SendResult:
         """Stores messages of one topic in one queue, in one request.
 
-        The broker stores either all messages or none. Raises the errors of `send`, and IllegalMessage if the sharding
+        The broker stores either all messages or none. Raises the errors of `send`, and ClientError if the sharding
         keys of the messages select several queues and `queue` is not given.
         """
         self._check_open()
         timeout_ms = whole_ms(timeout_ms)
         if not messages:
             raise IllegalMessage("a batch needs at least one message")
-        if queue is None:
-            queue = await self._queue_of_key(messages, timeout_ms)
         topic = self._topic(messages[0], queue)
         if self._hooked.any:
             return await self._send_with_hooks(
                 messages, lambda own: self._encoder.encode_batch(topic, messages, own), timeout_ms, queue
             )
         encoded = self._encoder.encode_batch(topic, messages, [message.properties for message in messages])
+        if queue is None and _has_key(messages):
+            return await self._send_by_key(messages, encoded, timeout_ms)
         return await self._send_encoded(encoded, timeout_ms, queue)
 
     async def enqueue(
@@ -232,8 +225,9 @@ class Producer(Lifecycle):
     ) -> asyncio.Future[SendResult]:
         """Adds `message` to a batch and returns a future for the result of `send`.
 
-        It waits only if `buffer_bytes` are pending. The broker stores the whole batch or nothing, so an error applies
-        to all its messages.
+        It waits if `buffer_bytes` are pending. For a message with a `sharding_key`, it also waits for the topic's
+        route, and then raises the errors of `send` about routes. The broker stores the whole batch or nothing, so an
+        error applies to all its messages.
 
         Args:
             message: Message to send.
@@ -247,15 +241,19 @@ class Producer(Lifecycle):
         self._check_open()
         if type(timeout_ms) is not int or timeout_ms < 0:
             timeout_ms = whole_ms(timeout_ms)
-        batches = self._batches
-        if batches is None:
+        if self._batches is None:
             raise ClientError("this producer makes no batches: give it linger_ms, or use send")
         topic = self._topic(message, queue)
         properties, context = message.properties, None
         if not may_be_batched(message):
             raise IllegalMessage(NOT_IN_A_BATCH)
         if queue is None and names.SHARDING_KEY in properties:
+            deadline = clock.monotonic() + timeout_ms / 1000
             queue = await self._queue_of_key([message], timeout_ms)
+            timeout_ms = _left_ms(deadline)
+            # The producer may have been closed meanwhile.
+            self._check_open()
+        batches = self._batches
         if self._hooked.any:
             context = self._hooked.begin([message])
             properties = context.properties[0]
@@ -279,13 +277,13 @@ class Producer(Lifecycle):
 
     async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
         """Sends a message without a response. The result is unknown, and there are no retries."""
-        if queue is None and names.SHARDING_KEY in message.properties:
-            queue = await self._queue_of_key([message], TIMEOUT_MS)
         topic, sender = self._topic(message, queue), self.sender
         context = self._hooked.begin([message]) if self._hooked.any and topic != self._trace_topic else None
         properties = message.properties if context is None else context.properties[0]
         try:
             encoded = self._encoder.encode(topic, message, properties)
+            if queue is None and names.SHARDING_KEY in message.properties:
+                queue = await self._queue_of_key([message], TIMEOUT_MS)
             if self._encoder.wants_compression(encoded):
                 encoded = await self._encoder.compress(encoded)
             address = await sender.send_oneway(encoded, self._with_namespace(queue))
@@ -397,6 +395,12 @@ class Producer(Lifecycle):
             return self._prepare_and_send(encoded, timeout_ms, queue)
         return self._sender.send(encoded, timeout_ms, queue)
 
+    async def _send_by_key(self, messages: Sequence[Message], encoded: EncodedMessage, timeout_ms: int) -> SendResult:
+        """Sends to the queue of the sharding keys. The timeout includes the time to find it."""
+        deadline = clock.monotonic() + timeout_ms / 1000
+        queue = await self._queue_of_key(messages, timeout_ms)
+        return await self._send_encoded(encoded, _left_ms(deadline), queue)
+
     async def _prepare_and_send(
         self, encoded: EncodedMessage, timeout_ms: int, queue: MessageQueue | None
     ) -> SendResult:
@@ -419,7 +423,11 @@ class Producer(Lifecycle):
     ) -> SendResult:
         context = self._hooked.begin(messages)
         try:
-            context.result = await self._send_encoded(encode(context.properties), timeout_ms, queue)
+            encoded = encode(context.properties)
+            if queue is None and _has_key(messages):
+                context.result = await self._send_by_key(messages, encoded, timeout_ms)
+            else:
+                context.result = await self._send_encoded(encoded, timeout_ms, queue)
             return context.result
         except BaseException as e:
             context.error = e
@@ -457,16 +465,20 @@ class Producer(Lifecycle):
     async def _queue_of_key(self, messages: Sequence[Message], timeout_ms: int) -> MessageQueue | None:
         """Returns the queue of the messages' sharding keys, or None without keys.
 
-        Raises IllegalMessage if there are several queues.
+        Raises ClientError if there are several queues.
         """
         keys = {key for message in messages if (key := message.sharding_key)}
         if not keys:
             return None
         queues = await self._queues(messages[0].topic, timeout_ms)
-        found = {queue_by_hash(key, queues) for key in keys}
+        found = {queue_by_hash(key, queues): key for key in sorted(keys)}
         if len(found) > 1:
-            raise IllegalMessage("the sharding keys of a batch select several queues: send a batch for each of them")
-        return found.pop()
+            first, second, *_ = found.values()
+            raise ClientError(
+                f"the sharding keys {first!r} and {second!r} of a batch map to different queues: send a batch for each "
+                "key, or pass queue="
+            )
+        return next(iter(found))
 
     def _with_namespace(self, queue: MessageQueue | None) -> MessageQueue | None:
         if queue is None or not self.namespace:
@@ -484,3 +496,12 @@ class Producer(Lifecycle):
     def _set_encoder(self, unique_keys: UniqueKeys) -> None:
         self._unique_keys = unique_keys
         self._encoder = Encoder(unique_keys, self._options)
+
+
+def _has_key(messages: Sequence[Message]) -> bool:
+    return any(names.SHARDING_KEY in message.properties for message in messages)
+
+
+def _left_ms(deadline: float) -> int:
+    """Returns the time until `deadline` of the monotonic clock, at least 1 ms."""
+    return max(1, int((deadline - clock.monotonic()) * 1000))

@@ -114,9 +114,9 @@ class _Registrator(Registrator[MessageExt, RocketMQBrokerConfig]):
         """Calls the decorated handler with a topic's messages, as a member of `group`.
 
         A group can have only one subscriber. If a handler raises, the message is redelivered, unless `ack_policy` sets
-        another behaviour. `tags` and `sql` are arguments of `subscribe`. The next ones up to `start_from` are
-        those of PushConsumer, and `consumer_options` contains further ones. The other arguments are those of all
-        FastStream brokers.
+        another behaviour. `tags` and `sql` are arguments of `subscribe`. `concurrency`, `orderly`,
+        `max_reconsume_times` and `start_from` are those of PushConsumer, and `consumer_options` contains further ones.
+        The other arguments are those of all FastStream brokers.
         """
         outer: Any = self.config
         calls = CallsCollection[MessageExt]()
