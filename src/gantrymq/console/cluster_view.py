@@ -128,7 +128,7 @@ class Groups:
 
 
 @dataclass(slots=True)
-class DeadLetters:
+class DeadLetterStats:
     """The offsets of all dead-letter queues by group."""
 
     stats: dict[str, TopicStatsTable]
@@ -162,7 +162,7 @@ class ClusterView:
         self.servers = CachedValue(self._gather_servers, SERVERS_FRESH_S)
         self.topics = CachedValue(self._gather_topics, settings.tables_fresh_s)
         self.groups = CachedValue(self._gather_groups, settings.tables_fresh_s)
-        self.dead_letters = CachedValue(self._gather_dead_letters, settings.tables_fresh_s)
+        self.dead_letters = CachedValue(self._gather_dead_letter_stats, settings.tables_fresh_s)
         self.topic_figures = CachedValues(self._gather_topic_figures, settings.tables_fresh_s, MAX_FIGURES)
         #: Retention time (`fileReservedTime`) by broker name, h. Omits brokers that do not report their configuration.
         self.retention = CachedValue(self._gather_retention, RETENTION_FRESH_S)
@@ -292,10 +292,10 @@ class ClusterView:
             topic.brokers.sort()
         return Topics(seen, unasked)
 
-    async def _gather_dead_letters(self) -> DeadLetters:
+    async def _gather_dead_letter_stats(self) -> DeadLetterStats:
         topics = await self.topics.get(TABLES_WITHIN_S, TABLES_WITHIN_S)
         if topics is None:
-            return DeadLetters({}, [Unasked("topics", f"no answer in {TABLES_WITHIN_S:g} s")])
+            return DeadLetterStats({}, [Unasked("topics", f"no answer in {TABLES_WITHIN_S:g} s")])
         found = sorted(name for name in topics.seen if name.startswith(DLQ_TOPIC_PREFIX))
         # A request that fails ends within the timeout of one request.
         answers = await self.each(found[:MAX_COUNTED], self.topic_stats, 2 * self.settings.timeout_ms / 1000)
@@ -307,7 +307,7 @@ class ClusterView:
         if len(found) > MAX_COUNTED:
             unasked.append(Unasked(f"{len(found) - MAX_COUNTED} groups", f"only {MAX_COUNTED} are counted"))
         stats = {topic.removeprefix(DLQ_TOPIC_PREFIX): one for topic, (one, _) in answers.results.items()}
-        return DeadLetters(stats, list(dict.fromkeys(unasked)))
+        return DeadLetterStats(stats, list(dict.fromkeys(unasked)))
 
     async def _gather_topic_figures(self, name: str) -> TopicFigures:
         stats, unasked = await self.topic_stats(name)

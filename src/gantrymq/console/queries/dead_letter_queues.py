@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gantrymq.console.cluster_view import ClusterView, DeadLetters
+from gantrymq.console.cluster_view import ClusterView, DeadLetterStats
 from gantrymq.console.fan_out import Unasked
 from gantrymq.console.listing import Cut, ListArguments, cut
 from gantrymq.console.queries.servers import servers_of
@@ -47,7 +47,7 @@ async def dead_letter_queues(view: ClusterView, arguments: ListArguments) -> Dea
     return DeadLetterQueuesPage(table, sum(row.letters for row in rows), dead_letters.unasked)
 
 
-def queues_of(dead_letters: DeadLetters) -> list[DeadLetterQueue]:
+def queues_of(dead_letters: DeadLetterStats) -> list[DeadLetterQueue]:
     """Returns a row for each group, without `oldest_ms`."""
     return [
         DeadLetterQueue(
