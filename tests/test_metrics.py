@@ -250,7 +250,7 @@ async def test_name_server(tmp_path: Path) -> None:
         'rocketmq_namesrv_brokers{cluster="C",role="slave"} 1',
         "rocketmq_topic_number 3",
         "rocketmq_namesrv_connections 1",
-        "# TYPE gantry_loop_turn_seconds histogram",
+        "# TYPE gantry_loop_iteration_seconds histogram",
         "# TYPE gantry_loop_lateness_seconds histogram",
         'rocketmq_namesrv_requests_total{request_code="register_broker",response_code="success"} 2',
         'rocketmq_namesrv_requests_total{request_code="get_routeinfo_by_topic",response_code="success"} 2',

@@ -38,7 +38,8 @@ class Limit:
     reason: str
 
 
-_REMOTING = ("broker", "NameServer", "controller")
+#: The servers of the remoting protocol. The proxy has a port for it beside the one for gRPC.
+_REMOTING = ("broker", "NameServer", "controller", "proxy")
 
 RESPONSE_TASKS = Limit(
     "requests that tasks answer",
@@ -167,15 +168,16 @@ LIMITS = (RESPONSE_TASKS, LONG_REQUESTS, PREALLOCATION_WAITS, NEW_TOPIC_WAITS, R
 
 def memory_of(server: str) -> int:
     """Returns the sum of the limits of a server ("broker", "NameServer", "controller" or "proxy"), in bytes."""
-    if server == "proxy":
-        size = INCOMPLETE_INPUTS_BYTES + PROXY_INCOMPLETE_MESSAGES_BYTES + PROXY_UNREAD_RESPONSES_BYTES
-        size += 2 * (PROXY_REQUESTS_BYTES + PROXY_SETTINGS_BYTES) + PROXY_CACHED_RESPONSES_BYTES
-        size += PROXY_IN_FLIGHT_MESSAGES * _BYTES_OF_IN_FLIGHT_MESSAGE + PROXY_TRANSACTIONS * _BYTES_OF_TRANSACTION
-        return size + PROXY_ABANDONED_POPS * _BYTES_OF_ABANDONED_POP + PROXY_LOG_LINES * _BYTES_OF_LOG_LINE
     size = INCOMPLETE_INPUTS_BYTES + INCOMPLETE_FRAMES_BYTES + 2 * UNREAD_RESPONSES_BYTES + WAITING_READS_BYTES
     size += sum(limit.size for limit in LIMITS if server in limit.servers)
     if server == "broker":
         size += HEARTBEATS_BYTES + CONSUMER_FILTER_CHARACTERS
         size += _FILTER_CACHES * FILTER_CHARACTERS * _BYTES_OF_FILTER_CHARACTER
         size += (WAITING_PULLS + WAITING_POPS) * _BYTES_OF_PULL
+    if server == "proxy":
+        # The gRPC port.
+        size += INCOMPLETE_INPUTS_BYTES + PROXY_INCOMPLETE_MESSAGES_BYTES + PROXY_UNREAD_RESPONSES_BYTES
+        size += 2 * (PROXY_REQUESTS_BYTES + PROXY_SETTINGS_BYTES) + PROXY_CACHED_RESPONSES_BYTES
+        size += PROXY_IN_FLIGHT_MESSAGES * _BYTES_OF_IN_FLIGHT_MESSAGE + PROXY_TRANSACTIONS * _BYTES_OF_TRANSACTION
+        size += PROXY_ABANDONED_POPS * _BYTES_OF_ABANDONED_POP + PROXY_LOG_LINES * _BYTES_OF_LOG_LINE
     return size

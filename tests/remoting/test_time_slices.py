@@ -488,9 +488,9 @@ async def test_a_stall_is_in_the_metrics() -> None:
         await client.invoke(address(server), RemotingCommand.request(7))
         await until(lambda: server.loop_watch.lateness.count > beats)
         text = render(server.loop_watch.metrics({"broker": "b"})).decode()
-    assert 'gantry_loop_turn_seconds_bucket{broker="b",le="0.1"} 0\n' in text
-    assert 'gantry_loop_turn_seconds_bucket{broker="b",le="+Inf"} 1\n' in text
-    assert 'gantry_loop_turn_seconds_count{broker="b"} 1\n' in text
+    assert 'gantry_loop_iteration_seconds_bucket{broker="b",le="0.1"} 0\n' in text
+    assert 'gantry_loop_iteration_seconds_bucket{broker="b",le="+Inf"} 1\n' in text
+    assert 'gantry_loop_iteration_seconds_count{broker="b"} 1\n' in text
     assert "# TYPE gantry_loop_lateness_seconds histogram\n" in text
     # The iteration was late by the duration of the request, minus the time before it was due.
     assert server.loop_watch.lateness.sum > 0.1 * SLOW_REQUEST_S

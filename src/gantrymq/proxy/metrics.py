@@ -104,13 +104,13 @@ def collect(
         [(labels, remoting_connections)],
     )
     yield Metric(
-        "gantry_proxy_unfinished_bytes", Kind.GAUGE, "Bytes of messages that have begun.", [(labels, buffered_bytes)]
+        "gantry_proxy_incomplete_bytes", Kind.GAUGE, "Bytes of incomplete messages.", [(labels, buffered_bytes)]
     )
-    yield Metric("gantry_proxy_requests_bytes", Kind.GAUGE, "Bytes of requests under way.", [(labels, request_bytes)])
+    yield Metric("gantry_proxy_requests_bytes", Kind.GAUGE, "Bytes of requests in flight.", [(labels, request_bytes)])
     yield Metric(
-        "gantry_proxy_untaken_bytes",
+        "gantry_proxy_unread_bytes",
         Kind.GAUGE,
-        "Bytes that wait for clients to take them.",
+        "Bytes of responses that clients have not read.",
         [(labels, unread_bytes)],
     )
     yield from job_metrics(jobs, labels)

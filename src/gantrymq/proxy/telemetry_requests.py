@@ -92,12 +92,12 @@ class TelemetryRequests:
 
         The response is ignored if it arrives on another client's stream, or if the client has changed its group.
         """
-        question = self._open.get(nonce)
-        if question is None or question.answer.done():
+        pending = self._open.get(nonce)
+        if pending is None or pending.answer.done():
             return
-        client = question.client
-        if client.telemetry is stream and client.group == question.group:
-            question.answer.set_result(command)
+        client = pending.client
+        if client.telemetry is stream and client.group == pending.group:
+            pending.answer.set_result(command)
 
     # -- transactions -------------------------------------------------------------------------------------------
 
@@ -209,12 +209,12 @@ class TelemetryRequests:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"client {client.client_id} doesn't listen just now")
         if len(self._open) >= PROXY_TELEMETRY_REQUESTS:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "too many requests to clients are pending: try again later")
-        question: asyncio.Future[TelemetryCommand] = asyncio.get_running_loop().create_future()
-        self._open[nonce] = _Request(client, client.group, question)
+        pending: asyncio.Future[TelemetryCommand] = asyncio.get_running_loop().create_future()
+        self._open[nonce] = _Request(client, client.group, pending)
         try:
             _write(client, command)
             async with asyncio.timeout(self._timeout_s):
-                return await question
+                return await pending
         except TimeoutError:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "call remote timeout") from None
         finally:

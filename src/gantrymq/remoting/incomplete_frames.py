@@ -103,7 +103,7 @@ class IncompleteFrames:
         self._limit = limit
         self._limit_of_read = limit * 3 // 4
         self._clock = clock
-        self._job = (jobs or Jobs()).repeating("unfinished frames", self.look)
+        self._job = (jobs or Jobs()).repeating("incomplete frames", self.look)
         self._frames: dict[Reader, _Frame] = {}
         self._waiting = 0
         #: True if the oldest waiting frame is admitted next; false for the shortest.
@@ -250,7 +250,7 @@ class IncompleteFrames:
         for frame in sorted(self._frames.values(), key=lambda frame: (frame.state, -frame.held)):
             if self.held <= self._limit * 7 // 8:
                 break
-            self._close(frame, f"all unfinished frames together hold more than {self._limit} bytes")
+            self._close(frame, f"all incomplete frames together exceed {self._limit} bytes")
 
     def _close(self, frame: _Frame, why: str) -> None:
         log.warning("closing the connection with %s: %s", frame.reader.address, why)

@@ -84,9 +84,9 @@ class LoopWatch:
         if self.latencies is not None:
             yield self.latencies.metric(labels)
         yield Metric(
-            "gantry_loop_turn_seconds",
+            "gantry_loop_iteration_seconds",
             Kind.HISTOGRAM,
-            "What the requests of all connections in one turn of the event loop took together, if more than 5 ms.",
+            "Time of all requests in one event-loop iteration, if it exceeds 5 ms.",
             [(labels, self.rounds)],
         )
         yield Metric(

@@ -103,25 +103,25 @@ class PopLongPolling(Feature):
 
     def hold(self, key: QueueKey, queues: tuple[ConsumeQueue, ...], waiter: Waiter) -> bool:
         """Holds a request until one of `queues` grows or its deadline passes. Returns False if too many are waiting."""
-        line = self._queues.get(key)
+        wait_queue = self._queues.get(key)
         of_connection = self._by_connection.get(waiter.connection, ())
         if (
             self._count >= self.limit
             or len(of_connection) >= max(self.limit // _SHARE, 1)
-            or (line is not None and len(line.waiters) >= self.queue_limit)
+            or (wait_queue is not None and len(wait_queue.waiters) >= self.queue_limit)
         ):
             return False
-        if self.watches + len(queues) > MAX_WATCHES and (line is None or line.queues != queues):
+        if self.watches + len(queues) > MAX_WATCHES and (wait_queue is None or wait_queue.queues != queues):
             return False
-        if line is None:
+        if wait_queue is None:
             if not self._queues:
                 self._next_look = self._loop.time() + _LOOK_S
                 self._looking.wake(_LOOK_S)
-            line = self._queues[key] = _WaitQueue()
-        if line.queues != queues:
-            self._watch(key, line, queues)
-        line.waiters[waiter] = None
-        self._by_connection.setdefault(waiter.connection, {})[waiter] = line
+            wait_queue = self._queues[key] = _WaitQueue()
+        if wait_queue.queues != queues:
+            self._watch(key, wait_queue, queues)
+        wait_queue.waiters[waiter] = None
+        self._by_connection.setdefault(waiter.connection, {})[waiter] = wait_queue
         self._count += 1
         return True
 
@@ -145,24 +145,30 @@ class PopLongPolling(Feature):
 
         Without effect if all requests of the wait queue expire before.
         """
-        line = self._queues.get(key)
+        wait_queue = self._queues.get(key)
         at = self._loop.time() + max(seconds, _SOONEST_S)
-        if line is not None and at < line.wake_at and any(at < waiter.deadline for waiter in line.waiters):
-            line.wake_at = at
+        if (
+            wait_queue is not None
+            and at < wait_queue.wake_at
+            and any(at < waiter.deadline for waiter in wait_queue.waiters)
+        ):
+            wait_queue.wake_at = at
             heapq.heappush(self._wakes, (at, key))
             self._looking.wake(at - self._loop.time())
 
     def count(self, key: QueueKey) -> int:
         """Returns the number of requests in a wait queue."""
-        line = self._queues.get(key)
-        return 0 if line is None else len(line.waiters)
+        wait_queue = self._queues.get(key)
+        return 0 if wait_queue is None else len(wait_queue.waiters)
 
     def __len__(self) -> int:
         return self._count
 
     def connection_closed(self, connection: Connection) -> None:
         """Removes the requests of a closed connection."""
-        self._expired.extend((line, waiter) for waiter, line in self._by_connection.get(connection, {}).items())
+        self._expired.extend(
+            (wait_queue, waiter) for waiter, wait_queue in self._by_connection.get(connection, {}).items()
+        )
         self._answering.wake()
 
     async def stop(self) -> None:
@@ -178,8 +184,8 @@ class PopLongPolling(Feature):
     def dismiss_soon(self) -> None:
         """Responds to all waiting requests, without messages. Later requests may not wait."""
         self._stopped = True
-        for line in self._queues.values():
-            self._expired.extend((line, waiter) for waiter in line.waiters)
+        for wait_queue in self._queues.values():
+            self._expired.extend((wait_queue, waiter) for waiter in wait_queue.waiters)
         self._answering.wake()
 
     async def dismiss(self) -> None:
@@ -198,15 +204,15 @@ class PopLongPolling(Feature):
         now = self._loop.time()
         while self._wakes and self._wakes[0][0] <= now:
             at, key = heapq.heappop(self._wakes)
-            line = self._queues.get(key)
-            if line is not None and line.wake_at == at:
-                line.wake_at = inf
+            wait_queue = self._queues.get(key)
+            if wait_queue is not None and wait_queue.wake_at == at:
+                wait_queue.wake_at = inf
                 self.wake(key)
         if now >= self._next_look:
             self._next_look = now + _LOOK_S
-            for key, line in self._queues.items():
-                self._expired.extend((line, waiter) for waiter in line.waiters if waiter.deadline <= now)
-                if not line.waiters:
+            for key, wait_queue in self._queues.items():
+                self._expired.extend((wait_queue, waiter) for waiter in wait_queue.waiters if waiter.deadline <= now)
+                if not wait_queue.waiters:
                     self._empty.append(key)
             if self._expired or self._empty:
                 self._answering.wake()
@@ -219,9 +225,9 @@ class PopLongPolling(Feature):
         end = monotonic() + _SLICE_S
         while monotonic() < end:
             if self._expired:
-                line, waiter = self._expired.popleft()
-                if waiter in line.waiters:
-                    self._remove(line, waiter)
+                wait_queue, waiter = self._expired.popleft()
+                if waiter in wait_queue.waiters:
+                    self._remove(wait_queue, waiter)
                     self._attempt(waiter, expired=True)
             elif self._due:
                 key = next(iter(self._due))
@@ -235,17 +241,17 @@ class PopLongPolling(Feature):
 
     def _try(self, key: QueueKey) -> None:
         """Tries the first request of a wait queue. If it is done, the next one is tried after other wait queues."""
-        line = self._queues.get(key)
-        if line is not None and line.waiters:
-            waiter = next(iter(line.waiters))
+        wait_queue = self._queues.get(key)
+        if wait_queue is not None and wait_queue.waiters:
+            waiter = next(iter(wait_queue.waiters))
             if self._attempt(waiter, expired=False):
-                self._remove(line, waiter)
+                self._remove(wait_queue, waiter)
                 self._due[key] = None
 
     def _forget(self, key: QueueKey) -> None:
-        line = self._queues.get(key)
-        if line is not None and not line.waiters:
-            self._watch(key, line, ())
+        wait_queue = self._queues.get(key)
+        if wait_queue is not None and not wait_queue.waiters:
+            self._watch(key, wait_queue, ())
             del self._queues[key]
 
     def _attempt(self, waiter: Waiter, *, expired: bool) -> bool:
@@ -256,9 +262,9 @@ class PopLongPolling(Feature):
             waiter.connection.reply(waiter.request, error_response(e, waiter.request, waiter.connection.address))
             return True
 
-    def _watch(self, key: QueueKey, line: _WaitQueue, queues: tuple[ConsumeQueue, ...]) -> None:
+    def _watch(self, key: QueueKey, wait_queue: _WaitQueue, queues: tuple[ConsumeQueue, ...]) -> None:
         """Replaces the topic queues that a wait queue watches by `queues`."""
-        for queue in line.queues:
+        for queue in wait_queue.queues:
             lines = self._watched[queue]
             del lines[key]
             if not lines:
@@ -269,12 +275,12 @@ class PopLongPolling(Feature):
                 self._watched[queue] = {}
                 self._polling.watch(queue, self._arrived)
             self._watched[queue][key] = None
-        self.watches += len(queues) - len(line.queues)
-        line.queues = queues
+        self.watches += len(queues) - len(wait_queue.queues)
+        wait_queue.queues = queues
 
-    def _remove(self, line: _WaitQueue, waiter: Waiter) -> None:
-        if waiter in line.waiters:
-            del line.waiters[waiter]
+    def _remove(self, wait_queue: _WaitQueue, waiter: Waiter) -> None:
+        if waiter in wait_queue.waiters:
+            del wait_queue.waiters[waiter]
             of_connection = self._by_connection[waiter.connection]
             del of_connection[waiter]
             if not of_connection:
@@ -283,14 +289,14 @@ class PopLongPolling(Feature):
 
 
 def wake_when_free(
-    waiting: PopLongPolling, orderly: OrderlyPops, line: QueueKey, queue_ids: Iterable[int], tried_ms: int
+    waiting: PopLongPolling, orderly: OrderlyPops, wait_queue: QueueKey, queue_ids: Iterable[int], tried_ms: int
 ) -> None:
     """Schedules the next try of a wait queue for pops in order: when the first blocked topic queue is unblocked.
 
     `tried_ms` is a time before the last try. A queue that is unblocked between that time and the try is included,
     because the try may have seen it as blocked.
     """
-    topic, group, _ = line
+    topic, group, _ = wait_queue
     free_ms = orderly.free_at(topic, group, queue_ids, tried_ms)
     if free_ms is not None:
-        waiting.wake_in(line, (free_ms - clock.now_ms()) / 1000)
+        waiting.wake_in(wait_queue, (free_ms - clock.now_ms()) / 1000)
