@@ -137,6 +137,12 @@ class BrokerConfig(TlsConfig):
     retrieve_message_from_pop_retry_topic_v1: bool = True
     #: Percentage of pops that read the retry topics first.
     pop_from_retry_probability: int = bounded(20, 0, 100)
+    #: The same for pops by priority.
+    pop_from_retry_probability_for_priority: int = bounded(0, 0, 100)
+    #: Whether the highest queue id has the highest priority. If false, queue 0 has.
+    priority_order_asc: bool = True
+    #: Redelivered messages keep their queue id: the retry topic of POP has as many queues as the topic.
+    use_separate_retry_queue: bool = False
     server_load_balancer_enable: bool = True
     default_message_request_mode: str = "PULL"
     default_pop_share_queue_num: int = bounded(-1, -1, MAX_QUEUE_NUMS)
