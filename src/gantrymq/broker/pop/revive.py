@@ -38,7 +38,7 @@ from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_fitting, find_property
 from gantrymq.protocol.receipt_handle import normal_topic, pop_retry_topic
 from gantrymq.protocol.record import Record
-from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, REVIVE_GROUP, retry_topic
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, REVIVE_GROUP, retry_topic
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.system import clock
 from gantrymq.system.clock import monotonic
@@ -76,6 +76,7 @@ class PopRevive:
         self._store = appender.store
         self._reader = QueueReader(appender.store, "popped messages")
         self._topics = context.topics
+        self._stats = context.stats
         self._groups = context.groups
         self._offsets = context.offsets
         self._retry = retry
@@ -306,6 +307,8 @@ class PopRevive:
         code = tags_code(fields.get(names.TAGS, "").encode())
         self._appender.append_again(record, queue, properties, code, attempts)
         self._log.counts.add_redelivered(checkpoint)
+        if queue.topic.startswith(DLQ_TOPIC_PREFIX):
+            self._stats.dead_letter(topic, group)
         return True
 
     def _retry_queue(self, checkpoint: Checkpoint, topic: str, queue_id: int) -> ConsumeQueue:
