@@ -98,14 +98,31 @@ async def test_bad_group(peer: Peer, broker: Broker, changes: dict[str, object])
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("+", "sets an attribute"), ("+a", "unknown, must be none"), ("+priority.factor", "not supported by this broker")],
+    [
+        ("+", "sets an attribute"),
+        ("+a", "unknown, must be priority.factor"),
+        ("+priority.factor", "must be a number from 0 to 100"),
+        ("+lite.bind.topic", "not supported by this broker"),
+    ],
 )
-async def test_a_group_has_no_attributes(peer: Peer, broker: Broker, name: str, why: str) -> None:
-    body = encode_json(SubscriptionGroupConfig("good", attributes={name: "1"}))
+async def test_attributes_that_a_group_does_not_have(peer: Peer, broker: Broker, name: str, why: str) -> None:
+    body = encode_json(SubscriptionGroupConfig("good", attributes={name: "101"}))
     response = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
     assert response.code == ResponseCode.SYSTEM_ERROR
     assert why in (response.remark or "")
     assert not broker.groups.table.subscription_group_table
+
+
+async def test_the_priority_factor_of_a_group(peer: Peer, broker: Broker) -> None:
+    for changes, attributes in (
+        ({"+priority.factor": "90"}, {"priority.factor": "90"}),
+        ({"+priority.factor": "0"}, {"priority.factor": "0"}),
+        ({"-priority.factor": ""}, {}),
+    ):
+        body = encode_json(SubscriptionGroupConfig("good", attributes=changes))
+        response = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+        assert response.code == ResponseCode.SUCCESS, response.remark
+        assert broker.groups.table.subscription_group_table["good"].attributes == attributes
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"groupName":"good","retryMaxTimes":99999999999}'])

@@ -89,7 +89,6 @@ async def test_attributes_are_set_and_taken_away(peer: Peer, broker: Broker) -> 
         ("+queue.type=BatchCQ", "not supported by this broker"),
         ("+cleanup.policy=COMPACTION", "not supported by this broker"),
         ("+message.type=LITE", "not supported by this broker"),
-        ("+message.type=PRIORITY", "not supported by this broker"),
         ("+lite.topic.expiration=5", "not supported by this broker"),
     ],
 )

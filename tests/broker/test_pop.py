@@ -391,6 +391,7 @@ async def test_after_the_last_attempt_it_is_a_dead_letter(peer: PopPeer, broker:
     assert one.body == b"poison"
     letter = (await peer.pull(f"%DLQ%{GROUP}")).body
     assert bodies_in(letter) == [b"poison"]
+    assert broker.context.stats.dead_letters == {(TOPIC, GROUP): 1}
     assert (await peer.pop(TOPIC)).code == ResponseCode.POLLING_TIMEOUT
 
 

@@ -82,6 +82,17 @@ async def test_messages_of_one_group_go_to_one_queue(rpc: Rpc, admin: AdminClien
     assert len({queue for _, queue in queues}) > 1
 
 
+async def test_the_priority_is_the_queue(rpc: Rpc, admin: AdminClient, cluster: EmbeddedCluster) -> None:
+    topic = await new_topic(admin, "PRIORITY", queues=4)
+    for priority in (2, 0, 9):
+        response = await send(rpc, message(topic, b"%d" % priority, message_type=pb.PRIORITY, priority=priority))
+        assert response.status.code == pb.OK, response
+    stored = await read(cluster, topic, 3)
+    assert {(m.priority, m.queue_id) for m in stored} == {(2, 2), (0, 0), (9, 3)}
+    response = await send(rpc, *(message(topic, b"x", message_type=pb.PRIORITY, priority=1) for _ in range(2)))
+    assert response.status.code == pb.BAD_REQUEST
+
+
 async def test_a_gzip_body_is_what_readers_of_remoting_get(
     rpc: Rpc, admin: AdminClient, cluster: EmbeddedCluster
 ) -> None:
@@ -235,9 +246,14 @@ _CONTROL = "a\x05b"
             "the max transaction recovery time of message is too large, max is 3600",
         ),
         (
-            {"message_type": pb.PRIORITY},
+            {"message_type": pb.LITE},
             pb.UNSUPPORTED,
-            "messages of the type PRIORITY are not supported",
+            "messages of the type LITE are not supported",
+        ),
+        (
+            {"message_type": pb.PRIORITY, "priority": -1},
+            pb.BAD_REQUEST,
+            "the priority must be greater than or equal to 0",
         ),
         (
             {"message_type": pb.TRANSACTION},

@@ -30,6 +30,10 @@ MAX_QUEUE_NUMS = 65_536
 DEFAULT_PORT = 10911
 
 
+#: Keys with secret values, which must not be printed.
+SECRET_KEYS = frozenset({"metricsGrpcExporterHeader"})
+
+
 class BrokerRole(Enum):
     """The role of a broker among the brokers with the same name (`store/config/BrokerRole`)."""
 
@@ -37,6 +41,19 @@ class BrokerRole(Enum):
     #: Responses to sends wait until `inSyncReplicas` brokers have the message.
     SYNC_MASTER = "SYNC_MASTER"
     SLAVE = "SLAVE"
+
+
+class MetricsExporterType(Enum):
+    """Where the metrics go (`MetricsExporterType`)."""
+
+    DISABLE = "DISABLE"
+    #: A page for Prometheus.
+    PROM = "PROM"
+    #: An OpenTelemetry collector, over gRPC or HTTP. Java has gRPC only.
+    OTLP_GRPC = "OTLP_GRPC"
+    OTLP_HTTP = "OTLP_HTTP"
+    #: The broker's log.
+    LOG = "LOG"
 
 
 def _default_store() -> StoreConfig:
@@ -120,6 +137,12 @@ class BrokerConfig(TlsConfig):
     retrieve_message_from_pop_retry_topic_v1: bool = True
     #: Percentage of pops that read the retry topics first.
     pop_from_retry_probability: int = bounded(20, 0, 100)
+    #: The same for pops by priority.
+    pop_from_retry_probability_for_priority: int = bounded(0, 0, 100)
+    #: Whether the highest queue id has the highest priority. If false, queue 0 has.
+    priority_order_asc: bool = True
+    #: Redelivered messages keep their queue id: the retry topic of POP has as many queues as the topic.
+    use_separate_retry_queue: bool = False
     server_load_balancer_enable: bool = True
     default_message_request_mode: str = "PULL"
     default_pop_share_queue_num: int = bounded(-1, -1, MAX_QUEUE_NUMS)
@@ -178,6 +201,19 @@ class BrokerConfig(TlsConfig):
     broker_config_path: Path | None = None
     #: Port of the metrics for Prometheus, http://bindAddress:metricsPort/metrics. 0 turns them off.
     metrics_port: int = bounded(0, 0, 65535)
+    metrics_exporter_type: MetricsExporterType = MetricsExporterType.DISABLE
+    #: Port and address of the page for Prometheus with PROM. An empty address is `bind_address`.
+    metrics_prom_exporter_port: int = bounded(5557, 0, 65535)
+    metrics_prom_exporter_host: str = ""
+    #: Endpoint of the OTLP collector, a URL or HOST:PORT.
+    metrics_grpc_exporter_target: str = ""
+    #: Headers of the requests to the collector: NAME:VALUE, separated by commas.
+    metrics_grpc_exporter_header: str = field(default="", repr=False)
+    #: Timeout and interval of these requests, in ms.
+    metric_grpc_exporter_time_out_in_mills: int = bounded(3_000, 100, DAY_MS)
+    metric_grpc_exporter_interval_in_mills: int = bounded(60_000, 100, DAY_MS)
+    #: Interval of the metrics in the log with LOG, in ms.
+    metric_logging_exporter_interval_in_mills: int = bounded(10_000, 100, DAY_MS)
     replication: ReplicationConfig = field(default_factory=ReplicationConfig, metadata={"key": None})
     store: StoreConfig = field(default_factory=_default_store, metadata={"key": None})
     auth: AuthConfig = field(default_factory=AuthConfig, metadata={"key": None})
@@ -232,6 +268,11 @@ class BrokerConfig(TlsConfig):
                 raise ConfigError(f"haAllowedAddresses: {e}") from e
         if self.default_message_request_mode not in ("PULL", "POP"):
             raise ConfigError(f"defaultMessageRequestMode={self.default_message_request_mode}: PULL or POP")
+        exporter = self.metrics_exporter_type
+        if exporter in (MetricsExporterType.OTLP_GRPC, MetricsExporterType.OTLP_HTTP):
+            if not self.metrics_grpc_exporter_target:
+                raise ConfigError(f"metricsExporterType={exporter.value}: metricsGrpcExporterTarget is missing")
+            _ = self.metrics_headers
         # `BrokerController.start`: the period is between 10 s and 60 s.
         self.register_name_server_period = max(10_000, min(self.register_name_server_period, 60_000))
 
@@ -245,6 +286,32 @@ class BrokerConfig(TlsConfig):
         if self._name_servers is not None:
             return self._name_servers
         return [] if self.fetch_name_srv_addr_by_dns_lookup else self.namesrv_addr
+
+    @property
+    def metrics_page(self) -> tuple[str, int] | None:
+        """The address and the port of the page for Prometheus. None without a page."""
+        if self.metrics_port:
+            return self.bind_address, self.metrics_port
+        if self.metrics_exporter_type is MetricsExporterType.PROM:
+            return self.metrics_prom_exporter_host or self.bind_address, self.metrics_prom_exporter_port
+        return None
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether metrics go anywhere."""
+        return self.metrics_page is not None or self.metrics_exporter_type is not MetricsExporterType.DISABLE
+
+    @property
+    def metrics_headers(self) -> dict[str, str]:
+        """The headers of the requests to the OTLP collector. Raises ConfigError."""
+        headers = {}
+        for pair in filter(None, self.metrics_grpc_exporter_header.split(",")):
+            name, separator, value = pair.partition(":")
+            if not separator:
+                raise ConfigError("metricsGrpcExporterHeader: NAME:VALUE, several of them separated by commas")
+            # gRPC allows lower case only.
+            headers[name.strip().lower()] = value.strip()
+        return headers
 
     def set_name_servers(self, addresses: list[str]) -> None:
         """Sets the NameServers that a lookup has found."""

@@ -70,7 +70,7 @@ class Features:
             context.store_host,
             pulling.polling,
             is_of_deleted=context.offsets.is_of_deleted,
-            received=ReceivedMessages() if config.metrics_port else None,
+            received=ReceivedMessages() if config.has_metrics else None,
         )
 
         # Storing and delaying messages.
@@ -176,7 +176,7 @@ class Features:
             AuthAdmin(context),
             relay,
         ]
-        if config.metrics_port:
+        if config.has_metrics:
             self.all.append(
                 BrokerMetrics(
                     context,

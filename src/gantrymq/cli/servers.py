@@ -130,9 +130,10 @@ def _name_server(properties: dict[str, str], source: str) -> Prepared:
 
 
 def _broker(properties: dict[str, str], source: str) -> Prepared:
-    from gantrymq.auth.config import SECRET_KEYS, AuthConfig
+    from gantrymq.auth import config as auth_config
+    from gantrymq.auth.config import AuthConfig
     from gantrymq.broker.broker import Broker
-    from gantrymq.broker.config import BrokerConfig
+    from gantrymq.broker.config import SECRET_KEYS, BrokerConfig
     from gantrymq.remoting import tls
     from gantrymq.replication.config import ReplicationConfig
     from gantrymq.store.config import StoreConfig, check_supported
@@ -147,7 +148,8 @@ def _broker(properties: dict[str, str], source: str) -> Prepared:
     config = replace(broker, store=store, replication=replication, auth=auth)
     # Java has one flat file for all settings.
     settings = to_properties(config) | to_properties(store) | to_properties(replication) | to_properties(auth)
-    settings = _without(settings, {"store", "replication", "auth", *SECRET_KEYS, *tls.SECRET_KEYS})
+    secret = {*SECRET_KEYS, *auth_config.SECRET_KEYS, *tls.SECRET_KEYS}
+    settings = _without(settings, {"store", "replication", "auth", *secret})
     make: Callable[[], Server] = partial(Broker, config)
     if "proxyMode" in properties:
         from gantrymq.cli.proxy_beside_broker import BrokerWithProxy, proxy_properties, wants_proxy

@@ -49,6 +49,8 @@ class Message:
         delay_level: Delay level, 1 to 18. 0 for none. Only one of the three delay arguments is allowed.
         delay_ms: Delay, in milliseconds.
         deliver_at_ms: Delivery time, in milliseconds since the epoch.
+        priority: Priority, 0 or more. Consumers with POP receive a higher priority first. The topic needs
+            `message.type=PRIORITY`, and a queue for each priority. None for none.
         flag: A number for your own use.
         properties: Further properties.
 
@@ -69,6 +71,7 @@ class Message:
         delay_level: int = 0,
         delay_ms: int | None = None,
         deliver_at_ms: int | None = None,
+        priority: int | None = None,
         flag: int = 0,
         properties: dict[str, str] | None = None,
     ) -> None:
@@ -84,6 +87,10 @@ class Message:
             self.properties[names.SHARDING_KEY] = sharding_key
         if delay_level or delay_ms is not None or deliver_at_ms is not None:
             self.properties.update([_delay(delay_level, delay_ms, deliver_at_ms)])
+        if priority is not None:
+            if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= names.MAX_PRIORITY:
+                raise IllegalMessage(f"priority={priority!r}: a whole number of 0 or more is wanted")
+            self.properties[names.PRIORITY] = str(priority)
         if self._properties:
             for name, value in self._properties.items():
                 if not isinstance(name, str) or not isinstance(value, str):
@@ -109,6 +116,12 @@ class Message:
     def sharding_key(self) -> str | None:
         """The key that selects the queue, or None."""
         return self.properties.get(names.SHARDING_KEY)
+
+    @property
+    def priority(self) -> int | None:
+        """The priority, or None."""
+        priority = names.priority_of(self.properties.get(names.PRIORITY, ""))
+        return priority if priority >= 0 else None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} topic={self.topic!r} tags={self.tags!r} body={len(self.body)} bytes>"

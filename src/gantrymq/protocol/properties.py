@@ -39,6 +39,7 @@ CONSUME_START_TIMESTAMP = "CONSUME_START_TIME"
 INSTANCE_ID = "INSTANCE_ID"
 CLUSTER = "CLUSTER"
 SHARDING_KEY = "__SHARDINGKEY"
+PRIORITY = "_SYS_MSG_PRIORITY_"
 POP_CK = "POP_CK"
 FIRST_POP_TIME = "1ST_POP_TIME"
 ORIGIN_GROUP = "ORIGIN_GROUP"
@@ -60,8 +61,20 @@ BORN_TIMESTAMP = "BORN_TIMESTAMP"
 #: Checksum of the whole record, in its last property (enabledAppendPropCRC).
 CRC32 = "__CRC32#"
 
+#: Largest priority.
+MAX_PRIORITY = (1 << 31) - 1
+_MAX_PRIORITY_LENGTH = 11
+
 #: Separates the keys in KEYS (`MessageConst.KEY_SEPARATOR`). Other white space is part of a key.
 KEY_SEPARATOR = " "
+
+
+def priority_of(text: str) -> int:
+    """Returns the priority in a value of PRIORITY; -1 if it is not a 32-bit number (`Message.getPriority`)."""
+    if not text or len(text) > _MAX_PRIORITY_LENGTH or not text.removeprefix("+").removeprefix("-").isdecimal():
+        return -1
+    priority = int(text) if text.isascii() else -1
+    return priority if -1 <= priority <= MAX_PRIORITY else -1
 
 
 def split_keys(keys: str) -> list[str]:

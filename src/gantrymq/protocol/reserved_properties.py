@@ -19,6 +19,7 @@ KEEPABLE = (
     names.TIMER_DELAY_SEC,
     names.TIMER_DELAY_MS,
     names.TIMER_DELIVER_MS,
+    names.PRIORITY,
     names.UNIQUE_KEY,
     names.WAIT_STORE_MSG_OK,
     names.ORIGIN_MESSAGE_ID,

@@ -125,6 +125,8 @@ def to_protobuf(message: MessageExt) -> pb.Message:
         system.keys.extend(names.split_keys(keys))
     if (group := properties.get(names.SHARDING_KEY)) is not None:
         system.message_group = group
+    if (priority := names.priority_of(properties.get(names.PRIORITY, ""))) >= 0:
+        system.priority = priority
     if (handle := properties.get(names.POP_CK)) is not None:
         system.receipt_handle = handle
     if (context := properties.get(TRACE_CONTEXT)) is not None:
@@ -147,7 +149,9 @@ def message_type(properties: dict[str, str]) -> pb.MessageType:
         return pb.TRANSACTION
     if any(name in properties for name in _DELAYS):
         return pb.DELAY
-    return pb.FIFO if names.SHARDING_KEY in properties else pb.NORMAL
+    if names.SHARDING_KEY in properties:
+        return pb.FIFO
+    return pb.PRIORITY if names.PRIORITY in properties else pb.NORMAL
 
 
 def _delivery_ms(properties: dict[str, str]) -> int | None:
@@ -192,6 +196,8 @@ def to_properties(message: pb.Message, producer_group: str, peer: str) -> dict[s
             properties[names.CHECK_IMMUNITY_TIME_IN_SECONDS] = str(seconds)
     if system.HasField("delivery_timestamp"):
         properties[names.TIMER_DELIVER_MS] = str(timestamp_ms(system.delivery_timestamp))
+    if system.HasField("priority"):
+        properties[names.PRIORITY] = str(system.priority)
     if system.message_group:
         properties[names.SHARDING_KEY] = system.message_group
     if system.trace_context:

@@ -44,6 +44,7 @@ _TYPES: dict[str, list[MessageType]] = {
     topic_types.FIFO: [MessageType.FIFO],
     topic_types.DELAY: [MessageType.DELAY],
     topic_types.TRANSACTION: [MessageType.TRANSACTION],
+    topic_types.PRIORITY: [MessageType.PRIORITY],
     topic_types.MIXED: [MessageType.NORMAL, MessageType.FIFO, MessageType.DELAY, MessageType.TRANSACTION],
     topic_types.UNSPECIFIED: [MessageType.MESSAGE_TYPE_UNSPECIFIED],
 }

@@ -233,6 +233,38 @@ async def test_delays() -> None:
     assert delays == [{"TIMER_DELAY_MS": "5000"}, {"TIMER_DELIVER_MS": "1700000000000"}, {"DELAY": "3"}]
 
 
+async def test_priority() -> None:
+    broker = ProducerBroker()
+    async with producer_over(broker) as producer:
+        for priority in (0, 3):
+            await producer.send(Message("topic", b"x", priority=priority))
+        with pytest.raises(IllegalMessage, match="in no batch"):
+            await producer.send_batch([Message("topic", b"x", priority=1), Message("topic", b"y")])
+    assert [sent.properties["_SYS_MSG_PRIORITY_"] for sent in broker.sent] == ["0", "3"]
+
+
+@pytest.mark.parametrize("priority", [-1, 1 << 31, True, "1"])
+def test_impossible_priorities(priority: Any) -> None:
+    with pytest.raises(IllegalMessage, match="priority="):
+        Message("topic", b"x", priority=priority)
+
+
+@pytest.mark.parametrize(
+    ("text", "priority"),
+    [
+        ("7", 7),
+        ("+7", 7),
+        ("2147483647", (1 << 31) - 1),
+        ("2147483648", None),
+        ("-1", None),
+        ("", None),
+        ("high", None),
+    ],
+)
+def test_the_priority_of_a_message(text: str, priority: int | None) -> None:
+    assert Message("topic", b"x", properties={"_SYS_MSG_PRIORITY_": text}).priority == priority
+
+
 async def test_an_unreadable_recall_handle_is_an_error() -> None:
     async with producer_over(ProducerBroker()) as producer:
         with pytest.raises(IllegalMessage, match="handle"):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
-from gantrymq.broker.config import BrokerConfig
+from gantrymq.broker.config import SECRET_KEYS, BrokerConfig
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.feature import Feature
 from gantrymq.config import (
@@ -30,8 +30,8 @@ from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.fastjson import encode_json
 from gantrymq.protocol.headers.stats import GetBrokerConfigResponseHeader
+from gantrymq.remoting import tls
 from gantrymq.remoting.connection import Connection, Reply, RequestHandler
-from gantrymq.remoting.tls import SECRET_KEYS
 from gantrymq.replication.config import ReplicationConfig
 from gantrymq.store.config import StoreConfig
 
@@ -142,7 +142,7 @@ def properties_of(config: BrokerConfig) -> dict[str, str]:
     Passwords and the access control settings are left out.
     """
     properties = to_properties(config) | to_properties(config.store) | to_properties(config.replication)
-    for key in ("store", "replication", "auth", *SECRET_KEYS):
+    for key in ("store", "replication", "auth", *SECRET_KEYS, *tls.SECRET_KEYS):
         properties.pop(key, None)
     return properties
 

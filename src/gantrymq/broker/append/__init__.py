@@ -9,6 +9,7 @@ from gantrymq.broker.append.pending_responses import PendingResponses
 from gantrymq.broker.append.preallocation_waits import WAIT_S, PreallocationWaits
 from gantrymq.broker.append.received_messages import (
     DELAY,
+    NORMAL,
     SHARDING_KEY,
     SIZE_BOUNDS,
     TRANSACTION,
@@ -19,6 +20,7 @@ from gantrymq.broker.append.request_waits import RequestWaits
 
 __all__ = [
     "DELAY",
+    "NORMAL",
     "PREALLOCATION_RETRY_S",
     "SHARDING_KEY",
     "SIZE_BOUNDS",

@@ -16,6 +16,7 @@ from gantrymq.broker.consumers import ConsumerLag
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.delay import Delays
 from gantrymq.broker.feature import Feature
+from gantrymq.broker.metrics.export import metrics_export
 from gantrymq.broker.metrics.replication_metrics import replication_metrics
 from gantrymq.broker.metrics.timer_snapshot import SNAPSHOT_BOUNDS_S, TimerSnapshot
 from gantrymq.broker.pop import PopService
@@ -43,7 +44,7 @@ Samples = Iterable[tuple[Labels, float]]
 
 
 class BrokerMetrics(Feature):
-    """Reads the broker's tables for each request to `metricsPort`.
+    """Reads the broker's tables for each request of Prometheus and for each export.
 
     Only `TimerSnapshot`, `ReceivedMessages` and `RpcLatency` store values for it.
     """
@@ -88,17 +89,33 @@ class BrokerMetrics(Feature):
         loop_watch.measure_requests()
         self._replication = replication
         self._acting = acting
-        self._server = MetricsServer(self.collect, host=config.bind_address, port=config.metrics_port)
+        page = config.metrics_page
+        self._server = MetricsServer(self.collect, host=page[0], port=page[1]) if page is not None else None
+        self._export = metrics_export(config, self.collect, context.jobs)
+
+    @property
+    def page_port(self) -> int:
+        """The port of the page for Prometheus; 0 without a page."""
+        return self._server.port if self._server is not None else 0
 
     async def start(self) -> None:
-        """Starts the HTTP server. Raises GantryError if `metricsPort` is in use."""
-        await self._server.start()
+        """Starts the page for Prometheus and the export.
+
+        Raises GantryError if the port is in use, and MissingExtra if the export needs a package that is not installed.
+        """
+        if self._server is not None:
+            await self._server.start()
+        if self._export is not None:
+            self._export.start()
         if self._config.store.timer_wheel_enable:
             self._timer_snapshot.start()
 
     async def stop(self) -> None:
         self._timer_snapshot.stop()
-        await self._server.stop()
+        if self._export is not None:
+            await self._export.stop()
+        if self._server is not None:
+            await self._server.stop()
 
     def collect(self) -> Iterator[Metric]:
         """Yields all metrics of the broker."""

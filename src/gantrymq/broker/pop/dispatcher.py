@@ -139,17 +139,27 @@ class PopDispatcher:
     def _in_turn(self, topic: TopicConfig, group: str, queue_id: int, *, retry: bool = True) -> Iterable[ConsumeQueue]:
         """Returns the queues in the order in which they are read.
 
-        The retry topics come first with the probability `popFromRetryProbability` (percent), else last.
+        The retry topics come first with the probability `popFromRetryProbability` (percent), else last. Pops by
+        priority have a probability of their own, and read the queue with the highest priority first.
         """
         chance = randomness.randrange(100)
-        own = self._queues.of_topic(topic, queue_id, chance)
         if not retry:
-            return own
+            return self._queues.of_topic(topic, queue_id, chance)
         retry_topics = self._queues.retry_topics(topic.topic_name, group)
         if chance % 2:
             retry_topics.reverse()
-        back = [queue for retry_topic in retry_topics for queue in self._queues.of_retry_topic(retry_topic, chance)]
-        return [*back, *own] if chance < self._config.pop_from_retry_probability else [*own, *back]
+        retry_first, first = self._config.pop_from_retry_probability, chance
+        is_descending = False
+        if self._queues.is_by_priority(topic, group, chance):
+            retry_first, first = self._config.pop_from_retry_probability_for_priority, 0
+            is_descending = self._config.priority_order_asc
+        own = self._queues.of_topic(topic, queue_id, first)
+        back = [self._queues.of_retry_topic(retry_topic, first) for retry_topic in retry_topics]
+        if is_descending:
+            for queues in (own, *back):
+                queues.reverse()
+        returned = [queue for queues in back for queue in queues]
+        return [*returned, *own] if chance < retry_first else [*own, *returned]
 
     def _get(self, queue: ConsumeQueue, offset: int, limit: int, wanted: MessageFilter | None = None) -> GetResult:
         return self._store.get(queue, offset, limit, DEFAULT_PULL_BYTES, *(wanted or ()))

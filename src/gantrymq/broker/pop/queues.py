@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.pop.buffer import PopBuffer
 from gantrymq.broker.pull import check_broker, check_queue_id, existing_group, existing_topic, readable_topic
+from gantrymq.broker.tables import is_by_priority, priority_factor
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
@@ -107,8 +108,17 @@ class PopQueues:
 
     def watched(self, config: TopicConfig, group: str, queue_id: int) -> tuple[ConsumeQueue, ...]:
         """Returns the queues in which a message can arrive for a request for `queue_id` (-1: all queues)."""
-        retry = [self._store.queue(topic, 0) for topic in self.retry_topics(config.topic_name, group)]
-        return (*self.of_topic(config, queue_id), *retry)
+        # With `useSeparateRetryQueue`, a message comes back in the queue with the same id.
+        ids = range(config.write_queue_nums) if self._config.use_separate_retry_queue else (0,)
+        topics = self.retry_topics(config.topic_name, group)
+        return (*self.of_topic(config, queue_id), *(self._store.queue(topic, id_) for topic in topics for id_ in ids))
+
+    def is_by_priority(self, config: TopicConfig, group: str, chance: int) -> bool:
+        """Returns whether a pop goes by priority. `chance` is a random number below 100."""
+        if not is_by_priority(config.attributes):
+            return False
+        group_config = self._groups.find(group)
+        return group_config is not None and chance < priority_factor(group_config.attributes)
 
     def position(self, queue: ConsumeQueue, group: str) -> int | None:
         """Returns the offset at which the group's next pop begins; None if the group has no offset yet."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import msgspec.structs
+
 from gantrymq.broker.append import Appender, is_passing
 from gantrymq.broker.context import BrokerContext
 from gantrymq.broker.pop.revive_log import CHECKPOINT_LEAD_MS, ReviveLog
@@ -36,7 +38,7 @@ from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties, encode_fitting, find_property
 from gantrymq.protocol.receipt_handle import normal_topic, pop_retry_topic
 from gantrymq.protocol.record import Record
-from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, REVIVE_GROUP, retry_topic
+from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, REVIVE_GROUP, retry_topic
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.system import clock
 from gantrymq.system.clock import monotonic
@@ -74,6 +76,7 @@ class PopRevive:
         self._store = appender.store
         self._reader = QueueReader(appender.store, "popped messages")
         self._topics = context.topics
+        self._stats = context.stats
         self._groups = context.groups
         self._offsets = context.offsets
         self._retry = retry
@@ -297,28 +300,44 @@ class PopRevive:
             message_id = encode_offset_message_id(record.store_host, record.physical_offset)
             fields.setdefault(names.ORIGIN_MESSAGE_ID, message_id)
         else:
-            queue = self._retry_queue(checkpoint, topic)
+            queue = self._retry_queue(checkpoint, topic, record.queue_id)
         if not self._topics.is_written(queue.topic):
             return False
         properties = encode_fitting(fields, self._appender.max_properties_length, _ABOUT_POPS, record.properties)
         code = tags_code(fields.get(names.TAGS, "").encode())
         self._appender.append_again(record, queue, properties, code, attempts)
         self._log.counts.add_redelivered(checkpoint)
+        if queue.topic.startswith(DLQ_TOPIC_PREFIX):
+            self._stats.dead_letter(topic, group)
         return True
 
-    def _retry_queue(self, checkpoint: Checkpoint, topic: str) -> ConsumeQueue:
-        """Returns the retry queue for messages of a checkpoint. Creates the topic if necessary."""
+    def _retry_queue(self, checkpoint: Checkpoint, topic: str, queue_id: int) -> ConsumeQueue:
+        """Returns the retry queue for a message of a checkpoint. Creates the topic if necessary.
+
+        With `useSeparateRetryQueue`, the queue has the id of the message's queue. The retry topic then has as many
+        queues as `topic`.
+        """
+        count = RETRY_QUEUE_NUMS
+        if self._config.use_separate_retry_queue and (config := self._topics.get(topic)) is not None:
+            count = max(config.write_queue_nums, 1)
+        queue_id = queue_id if queue_id < count else 0
         group, target = checkpoint.group, checkpoint.topic
         if not target.startswith(RETRY_TOPIC_PREFIX):
             target = pop_retry_topic(topic, group, v2=self._config.enable_retry_topic_v2)
         try:
-            queue = self._store.queue(target, 0)
+            queue = self._store.queue(target, queue_id)
         except StoreError as e:
             raise IllegalMessage(str(e)) from e
-        if self._topics.get(target) is None:
-            self._topics.create_if_absent(target, RETRY_QUEUE_NUMS)
-            if self._offsets.query(group, target, 0) is None:
-                self._offsets.commit(group, target, 0, 0)
+        retry_config = self._topics.get(target)
+        if retry_config is None:
+            self._topics.create_if_absent(target, count)
+        elif self._config.use_separate_retry_queue and retry_config.write_queue_nums != count:
+            self._topics.put(msgspec.structs.replace(retry_config, read_queue_nums=count, write_queue_nums=count))
+        else:
+            return queue
+        for id_ in range(count):
+            if self._offsets.query(group, target, id_) is None:
+                self._offsets.commit(group, target, id_, 0)
         return queue
 
 

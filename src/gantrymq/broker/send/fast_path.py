@@ -49,7 +49,15 @@ log = logging.getLogger(__name__)
 
 #: Properties that need special handling in `SendProcessor.send` or `BatchSends.send`.
 _ODD: list[tuple[bytes, bytes | None]] = [
-    (name, None) for name in (b"DELAY", b"TIMER_DELIVER_MS", b"TRAN_MSG", b"POP_CK\x01", b"CLUSTER\x01")
+    (name, None)
+    for name in (
+        b"DELAY",
+        b"TIMER_DELIVER_MS",
+        b"TRAN_MSG",
+        b"POP_CK\x01",
+        b"CLUSTER\x01",
+        b"_SYS_MSG_PRIORITY_\x01",
+    )
 ]
 #: If responses wait, also any WAIT that is not `true`. Java clients send WAIT=true in each message.
 _CARELESS = (b"WAIT\x01", b"true\x02")

@@ -159,8 +159,10 @@ class SendProcessor(Feature):
             return None
         if self._is_safe and self._pending_responses.lacks_replicas and is_waited_for(properties):
             raise not_enough()
-        queue_id = queue.queue_id
         properties = self._complete(properties)
+        if b"_SYS_MSG_PRIORITY_\x01" in properties:
+            queue, properties = self._queues.by_priority(queue, properties)
+        queue_id = queue.queue_id
         code = tags_code(find_property(properties, b"TAGS") or b"") if b"TAGS\x01" in properties else 0
         kind = message_type(properties) if self._received is not None else ""
         dead = handle = None

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gantrymq.broker.append import NewTopics, PreallocationWaits
+from gantrymq.broker.append import NORMAL, NewTopics, PreallocationWaits, message_type
 from gantrymq.broker.tables import BrokerTopics
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import ResponseCode
+from gantrymq.protocol.properties import PRIORITY, find_property, priority_of, without_property
 from gantrymq.protocol.send_request import SendOptions, SendTarget
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, may_be_sent_to, topic_problem
 from gantrymq.remoting.connection import Connection
 from gantrymq.store.consume_queue import ConsumeQueue
 from gantrymq.store.message_store import MessageStore
 from gantrymq.system import randomness
+
+_PRIORITY = PRIORITY.encode()
 
 
 class SendQueues:
@@ -72,6 +75,21 @@ class SendQueues:
         if queue is None:
             queue = queues[queue_id] = self._store.queue(topic, queue_id)
         return queue
+
+    def by_priority(self, queue: ConsumeQueue, properties: bytes) -> tuple[ConsumeQueue, bytes]:
+        """Returns the queue of a message that may have a priority, and its properties.
+
+        The queue id is the priority, or the last queue for a higher one. Delayed messages, ordered messages and half
+        messages lose the priority.
+        """
+        priority = priority_of((find_property(properties, _PRIORITY) or b"").decode(errors="replace"))
+        if priority < 0:
+            return queue, properties
+        if message_type(properties) != NORMAL:
+            return queue, without_property(properties, _PRIORITY)
+        config = self._topics.get(queue.topic)
+        last = config.write_queue_nums - 1 if config is not None else 0
+        return self._store.queue(queue.topic, max(min(priority, last), 0)), properties
 
     def _random_queue_id(self, topic: str) -> int:
         config = self._topics.get(topic)

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from gantrymq.broker.tables.access_control import AccessControl
-from gantrymq.broker.tables.attributes import GROUP_ATTRIBUTES, TOPIC_ATTRIBUTES, altered, parse_changes
+from gantrymq.broker.tables.attributes import (
+    GROUP_ATTRIBUTES,
+    TOPIC_ATTRIBUTES,
+    altered,
+    is_by_priority,
+    parse_changes,
+    priority_factor,
+)
 from gantrymq.broker.tables.broker_stats import BrokerStats
 from gantrymq.broker.tables.consumer_filters import ConsumerFilters
 from gantrymq.broker.tables.consumer_offsets import ConsumerOffsets, OffsetTable
@@ -42,6 +49,8 @@ __all__ = [
     "compiling",
     "gently",
     "in_pieces",
+    "is_by_priority",
     "is_tag_type",
     "parse_changes",
+    "priority_factor",
 ]

@@ -14,10 +14,14 @@ from typing import NamedTuple
 from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 
+#: Topic type whose messages have priorities.
+PRIORITY = "PRIORITY"
+#: Group attribute: the percentage of pops that go by priority.
+PRIORITY_FACTOR = "priority.factor"
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 _MAX_INT64 = (1 << 63) - 1
 #: Prefixes of attributes of newer Java releases.
-_UNSUPPORTED_PREFIXES = ("lite.", "priority.")
+_UNSUPPORTED_PREFIXES = ("lite.",)
 
 
 class Attribute(NamedTuple):
@@ -52,12 +56,25 @@ TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
     "queue.type": Attribute(_one_of(("SimpleCQ",), ("BatchCQ",)), is_changeable=False),
     "cleanup.policy": Attribute(_one_of(("DELETE",), ("COMPACTION",)), is_changeable=False),
     "message.type": Attribute(
-        _one_of(("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"), ("LITE", "PRIORITY")),
+        _one_of(("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", PRIORITY), ("LITE",)),
         is_changeable=True,
     ),
     "reserve.time": Attribute(_in_range(-1, _MAX_INT64), is_changeable=True),
 }
-GROUP_ATTRIBUTES: Mapping[str, Attribute] = {}
+GROUP_ATTRIBUTES: Mapping[str, Attribute] = {
+    PRIORITY_FACTOR: Attribute(_in_range(0, 100), is_changeable=True),
+}
+
+
+def is_by_priority(topic_attributes: Mapping[str, str]) -> bool:
+    """Returns whether messages of a topic with these attributes have priorities."""
+    return topic_attributes.get("message.type") == PRIORITY
+
+
+def priority_factor(group_attributes: Mapping[str, str]) -> int:
+    """Returns the percentage of a group's pops that go by priority."""
+    text = group_attributes.get(PRIORITY_FACTOR, "")
+    return int(text) if _NUMBER.fullmatch(text) else 100
 
 
 def parse_changes(text: str | None) -> dict[str, str]:

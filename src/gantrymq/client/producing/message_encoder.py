@@ -20,6 +20,7 @@ from gantrymq.protocol.properties import (
     MAX_RECONSUME_TIMES,
     MESSAGE_TYPE,
     NAME_VALUE_SEPARATOR,
+    PRIORITY,
     PROPERTY_SEPARATOR,
     RECONSUME_TIME,
     TIMER_DELAY_MS,
@@ -37,11 +38,14 @@ COMPRESS_IN_THREAD_OVER = 128 * 1024
 #: MSG_TYPE of a reply to a request (`MixAll.REPLY_MESSAGE_FLAG`).
 REPLY_TYPE = "reply"
 #: Error text for messages that `may_be_batched` rejects.
-NOT_IN_A_BATCH = "delayed messages, those of transactions, replies and those to retry topics go alone, in no batch"
+NOT_IN_A_BATCH = (
+    "delayed messages, those of transactions, those with a priority, replies and those to retry topics go alone, in no "
+    "batch"
+)
 #: Properties that delay a message.
 DELAYS = (DELAY_TIME_LEVEL, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS)
 #: A message with one of these properties is encoded and checked by itself, also in a batch.
-_ODD = [UNIQUE_KEY, TRANSACTION_PREPARED, MESSAGE_TYPE, *DELAYS]
+_ODD = [UNIQUE_KEY, TRANSACTION_PREPARED, MESSAGE_TYPE, PRIORITY, *DELAYS]
 
 
 #: The constructor of a NamedTuple costs twice as much.
@@ -197,14 +201,14 @@ def not_strings(properties: dict[Any, Any]) -> str:
 def may_be_batched(message: Message) -> bool:
     """Returns whether `message` can be part of a batch (`DefaultMQProducer.canBatch`).
 
-    Delayed messages, half messages, replies and messages to a retry topic cannot.
+    Delayed messages, half messages, messages with a priority, replies and messages to a retry topic cannot.
     """
     properties = message.properties
     if isinstance(message.topic, str) and message.topic.startswith(RETRY_TOPIC_PREFIX):
         return False
     if not properties:
         return True
-    if TRANSACTION_PREPARED in properties or properties.get(MESSAGE_TYPE) == REPLY_TYPE:
+    if TRANSACTION_PREPARED in properties or PRIORITY in properties or properties.get(MESSAGE_TYPE) == REPLY_TYPE:
         return False
     return all(properties.get(name, "0") == "0" for name in DELAYS)
 

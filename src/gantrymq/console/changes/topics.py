@@ -12,7 +12,7 @@ from gantrymq.errors import GantryError
 from gantrymq.protocol.bodies.topic_config import PERM_READ, PERM_WRITE, TopicConfig
 
 MAX_QUEUES = 1024
-MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
+MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
 _PERMS = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE}
 
 

@@ -59,9 +59,10 @@ class MessageEncoder:
             raise ProxyError(
                 Code.MESSAGE_BODY_TOO_LARGE, f"message body cannot exceed the max {config.max_message_size}"
             )
-        if system.message_type in (MessageType.LITE, MessageType.PRIORITY):
-            kind = MessageType.Name(system.message_type)
-            raise ProxyError(Code.UNSUPPORTED, f"messages of the type {kind} are not supported")
+        if system.message_type == MessageType.LITE:
+            raise ProxyError(Code.UNSUPPORTED, "messages of the type LITE are not supported")
+        if system.HasField("priority") and system.priority < 0:
+            raise ProxyError(Code.BAD_REQUEST, "the priority must be greater than or equal to 0")
         self._check_own_properties(message)
         if is_blank(system.message_id):
             raise ProxyError(Code.ILLEGAL_MESSAGE_ID, "message id cannot be empty")

@@ -98,6 +98,9 @@ class ProducerProcessor:
                 if message.topic != resource:
                     raise ProxyError(Code.MESSAGE_CORRUPTED, "topic in message is not same")
             encoded = [self._encoder.encode(message, call.peer) async for message in Slices(call, request.messages)]
+            if any(message.kind == topic_types.PRIORITY for message in encoded):
+                # The messages of a batch are in one queue, and the queue is the priority.
+                raise ProxyError(Code.BAD_REQUEST, "messages with a priority can't be sent together")
         await self._check_type(topic, encoded)
         first = encoded[0]
         route = await self._brokers.route(topic)

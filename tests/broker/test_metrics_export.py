@@ -1,0 +1,213 @@
+"""The exporters of `metricsExporterType`: a page for Prometheus, an OpenTelemetry collector, the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import pytest
+from broker_support import Peer, config
+from wait_until import until
+
+from gantrymq.broker.broker import Broker
+from gantrymq.broker.config import MetricsExporterType
+from gantrymq.broker.metrics import BrokerMetrics
+from gantrymq.errors import ConfigError, MissingExtra
+from gantrymq.remoting.client import RemotingClient
+
+_SECRET = "Authorization:Bearer of rings,x-tenant: a"
+
+
+def metrics_of(broker: Broker) -> BrokerMetrics:
+    [metrics] = [feature for feature in broker.features.all if isinstance(feature, BrokerMetrics)]
+    return metrics
+
+
+async def test_prom(tmp_path: Path) -> None:
+    settings = config(
+        tmp_path / "store",
+        metrics_exporter_type=MetricsExporterType.PROM,
+        metrics_prom_exporter_port=0,
+        metrics_prom_exporter_host="127.0.0.1",
+    )
+    broker = Broker(settings)
+    await broker.start()
+    try:
+        async with httpx.AsyncClient() as client:
+            page = (await client.get(f"http://127.0.0.1:{metrics_of(broker).page_port}/metrics")).text
+        assert "\nrocketmq_topic_number{" in page
+    finally:
+        await broker.stop()
+
+
+async def test_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = config(
+        tmp_path / "store",
+        metrics_exporter_type=MetricsExporterType.LOG,
+        metric_logging_exporter_interval_in_mills=100,
+    )
+    broker = Broker(settings)
+    with caplog.at_level(logging.INFO, "gantrymq.broker.metrics.export"):
+        await broker.start()
+        try:
+            assert metrics_of(broker).page_port == 0
+            await until(lambda: "rocketmq_topic_number{" in caplog.text)
+        finally:
+            await broker.stop()
+
+
+class Collector:
+    """The requests that a collector received: (headers, body)."""
+
+    def __init__(self) -> None:
+        self.received: list[tuple[dict[str, str], bytes]] = []
+
+    def metrics(self) -> dict[str, Any]:
+        """Returns the metrics of the last request by name."""
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+        request = ExportMetricsServiceRequest.FromString(self.received[-1][1])
+        [of_resource] = request.resource_metrics
+        [scope] = of_resource.scope_metrics
+        return {metric.name: metric for metric in scope.metrics}
+
+
+@pytest.fixture
+def over_grpc() -> Iterator[tuple[str, Collector]]:
+    grpc = pytest.importorskip("grpc")
+    collector = Collector()
+
+    def export(body: bytes, context: Any) -> bytes:
+        collector.received.append((dict(context.invocation_metadata()), body))
+        return b""
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    handler = grpc.unary_unary_rpc_method_handler(export)
+    service = "opentelemetry.proto.collector.metrics.v1.MetricsService"
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {"Export": handler})])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"http://127.0.0.1:{port}", collector
+    server.stop(None)
+
+
+@pytest.fixture
+def over_http() -> Iterator[tuple[str, Collector]]:
+    collector = Collector()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            collector.received.append(({name.lower(): value for name, value in self.headers.items()}, body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1/metrics", collector
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("kind", [MetricsExporterType.OTLP_GRPC, MetricsExporterType.OTLP_HTTP])
+async def test_otlp(
+    tmp_path: Path,
+    remoting: RemotingClient,
+    kind: MetricsExporterType,
+    over_grpc: tuple[str, Collector],
+    over_http: tuple[str, Collector],
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
+    target, collector = over_grpc if kind is MetricsExporterType.OTLP_GRPC else over_http
+    settings = config(
+        tmp_path / "store",
+        metrics_exporter_type=kind,
+        metrics_grpc_exporter_target=target,
+        metrics_grpc_exporter_header=_SECRET,
+        metric_grpc_exporter_interval_in_mills=100,
+    )
+    broker = Broker(settings)
+    await broker.start()
+    try:
+        peer = Peer(await remoting.connection(f"127.0.0.1:{broker.port}"))
+        for body in (b"small", b"x" * 2000):
+            assert (await peer.send("orders", body)).code == 0
+
+        async def is_received() -> bool:
+            return bool(collector.received) and "rocketmq_message_size" in collector.metrics()
+
+        await until(is_received)
+        metrics = collector.metrics()
+        assert metrics["rocketmq_topic_number"].gauge.data_points[0].as_int == len(
+            broker.topics.table.topic_config_table
+        )
+        received = metrics["rocketmq_messages_in_total"].sum
+        assert (received.is_monotonic, received.aggregation_temporality) == (True, 2)
+        assert sum(point.as_int for point in received.data_points) == 2
+        [sizes] = metrics["rocketmq_message_size"].histogram.data_points
+        assert (sizes.count, list(sizes.bucket_counts)) == (2, [1, 1, 0, 0, 0, 0, 0])
+        assert list(sizes.explicit_bounds)[:2] == [1024, 4096]
+        assert not sizes.HasField("max")
+        labels = {label.key: label.value.string_value for label in sizes.attributes}
+        assert labels["topic"] == "orders"
+        # Units are not part of the names.
+        assert metrics["rocketmq_rpc_latency"].unit == "ms"
+        headers, _ = collector.received[-1]
+        assert (headers["authorization"], headers["x-tenant"]) == ("Bearer of rings", "a")
+    finally:
+        await broker.stop()
+
+
+async def test_a_collector_that_does_not_answer_stops_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
+    settings = config(
+        tmp_path / "store",
+        metrics_exporter_type=MetricsExporterType.OTLP_HTTP,
+        metrics_grpc_exporter_target="http://127.0.0.1:9/v1/metrics",
+        metric_grpc_exporter_interval_in_mills=100,
+        metric_grpc_exporter_time_out_in_mills=100,
+    )
+    broker = Broker(settings)
+    await broker.start()
+    try:
+        [report] = [job for job in broker.context.jobs if job.name == "export metrics"]
+        await until(lambda: report.failures > 1)
+    finally:
+        await asyncio.wait_for(broker.stop(), 20)
+
+
+async def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.metric_exporter", None)
+    monkeypatch.delitem(sys.modules, "gantrymq.broker.metrics.otlp", raising=False)
+    settings = config(
+        tmp_path / "store",
+        metrics_exporter_type=MetricsExporterType.OTLP_GRPC,
+        metrics_grpc_exporter_target="127.0.0.1:4317",
+    )
+    broker = Broker(settings)
+    with pytest.raises(MissingExtra, match=r"metricsExporterType=OTLP_GRPC or OTLP_HTTP needs .*\[otel\]"):
+        await broker.start()
+    await broker.stop()
+
+
+def test_wrong_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="metricsGrpcExporterTarget is missing"):
+        config(tmp_path, metrics_exporter_type=MetricsExporterType.OTLP_GRPC)
+    with pytest.raises(ConfigError, match="NAME:VALUE"):
+        config(
+            tmp_path,
+            metrics_exporter_type=MetricsExporterType.OTLP_HTTP,
+            metrics_grpc_exporter_target="http://127.0.0.1:1",
+            metrics_grpc_exporter_header="token",
+        )
