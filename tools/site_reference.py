@@ -308,6 +308,7 @@ _UNREPORTED_LABELS = {
         (f"gantry_replication_{name}" for name in ("lag_bytes", "lag_seconds", "transferred_bytes_per_second")),
         "`node_type` `cluster` `node_id` `slave`",
     ),
+    "rocketmq_send_to_dlq_messages_total": "`node_type` `cluster` `node_id` `consumer_group` `topic` `is_system`",
     **dict.fromkeys(
         ("rocketmq_timer_enqueue_total", "rocketmq_timer_dequeue_total"),
         "`node_type` `cluster` `node_id` `storage_type` `storage_medium` `topic`",

@@ -64,6 +64,12 @@ class Histogram:
         self._counts = [own + other for own, other in zip(self._counts, counts, strict=True)]
         self.sum += total
 
+    def copy(self) -> Histogram:
+        """Returns a histogram with the present observations."""
+        copy = Histogram(self._bounds)
+        copy.include(self)
+        return copy
+
     def include(self, other: Histogram) -> None:
         """Adds the observations of a histogram with the same bounds."""
         self.add(other._counts, other.sum)
@@ -95,6 +101,11 @@ class Metric:
     kind: Kind
     help: str
     samples: Iterable[tuple[Mapping[str, str], float | Histogram]]
+
+    def snapshot(self) -> Metric:
+        """Returns a copy with the present values, for another thread."""
+        samples = [(labels, value.copy() if isinstance(value, Histogram) else value) for labels, value in self.samples]
+        return Metric(self.name, self.kind, self.help, samples)
 
 
 def gauge(name: str, description: str, value: float) -> Metric:

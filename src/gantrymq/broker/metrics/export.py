@@ -67,7 +67,7 @@ class MetricsExport:
 
     async def _run(self) -> None:
         if self._exporter is not None:
-            metrics = list(self._collect())
+            metrics = [metric.snapshot() for metric in self._collect()]
             await asyncio.get_running_loop().run_in_executor(None, self._exporter.export, metrics)
 
 
