@@ -21,7 +21,7 @@ class TableResponse:
 
     def __init__(self) -> None:
         #: The newest encoding. It exists as long as one of its requests does.
-        self._newest: weakref.ref[_Encoding] | None = None
+        self._newest: weakref.ref[TableEncoding] | None = None
 
     def steps(self, table: TopicConfigTable | SubscriptionGroupWrapper, fields: dict[str, str]) -> Steps:
         """Handles one request in steps.
@@ -36,7 +36,7 @@ class TableResponse:
         encoding, version = self._newest() if self._newest is not None else None, table.data_version
         if encoding is None or encoding.version != version or encoding.error is not None:
             copied = DataVersion(version.state_version, version.timestamp, version.counter)
-            encoding = _Encoding(copied, in_pieces(table))
+            encoding = TableEncoding(copied, in_pieces(table))
             self._newest = weakref.ref(encoding)
         while not encoding.is_complete:
             yield
@@ -44,7 +44,9 @@ class TableResponse:
         return RemotingCommand.response(body=encoding.body, fields=fields)
 
 
-class _Encoding:
+class TableEncoding:
+    """One encoding of a table, in pieces. Its requests share it."""
+
     def __init__(self, version: DataVersion, pieces: Iterator[bytes]) -> None:
         self.version = version
         self.is_complete = False
