@@ -108,7 +108,7 @@ async def run(directory: Path, size: int, count: int, repeat: int) -> None:
             connection.data_received(data)
             # The event loop does not run here, so it cannot start the next iteration itself.
             while connection.is_behind or slices.used > SLICE_S:
-                slices._new_round()
+                slices.new_round()
 
     for name, piece in (
         ("frame reader", read_frames),

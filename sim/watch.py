@@ -251,7 +251,7 @@ class Watch:
 def _held(broker: Broker) -> dict[str, int]:
     """Returns the amounts of state that a broker has for connected clients."""
     server = broker._server
-    answers = server._response_tasks.all
+    answers = server.response_tasks.all
     return {
         "long polls": len(broker.polling),
         "connections": len(server.connections),

@@ -175,8 +175,8 @@ class Broker:
         self, controller: Controller, name: str = NAME, at: str | None = None, *, hooks: Sequence[RpcHook] = ()
     ) -> None:
         self.client = RemotingClient(hooks=hooks)
-        self._controller = controller.address
-        self._name = name
+        self.controller = controller.address
+        self.name = name
         self._at = at
         self.broker_id = 0
 
@@ -185,7 +185,7 @@ class Broker:
         return self._at or address(self.broker_id)
 
     async def ask(self, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
-        return await self.client.invoke(self._controller, RemotingCommand.request(code, header, body))
+        return await self.client.invoke(self.controller, RemotingCommand.request(code, header, body))
 
     async def do(self, code: int, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
         """Sends a request that must succeed, and returns the response."""
@@ -198,25 +198,25 @@ class Broker:
 
         Source: `ReplicasManager.startBasicService`, without the election.
         """
-        header = BrokerSetRequestHeader(cluster_name=CLUSTER, broker_name=self._name)
+        header = BrokerSetRequestHeader(cluster_name=CLUSTER, broker_name=self.name)
         answer = await self.do(RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, header)
         self.broker_id = answer.read_header(GetNextBrokerIdResponseHeader).next_broker_id or 0
         await self.do(
             RequestCode.CONTROLLER_APPLY_BROKER_ID,
-            apply_header(self.broker_id, f"{self.address};1", self._name),
+            apply_header(self.broker_id, f"{self.address};1", self.name),
         )
         await self.register()
         await self.heartbeat()
 
     async def register(self) -> RemotingCommand:
-        header = register_header(self.broker_id, self.address, self._name)
+        header = register_header(self.broker_id, self.address, self.name)
         return await self.do(RequestCode.CONTROLLER_REGISTER_BROKER, header)
 
     async def heartbeat(self, *, timeout_ms: int | None = 10_000, epoch: int = 1, offset: int = 0) -> None:
         header = ControllerHeartbeatRequestHeader(
             cluster_name=CLUSTER,
             broker_addr=self.address,
-            broker_name=self._name,
+            broker_name=self.name,
             broker_id=self.broker_id,
             heartbeat_timeout_mills=timeout_ms,
             epoch=epoch,
@@ -226,14 +226,14 @@ class Broker:
 
     async def elect(self, *, designate: bool = False) -> ElectMasterResponseHeader:
         """Requests an election, and returns the response with the current master."""
-        header = elect_header(self.broker_id, designate=designate, name=self._name)
+        header = elect_header(self.broker_id, designate=designate, name=self.name)
         answer = await self.ask(RequestCode.CONTROLLER_ELECT_MASTER, header)
         assert answer.code in (ResponseCode.SUCCESS, ResponseCode.CONTROLLER_MASTER_STILL_EXIST), answer.remark
         return answer.read_header(ElectMasterResponseHeader)
 
     async def info(self) -> tuple[GetReplicaInfoResponseHeader, SyncStateSet]:
         answer = await self.do(
-            RequestCode.CONTROLLER_GET_REPLICA_INFO, GetReplicaInfoRequestHeader(broker_name=self._name)
+            RequestCode.CONTROLLER_GET_REPLICA_INFO, GetReplicaInfoRequestHeader(broker_name=self.name)
         )
         header = answer.read_header(GetReplicaInfoResponseHeader)
         return header, decode_json(answer.body, SyncStateSet)
@@ -244,7 +244,7 @@ class Broker:
         return await self.ask(
             RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET,
             AlterSyncStateSetRequestHeader(
-                broker_name=self._name, master_broker_id=self.broker_id, master_epoch=header.master_epoch or 0
+                broker_name=self.name, master_broker_id=self.broker_id, master_epoch=header.master_epoch or 0
             ),
             encode_json(SyncStateSet(list(members), now.sync_state_set_epoch)),
         )

@@ -253,7 +253,8 @@ async def test_a_restart_forgets_nothing(tmp_path: Path) -> None:
         # The master has not sent a heartbeat yet, but that does not start an election.
         assert await again.info() == before
         assert before[0].master_address == first.address
-        assert controller._looking.report.runs == 0
+        (looking,) = (report for report in controller.jobs if report.name == "look for masters that are gone")
+        assert looking.runs == 0
         await again.die()
 
 
@@ -273,7 +274,7 @@ async def test_many_sets_at_once(tmp_path: Path) -> None:
         made = [Broker(controller, f"broker-{i}") for i in range(50)]
         await asyncio.gather(*(broker.start() for broker in made))
         await asyncio.gather(*(broker.elect() for broker in made))
-        body = encode_json([broker._name for broker in made] + ["unknown"])
+        body = encode_json([broker.name for broker in made] + ["unknown"])
         answer = await made[0].do(RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, body=body)
         table = decode_json(answer.body, BrokerReplicasInfo).replicas_info_table
         assert len(table) == 50

@@ -22,8 +22,6 @@ from gantrymq.system.clock import monotonic
 
 pytestmark = needs_etcd
 
-#: Time to live of a lease without keepalive, longer than any test on a slow disk. In seconds.
-LONG_S = 120
 A, B = Leader("n0", "127.0.0.1:1"), Leader("n1", "127.0.0.1:2")
 
 
@@ -52,13 +50,20 @@ async def begin(store: EtcdStore, me: Leader = A) -> Term:
     return term
 
 
-async def test_terms_and_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def lease_s(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Sets the duration of a lease, in seconds. Without a parameter, it is too long to expire in a test."""
+    seconds: int = getattr(request, "param", 120)
+    monkeypatch.setattr(etcd_store, "LEASE_S", seconds)
+    return seconds
+
+
+async def test_terms_and_changes(tmp_path: Path, lease_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etcd_store, "PAGE", 7)
-    monkeypatch.setattr(etcd_store, "LEASE_S", LONG_S)
     with etcd(tmp_path / "etcd") as members:
         async with opened(members) as a, opened(members) as b:
             first = await begin(a)
-            assert monotonic() + 3 < first.until <= monotonic() + etcd_store.LEASE_S
+            assert monotonic() + 3 < first.until <= monotonic() + lease_s
             assert await b.campaign(B) is None
             assert await b.leader() == A
             assert await a.load() == {}
@@ -92,20 +97,21 @@ async def test_a_request_that_comes_late_or_twice(tmp_path: Path) -> None:
         async with opened(members) as store:
             term = await begin(store)
             assert await store.commit(term, "b", b"1")
-            before = dict(store._revisions)
+            before = dict(store.revisions)
             assert await store.commit(term, "b", b"2")
             # The response was lost, so the request is repeated.
-            store._revisions = dict(before)
+            store.revisions.update(before)
             assert await store.commit(term, "b", b"2")
             # An older request is delayed on its way.
-            store._revisions = dict(before)
+            store.revisions.update(before)
             with pytest.raises(GantryError, match="changed by somebody else"):
                 await store.commit(term, "b", b"1")
             assert await store.load() == {"b": b"2"}
 
 
-async def test_a_leader_that_is_silent_loses_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_store, "LEASE_S", 1)
+@pytest.mark.usefixtures("lease_s")
+@pytest.mark.parametrize("lease_s", [1], indirect=True)
+async def test_a_leader_that_is_silent_loses_its_key(tmp_path: Path) -> None:
     with etcd(tmp_path / "etcd") as members:
         async with opened(members) as a, opened(members) as b:
             first = await begin(a)
@@ -115,8 +121,8 @@ async def test_a_leader_that_is_silent_loses_its_key(tmp_path: Path, monkeypatch
             assert not await a.commit(first, "b", b"late")
 
 
-async def test_the_members_that_are_left_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_store, "LEASE_S", LONG_S)
+@pytest.mark.usefixtures("lease_s")
+async def test_the_members_that_are_left_go_on(tmp_path: Path) -> None:
     with etcd(tmp_path / "etcd", members=3) as members:
         async with opened(members) as store:
             term = await begin(store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from controller_support import CLUSTER, NAME, Brokers, address, check_code
+from msgspec.structs import replace
 
 from gantrymq.controller import replicas
 from gantrymq.controller.replicas import Decision
@@ -70,9 +71,9 @@ def test_ids_that_nobody_was_offered(broker_id: int) -> None:
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Brokers().apply(1, "x" * 1000).code == ResponseCode.CONTROLLER_INVALID_REQUEST
     assert Brokers(1).register(1, "x" * 1000).code == ResponseCode.CONTROLLER_INVALID_REQUEST
-    monkeypatch.setattr(replicas, "MAX_REPLICAS", 2)
-    assert Brokers(2).apply(3).code == ResponseCode.CONTROLLER_BROKER_ID_INVALID
-    monkeypatch.setattr(replicas, "MAX_REPLICAS", 9)
+    most = replicas.MAX_REPLICAS
+    assert Brokers(most - 1).apply(most).code == ResponseCode.SUCCESS
+    assert Brokers(most).apply(most + 1).code == ResponseCode.CONTROLLER_BROKER_ID_INVALID
     monkeypatch.setattr(replicas, "MAX_BROKERS", 2)
     assert Brokers(1).apply(2).code == ResponseCode.SUCCESS
     assert Brokers(2).apply(2).code == ResponseCode.SUCCESS
@@ -357,9 +358,9 @@ def test_a_wrong_change_is_noticed() -> None:
     for wrong in (
         now.with_sync_state_set({2}),
         now.with_sync_state_set({1, 9}),
-        now.with_master(2)._changed(master_epoch=now.master_epoch),
-        now.with_master(2)._changed(master_epoch=0),
-        now.with_sync_state_set({1, 2})._changed(sync_state_set_epoch=now.sync_state_set_epoch),
+        replace(now.with_master(2), master_epoch=now.master_epoch),
+        replace(now.with_master(2), master_epoch=0),
+        replace(now.with_sync_state_set({1, 2}), sync_state_set_epoch=now.sync_state_set_epoch),
     ):
         with pytest.raises(GantryError, match="the change isn't made"):
             wrong.check_follows(now)

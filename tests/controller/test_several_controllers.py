@@ -112,7 +112,7 @@ async def test_a_leader_that_is_gone_is_followed_by_another(
         took = time.monotonic() - began
         # Its lease expires after at most 2 s.
         assert took < 4.5, took
-        seen = next(face for face in second if face._controller == next_leader.address)
+        seen = next(face for face in second if face.controller == next_leader.address)
         info, in_sync = await seen.info()
         assert (info.master_broker_id, info.master_epoch, in_sync.sync_state_set) == (1, 1, [1, 2])
         elected = await seen.elect(designate=True)
@@ -146,6 +146,6 @@ async def test_without_most_of_etcd_nobody_is_elected(processes: tuple[list[Memb
         group.members[0].start_again()
         again = await until(group.leader)
         assert again is not None
-        face = next(face for face in first if face._controller == again.address)
+        face = next(face for face in first if face.controller == again.address)
         answer = await face.ask(RequestCode.CONTROLLER_GET_REPLICA_INFO, elect_header(1))
         assert answer.read_header(GetReplicaInfoResponseHeader).master_broker_id == 1

@@ -222,8 +222,9 @@ def test_broker_sets_have_a_checksum_that_earlier_versions_skip() -> None:
 async def test_who_waits_learns_that_it_failed(tmp_path: Path) -> None:
     async with opened(tmp_path) as store:
         term = await begin(store)
-        assert store._db is not None
-        store._db.execute("DROP TABLE broker_sets")
+        db = store._db
+        assert db is not None
+        db.execute("DROP TABLE broker_sets")
         results = await asyncio.gather(*(store.commit(term, name, b"") for name in "ab"), return_exceptions=True)
         assert [type(result) for result in results] == [GantryError, GantryError]
         assert "can't be read or written" in str(results[0])

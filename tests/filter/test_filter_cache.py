@@ -16,8 +16,8 @@ from gantrymq.protocol.steps import finish
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filter_cache, "FILTER_CHARACTERS", 4000)
     # A new cache, because other tests have compiled expressions too.
-    monkeypatch.setattr(sql, "_compiled", sql._Compiled())
-    monkeypatch.setattr(sql, "_cache", FilterCache())
+    monkeypatch.setattr(sql, "compiled_filters", sql.CompiledFilters())
+    monkeypatch.setattr(sql, "filters_in_use", FilterCache())
 
 
 def test_room_is_given_back_with_the_last_who_holds_a_filter() -> None:
@@ -75,8 +75,8 @@ def test_what_is_compiled_twice_at_once_is_one_and_counts_once(end: str) -> None
         except ClientError as e:
             outcomes.append(str(e))
     assert outcomes[0] == outcomes[1]
-    assert sql._compiled.characters == len(text)
-    assert sql._cache.characters == (0 if end else len(text))
+    assert sql.compiled_filters.characters == len(text)
+    assert sql.filters_in_use.characters == (0 if end else len(text))
     outcomes.clear()
-    sql._compiled.clear()
-    assert sql._cache.characters == 0
+    sql.compiled_filters.clear()
+    assert sql.filters_in_use.characters == 0

@@ -122,9 +122,9 @@ def test_compiling_in_steps() -> None:
 def test_what_is_kept_is_limited() -> None:
     for n in range(100):
         compile_sql(f"a = '{'x' * 10_000}{n}'")
-    kept = sum(map(len, sql._compiled))
+    kept = sum(map(len, sql.compiled_filters))
     assert 240_000 < kept <= 256 * 1024
-    assert sql._compiled.characters == kept
+    assert sql.compiled_filters.characters == kept
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,12 @@ class ControllerProber(Prober):
         )
         answer = self._ask("heartbeat", self._controller, RequestCode.BROKER_HEARTBEAT, heartbeat)
         if answer.code != ResponseCode.SUCCESS:
-            self._error(f"heartbeat: {answer.code} {answer.remark}")
+            self.error(f"heartbeat: {answer.code} {answer.remark}")
         header = GetReplicaInfoRequestHeader(broker_name=NAME)
         answer = self._ask("info", self._controller, RequestCode.CONTROLLER_GET_REPLICA_INFO, header)
         info = answer.read_header(GetReplicaInfoResponseHeader)
         if (answer.code, info.master_broker_id, info.master_epoch) != (ResponseCode.SUCCESS, 1, 1):
-            self._error(f"info: {answer.code} {answer.remark} {info}")
+            self.error(f"info: {answer.code} {answer.remark} {info}")
         self.figures.rounds += 1
 
 

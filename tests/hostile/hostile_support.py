@@ -72,7 +72,7 @@ class Target:
     _prober: ProberProcess
     figures: Figures = field(default_factory=Figures)
     is_probed_out: bool = False
-    _connections: list[Connection] = field(default_factory=list)
+    connections: list[Connection] = field(default_factory=list)
 
     @property
     def address(self) -> str:
@@ -126,7 +126,7 @@ class Target:
     async def peer_of(self, server: ServerProcess) -> Peer:
         host, port = server.address.rsplit(":", 1)
         _, connection = await asyncio.get_running_loop().create_connection(lambda: Connection({}), host, int(port))
-        self._connections.append(connection)
+        self.connections.append(connection)
         return Peer(connection)
 
     def socket(self, server: ServerProcess | None = None) -> socket.socket:
@@ -321,7 +321,7 @@ async def under_attack(
             prober.kill()
             raise
         finally:
-            for connection in target._connections:
+            for connection in target.connections:
                 connection.abort()
     figures = target.figures
     report(
@@ -346,7 +346,7 @@ def _check(target: Target, log_may_have: Sequence[str], most_memory: float, slow
     assert figures.memory < most_memory, figures
     for server in target.servers:
         assert server.log_path.stat().st_size < MOST_LOG, f"{server.name} wrote a log without end"
-        assert server._process.returncode == 0, f"{server.name} had to be killed"
+        assert server.exit_code == 0, f"{server.name} had to be killed"
         found = faults(server.log_path.read_text(errors="replace"), log_may_have)
         assert not found, f"{server.name}: {found[:5]}"
     settings = load_properties(target.config)

@@ -144,20 +144,20 @@ class Prober:
         elif answer.code in self._inevitable:
             self.figures.refused += 1
         else:
-            self._error(f"send: {answer.code} {answer.remark}")
+            self.error(f"send: {answer.code} {answer.remark}")
         answer = self._ask(
             "route", self._name_server, RequestCode.GET_ROUTEINFO_BY_TOPIC, TopicRequestHeader(topic=TOPIC)
         )
         if answer.code not in (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST):
-            self._error(f"route: {answer.code} {answer.remark}")
+            self.error(f"route: {answer.code} {answer.remark}")
         self.figures.rounds += 1
 
     def _pull(self, offset: int, body: bytes) -> None:
         answer = self._ask("pull", self._broker, RequestCode.PULL_MESSAGE, _pull_header(offset))
         if answer.code != ResponseCode.SUCCESS:
-            self._error(f"pull: {answer.code} {answer.remark}")
+            self.error(f"pull: {answer.code} {answer.remark}")
         elif [message.body for message in decode_messages(answer.body)] != [body]:
-            self._error(f"pull: {body!r} came back as something else")
+            self.error(f"pull: {body!r} came back as something else")
 
     def _ask(self, what: str, server: _Server, code: int, header: Header, body: bytes = b"") -> RemotingCommand:
         self._opaque += 1
@@ -194,7 +194,7 @@ class Prober:
             self._sampled_at = now
             self.figures.memory = max(self.figures.memory, self._broker.memory(), self._name_server.memory())
 
-    def _error(self, text: str) -> None:
+    def error(self, text: str) -> None:
         if len(self.figures.errors) < _MOST_ERRORS:
             self.figures.errors.append(text)
 
@@ -235,7 +235,7 @@ def main(broker: str, broker_pid: str, name_server: str, name_server_pid: str, i
     try:
         prober.run_until_eof()
     except OSError as e:
-        prober._error(f"{type(e).__name__}: {e}")
+        prober.error(f"{type(e).__name__}: {e}")
         print("ready", flush=True)
     print(json.dumps(asdict(prober.figures)))
 

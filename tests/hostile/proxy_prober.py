@@ -72,7 +72,7 @@ class ProxyProber(Prober):
         if took_ms - starved > figures.stall_ms:
             figures.slowest_ms, figures.starved_ms, figures.slowest_of = took_ms, starved, what
         if status.code != pb.OK:
-            self._error(f"{what}: {status.code} {status.message}")
+            self.error(f"{what}: {status.code} {status.message}")
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         fields = (("x-mq-client-id", "innocent"), ("x-mq-language", "JAVA"))

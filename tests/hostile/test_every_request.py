@@ -12,7 +12,16 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from every_request import Known, Request, hostile_bodies, hostile_fields, large_bodies, learn, unreadable_fields
+from every_request import (
+    Known,
+    Request,
+    handlers_of,
+    hostile_bodies,
+    hostile_fields,
+    large_bodies,
+    learn,
+    unreadable_fields,
+)
 from hostile_support import UnderAttack, faults
 from ports import free_port
 
@@ -126,7 +135,7 @@ async def _known(server: Broker | NameServer) -> list[Known]:
                 if any(answer.opaque == 2 for answer in frames.feed(await reader.read(1 << 20))):
                     return
 
-        return await learn(server._server._handlers, ask)
+        return await learn(handlers_of(server), ask)
     finally:
         await server.stop()
 

@@ -12,7 +12,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from every_request import Known, Request, hostile_bodies, hostile_fields, large_bodies, learn, unreadable_fields
+from every_request import (
+    Known,
+    Request,
+    handlers_of,
+    hostile_bodies,
+    hostile_fields,
+    large_bodies,
+    learn,
+    unreadable_fields,
+)
 from hostile_support import MOST_LOG, MOST_MEMORY, SLOWEST_MS, faults
 from prober import Figures
 from test_every_request import Attacker, attack
@@ -44,7 +53,7 @@ async def known_to_controller(directory: Path) -> list[Known]:
                 if any(answer.opaque == 2 for answer in frames.feed(await reader.read(1 << 20))):
                     return
 
-        return await learn(controller._server._handlers, ask)
+        return await learn(handlers_of(controller), ask)
     finally:
         await controller.stop()
 
@@ -87,7 +96,7 @@ async def attacked(directory: Path) -> AsyncIterator[ServerProcess]:
     assert not figures.errors, figures.errors
     assert figures.stall_ms < SLOWEST_MS, figures
     assert figures.memory < MOST_MEMORY, figures
-    assert controller._process.returncode == 0, "it had to be killed"
+    assert controller.exit_code == 0, "it had to be killed"
     log = controller.log_path.read_text(errors="replace")
     assert len(log) < MOST_LOG
     found = faults(log)

@@ -37,9 +37,8 @@ async def test_what_is_done_is_said_when_the_broker_is_there_again(
             broker.stop()
             await in_flight.ack(message)
             assert len(in_flight) == 1
-            arguments = cluster._properties_of_broker(0)
-            cluster.brokers[0] = cluster._start("broker", arguments["brokerName"], arguments)
-            cluster.brokers[0].wait_until_ready(time.monotonic() + 20)
+            broker.restart()
+            broker.wait_until_ready(time.monotonic() + 20)
             await until(lambda: len(in_flight) == 0)
             await in_flight.stop()
     # The repeated ack arrived in time, and the broker accepted it.

@@ -162,7 +162,7 @@ def test_names(cluster: EmbeddedCluster) -> None:
     with kombu.Connection(f"rocketmq://{cluster.name_server}", transport_options=options) as connection:
         connection.ensure_connection(max_retries=1)
         link = connection.transport.link
-        assert link._names("celery") == ("tasks-celery", "workers-tasks-celery")
+        assert link.names("celery") == ("tasks-celery", "workers-tasks-celery")
         assert link.topic("a.b@ö") == "tasks-a%2Eb%40%C3%B6"
         with closing(connection.SimpleQueue("a.b@ö")) as queue:
             queue.put(1)
@@ -171,24 +171,24 @@ def test_names(cluster: EmbeddedCluster) -> None:
 
 
 def test_urls() -> None:
-    assert transport._parsed("rocketmq://")[0] == "127.0.0.1:9876"
-    assert transport._parsed("rocketmq://a,b:1/")[0] == "a:9876;b:1"
-    servers, options = transport._parsed("rocketmq://key:sec%2Fret@a")
+    assert transport.parse_url("rocketmq://")[0] == "127.0.0.1:9876"
+    assert transport.parse_url("rocketmq://a,b:1/")[0] == "a:9876;b:1"
+    servers, options = transport.parse_url("rocketmq://key:sec%2Fret@a")
     assert servers == "a:9876"
     assert options["credentials"] == Credentials("key", "sec/ret")
     with pytest.raises(ClientError, match="is wanted"):
-        transport._parsed("rocketmq://a/vhost")
+        transport.parse_url("rocketmq://a/vhost")
     secret = kombu.Connection("rocketmq://key:secret@a")
     assert secret.as_uri() == "rocketmq://key:**@a"
     assert secret.as_uri(include_password=True) == "rocketmq://key:secret@a"
-    assert transport._ssl_context(False) is None
+    assert transport.ssl_context_of(False) is None
     with pytest.raises(ClientError, match="SSLContext is wanted"):
-        transport._ssl_context({"ca_certs": "x"})
+        transport.ssl_context_of({"ca_certs": "x"})
 
 
 def test_etas() -> None:
     def eta_ms(eta: object) -> int | None:
-        return transport._eta_ms({"headers": {"eta": eta}})
+        return transport.eta_ms({"headers": {"eta": eta}})
 
     now = datetime.now(UTC)
     soon = now + timedelta(hours=1)
@@ -199,7 +199,7 @@ def test_etas() -> None:
     assert late < (now + timedelta(days=3)).timestamp() * 1000
     for none in ((now - timedelta(seconds=1)).isoformat(), "tomorrow", None, 5):
         assert eta_ms(none) is None
-    assert transport._eta_ms({"headers": None}) is None
+    assert transport.eta_ms({"headers": None}) is None
 
 
 def test_a_message_with_an_eta_comes_when_it_is_due(connection: kombu.Connection) -> None:

@@ -129,7 +129,7 @@ async def test_a_long_task_is_kept_and_a_worker_that_stops_gives_back(cluster: E
     await other.startup()
     first = await anext(broker.listen())
     # The other worker polls for longer than the invisible duration and receives nothing.
-    in_flight = other._in_flight
+    in_flight = other.in_flight
     assert isinstance(in_flight, InFlightMessages)
     assert await in_flight.receive(1, 2000) == []
     await broker.shutdown()

@@ -65,7 +65,7 @@ async def test_a_busy_client_does_not_keep_a_server_from_stopping(server: NameSe
             await client.invoke(server.address, route_request())
 
     asking = asyncio.create_task(ask_on())
-    await until(lambda: client._connections)
+    await until(lambda: client.is_connected(server.address))
     await asyncio.wait_for(server.stop(), 10)
     with pytest.raises(RemotingError):
         await asyncio.wait_for(asking, 10)
@@ -165,7 +165,7 @@ async def test_a_start_that_fails_half_way_leaves_nothing_behind(
     await again.stop()
 
 
-@pytest.mark.parametrize("part", ["_changes", "_long_requests", "_notifications"])
+@pytest.mark.parametrize("part", ["_changes", "_long_requests", "notifications"])
 async def test_a_part_that_raises_keeps_no_other_from_stopping(
     config: NamesrvConfig, client: RemotingClient, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:

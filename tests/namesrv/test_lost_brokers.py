@@ -7,9 +7,9 @@ from namesrv_support import broker_header, registration, topics_body
 from wait_until import until
 
 from gantrymq.errors import BrokerError
-from gantrymq.namesrv import lost_brokers, route_table
+from gantrymq.namesrv import route_table
 from gantrymq.namesrv.config import NamesrvConfig
-from gantrymq.namesrv.lost_brokers import KEPT_MS, NAMESPACE, PARTS_MS, LostBrokers
+from gantrymq.namesrv.lost_brokers import KEPT_MS, MAX_TOPICS, NAMESPACE, PARTS_MS, LostBrokers
 from gantrymq.namesrv.route_table import DEFAULT_HEARTBEAT_TIMEOUT_MS, RouteTable
 from gantrymq.namesrv.server import NameServer
 from gantrymq.protocol.bodies.route import KVTable
@@ -159,13 +159,14 @@ def test_a_topic_that_is_deleted_is_forgotten(table: RouteTable, cluster: str | 
     assert (table.lost.of("AB"), table.lost.of("B")) == (left, left)
 
 
-def test_there_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_brokers, "MAX_TOPICS", 5)
+def test_there_is_a_bound() -> None:
     lost = LostBrokers()
+    topics = {f"topic-{n}" for n in range(MAX_TOPICS + 1)}
+    some = set(sorted(topics)[: MAX_TOPICS // 2])
     for name in ("b-1", "b-2", "b-3"):
-        lost.lose(name, "c", {"one", "two"})
-    assert lost.of("one") == "b-2;b-3"
-    lost.lose("b-4", "c", {"1", "2", "3", "4", "5", "6"})
+        lost.lose(name, "c", some)
+    assert lost.of("topic-1") == "b-2;b-3"
+    lost.lose("b-4", "c", topics)
     assert by_topic(lost) == {}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from other_end import other_end
 from proxy_support import Rpc, message
 from wait_until import until
 
@@ -159,8 +160,12 @@ def handlers() -> Server:
 
 
 @pytest.fixture
-async def server(handlers: Server) -> AsyncIterator[ProxyServer]:
-    service = Service(handlers.handlers, MessageLimits(8 * 1024 * 1024, 0))
+async def service(handlers: Server) -> Service:
+    return Service(handlers.handlers, MessageLimits(8 * 1024 * 1024, 0))
+
+
+@pytest.fixture
+async def server(service: Service) -> AsyncIterator[ProxyServer]:
     server = ProxyServer(service, host="127.0.0.1", port=0, tls=TlsConfig(), max_idle_s=120, jobs=Jobs())
     await server.start()
     yield server
@@ -521,9 +526,8 @@ def test_long_messages_take_turns() -> None:
     assert a.is_refused
 
 
-async def test_many_unfinished_messages_leave_others_served(server: ProxyServer, stub: Rpc, handlers: Server) -> None:
+async def test_many_unfinished_messages_leave_others_served(server: ProxyServer, stub: Rpc, service: Service) -> None:
     """Four peers with a thousand streams each: 256 MB without a limit."""
-    service = server._service
     begun = b"\x00" + (8_000_000).to_bytes(4, "big") + b"x" * 16_000
     writers = []
     most = 0
@@ -579,8 +583,8 @@ async def test_a_silent_connection_that_takes_nothing_is_closed(handlers: Server
         peer.sendall(frames.PREFACE + frames.settings({}))
         (connection,) = await until(lambda: list(server.connections))
         # More than the buffers of both ends; none of it is read.
-        assert connection._transport is not None
-        connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with other_end(peer) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         connection.send(frames.ping(b"12345678") * 30_000)
         if is_error:
             peer.sendall(frames.window_update(0, 0))
@@ -705,9 +709,7 @@ async def test_a_socket_that_nobody_reads_takes_no_more_than_its_buffer(server: 
     writer.write(data(1, framed(rpc_pb.ReceiveMessageRequest(batch_size=1000))))
     (connection,) = await until(lambda: list(server.connections))
     await until(lambda: not connection.is_writable)
-    transport = connection._transport
-    assert transport is not None
-    assert transport.get_write_buffer_size() < 3 * 1024 * 1024
+    assert connection.unwritten_bytes < 3 * 1024 * 1024
     # A peer that reads late gets everything.
     received = 0
     while received < 1000 * 100_000:

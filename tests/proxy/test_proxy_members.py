@@ -88,10 +88,10 @@ async def test_who_leaves_while_a_broker_is_told_is_not_there(tmp_path: Path) ->
                 await until(lambda: members_of_all(admin, {"group": ["0", "2"], "other": ["1", "3"]}))
                 os.kill(broker.pid, signal.SIGSTOP)
                 clients.register(RecordedCall(client_id="4"), consumer("another", "topic"), monotonic())
-                await until(lambda: members._busy)
+                await until(lambda: members.busy)
                 clients.remove("4")
                 os.kill(broker.pid, signal.SIGCONT)
-                await until(lambda: not members._busy and not members._leaving)
+                await until(lambda: not members.busy and not members.leaving)
                 assert await members_of_all(admin, {"group": ["0", "2"], "other": ["1", "3"], "another": []})
             finally:
                 os.kill(broker.pid, signal.SIGCONT)

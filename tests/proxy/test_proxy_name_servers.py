@@ -14,6 +14,7 @@ from running_proxy import HOST, running_proxy
 from gantrymq.client.admin.client import AdminClient
 from gantrymq.proxy.v2 import definition_pb2 as pb
 from gantrymq.proxy.v2 import service_pb2 as rpc_pb
+from gantrymq.system import randomness
 from gantrymq.testing.embedded import EmbeddedCluster
 
 #: Timeout in seconds. A NameServer has 3 s; beside other tests, the machine can take twice as long.
@@ -53,11 +54,15 @@ async def test_the_only_one_hangs(hung: str) -> None:
     assert hung in answers[0].status.message
 
 
-async def test_one_of_two_hangs(hung: str, cluster: EmbeddedCluster, admin: AdminClient) -> None:
+async def test_one_of_two_hangs(
+    hung: str, cluster: EmbeddedCluster, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = await new_topic(admin)
-    async with running_proxy(f"{hung};{cluster.name_server}") as proxy:
-        # Otherwise, the first NameServer is random.
-        proxy.brokers.routes._current = 0
-        async with grpc.aio.insecure_channel(proxy.address) as channel:
-            answers = await asyncio.gather(*requests(Rpc(channel, "host@1"), topic))
+    # The first NameServer is random.
+    monkeypatch.setattr(randomness, "randrange", lambda stop: 0)
+    async with (
+        running_proxy(f"{hung};{cluster.name_server}") as proxy,
+        grpc.aio.insecure_channel(proxy.address) as channel,
+    ):
+        answers = await asyncio.gather(*requests(Rpc(channel, "host@1"), topic))
     assert {answer.status.code for answer in answers} == {pb.OK}

@@ -261,7 +261,7 @@ async def test_a_client_that_leaves_takes_its_connections_along(
     async with consumer_of(here, group, Inbox(), topic) as consumer:
         await until(lambda: consumer.assignment)
         (known,) = (await admin.consumer_connection(group)).connection_set
-        for connection in list(proxy._remoting.connections):
+        for connection in list(proxy.remoting.connections):
             connection.abort()
 
         async def is_back() -> bool:
@@ -341,15 +341,14 @@ async def test_answers_that_nobody_reads_stay_with_their_broker(
         writer.write(request.encode())
 
     def held_up() -> Connection | None:
-        return next((connection for connection in proxy._remoting.connections if connection.is_full), None)
+        return next((connection for connection in proxy.remoting.connections if connection.is_full), None)
 
     connection = await until(held_up)
     link: Link = connection.attributes["link"]
-    (upstream,) = link._open.values()
+    (upstream,) = link.upstreams.values()
     await until(lambda: upstream.is_stopped)
-    assert connection._transport is not None
     # Without the limit, it would be 50 MB.
-    assert connection._transport.get_write_buffer_size() < 2 * 1024 * 1024
+    assert connection.unwritten_bytes < 2 * 1024 * 1024
     while answers < pulls:
         length = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 20), "big")
         await asyncio.wait_for(reader.readexactly(length), 20)

@@ -80,13 +80,14 @@ def whole_frames(data: bytes) -> Iterator[RemotingCommand]:
 def connected(look: FirstLook, *, slices: TimeSlices | None = None, hooks: list[RpcHook] | None = None) -> Connection:
     limits = ConnectionLimits(slices if slices is not None else TimeSlices())
     connection = Connection({ECHO: echo}, is_server=True, limits=limits, first_look=look, hooks=hooks or [])
-    connection.connection_made(Written())
+    connection.attributes[Written] = transport = Written()
+    connection.connection_made(transport)
     return connection
 
 
 def written_by(connection: Connection) -> Written:
-    assert isinstance(connection._transport, Written)
-    return connection._transport
+    transport: Written = connection.attributes[Written]
+    return transport
 
 
 async def test_it_is_given_what_begins_with_a_frame(clock: Clock) -> None:
@@ -160,7 +161,7 @@ async def test_who_floods_has_turns_like_others(clock: Clock) -> None:
     crowd = [connected(look, slices=slices) for _ in range(40)]
     clock.now += 0.5
     cheap.data_received(frame(PLAIN, opaque=1))
-    slices._new_round()
+    slices.new_round()
     clock.now += 0.5
     for number, connection in enumerate(crowd):
         connection.data_received(b"".join(frame(PLAIN, opaque=n) for n in (number, number + 100)))
@@ -173,7 +174,7 @@ async def test_who_floods_has_turns_like_others(clock: Clock) -> None:
 
     rounds = 0
     while any(connection.is_behind for connection in crowd):
-        slices._new_round()
+        slices.new_round()
         rounds += 1
     assert rounds > 1
     assert [written_by(one).answers() for one in crowd] == [[number, number + 100] for number in range(40)]

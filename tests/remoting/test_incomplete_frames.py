@@ -35,7 +35,7 @@ class Peer:
         self.is_read = True
         self.is_open = True
         self._number = 0
-        self._length = 0
+        self.length = 0
         self.held = 0
 
     def __repr__(self) -> str:
@@ -44,7 +44,7 @@ class Peer:
     def begin(self, length: int, size: int = READ_SIZE) -> Peer:
         """Sends the first part of a frame."""
         self._number += 1
-        self._length, self.held = length, 0
+        self.length, self.held = length, 0
         self.send(size)
         return self
 
@@ -53,10 +53,10 @@ class Peer:
         assert self.is_open
         assert self.is_read
         self.held += size
-        if self.held >= self._length:
-            self._length = self.held = 0
-        self.world.frames.received(self, self._number, self._length, self.held)
-        return not self._length
+        if self.held >= self.length:
+            self.length = self.held = 0
+        self.world.frames.received(self, self._number, self.length, self.held)
+        return not self.length
 
     def send_rest(self) -> None:
         while not self.send():
@@ -283,12 +283,12 @@ def test_the_sums_are_right_whatever_happens(steps: list[tuple[int, str, int, bo
                 peer.send(10 * KIB * number)
         open_peers = [peer for peer in peers if peer in world.frames]
         assert world.frames.held == sum(peer.held for peer in open_peers) <= 1 * MIB
-        read = sum(peer._length for peer in open_peers if peer.is_read and peer._length >= SMALL)
-        others = sum(peer.held for peer in open_peers if not peer.is_read or peer._length < SMALL)
-        assert world.frames._counted == read + others
+        read = sum(peer.length for peer in open_peers if peer.is_read and peer.length >= SMALL)
+        others = sum(peer.held for peer in open_peers if not peer.is_read or peer.length < SMALL)
+        assert world.frames.counted == read + others
     for peer in peers:
         world.frames.forget(peer)
-    assert (world.frames.held, world.frames._counted, world.frames._waiting) == (0, 0, 0)
+    assert (world.frames.held, world.frames.counted, world.frames.look()) == (0, 0, None)
 
 
 # -- with sockets ---------------------------------------------------------------------------------------------------

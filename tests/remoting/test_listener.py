@@ -136,7 +136,7 @@ async def test_accepting_goes_on_after_the_system_had_no_room(
 ) -> None:
     async with serving() as server:
         # Simulates ENFILE: not even the reserved descriptor helps.
-        monkeypatch.setattr(server._listener, "_refuse_without_descriptor", lambda listening: False)
+        monkeypatch.setattr(Listener, "_refuse_without_descriptor", lambda listener, listening: False)
         waiting = socket.socket()
         waiting.setblocking(False)
         with descriptors(50), no_descriptor_left():

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -80,7 +81,7 @@ async def test_one_request_sent_twice_at_once() -> None:
     async with serving() as server, calling() as client:
         answers = await asyncio.gather(*(client.invoke(address(server), same) for _ in range(3)))
         connection = await client.connection(address(server))
-        await until(lambda: not connection._pending)
+        await until(lambda: not connection.awaits_answers)
     assert [answer.body for answer in answers] == [b"same"] * 3
 
 
@@ -157,18 +158,18 @@ async def test_no_answer_in_time() -> None:
         connection.reply(late_request, RemotingCommand.response(body=b"twice"))
         assert (await client.call(address(server), request(b"next"))).body == b"next"
         ours = await client.connection(address(server))
-        assert not ours._pending
+        assert not ours.awaits_answers
 
 
 async def test_a_caller_that_gives_up_leaves_nothing() -> None:
     async with serving() as server, calling() as client:
         connection = await client.connection(address(server))
         task = asyncio.ensure_future(connection.invoke(request(code=SILENT)))
-        await until(lambda: connection._pending)
+        await until(lambda: connection.awaits_answers)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until(lambda: not connection._pending)
+        await until(lambda: not connection.awaits_answers)
 
 
 async def test_a_server_that_does_not_read() -> None:
@@ -176,10 +177,9 @@ async def test_a_server_that_does_not_read() -> None:
         where = address_of(sock)
         connection = await client.connection(where)
         peer = await accepted(sock)
-        while connection._writable is None:
+        while not connection.is_full:
             connection.send_oneway(request(bytes(MIB)))
-        assert connection._transport is not None
-        assert connection._transport.get_write_buffer_size() < WRITE_HIGH_WATER + 2 * MIB
+        assert connection.unwritten_bytes < WRITE_HIGH_WATER + 2 * MIB
 
         with pytest.raises(RequestTimeout, match="did not take"):
             await client.invoke(where, request(), timeout_ms=50)
@@ -209,13 +209,13 @@ async def test_answers_are_read_while_the_server_does_not_read() -> None:
         connection = await client.connection(address_of(sock))
         peer = await accepted(sock)
         pending = connection.start_request(request(), timeout_ms=20_000)
-        while connection._writable is None:
+        while not connection.is_full:
             connection.send_oneway(request(bytes(MIB)))
         answer = RemotingCommand.response(body=bytes(4 * MIB))
         answer.opaque = 1
         await peer.send(answer.encode())
         assert len((await pending).body) == 4 * MIB
-        assert connection._writable is not None
+        assert connection.is_full
         peer.close()
 
 
@@ -299,18 +299,26 @@ async def test_the_server_comes_back() -> None:
             await client.invoke(where, request())
         async with serving(port=port):
             assert (await client.call(where, request(b"2"))).body == b"2"
-        await until(lambda: not client._connections)
+            second = weakref.ref(await client.connection(where))
+        # The client does not keep a lost connection.
+        await until(lambda: gc.collect() >= 0 and second() is None)
 
 
 # -- lost connections -----------------------------------------------------------------------------------------------
 
 
 async def test_the_server_goes_while_requests_are_pending() -> None:
-    async with serving() as server, calling() as client:
-        tasks = [asyncio.ensure_future(client.invoke(address(server), request(code=SILENT))) for _ in range(3)]
+    got: list[RemotingCommand] = []
+
+    def unanswered(connection: Connection, request: RemotingCommand) -> Reply:
+        got.append(request)
+        return None
+
+    async with serving({7: unanswered}) as server, calling() as client:
+        tasks = [asyncio.ensure_future(client.invoke(address(server), request(code=7))) for _ in range(3)]
         connection = await only_connection(server)
         ours = await client.connection(address(server))
-        await until(lambda: len(ours._pending) == 3)
+        await until(lambda: len(got) == 3)
         connection.abort()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(result) for result in results] == [ConnectionLost] * 3
@@ -339,10 +347,15 @@ async def test_a_server_that_answers_garbage() -> None:
 
 
 async def test_close_ends_what_is_pending() -> None:
-    async with serving() as server, calling() as client:
-        tasks = [asyncio.ensure_future(client.invoke(address(server), request(code=SILENT))) for _ in range(3)]
-        ours = await client.connection(address(server))
-        await until(lambda: len(ours._pending) == 3)
+    got: list[RemotingCommand] = []
+
+    def unanswered(connection: Connection, request: RemotingCommand) -> Reply:
+        got.append(request)
+        return None
+
+    async with serving({7: unanswered}) as server, calling() as client:
+        tasks = [asyncio.ensure_future(client.invoke(address(server), request(code=7))) for _ in range(3)]
+        await until(lambda: len(got) == 3)
         await client.close()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(result) for result in results] == [ConnectionLost] * 3
@@ -380,7 +393,7 @@ async def test_close_sends_what_was_written() -> None:
 async def test_close_does_not_wait_for_ever() -> None:
     async with listening() as sock, calling() as client:
         connection = await client.connection(address_of(sock))
-        while connection._writable is None:
+        while not connection.is_full:
             connection.send_oneway(request(bytes(MIB)))
         await asyncio.wait_for(client.close(), 10)
         assert connection.is_closed

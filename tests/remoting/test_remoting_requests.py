@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 from remoting_support import ECHO, address, calling, serving
@@ -11,6 +13,7 @@ from wait_until import until
 from gantrymq.errors import ConnectionLost, RequestTimeout
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.remoting.connection import GATHER_LIMIT, LARGE_BODY, Connection, Reply
+from gantrymq.remoting.pending_requests import PendingRequests
 
 
 async def test_requests_of_one_turn_arrive_in_order() -> None:
@@ -57,7 +60,7 @@ async def test_each_request_has_its_own_timeout() -> None:
         began = loop.time()
         # The other timeouts end before this one, so the timer is set again.
         longest = asyncio.create_task(connection.invoke(RemotingCommand.request(7), 60_000))
-        await until(lambda: connection._pending)
+        await until(lambda: connection.awaits_answers)
         answered = connection.invoke(RemotingCommand.request(ECHO, body=b"x"), 20_000)
         timeouts = [300, 200, 100, 50, 60, 250]
         async with asyncio.timeout(20):
@@ -67,24 +70,26 @@ async def test_each_request_has_its_own_timeout() -> None:
         longest.cancel()
         await until(longest.done)
         assert all(after >= timeout_ms / 1000 - 0.005 for timeout_ms, after in ended.items())
-        assert not connection._pending
+        assert not connection.awaits_answers
 
 
 async def test_a_request_that_is_given_up_is_forgotten() -> None:
     async with serving({7: lambda connection, request: None}) as server, calling() as client:
         connection = await client.connection(address(server))
         task = asyncio.create_task(connection.invoke(RemotingCommand.request(7), 60_000))
-        await until(lambda: connection._pending)
+        await until(lambda: connection.awaits_answers)
         task.cancel()
-        await until(lambda: not connection._pending)
+        await until(lambda: not connection.awaits_answers)
 
 
 async def test_the_timer_ends_with_its_connection() -> None:
-    async with serving({7: lambda connection, request: None}) as server, calling() as client:
-        connection = await client.connection(address(server))
-        waiting = asyncio.create_task(connection.invoke(RemotingCommand.request(7), 60_000))
-        await until(lambda: connection._pending)
-        connection.abort()
-        with pytest.raises(ConnectionLost):
-            await waiting
-        assert connection._pending._job._timer is None
+    pending = PendingRequests(asyncio.get_running_loop())
+    waiting = pending.add(1, "127.0.0.1:1", 60_000)
+    pending.connection_lost("the connection was closed")
+    with pytest.raises(ConnectionLost):
+        await waiting
+    # The event loop would keep the timer, and the timer its object.
+    left = weakref.ref(pending)
+    del pending
+    gc.collect()
+    assert left() is None

@@ -311,10 +311,9 @@ async def test_work_ends_with_its_connection() -> None:
         async with peer_of(server) as peer:
             await peer.send(frame(7))
             await until(lambda: states)
-            connection = await only_connection(server)
         await until(lambda: len(states) == 2)
         assert states == ["started", "cancelled"]
-        assert not connection._response_tasks
+        await until(lambda: not server.response_tasks.all.items)
 
 
 async def test_work_for_a_peer_that_is_gone_never_starts() -> None:
@@ -362,17 +361,12 @@ ANSWER = 16 * 1024
 async def fill(peer: Peer, connection: Connection, handled: Callable[[], int], code: int) -> int:
     """Sends requests without reading until the server stops reading, and returns their number."""
     sent = 0
-    while connection._writable is None:
+    while not connection.is_full:
         assert sent < 10_000, "the server goes on reading"
         await peer.send(b"".join(frame(code, opaque=sent + n) for n in range(16)))
         sent += 16
-        await until(lambda sent=sent: handled() == sent or connection._writable is not None)
+        await until(lambda sent=sent: handled() == sent or connection.is_full)
     return sent
-
-
-def buffered(connection: Connection) -> int:
-    assert connection._transport is not None
-    return connection._transport.get_write_buffer_size()
 
 
 async def test_a_slow_reader_is_not_read_any_further_and_others_are_served() -> None:
@@ -397,7 +391,7 @@ async def test_a_slow_reader_is_not_read_any_further_and_others_are_served() -> 
                 answer = await client.invoke(address(server), RemotingCommand.request(ECHO, body=b"%d" % n))
                 assert answer.body == b"%d" % n
         assert handled - handled_when_full <= 16
-        assert buffered(connection) <= WRITE_HIGH_WATER + 32 * (ANSWER + 1000)
+        assert connection.unwritten_bytes <= WRITE_HIGH_WATER + 32 * (ANSWER + 1000)
 
         # The peer reads again. It gets every response in order, including those to the later requests.
         rest = asyncio.ensure_future(slow.send(more[taken:]))
@@ -405,7 +399,7 @@ async def test_a_slow_reader_is_not_read_any_further_and_others_are_served() -> 
         await rest
         assert [answer.opaque for answer in answers] == list(range(sent + 2000))
         assert handled == sent + 2000
-        assert connection._writable is None
+        assert not connection.is_full
 
 
 async def test_large_answers_to_one_read_wait_for_the_peer() -> None:
@@ -426,7 +420,7 @@ async def test_large_answers_to_one_read_wait_for_the_peer() -> None:
         await until(lambda: connection.is_full)
         for _ in range(20):
             await asyncio.sleep(0)
-            assert buffered(connection) <= WRITE_HIGH_WATER + BATCH_LIMIT + len(body) + 1000
+            assert connection.unwritten_bytes <= WRITE_HIGH_WATER + BATCH_LIMIT + len(body) + 1000
         assert handled < 8
 
         # Later requests wait as well, and their responses come in order.
@@ -474,7 +468,7 @@ async def test_a_slow_reader_that_leaves_takes_nothing_along() -> None:
             await fill(slow, connection, lambda: handled, 7)
         # A close with unread bytes resets the connection. The next write detects it.
         await until(lambda: not server.connections)
-        assert connection._writable is None
+        assert not connection.is_full
 
 
 @pytest.mark.parametrize("how", ["read", "reset", "abort"])
@@ -493,7 +487,7 @@ async def test_memory_of_a_mapped_file_is_held_until_it_is_sent(how: str, tmp_pa
     async with serving({7: handler}) as server, peer_of(server, receive_buffer=65536) as peer:
         await peer.send(frame(7))
         connection = await only_connection(server)
-        await until(lambda: connection._writable is not None)
+        await until(lambda: connection.is_full)
         with pytest.raises(BufferError):
             mapped.close()
 
@@ -504,7 +498,7 @@ async def test_memory_of_a_mapped_file_is_held_until_it_is_sent(how: str, tmp_pa
             peer.close()
         else:
             connection.abort()
-        await until(lambda: connection.is_closed or not buffered(connection))
+        await until(lambda: connection.is_closed or not connection.unwritten_bytes)
 
         def unmapped() -> bool:
             try:

@@ -152,19 +152,23 @@ def connections_of(count: int, request_s: float) -> tuple[list[Connection], Time
         Connection({7: handler, ECHO: echo}, is_server=True, limits=ConnectionLimits(slices)) for _ in range(count)
     ]
     for connection in connections:
-        connection.connection_made(Swallowing())
+        connect(connection)
     return connections, slices
 
 
+def connect(connection: Connection) -> None:
+    """Opens the connection with a transport for `is_read` and `written_to`."""
+    connection.attributes[Swallowing] = transport = Swallowing()
+    connection.connection_made(transport)
+
+
 def is_read(connection: Connection) -> bool:
-    transport = connection._transport
-    assert isinstance(transport, Swallowing)
+    transport: Swallowing = connection.attributes[Swallowing]
     return transport.is_read
 
 
 def written_to(connection: Connection) -> int:
-    transport = connection._transport
-    assert isinstance(transport, Swallowing)
+    transport: Swallowing = connection.attributes[Swallowing]
     return transport.written
 
 
@@ -229,7 +233,7 @@ async def test_reads_that_wait_hold_no_more_than_all_may(monkeypatch: pytest.Mon
     assert is_read(innocent)
     assert not any(is_read(connection) for connection in others)
     late = Connection({ECHO: echo}, is_server=True, limits=ConnectionLimits(slices))
-    late.connection_made(Swallowing())
+    connect(late)
     assert not is_read(late)
     with longest_turns():
         await until(lambda: not slices.is_full)
@@ -238,7 +242,7 @@ async def test_reads_that_wait_hold_no_more_than_all_may(monkeypatch: pytest.Mon
         await until(lambda: all(is_read(connection) for connection in others))
     for connection in (*connections, late):
         connection.connection_lost(None)
-    assert not slices._connections
+    assert not slices.connections
 
 
 @pytest.mark.usefixtures("own_time")
@@ -299,8 +303,17 @@ async def test_who_took_much_comes_before_those_that_came_two_seconds_later() ->
     light.last_read += 2.1
     light.charge(0.02)
     light.last_read += 2.1
-    slices.defer(light)
-    assert [connection for connection, _ in slices._in_turn()] == [heavy, light]
+    light.data_received(frame(7))
+    assert heavy.is_behind
+    assert light.is_behind
+    # The request uses up the time of a round.
+    slices.new_round()
+    assert written_to(heavy)
+    assert not written_to(light)
+    slices.new_round()
+    assert written_to(light)
+    for connection in connections:
+        connection.connection_lost(None)
 
 
 @pytest.mark.usefixtures("own_time")
@@ -466,11 +479,11 @@ async def test_slow_requests_are_logged_the_first_at_once_then_the_slowest(
     for seconds in (0.2, 0.3, 0.5, 0.4):
         watch.slow_request(10, "127.0.0.1:1", seconds, 4)
     assert [record.getMessage() for record in caplog.records] == ["slow request code=10 peer=127.0.0.1:1 ms=200 body=4"]
-    watch._beat()
+    watch.beat()
     assert len(caplog.records) == 1
     now += loop_watch.REPORT_S
-    watch._beat()
-    watch._beat()
+    watch.beat()
+    watch.beat()
     assert [record.getMessage() for record in caplog.records[1:]] == [
         "slow request code=10 peer=127.0.0.1:1 ms=500 body=4 (the slowest of 3 since the last such line)"
     ]
@@ -573,8 +586,7 @@ async def test_a_peer_that_does_not_read_is_not_sent_notifications_without_end()
 
         with pytest.raises(RequestTimeout, match="doesn't take"):
             notify()
-        assert connection._transport is not None
-        assert connection._transport.get_write_buffer_size() <= ONEWAY_LIMIT + 200_000
+        assert connection.unwritten_bytes <= ONEWAY_LIMIT + 200_000
 
 
 @pytest.mark.parametrize("is_server", [False, True])

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import uvloop
 from certificates import Pair, make_certificate
-from remoting_support import ECHO, address, calling, frame, only_connection, peer_of, serving
+from other_end import other_end
+from remoting_support import ECHO, address, calling, frame, peer_of, serving
 from wait_until import until
 
 from gantrymq.config import from_properties, to_properties
@@ -130,10 +131,8 @@ async def test_small_answers_are_not_held_back(config: TlsConfig) -> None:
     async with serving(tls=config) as server, peer_of(server) as peer:
         await peer.send(frame(ECHO))
         await peer.commands(1)
-        connection = await only_connection(server)
-        assert connection._transport is not None
-        sock = connection._transport.get_extra_info("socket")
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        with other_end(peer.sock) as sock:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_many_connections_leave_nothing_open(config: TlsConfig, made: dict[str, Pair]) -> None:
@@ -337,13 +336,18 @@ def der(pair: Pair) -> bytes:
     return ssl.PEM_cert_to_DER_cert(pair.cert.read_text())
 
 
+@pytest.fixture
+def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a server look for changed files almost at once."""
+    monkeypatch.setattr(server_tls, "WATCH_INTERVAL_S", 0.01)
+
+
+@pytest.mark.usefixtures("quick_watch")
 async def test_a_replaced_certificate_is_used_while_connections_go_on(
     config: TlsConfig,
     made: dict[str, Pair],
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(server_tls, "WATCH_INTERVAL_S", 0.01)
     caplog.set_level(logging.INFO, "gantrymq.remoting.server_tls")
     assert config.tls_server_cert_path is not None
     assert config.tls_server_key_path is not None
@@ -369,10 +373,8 @@ async def test_a_replaced_certificate_is_used_while_connections_go_on(
         assert caplog.text.count("can't be used") == 1
 
 
-async def test_who_may_connect_changes_with_the_file(
-    config: TlsConfig, made: dict[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server_tls, "WATCH_INTERVAL_S", 0.01)
+@pytest.mark.usefixtures("quick_watch")
+async def test_who_may_connect_changes_with_the_file(config: TlsConfig, made: dict[str, Pair], tmp_path: Path) -> None:
     trust = tmp_path / "trust.pem"
     shutil.copy(made["client"].cert, trust)
     config = replace(config, tls_server_need_client_auth=ClientAuth.REQUIRE, tls_server_trust_cert_path=trust)

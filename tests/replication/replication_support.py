@@ -13,8 +13,10 @@ from typing import Any
 from gantrymq.protocol.record import encode_host
 from gantrymq.remoting.listener import ListenOptions
 from gantrymq.replication.config import ReplicationConfig
+from gantrymq.replication.connection import HaConnection
 from gantrymq.replication.master import HaMaster
 from gantrymq.replication.slave import HaSlave
+from gantrymq.replication.slave_connection import SlaveConnection
 from gantrymq.store.config import StoreConfig
 from gantrymq.store.message_store import MessageStore
 
@@ -86,6 +88,18 @@ def queue_units(store: MessageStore) -> dict[tuple[str, int], tuple[int, int, li
     return found
 
 
+def connection_of(slave: HaSlave) -> SlaveConnection:
+    """Returns the slave's connection to its master."""
+    connection = slave._connection
+    assert connection is not None
+    return connection
+
+
+def connections_of(master: HaMaster) -> list[HaConnection]:
+    """Returns the master's connections, in the order of their arrival."""
+    return list(master._connections)
+
+
 class Proxy:
     """Forwards connections at `port` to `target`, in both directions.
 
@@ -103,6 +117,8 @@ class Proxy:
         self.cut_after: Callable[[], int | None] = lambda: None
         self.cuts = 0
         self.passed = 0
+        #: Number of connections so far.
+        self.accepted = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Future[None]] = set()
 
@@ -124,6 +140,7 @@ class Proxy:
             writer.transport.abort()
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
         try:
             to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:

@@ -153,7 +153,7 @@ def test_what_is_gone_of_the_log_has_no_epochs() -> None:
 def test_where_two_logs_parted(
     own: list[tuple[int, int]], end: int, other: list[tuple[int, int]], other_end: int, point: int | None
 ) -> None:
-    first, second = Epochs(map(Epoch._make, own)), Epochs(map(Epoch._make, other))
+    first, second = Epochs(Epoch(*one) for one in own), Epochs(Epoch(*one) for one in other)
     assert first.consistent_point(end, second, other_end) == point
     assert second.consistent_point(other_end, first, end) == point
 

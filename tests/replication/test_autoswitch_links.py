@@ -11,7 +11,7 @@ from struct import pack
 from typing import Any
 
 import pytest
-from replication_support import LOG_FILE, Proxy, log_hash, opened, put_many, queue_units
+from replication_support import LOG_FILE, Proxy, connection_of, log_hash, opened, put_many, queue_units
 from wait_until import until
 
 from gantrymq.errors import ReplicationError
@@ -172,8 +172,7 @@ async def test_a_slave_that_leaves_says_for_which_epoch(tmp_path: Path, *, is_pa
         async with first.as_master() as master, second.as_slave(master.port) as slave:
             await until(lambda: second.end == first.end)
             if is_paused:
-                assert slave._connection is not None
-                slave._connection.pause()
+                connection_of(slave).pause()
                 put_many(first.store, 3000, Random(2), size=1000)
             slave.leave(7)
             assert await until(lambda: first.newer_epochs) == [7]

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from replication_support import log_hash, opened, put_many
+from replication_support import Proxy, log_hash, opened, put_many
 from wait_until import until
 
 from gantrymq.remoting.listener import ListenOptions
@@ -27,17 +27,18 @@ async def test_master_that_demands_tls(tmp_path: Path, certificate: tuple[Path, 
         master = HaMaster(first, ReplicationConfig(), ListenOptions("127.0.0.1"), tls=tls)
         slave = HaSlave(second, ReplicationConfig(), broker_id=1, ssl_context=context)
         await master.start()
-        try:
-            slave.set_master(f"127.0.0.1:{master.port}")
-            await slave.start()
-            if is_plain:
-                # The slave retries, and is refused each time.
-                await until(lambda: slave._pause_s >= 0.3)
-                assert not master.slaves
-                assert second.max_physical_offset == 0
-            else:
-                await until(lambda: master.slaves.replicated(2) == first.max_physical_offset)
-                assert log_hash(first) == log_hash(second)
-        finally:
-            await slave.stop()
-            await master.stop()
+        async with Proxy(master.port) as proxy:
+            try:
+                slave.set_master(f"127.0.0.1:{proxy.port}")
+                await slave.start()
+                if is_plain:
+                    # The slave retries, and is refused each time.
+                    await until(lambda: proxy.accepted > 2)
+                    assert not master.slaves
+                    assert second.max_physical_offset == 0
+                else:
+                    await until(lambda: master.slaves.replicated(2) == first.max_physical_offset)
+                    assert log_hash(first) == log_hash(second)
+            finally:
+                await slave.stop()
+                await master.stop()

@@ -7,11 +7,22 @@ from random import Random
 from time import monotonic
 
 import pytest
-from replication_support import LOG_FILE, Proxy, log_hash, master_of, opened, put_many, queue_units, slave_of
+from replication_support import (
+    LOG_FILE,
+    Proxy,
+    connection_of,
+    log_hash,
+    master_of,
+    opened,
+    put_many,
+    queue_units,
+    slave_of,
+)
 from wait_until import until
 
 from gantrymq.protocol.bodies.ha_status import HaStatus
 from gantrymq.replication.link import LinkState
+from gantrymq.replication.slave import HaSlave
 
 
 async def test_what_is_there_and_what_comes_later(tmp_path: Path) -> None:
@@ -60,6 +71,17 @@ async def test_connection_cut_at_random(tmp_path: Path, count: int, cuts: int) -
 async def test_a_job_that_fails_is_tried_again_before_senders_give_up(
     tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name = {"connecting": "_connect", "putting": "_put"}[job]
+    work, fails = getattr(HaSlave, name), False
+
+    def fails_once(slave: HaSlave) -> object:
+        nonlocal fails
+        if fails:
+            fails = False
+            raise RuntimeError("planted")
+        return work(slave)
+
+    monkeypatch.setattr(HaSlave, name, fails_once)
     async with (
         opened(tmp_path / "a") as first,
         opened(tmp_path / "b", is_slave=True) as second,
@@ -69,15 +91,8 @@ async def test_a_job_that_fails_is_tried_again_before_senders_give_up(
         put_many(first, 10, Random(2))
         await until(lambda: slave.state is LinkState.FOLLOWING)
         repeating = getattr(slave, f"_{job}")
-        work = repeating._work
-
-        def fails_once() -> None:
-            monkeypatch.setattr(repeating, "_work", work)
-            raise RuntimeError("planted")
-
-        monkeypatch.setattr(repeating, "_work", fails_once)
-        connection = slave._connection
-        assert connection is not None
+        fails = True
+        connection = connection_of(slave)
         # The state after a time slice that was too short for all received data, or after a lost connection.
         if job == "putting":
             connection.pause()

@@ -90,8 +90,9 @@ def test_a_thread_that_dies_is_told_with_its_cause(caplog: pytest.LogCaptureFixt
     cluster.start()
     addresses = (cluster.name_server, *cluster.brokers)
     directory = Path(str(cluster.directory))
-    assert cluster._loop is not None
-    asyncio.run_coroutine_threadsafe(die(), cluster._loop)
+    loop = cluster._loop
+    assert loop is not None
+    asyncio.run_coroutine_threadsafe(die(), loop)
     wait_until(lambda: not any(accepts(address) for address in addresses))
     with pytest.raises(ThreadDied, match="SystemExit: the end") as died:
         cluster.stop()

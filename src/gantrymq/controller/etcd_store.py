@@ -98,7 +98,7 @@ class EtcdStore:
         #: Id of the lease of this or the last term. 0 if there is none.
         self._lease = 0
         #: Revision of each broker set when it was last read or written.
-        self._revisions: dict[str, int] = {}
+        self.revisions: dict[str, int] = {}
 
     async def open(self) -> None:
         """Creates the HTTP client. Raises MissingExtra. Unreachable members are not an error here."""
@@ -173,7 +173,7 @@ class EtcdStore:
                 break
             start = b64decode(found[-1].key).decode() + "\0"
         names = {b64decode(each.key).decode().removeprefix(self._brokers): each for each in found}
-        self._revisions = {name: each.mod_revision for name, each in names.items()}
+        self.revisions = {name: each.mod_revision for name, each in names.items()}
         return {name: each.data for name, each in names.items()}
 
     async def commit(self, term: Term, name: str, value: bytes) -> bool:
@@ -181,21 +181,21 @@ class EtcdStore:
         request = {
             "compare": [
                 _compare(self._leader, "CREATE", "create_revision", term.number),
-                _compare(key, "MOD", "mod_revision", self._revisions.get(name, 0)),
+                _compare(key, "MOD", "mod_revision", self.revisions.get(name, 0)),
             ],
             "success": [_put(key, value)],
             "failure": [_get(self._leader), _get(key)],
         }
         done = await self._ask("kv/txn", request, _Transaction)
         if done.succeeded:
-            self._revisions[name] = done.header.revision
+            self.revisions[name] = done.header.revision
             return True
         leader, kept = (response.response_range or _Range() for response in done.responses)
         if not leader.kvs or leader.kvs[0].create_revision != term.number:
             return False
         if kept.kvs and kept.kvs[0].data == value:
             # The change was already made by a first attempt, whose response was lost.
-            self._revisions[name] = kept.kvs[0].mod_revision
+            self.revisions[name] = kept.kvs[0].mod_revision
             return True
         raise GantryError(f"broker set {name!r} in etcd was changed by somebody else")
 

@@ -107,33 +107,33 @@ def compile_in_steps(text: str) -> Generator[None, None, SqlFilter]:
     """Compiles like `compile_sql`, in steps of a millisecond. Also raises RequestRefused, see `FilterCache`."""
     if len(text) > MAX_LENGTH:
         raise ClientError(f"an SQL92 filter of {len(text)} characters: at most {MAX_LENGTH} are taken")
-    known = _compiled.get(text) or _cache.get(text)
+    known = compiled_filters.get(text) or filters_in_use.get(text)
     if known is None:
         try:
             text.encode()
         except UnicodeEncodeError as e:
             raise ClientError(f"an SQL92 filter that is no Unicode text: {e}") from e
-        _cache.take(text)
+        filters_in_use.take(text)
         try:
             part = yield from _parse(text)
         except BaseException as e:
-            _cache.give_back(text)
+            filters_in_use.give_back(text)
             if isinstance(e, ClientError):
-                _compiled[text] = str(e)
+                compiled_filters[text] = str(e)
             raise
-        known = _cache.get(text)
+        known = filters_in_use.get(text)
         if known is None:
-            known = _cache.add(text, matcher(part.program, part.look_ups))
+            known = filters_in_use.add(text, matcher(part.program, part.look_ups))
         else:
             # Another request has compiled it in the meantime.
-            _cache.give_back(text)
-        _compiled[text] = known
+            filters_in_use.give_back(text)
+        compiled_filters[text] = known
     elif isinstance(known, str):
         raise ClientError(known)
     return known
 
 
-class _Compiled(dict[str, SqlFilter | str]):
+class CompiledFilters(dict[str, SqlFilter | str]):
     """Cache of compiled expressions, or of their errors.
 
     The oldest entries are evicted (`SelectorParser.PARSE_CACHE` has 100 entries).
@@ -151,8 +151,9 @@ class _Compiled(dict[str, SqlFilter | str]):
             del self[oldest]
 
 
-_compiled = _Compiled()
-_cache: FilterCache[SqlFilter] = FilterCache()
+compiled_filters = CompiledFilters()
+#: Compiled filters that requests hold. Equal expressions share one.
+filters_in_use: FilterCache[SqlFilter] = FilterCache()
 
 
 def parse_sql(text: str) -> Part:

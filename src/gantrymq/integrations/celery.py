@@ -73,7 +73,7 @@ class Channel(virtual.Channel):
                 link.topic(queue),
                 dumps(message).encode(),
                 keys=[keys] if isinstance(keys, str) and keys and not re.search(r"\s", keys) else None,
-                deliver_at_ms=_eta_ms(message),
+                deliver_at_ms=eta_ms(message),
             )
         )
 
@@ -230,11 +230,11 @@ class Transport(virtual.Transport):
     def establish_connection(self) -> Any:
         """Starts the clients. Raises a RemotingError if no NameServer responds. It does not connect to brokers."""
         if self._link is None:
-            name_servers, options = _parsed(self.client.hostname)
+            name_servers, options = parse_url(self.client.hostname)
             given: dict[str, Any] = self.client.transport_options
             topic_prefix, group_prefix = given.get("topic_prefix", ""), given.get("group_prefix", "kombu-")
             options["namespace"] = given.get("namespace", "")
-            options["ssl_context"] = _ssl_context(self.client.ssl)
+            options["ssl_context"] = ssl_context_of(self.client.ssl)
 
             def names(queue: str) -> tuple[str, str]:
                 topic = topic_prefix + _quoted(queue)
@@ -312,7 +312,7 @@ class Transport(virtual.Transport):
         return False
 
 
-def _parsed(url: str) -> tuple[str, ConnectionOptions]:
+def parse_url(url: str) -> tuple[str, ConnectionOptions]:
     """Returns NameServers and options from a URL. Raises ClientError."""
     match = re.fullmatch(r"(?:\w+://)?(?:([^:@/]*):([^@/]*)@)?([^@/]*)/*", url or "")
     if match is None:
@@ -325,7 +325,7 @@ def _parsed(url: str) -> tuple[str, ConnectionOptions]:
     return ";".join(named or [f"127.0.0.1:{DEFAULT_PORT}"]), options
 
 
-def _ssl_context(ssl: object) -> ssl_module.SSLContext | None:
+def ssl_context_of(ssl: object) -> ssl_module.SSLContext | None:
     if not ssl:
         return None
     if ssl is True:
@@ -340,7 +340,7 @@ def _quoted(queue: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", lambda char: "".join(f"%{byte:02X}" for byte in char[0].encode()), queue)
 
 
-def _eta_ms(message: dict[str, Any]) -> int | None:
+def eta_ms(message: dict[str, Any]) -> int | None:
     """Returns the delivery time of a message, ms since the epoch; None for immediate delivery."""
     eta = (message.get("headers") or {}).get("eta")
     if not isinstance(eta, str):

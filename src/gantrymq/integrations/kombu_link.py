@@ -68,7 +68,7 @@ class Link:
         self, name_servers: str, names: Callable[[str], tuple[str, str]], invisible_ms: int, options: ConnectionOptions
     ) -> None:
         self._name_servers = name_servers
-        self._names = names
+        self.names = names
         self._invisible_ms = invisible_ms
         self._options = options
         self._thread = LoopThread("gantrymq-kombu")
@@ -104,7 +104,7 @@ class Link:
 
     def topic(self, queue: str) -> str:
         """Returns the topic of a queue."""
-        return self._names(queue)[0]
+        return self.names(queue)[0]
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Link:
 
     def _source(self, queue: str) -> _Source:
         if queue not in self._sources:
-            topic, group = self._names(queue)
+            topic, group = self.names(queue)
             consumer = SimpleConsumer(self._name_servers, group, **self._options)
             consumer.subscribe(topic)
             self._sources[queue] = _Source(consumer, InFlightMessages(consumer, self._invisible_ms))

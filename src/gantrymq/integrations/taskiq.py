@@ -71,7 +71,7 @@ class RocketMQBroker(AsyncBroker):
         self._producer = Producer(name_servers, f"{group}-clients", **options)
         self._consumer = SimpleConsumer(name_servers, group, start_from=start_from, **options)
         self._consumer.subscribe(topic)
-        self._in_flight = InFlightMessages(self._consumer, invisible_ms)
+        self.in_flight = InFlightMessages(self._consumer, invisible_ms)
         self._stack = AsyncExitStack()
 
     async def startup(self) -> None:
@@ -79,8 +79,8 @@ class RocketMQBroker(AsyncBroker):
         await self._stack.enter_async_context(self._producer)
         if self.is_worker_process:
             await self._stack.enter_async_context(self._consumer)
-            self._in_flight.start()
-            self._stack.push_async_callback(self._in_flight.stop)
+            self.in_flight.start()
+            self._stack.push_async_callback(self.in_flight.stop)
         await super().startup()
 
     async def shutdown(self) -> None:
@@ -104,7 +104,7 @@ class RocketMQBroker(AsyncBroker):
         """Yields the tasks for this worker."""
         while True:
             try:
-                messages = await self._in_flight.receive(self._receive_size, AWAIT_MS)
+                messages = await self.in_flight.receive(self._receive_size, AWAIT_MS)
             except ClientClosed:
                 return
             except GantryError as e:
@@ -118,12 +118,12 @@ class RocketMQBroker(AsyncBroker):
                     data = message.body
                 except GantryError as e:
                     log.error("no task: %s", e)
-                    self._in_flight.drop(message)
+                    self.in_flight.drop(message)
                     continue
                 yield AckableMessage(data=data, ack=partial(self._ack, message))
 
     async def _ack(self, message: MessageExt) -> None:
         try:
-            await self._in_flight.ack(message)
+            await self.in_flight.ack(message)
         except GantryError as e:
             log.warning("can't acknowledge a completed task, %s is redelivered: %s", message.place, e)

@@ -26,11 +26,15 @@ class Notifications:
         self._client = client
         self._tasks = Tasks("telling a broker of the lowest id")
 
+    def __len__(self) -> int:
+        """Returns the number of notifications in flight."""
+        return len(self._tasks)
+
     def send(self, changes: Iterable[MinBrokerIdChange]) -> None:
         for change in changes:
             log.info("broker %s: the lowest id is now %d", change.broker_name, change.min_broker_id)
             for address in change.notify:
-                if len(self._tasks) >= MAX_UNDER_WAY:
+                if len(self) >= MAX_UNDER_WAY:
                     log.warning(
                         "broker %s at %s is not notified: notifications of %d others are pending",
                         change.broker_name,

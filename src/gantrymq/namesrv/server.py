@@ -66,7 +66,7 @@ class NameServer:
         self._known_brokers = KnownBrokersFile(config.known_brokers_path, self.table, self.jobs)
         self._long_requests = LongRequests(self.jobs)
         client = RemotingClient(ssl_context=client_context(config))
-        self._notifications = Notifications(client)
+        self.notifications = Notifications(client)
         handlers = RequestHandlers(
             config,
             self._configuration,
@@ -75,7 +75,7 @@ class NameServer:
             self._changes,
             self._long_requests,
             self.jobs,
-            self._notifications.send,
+            self.notifications.send,
         )
         # Counting slows each request down slightly, so it is only done if metrics are enabled.
         self._request_counts = RequestCounts() if config.metrics_port else None
@@ -114,7 +114,7 @@ class NameServer:
             self._kv_config.load()
             self._known_brokers.load()
             # Stopped before the connections close, so that brokers get no notification because of this stop.
-            stack.push_async_callback(self._notifications.stop)
+            stack.push_async_callback(self.notifications.stop)
             self._taking_away.start()
             stack.callback(self._taking_away.cancel)
             self._long_requests.start()
@@ -165,7 +165,7 @@ class NameServer:
     def _take_away(self) -> None:
         """Removes the brokers of all closed connections in one pass over the topics, even for 10,000 connections."""
         closed, self._closed = self._closed, []
-        self._notifications.send(self.table.connections_closed(closed))
+        self.notifications.send(self.table.connections_closed(closed))
 
     def _log_kv_config(self) -> None:
         for namespace, key, value in islice(self._kv_config.entries(), KV_LOG_ENTRIES):
@@ -179,6 +179,6 @@ class NameServer:
         silent, changes = self.table.expire(int(monotonic() * 1000))
         for connection in silent:
             cast(Connection, connection).close()
-        self._notifications.send(changes)
+        self.notifications.send(changes)
         # Read on each run, because a request may change the interval.
         return self._scan_interval_s

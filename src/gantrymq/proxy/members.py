@@ -92,14 +92,14 @@ class Members:
         #: Lanes with at least one consumer.
         self.lanes: list[Lane] = []
         self._members: dict[Client, _Member] = {}
-        self._leaving = Tasks("telling brokers that clients are gone")
+        self.leaving = Tasks("telling brokers that clients are gone")
         self._beating = jobs.repeating(
             "tell brokers of clients", self._beat, config.transaction_heartbeat_period_second, after_error_s=_AGAIN_S
         )
         self._looking = jobs.repeating("find the brokers of clients' topics", self._look_for_unknown)
         self._beats = Tasks("heartbeats for clients")
         #: Addresses (host:port) of brokers with a running round, and the next round of each broker.
-        self._busy: set[str] = set()
+        self.busy: set[str] = set()
         self._later: dict[str, _Beat] = {}
         #: Topics of clients without a cached route, and the ones among them that were requested recently.
         self._unknown: dict[str, None] = {}
@@ -119,9 +119,9 @@ class Members:
             self._leave(member)
         with suppress(TimeoutError):
             async with asyncio.timeout(_STOP_S):
-                await self._leaving.wait()
+                await self.leaving.wait()
         # Brokers notice the closed connections.
-        await self._leaving.stop()
+        await self.leaving.stop()
         await asyncio.gather(*(lane.remoting.close(_CLOSE_S) for lane in self.lanes))
 
     # -- lanes --------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Members:
 
     def _leave(self, member: _Member) -> None:
         del self._members[member.client]
-        self._leaving.start(self._say_goodbye(member))
+        self.leaving.start(self._say_goodbye(member))
 
     async def _say_goodbye(self, member: _Member) -> None:
         """Unregisters a consumer at its brokers, then frees its position on the lane.
@@ -189,8 +189,8 @@ class Members:
         """Starts a heartbeat round to each broker in a task of its own, so that a hanging broker delays no other."""
         for address, beat in self._beats_by_broker().items():
             self._later[address] = beat
-            if address not in self._busy:
-                self._busy.add(address)
+            if address not in self.busy:
+                self.busy.add(address)
                 self._beats.start(self._send_beats(address))
         if self._unknown:
             self._looking.wake()
@@ -203,7 +203,7 @@ class Members:
                 for start in range(0, len(beat.topics), _TOPICS_AT_ONCE):
                     await self._beat_for_producers(address, beat.topics[start : start + _TOPICS_AT_ONCE])
         finally:
-            self._busy.discard(address)
+            self.busy.discard(address)
 
     async def _beat_for(self, address: str, member: _Member) -> None:
         client = member.client

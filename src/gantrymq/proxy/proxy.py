@@ -113,7 +113,7 @@ class Proxy:
             host=config.metrics_prom_exporter_host or config.bind_address,
             port=config.metrics_prom_exporter_port,
         )
-        self._remoting = RemotingProtocolServer(
+        self.remoting = RemotingProtocolServer(
             config,
             self.brokers,
             metadata,
@@ -134,12 +134,12 @@ class Proxy:
                 shared_port=config.shared_ports,
             )
         except GantryError:
-            self._remoting.release()
+            self.remoting.release()
             raise
         routing.port = self._server.port
         self.address = reachable(config.bind_address, self._server.port)
         #: host:port for clients of the remoting protocol on this machine.
-        self.remoting_address = reachable(config.bind_address, self._remoting.port)
+        self.remoting_address = reachable(config.bind_address, self.remoting.port)
         self._running = AsyncExitStack()
         self._running.push_async_callback(self.brokers.stop)
         self._running.push_async_callback(self._stop_servers)
@@ -167,7 +167,7 @@ class Proxy:
                 stack.push_async_callback(self._access_log.stop)
             stack.push_async_callback(self._stop_servers)
             await self._server.start()
-            await self._remoting.start()
+            await self.remoting.start()
             if self._figures is not None:
                 stack.push_async_callback(self._metrics.stop)
                 await self._metrics.start()
@@ -176,7 +176,7 @@ class Proxy:
 
     async def _stop_servers(self) -> None:
         """Stops both servers concurrently, because each waits for running calls for some seconds."""
-        await asyncio.gather(self._server.stop(), self._remoting.stop())
+        await asyncio.gather(self._server.stop(), self.remoting.stop())
 
     @property
     def metrics_port(self) -> int:
@@ -193,7 +193,7 @@ class Proxy:
             self.clients,
             self.jobs,
             connections=len(self._server.connections),
-            remoting_connections=len(self._remoting.connections),
+            remoting_connections=len(self.remoting.connections),
             buffered_bytes=self._service.incomplete_messages.buffered_bytes,
             request_bytes=self._service.request_memory.bytes,
             unread_bytes=self._service.unread.bytes,

@@ -108,9 +108,9 @@ class IncompleteFrames:
         self._waiting = 0
         #: True if the oldest waiting frame is admitted next; false for the shortest.
         self._is_oldest_next = False
-        #: Received bytes of all frames. `_counted` has the full length of the frames being read instead.
+        #: Received bytes of all frames. `counted` has the full length of the frames being read instead.
         self.held = 0
-        self._counted = 0
+        self.counted = 0
 
     def start(self) -> None:
         self._job.start()
@@ -133,14 +133,14 @@ class IncompleteFrames:
             state = _State.SMALL if length < SMALL else _State.READ
             now = self._clock()
             frame = self._frames[reader] = _Frame(reader, number, length, state, now, 0, now)
-            self._counted += frame.counted
-            if state is _State.READ and (self._waiting or self._counted > self._limit_of_read):
+            self.counted += frame.counted
+            if state is _State.READ and (self._waiting or self.counted > self._limit_of_read):
                 self._wait(frame)
         self.held += held - frame.held
         if frame.state is _State.READ:
             frame.moved = self._clock()
         else:
-            self._counted += held - frame.held
+            self.counted += held - frame.held
         frame.held = held
         if self.held > self._limit:
             self._close_largest()
@@ -190,7 +190,7 @@ class IncompleteFrames:
 
         A frame that has stalled itself cannot displace others.
         """
-        while self._counted - frame.held + frame.length > self._limit_of_read:
+        while self.counted - frame.held + frame.length > self._limit_of_read:
             stalled = [
                 other
                 for other in self._frames.values()
@@ -219,17 +219,17 @@ class IncompleteFrames:
         self._job.wake()
 
     def _stop(self, frame: _Frame) -> None:
-        self._counted -= frame.counted
+        self.counted -= frame.counted
         frame.state = _State.WAITING
-        self._counted += frame.counted
+        self.counted += frame.counted
         self._waiting += 1
         frame.reader.stop_reading()
 
     def _read(self, frame: _Frame, now: float) -> None:
         self._waiting -= 1
-        self._counted -= frame.counted
+        self.counted -= frame.counted
         frame.state = _State.READ
-        self._counted += frame.counted
+        self.counted += frame.counted
         frame.since = frame.moved = now
         frame.held_then = frame.held
         frame.reader.go_on_reading()
@@ -238,7 +238,7 @@ class IncompleteFrames:
         del self._frames[frame.reader]
         frame.is_gone = True
         self.held -= frame.held
-        self._counted -= frame.counted
+        self.counted -= frame.counted
         if frame.state is _State.WAITING:
             self._waiting -= 1
         # Small frames come and go with many reads. Their quota is reused at the next regular check.

@@ -49,7 +49,7 @@ class LoopWatch:
         self.latencies: RpcLatency | None = None
         self.rounds = Histogram(_BOUNDS)
         self.lateness = Histogram(_BOUNDS)
-        self._job = (jobs or Jobs()).repeating("loop heartbeat", self._beat, BEAT_S)
+        self._job = (jobs or Jobs()).repeating("loop heartbeat", self.beat, BEAT_S)
         self._due = 0.0
         self._logged_at = -inf
         #: Number of slow requests after the last log line.
@@ -96,7 +96,8 @@ class LoopWatch:
             [(labels, self.lateness)],
         )
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
+        """Records the delay of the timer, and logs the slowest request if it is time."""
         now = monotonic()
         self.lateness.observe(max(now - self._due, 0.0))
         self._due = now + BEAT_S

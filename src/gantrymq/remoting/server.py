@@ -78,9 +78,10 @@ class RemotingServer:
         self.loop_watch = LoopWatch(jobs)
         self.incomplete_frames = IncompleteFrames(jobs)
         self._unread_responses = UnreadResponses(jobs)
-        self._response_tasks = Quota(RESPONSE_TASKS)
+        #: The requests that tasks answer.
+        self.response_tasks = Quota(RESPONSE_TASKS)
         self._limits = ConnectionLimits(
-            TimeSlices(self.loop_watch, jobs), self.incomplete_frames, self._unread_responses, self._response_tasks
+            TimeSlices(self.loop_watch, jobs), self.incomplete_frames, self._unread_responses, self.response_tasks
         )
         self._idle_job = jobs.repeating("close idle connections", self._close_idle, min(LOOK_S, max_idle_s / 4))
         # Last, because it binds the port: if a later step failed, nothing would free the port.

@@ -94,14 +94,14 @@ class TimeSlices:
         #: Length of a slice that starts now, in seconds.
         self.slice_s = SLICE_S
         self.is_used_up = False
-        self._job = (jobs or Jobs()).repeating("time slices of connections", self._new_round, after_error_s=SLICE_S)
+        self._job = (jobs or Jobs()).repeating("time slices of connections", self.new_round, after_error_s=SLICE_S)
         self._job.start()
         self._is_due = False
         #: Bytes of deferred input. `is_full` is set if they exceed the limit; only cheap connections are read then.
         self._waiting_bytes = 0
         self.is_full = False
         #: All connections of the server, in the order of their arrival.
-        self._connections: dict[Waiting, None] = {}
+        self.connections: dict[Waiting, None] = {}
         #: Deferred connections with little recorded use, in order, and a heap of the busy ones.
         self._unknown: deque[tuple[Waiting, int]] = deque()
         self._busy: list[_Busy] = []
@@ -116,10 +116,10 @@ class TimeSlices:
 
     def connected(self, connection: Waiting) -> None:
         """Adds a connection whose reading stops while too much input is deferred."""
-        self._connections[connection] = None
+        self.connections[connection] = None
 
     def connection_lost(self, connection: Waiting) -> None:
-        self._connections.pop(connection, None)
+        self.connections.pop(connection, None)
 
     def defer(self, connection: Waiting) -> None:
         """Defers `connection` to a later round."""
@@ -135,7 +135,7 @@ class TimeSlices:
 
     def _fill(self, *, is_full: bool) -> None:
         self.is_full = is_full
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.read_or_stop()
 
     def _need_round(self) -> None:
@@ -143,7 +143,8 @@ class TimeSlices:
             self._is_due = True
             self._job.wake()
 
-    def _new_round(self) -> float | None:
+    def new_round(self) -> float | None:
+        """Starts a round: serves deferred connections. Returns 0 if another round is needed at once, otherwise None."""
         if self.used > SLICE_S:
             self.watch.round_ended(self.used)
         self.used = 0.0

@@ -218,6 +218,10 @@ class HaConnection(asyncio.Protocol):
         return self._flow.bytes_per_second(monotonic())
 
     @property
+    def unwritten_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    @property
     def is_closing(self) -> bool:
         return self._transport is None or self._transport.is_closing()
 
@@ -229,7 +233,7 @@ class HaConnection(asyncio.Protocol):
     def close(self) -> None:
         """Closes the connection. Unsent data is discarded."""
         if self._transport is not None and not self._transport.is_closing():
-            if self._transport.get_write_buffer_size():
+            if self.unwritten_bytes:
                 self._transport.abort()
             else:
                 self._transport.close()

@@ -85,6 +85,11 @@ class ServerProcess:
         return self._process.pid
 
     @property
+    def exit_code(self) -> int | None:
+        """The exit code as of the last `is_running` or `stop`, negative for a signal. None if the process runs."""
+        return self._process.returncode
+
+    @property
     def is_running(self) -> bool:
         return self._process.poll() is None
 

@@ -161,7 +161,7 @@ class Http2Connection(asyncio.Protocol):
         self.is_writable = False
         if self._transport is not None:
             self._transport.pause_reading()
-            self._count_unwritten(self._transport.get_write_buffer_size())
+            self._count_unwritten(self.unwritten_bytes)
 
     def resume_writing(self) -> None:
         self.is_writable = True
@@ -177,6 +177,10 @@ class Http2Connection(asyncio.Protocol):
             # Start the deadline again: it must not include the time in which the server paused reading.
             self._count_incomplete(has_progress=True)
         self._transport.resume_reading()
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def _count_unwritten(self, size: int) -> None:
         """Counts a full write buffer in `unread`. `size` is its size in bytes, or 0 when it is writable again."""

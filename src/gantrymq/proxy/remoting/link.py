@@ -41,7 +41,8 @@ class Link:
         self.connection = connection
         handlers: Mapping[int, RequestHandler] = dict.fromkeys(ASKED, self._ask)
         self._remoting = RemotingClient(handlers, ssl_context=ssl_context)
-        self._open: dict[str, Connection] = {}
+        #: The connections to brokers, by address.
+        self.upstreams: dict[str, Connection] = {}
         #: The client does not read its responses, so the connections to brokers are not read either.
         self._is_held_up = False
         #: Broker names by address.
@@ -54,16 +55,16 @@ class Link:
     @property
     def names(self) -> list[str]:
         """Names of the connected brokers."""
-        return [self._names[address] for address, upstream in self._open.items() if not upstream.is_closed]
+        return [self._names[address] for address, upstream in self.upstreams.items() if not upstream.is_closed]
 
     async def connect(self, name: str, address: str) -> None:
         """Connects to a broker, unless a connection is open. Raises ConnectFailed or ClientClosed."""
         upstream = await self._remoting.connection(address)
-        if self._open.get(address) is not upstream:
+        if self.upstreams.get(address) is not upstream:
             upstream.limit_writes(_MOST_UNSENT)
             if self._is_held_up:
                 upstream.stop_reading()
-            self._open[address] = upstream
+            self.upstreams[address] = upstream
             self._names[address] = name
 
     def pass_now(self, address: str, request: RemotingCommand, timeout_ms: int) -> bool:
@@ -71,7 +72,7 @@ class Link:
 
         Returns False if the request was not sent. The response goes to the client. Raises a RemotingError.
         """
-        upstream = self._open.get(address)
+        upstream = self.upstreams.get(address)
         if upstream is None or upstream.is_closed or upstream.is_full:
             return False
         copy = _copy(request)
@@ -88,9 +89,9 @@ class Link:
         """
         await self.connect(name, address)
         if request.is_oneway:
-            await self._open[address].invoke_oneway(_copy(request), timeout_ms)
+            await self.upstreams[address].invoke_oneway(_copy(request), timeout_ms)
             return None
-        response = await self._open[address].invoke(_copy(request), timeout_ms)
+        response = await self.upstreams[address].invoke(_copy(request), timeout_ms)
         self._hold_up()
         return response
 
@@ -110,13 +111,13 @@ class Link:
         """
         if self.connection.is_full and not self._is_held_up:
             self._is_held_up = True
-            for upstream in self._open.values():
+            for upstream in self.upstreams.values():
                 upstream.stop_reading()
             self.connection.when_writable(self._go_on)
 
     def _go_on(self) -> None:
         self._is_held_up = False
-        for upstream in self._open.values():
+        for upstream in self.upstreams.values():
             upstream.go_on_reading()
 
     def _ask(self, upstream: Connection, request: RemotingCommand) -> Reply:
