@@ -99,7 +99,7 @@ BUGS = (
     Planted(
         "routes of brokers that are gone are kept",
         "namesrv/server.py",
-        "self._notifications.send(self.table.connections_closed(closed))",
+        "self.notifications.send(self.table.connections_closed(closed))",
         "closed.clear()",
     ),
     Planted(
