@@ -13,7 +13,7 @@ from gantrymq.cli.values import TIME_HELP, time_of
 if TYPE_CHECKING:
     from gantrymq.cli.consume_reading import Start
 
-HELP = """Write the messages of topics to standard output, until Ctrl-C, --count or -e.
+HELP = """Write topics' messages to standard output, until Ctrl-C, --count or -e.
 
 Without a group, it reads all queues and commits no offsets.
 """
