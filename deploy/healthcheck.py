@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 TIMEOUT_S = 4.0
 
@@ -18,7 +18,8 @@ TIMEOUT_S = 4.0
 def main() -> int:
     url = f"http://127.0.0.1:{os.environ.get('GANTRY_HEALTH_PORT', '9100')}/metrics"
     try:
-        with urlopen(url, timeout=TIMEOUT_S):
+        # Without the proxy of http_proxy: it cannot reach this container's loopback address.
+        with build_opener(ProxyHandler({})).open(url, timeout=TIMEOUT_S):
             return 0
     except HTTPError:
         return 0

@@ -249,9 +249,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "not": lambda value: not value,
     "printf": lambda form, *values: form % values,
     "quote": lambda value: json.dumps(_shown(value)),
+    "regexFindAll": lambda pattern, text, count: re.findall(pattern, text)[: None if count < 0 else count],
     "rest": lambda values: values[1:],
     "sha256sum": lambda text: hashlib.sha256(text.encode()).hexdigest(),
     "toPrettyJson": lambda value: json.dumps(value, indent=2, sort_keys=True),
     "toYaml": lambda value: yaml.safe_dump(value, default_flow_style=False).removesuffix("\n"),
+    "trimAll": lambda characters, text: text.strip(characters),
+    "uniq": lambda values: list(dict.fromkeys(values)),
     "until": lambda count: list(range(count)),
 }

@@ -51,6 +51,8 @@ def test_the_default_values_fit_the_schema() -> None:
         ("broker", {"storage": "much"}),
         ("broker", {"fileReservedTime": "72"}),
         ("broker", {"config": {"fileReservedTime": 72}}),
+        ("controller", {"etcdEndpoints": "http://etcd"}),
+        ("controller", {"etcdEndpoints": "http://a:2379,http://b:2379"}),
         ("console", {"enabled": True}),
     ],
 )
@@ -166,6 +168,49 @@ def test_several_controllers_need_etcd() -> None:
     assert config["controllerDLegerPeers"] == ";".join(f"n{n}-mq-controller-{n}.mq-controller:9878" for n in range(3))
 
 
+def test_controllers_reach_etcd_at_the_ports_of_its_urls() -> None:
+    endpoints = "http://a:2379;https://b.example:12379/;http://[fd00::2]:2379"
+    given = values()
+    given["controller"]["etcdEndpoints"] = endpoints
+    jsonschema.validate(given, schema())
+    policy = by_kind(rendered(controller__etcdEndpoints=endpoints), "NetworkPolicy")["mq-controller"]["spec"]
+    assert {"ports": [{"port": 2379}, {"port": 12379}]} in policy["egress"]
+
+
+def test_clients_cannot_connect_to_controllers() -> None:
+    policies = by_kind(rendered(**WITH_CONSOLE), "NetworkPolicy")
+    clients = {"podSelector": {"matchLabels": values()["clientLabels"]}}
+    admit = {name for name, one in policies.items() if any(clients in rule["from"] for rule in one["spec"]["ingress"])}
+    assert admit == {"mq-namesrv", "mq-broker", "mq-proxy", "mq-console"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "restarted"),
+    [
+        ({"namesrv__replicas": 3}, {"mq-broker-a", "mq-broker-b", "mq-proxy"}),
+        (
+            {"controller__replicas": 3, "controller__etcdEndpoints": "http://etcd:2379"},
+            {"mq-broker-a", "mq-broker-b", "mq-controller"},
+        ),
+        ({"broker__clusterName": "other"}, {"mq-broker-a", "mq-broker-b", "mq-proxy"}),
+        ({"namesrv__config": {"clusterTest": "true"}}, {"mq-namesrv"}),
+        ({"proxy__config": {"grpcThreadPoolNums": 4}}, {"mq-proxy"}),
+        ({"controller__storage": "2Gi", "broker__resources": {}}, set()),
+    ],
+)
+def test_a_changed_configuration_restarts_its_servers(settings: Object, restarted: set[str]) -> None:
+    """Pods restart if their template changes, and read the configuration only when they start."""
+
+    def checksums(objects: list[Object]) -> Object:
+        sets = by_kind(objects, "StatefulSet") | by_kind(objects, "Deployment")
+        return {
+            name: one["spec"]["template"]["metadata"]["annotations"]["checksum/config"] for name, one in sets.items()
+        }
+
+    before, after = checksums(rendered()), checksums(rendered(**settings))
+    assert {name for name in before if before[name] != after[name]} == restarted
+
+
 def test_pods_are_unprivileged() -> None:
     for one in rendered(**WITH_CONSOLE):
         if one["kind"] in ("StatefulSet", "Deployment"):
@@ -175,6 +220,9 @@ def test_pods_are_unprivileged() -> None:
             (container,) = pod["containers"]
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            # A server writes its self-signed certificate to /tmp.
+            assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+            assert {"name": "tmp", "emptyDir": {}} in pod["volumes"]
             assert {"readinessProbe", "livenessProbe", "resources"} <= container.keys()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gantrymq import logs
-from gantrymq.logs import LINES, JsonFormatter, LineFormatter, log_text, peer_log
+from gantrymq.logs import LINES, LONGEST_LINE, JsonFormatter, LineFormatter, log_text, peer_log
 
 FORGED = "x\n2026-01-01 00:00:00,000 INFO gantrymq.broker: all is well"
 
@@ -137,6 +137,23 @@ def test_json_lines() -> None:
     assert (second["level"], second["message"]) == ("ERROR", "failed")
     assert second["exception"].startswith("Traceback")
     assert FORGED in second["exception"]
+
+
+def test_a_long_exception_in_json_keeps_its_message() -> None:
+    try:
+        try:
+            raise ValueError("x" * 3 * LONGEST_LINE)
+        except ValueError as e:
+            raise RuntimeError("disk is full") from e
+    except RuntimeError:
+        record = logging.LogRecord("gantrymq", logging.ERROR, __file__, 1, "failed", None, sys.exc_info())
+    record.stack_info = "Stack (most recent call last):\n" + "y" * 3 * LONGEST_LINE + "\nflush()"
+    line = json.loads(JsonFormatter().format(record))
+    assert line["exception"].startswith("Traceback")
+    assert line["exception"].endswith("RuntimeError: disk is full")
+    assert line["stack"].startswith("Stack")
+    assert line["stack"].endswith("flush()")
+    assert all(len(line[key]) < LONGEST_LINE + 100 for key in ("exception", "stack"))
 
 
 def test_a_server_logs_json_if_the_environment_says_so(tmp_path: Path) -> None:

@@ -86,9 +86,10 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object: time (ISO 8601, UTC), level, logger, message, and exception if there is one.
+    """Formats a record as one JSON object: time (ISO 8601, UTC), level, logger and message.
 
-    JSON escapes line breaks and control characters. Long texts are cut.
+    It also has the exception and the stack, if the record has them. JSON escapes line breaks and control characters.
+    Long texts are cut.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -100,8 +101,18 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage()[:LONGEST_LINE],
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)[:LONGEST_LINE]
+            line["exception"] = _head_and_tail(self.formatException(record.exc_info))
+        if record.stack_info:
+            line["stack"] = _head_and_tail(self.formatStack(record.stack_info))
         return json.dumps(line)
+
+
+def _head_and_tail(traceback: str) -> str:
+    """Returns a traceback. If it exceeds LONGEST_LINE, the middle is cut, because the message is at its end."""
+    if len(traceback) <= LONGEST_LINE:
+        return traceback
+    half = LONGEST_LINE // 2
+    return f"{traceback[:half]}\n... ({len(traceback)} characters)\n{traceback[-half:]}"
 
 
 class PeerFilter(logging.Filter):

@@ -161,6 +161,9 @@ def test_a_pod_has_what_it_names(name: str) -> None:
     assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 10001
     assert "USER 10001" in CONTAINERFILE.read_text()
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    # A server writes its self-signed certificate to /tmp.
+    assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+    assert {"name": "tmp", "emptyDir": {}} in spec["volumes"]
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert spec["automountServiceAccountToken"] is False
 
@@ -312,6 +315,8 @@ def test_the_health_check_notices_a_server(tmp_path: Path) -> None:
     try:
         assert server.stdout is not None
         assert "ready at" in server.stdout.readline()
+        # It does not use the proxy of the environment.
+        environment |= {"http_proxy": f"http://127.0.0.1:{free_port()}", "no_proxy": ""}
         assert subprocess.run(check, env=environment, timeout=60).returncode == 0
     finally:
         server.kill()
@@ -336,18 +341,24 @@ def test_the_compose_file_fits_together() -> None:
     console = {"8180"}
     listening = {namesrv["listenPort"], broker["listenPort"], *console}
     listening |= {str(proxy[key]) for key in ("grpcServerPort", "remotingListenPort")}
-    published = [port.split(":") for port in services["namesrv"]["ports"]]
+    published = [port.split(":") for port in services["network"]["ports"]]
     assert {(host, outside) for host, outside, _ in published} == {("127.0.0.1", port) for port in listening}
     assert all(outside == inside for _, outside, inside in published)
-    health = {name: one.get("environment", {}).get("GANTRY_HEALTH_PORT", "9100") for name, one in services.items()}
+    servers = {name: one for name, one in services.items() if name != "network"}
+    health = {name: one.get("environment", {}).get("GANTRY_HEALTH_PORT", "9100") for name, one in servers.items()}
     assert health == {
         "namesrv": namesrv["metricsPort"],
         "broker": broker["metricsPort"],
         "proxy": str(proxy["metricsPromExporterPort"]),
         "console": "8180",
     }
+    # The network has no health check, because its program is not a server.
+    assert services["network"]["healthcheck"] == {"disable": True}
     for service in services.values():
         assert service["read_only"] is True
+        assert service["tmpfs"] == ["/tmp"]
+    for service in servers.values():
+        assert service["network_mode"] == "service:network"
         for config in service["configs"]:
             assert config["source"] in configs
             assert config["target"] in service["command"]
@@ -388,5 +399,5 @@ def test_what_to_watch_is_there() -> None:
 
 
 def test_it_says_what_never_ran() -> None:
-    assert "never ran on a cluster" in TEXT
+    assert TEXT.count("never ran on a cluster") == 1
     assert "never ran on a cluster" in (KUBERNETES / "README.md").read_text()

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 HELP = """Write topics' messages to standard output, until Ctrl-C, --count or -e.
 
-Without a group it reads all queues and leaves no trace.
+Without a group, it reads all queues and commits no offsets.
 """
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 OPTIONS = (
     PlainOption(
-        "topics", (), str, "Names, and patterns as of files: 'orders-*' is what there is when it begins.", "TOPIC..."
+        "topics", (), str, "Names, or patterns such as 'orders-*', which are resolved at the start.", "TOPIC..."
     ),
     NAME_SERVERS,
     CONTEXT,
@@ -35,32 +35,35 @@ OPTIONS = (
         r"%%; \n \t \xHH.",
         default=r"%s\n",
     ),
-    PlainOption("json", ("--json",), bool, "A JSON object a line; gantry produce --json reads it."),
+    PlainOption("json", ("--json",), bool, "Write one JSON object per line, as gantry produce --json reads them."),
     PlainOption(
         "decode",
         ("--decode",),
         str,
-        "Bodies as JSON, with --json beside them as 'value': json[:MODULE:TYPE], pydantic:MODULE:MODEL, "
-        "avro:SCHEMA_FILE, protobuf:MODULE:CLASS; modules of this directory, too. Ends at the first body that is none.",
+        "Decode bodies and write them as JSON; with --json, in the field 'value': json[:MODULE:TYPE], "
+        "pydantic:MODULE:MODEL, avro:SCHEMA_FILE, protobuf:MODULE:CLASS. The working directory can have the module. "
+        "Exits at the first body that cannot be decoded.",
         "CODEC",
     ),
     PlainOption(
         "offset",
         ("-o", "--offset"),
         str,
-        f"Where to begin in each queue; -N: so many before the end; @TIME: {TIME_HELP}. For "
-        "a group: where one begins that has no offset yet (not N).",
+        f"Start position in each queue. N: this offset; -N: N messages before the end; @TIME: {TIME_HELP}. With a "
+        "group, it applies only to queues without a committed offset, and N and -N are invalid.",
         "beginning|end|N|-N|@TIME",
         "beginning",
     ),
-    PlainOption("count", ("-c", "--count"), int, "Ends after so many.", minimum=1),
-    PlainOption("exit_at_end", ("-e", "--exit"), bool, "Ends where the queues ended when it began."),
+    PlainOption("count", ("-c", "--count"), int, "Exit after this number of messages.", minimum=1),
+    PlainOption("exit_at_end", ("-e", "--exit"), bool, "Exit at the ends that the queues had at the start."),
     PlainOption(
-        "group", ("-g", "--group"), str, "Share the queues with this group's consumers and commit what is written."
+        "group", ("-g", "--group"), str, "Join this consumer group, and commit the offsets of written messages."
     ),
-    PlainOption("queue_id", ("-p", "--queue"), int, "Only the queue of this id, on every broker; no group.", minimum=0),
-    PlainOption("tags", ("--tags",), str, "Only these: 'TagA || TagB'."),
-    PlainOption("sql", ("--sql",), str, "Only what this SQL92 expression is true for."),
+    PlainOption(
+        "queue_id", ("-p", "--queue"), int, "Only the queue with this id, on every broker. Not with a group.", minimum=0
+    ),
+    PlainOption("tags", ("--tags",), str, "Only messages with one of these tags: 'TagA || TagB'."),
+    PlainOption("sql", ("--sql",), str, "Only messages that match this SQL92 expression."),
     TLS_CONFIG,
     ACL_CONFIG,
 )
@@ -96,9 +99,9 @@ def run(options: ConsumeOptions) -> None:
 
     group, tags, sql = options.group, options.tags, options.sql
     if tags is not None and sql is not None:
-        raise InvalidOption("one of the two is possible", "'--tags' / '--sql'")
+        raise InvalidOption("only one of the two is allowed", "'--tags' / '--sql'")
     if group is not None and options.queue_id is not None:
-        raise InvalidOption("a group shares out all queues", "'-p' / '--queue'")
+        raise InvalidOption("a group reads all queues", "'-p' / '--queue'")
     start = _start(options.offset)
     if group is not None and start.offset is not None:
         raise InvalidOption("a group has its own offsets", "'-o' / '--offset'")
