@@ -109,7 +109,7 @@ def test_integrations_have_options_of_the_clients() -> None:
         ({"ssl_context": True}, "ssl_context=True"),
         ({"unit_name": "cell/1"}, "unit_name='cell/1': must consist of letters"),
         ({"unit_name": None}, "unit_name=None"),
-        ({"hooks": SigningHook("key", "secret")}, "hooks=.*must be a list"),
+        ({"hooks": SigningHook}, "hooks=.*must be a list"),
         ({"credentials": ("key", "hush")}, r"^credentials: must be Credentials\(access_key, secret_key\) or None$"),
         ({"receive_hooks": None}, "receive_hooks=None"),
     ],

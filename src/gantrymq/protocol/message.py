@@ -89,7 +89,7 @@ class Message:
             self.properties.update([_delay(delay_level, delay_ms, deliver_at_ms)])
         if priority is not None:
             if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= names.MAX_PRIORITY:
-                raise IllegalMessage(f"priority={priority!r}: a whole number of 0 or more is wanted")
+                raise IllegalMessage(f"priority={priority!r}: must be a whole number from 0 to {names.MAX_PRIORITY}")
             self.properties[names.PRIORITY] = str(priority)
         if self._properties:
             for name, value in self._properties.items():

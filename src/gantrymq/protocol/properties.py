@@ -5,6 +5,7 @@ Source: common/message/MessageDecoder (string2messageProperties, messageProperti
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from gantrymq.errors import IllegalMessage
@@ -63,7 +64,7 @@ CRC32 = "__CRC32#"
 
 #: Largest priority.
 MAX_PRIORITY = (1 << 31) - 1
-_MAX_PRIORITY_LENGTH = 11
+_PRIORITY_TEXT = re.compile(r"[+-]?[0-9]{1,10}")
 
 #: Separates the keys in KEYS (`MessageConst.KEY_SEPARATOR`). Other white space is part of a key.
 KEY_SEPARATOR = " "
@@ -71,9 +72,9 @@ KEY_SEPARATOR = " "
 
 def priority_of(text: str) -> int:
     """Returns the priority in a value of PRIORITY; -1 if it is not a 32-bit number (`Message.getPriority`)."""
-    if not text or len(text) > _MAX_PRIORITY_LENGTH or not text.removeprefix("+").removeprefix("-").isdecimal():
+    if not _PRIORITY_TEXT.fullmatch(text):
         return -1
-    priority = int(text) if text.isascii() else -1
+    priority = int(text)
     return priority if -1 <= priority <= MAX_PRIORITY else -1
 
 

@@ -21,6 +21,11 @@ def code_labels(request: int, response: int) -> dict[str, str]:
     }
 
 
+def known_response_code(response: int) -> int:
+    """Returns a response code, or -1 if it is unlisted. Clients choose the codes of relayed responses."""
+    return response if response in _RESPONSE_NAMES else -1
+
+
 def known_code(request: int) -> int:
     """Returns a request code, or -1 if it is unlisted."""
     return request if request in _REQUEST_NAMES else -1

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from gantrymq.metrics import Histogram, Kind, Metric
 from gantrymq.protocol.codes import RequestCode
-from gantrymq.remoting.request_counts import code_labels, known_code
+from gantrymq.remoting.request_counts import code_labels, known_code, known_response_code
 
 #: Upper limits of Java's buckets, in ms.
 _BOUNDS_MS = (1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1000.0, 2000.0, 3000.0)
@@ -48,7 +48,7 @@ class RpcLatency:
         key = (request_code, response_code, is_late, result)
         histogram = self._latencies.get(key)
         if histogram is None:
-            key = (known_code(request_code), response_code, is_late, result)
+            key = (known_code(request_code), known_response_code(response_code), is_late, result)
             histogram = self._latencies.setdefault(key, Histogram(_BOUNDS_MS))
         histogram.observe(seconds * 1000, count)
 

@@ -257,6 +257,7 @@ def test_impossible_priorities(priority: Any) -> None:
         ("2147483647", (1 << 31) - 1),
         ("2147483648", None),
         ("-1", None),
+        ("+-5", None),
         ("", None),
         ("high", None),
     ],

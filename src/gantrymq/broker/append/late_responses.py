@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 
+from gantrymq.errors import RequestRefused
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.frame_reader import FrameReader
@@ -108,7 +109,7 @@ class Answers(Waiting):
         code: int = self.code
         if error is not None:
             address = self.connection.address
-            code = error_response(error, RemotingCommand.request(0), address).code
+            code = error.code if isinstance(error, RequestRefused) else ResponseCode.SYSTEM_ERROR
             self._change(lambda answer: encode_reply(answer, self._marked(error_response(error, answer, address))))
         elif code != ResponseCode.SUCCESS:
             self._change(self._with_code)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig, MetricsExporterType
+from gantrymq.errors import GantryError
 from gantrymq.metrics import Metric, render
 
 log = logging.getLogger(__name__)
@@ -60,9 +61,13 @@ class MetricsExport:
 
     async def stop(self) -> None:
         """Exports the metrics a last time, and ends."""
-        exporter, self._exporter = self._exporter, None
         await self._job.stop()
-        if exporter is not None:
+        if self._exporter is not None:
+            try:
+                await self._run()
+            except GantryError as e:
+                log.warning("can't export the last metrics: %s", e)
+            exporter, self._exporter = self._exporter, None
             await asyncio.get_running_loop().run_in_executor(None, exporter.close)
 
     async def _run(self) -> None:

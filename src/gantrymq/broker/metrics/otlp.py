@@ -35,7 +35,7 @@ class OtlpExporter:
 
     def __init__(self, target: str, *, is_grpc: bool, headers: Mapping[str, str], timeout_s: float) -> None:
         self._target = target
-        endpoint = target if target.startswith("http") else f"https://{target}"
+        endpoint = target if target.startswith(("http://", "https://")) else f"https://{target}"
         self._started_ns = now_ms() * 1_000_000
         self._exporter: otel.MetricExporter
         if is_grpc:

@@ -331,8 +331,10 @@ class PopRevive:
         retry_config = self._topics.get(target)
         if retry_config is None:
             self._topics.create_if_absent(target, count)
-        elif self._config.use_separate_retry_queue and retry_config.write_queue_nums != count:
-            self._topics.put(msgspec.structs.replace(retry_config, read_queue_nums=count, write_queue_nums=count))
+        elif self._config.use_separate_retry_queue and retry_config.write_queue_nums < count:
+            # Queues are only added: consumers still read the messages in others.
+            read_count = max(retry_config.read_queue_nums, count)
+            self._topics.put(msgspec.structs.replace(retry_config, read_queue_nums=read_count, write_queue_nums=count))
         else:
             return queue
         for id_ in range(count):

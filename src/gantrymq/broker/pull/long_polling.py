@@ -81,6 +81,8 @@ class LongPolling(Feature):
         self._backlog: FairQueue[Connection, WaitingPull] = FairQueue()
         #: Whether the pulls of the backlog have expired.
         self._due: dict[WaitingPull, bool] = {}
+        #: True if `_go_on` will run.
+        self._goes_on = False
         self._expiring = jobs.repeating("expire long polls", self._expire, _LOOK_S)
         self._stopped = False
 
@@ -179,15 +181,21 @@ class LongPolling(Feature):
                 done += 1
             if done == len(pulls):
                 return
-            self._loop.call_soon(self._go_on)
+            self._go_on_soon()
         for pull in pulls[done:]:
             if pull not in self._due:
                 self._backlog.add(pull.connection, pull)
             self._due[pull] = expired or self._due.get(pull, False)
 
-    def _go_on(self) -> None:
-        if self._work_off(monotonic() + SLICE_S):
+    def _go_on_soon(self) -> None:
+        if not self._goes_on:
+            self._goes_on = True
             self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        if self._work_off(monotonic() + SLICE_S):
+            self._go_on_soon()
 
     def _work_off(self, end: float) -> bool:
         """Answers pulls of the backlog until the monotonic time `end`. Returns True if some are left."""
