@@ -179,6 +179,7 @@ async def test_a_retry_topic_gets_the_queues_of_its_topic(
         assert broker.store.queue(retry, 3).max_offset == 1
         retry_config = broker.topics.get(retry)
         assert retry_config is not None
-        assert retry_config.write_queue_nums == 4
+        # Queues are only added: others can have messages that nobody has read.
+        assert retry_config.write_queue_nums == retry_config.read_queue_nums == max(4, old_count)
     finally:
         await broker.stop()
