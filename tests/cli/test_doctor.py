@@ -295,7 +295,7 @@ def test_versions_that_differ() -> None:
         for number, version in enumerate(["V4_9_4", "V5_5_0", "V5_5_0"])
     ]
     finding = only(judge(seen(*brokers)), Severity.WARNING)
-    assert finding.what == "the brokers say different versions: V4_9_4: broker-0; V5_5_0: broker-1, broker-2"
+    assert finding.what == "the brokers have different versions: V4_9_4: broker-0; V5_5_0: broker-1, broker-2"
     assert complaints(judge(seen(*brokers[1:]))) == []
 
 

@@ -23,6 +23,7 @@ from gantrymq.client.admin.trace import TraceView
 from gantrymq.client.consuming.push_consumer import PushConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.transaction_producer import LocalTransactionState, TransactionProducer
+from gantrymq.console import request_limits
 from gantrymq.console.bodies import PREVIEW_BYTES, text_of
 from gantrymq.console.cluster_view import ClusterView
 from gantrymq.console.queries.messages import timeline
@@ -219,11 +220,14 @@ class ViewedMessages:
         pass
 
 
-async def test_search_for_an_offset_id_reads_the_message_once(cluster: EmbeddedCluster, producer: SyncProducer) -> None:
+async def test_search_for_an_offset_id_reads_the_message_once(
+    cluster: EmbeddedCluster, producer: SyncProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await make_topic(cluster, "viewed", 1)
     sent = producer.send(Message("viewed", b"x"))
     viewed = ViewedMessages()
-    view = ClusterView(Settings(cluster.name_server), RequestLimits(), (viewed,))
+    monkeypatch.setattr(request_limits, "rpc_hooks", lambda credentials: [viewed])
+    view = ClusterView(Settings(cluster.name_server), RequestLimits(), None)
     try:
 
         async def found() -> SearchPage | None:

@@ -340,7 +340,7 @@ def test_protobuf(registry: Registry) -> None:
     ]
     assert errors[2] == "the body is a shop.Order.Note, not a shop.Order"
     assert errors[3] == "the body is a message at [7], not a shop.Order"
-    assert "should say which message it is" in errors[4]
+    assert "the message indexes at the start of the body" in errors[4]
     assert "-3 indexes" in errors[5]
 
 
