@@ -49,8 +49,8 @@ class Message:
         delay_level: Delay level, 1 to 18. 0 for none. Only one of the three delay arguments is allowed.
         delay_ms: Delay, in milliseconds.
         deliver_at_ms: Delivery time, in milliseconds since the epoch.
-        priority: Priority, 0 or more. Consumers with POP receive a higher priority first. The topic needs
-            `message.type=PRIORITY`, and a queue for each priority. None for none.
+        priority: Priority, 0 or more. Consumers with POP receive a higher priority first. It selects the queue. The
+            topic needs `message.type=PRIORITY`, and a queue for each priority. None for none.
         flag: A number for your own use.
         properties: Further properties.
 

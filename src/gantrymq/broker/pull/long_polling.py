@@ -2,8 +2,8 @@
 
 A waiting pull has an entry in three dictionaries and no timer. One job checks each second for expired pulls. Arrivals
 are collected and answered once in each event-loop iteration, so a pull gets all messages of one socket read. If many
-pulls are to be answered at the same time, each iteration answers them for SLICE_S, and connections take turns. Other
-features, such as `PopLongPolling`, also watch queues here.
+pulls are to be answered at the same time, each iteration answers them for SLICE_S, with the connections in rotation.
+Other features, such as `PopLongPolling`, also watch queues here.
 """
 
 from __future__ import annotations

@@ -236,7 +236,8 @@ class Producer(Lifecycle):
 
         Raises:
             ClientError: The producer has no `linger_ms`.
-            IllegalMessage: The message is invalid, or cannot be in a batch: delayed and half messages, replies.
+            IllegalMessage: The message is invalid, or cannot be in a batch: delayed and half messages, replies,
+                messages with a priority and those to retry topics.
         """
         self._check_open()
         if type(timeout_ms) is not int or timeout_ms < 0:
@@ -276,7 +277,10 @@ class Producer(Lifecycle):
             await self._batches.flush()
 
     async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
-        """Sends a message without a response. The result is unknown, and there are no retries."""
+        """Sends a message without a response. The result is unknown, and there are no retries.
+
+        For a message with a `sharding_key`, it waits for the topic's route, and raises the errors of `send` about it.
+        """
         topic, sender = self._topic(message, queue), self.sender
         context = self._hooked.begin([message]) if self._hooked.any and topic != self._trace_topic else None
         properties = message.properties if context is None else context.properties[0]
