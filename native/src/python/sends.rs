@@ -149,7 +149,7 @@ pub struct PlainSends {
     most_body: usize,
     most_messages: usize,
     answers: Answers,
-    /// Upper bounds of the sizes by which requests are counted.
+    /// Upper bounds of the sizes by which requests are counted. Empty: nothing is counted.
     size_bounds: Vec<i64>,
     /// The index of each topic in `counts`, which has the messages without and with the marked property.
     topics: HashMap<Vec<u8>, usize>,
@@ -234,10 +234,13 @@ impl PlainSends {
         if self.known.len() >= MOST_KNOWN {
             self.known.clear();
         }
-        let count = *self.topics.entry(topic.clone()).or_insert_with(|| {
-            self.counts.push(Default::default());
-            self.counts.len() - 1
-        });
+        let count = match self.size_bounds.is_empty() {
+            true => 0,
+            false => *self.topics.entry(topic.clone()).or_insert_with(|| {
+                self.counts.push(Default::default());
+                self.counts.len() - 1
+            }),
+        };
         self.known.insert(unknown.key, Target { topic, queue_id, sys_flag, flag, is_batch, code, count, queue });
         true
     }
@@ -256,10 +259,12 @@ impl PlainSends {
         taken
     }
 
-    /// Nothing is known any more.
+    /// Drops all headers and counts: `take_counts` comes before.
     fn revoke(&mut self) {
         self.known.clear();
         self.unknown = None;
+        self.topics.clear();
+        self.counts.clear();
     }
 
     fn __len__(&self) -> usize {
@@ -319,7 +324,7 @@ impl PlainSends {
             if send.body.len() > self.most_body || self.finders.is_odd(properties) {
                 break;
             }
-            let is_marked = self.finders.is_marked(properties);
+            let is_marked = !self.size_bounds.is_empty() && self.finders.is_marked(properties);
             let mut unique_id = 0..0;
             if !target.is_batch {
                 match self.finders.unique_id(properties) {
@@ -396,7 +401,9 @@ impl PlainSends {
                 Some((_, count)) => *count += 1,
                 None => codes.push((target.code, 1)),
             }
-            self.counted.push((target.count, is_marked, placed.offsets.len() as i64, placed.data.len() as i64));
+            if !self.size_bounds.is_empty() {
+                self.counted.push((target.count, is_marked, placed.offsets.len() as i64, placed.data.len() as i64));
+            }
             at = send.end;
         }
         // All that needs memory comes before anybody sees a message.

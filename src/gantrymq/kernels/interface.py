@@ -141,7 +141,7 @@ class PlainSends(Protocol[Q]):
         ...
 
     def revoke(self) -> None:
-        """Removes all registered headers. The counts stay."""
+        """Removes all registered headers and the counts. Call `take_counts` before."""
         ...
 
     def __len__(self) -> int:
@@ -189,6 +189,7 @@ class Native(Protocol):
 
         `own_properties` is appended to the properties of a single message. `SendResponses` describes the parts of the
         responses. `counting` has the start of the marked property, and the upper bounds of the sizes of `take_counts`.
+        Without bounds, nothing is counted.
         """
         ...
 

@@ -110,7 +110,7 @@ class PlainSends:
                 appender.store_host,
                 (appender.max_message_size, MAX_BATCH_MESSAGES),
                 *responses.for_native,
-                (SHARDING_KEY, list(SIZE_BOUNDS)),
+                (SHARDING_KEY, list(SIZE_BOUNDS) if self._received is not None else []),
             )
             self._sends[_DEFAULT_WITHIN_MS] = self._new_sends()
 
@@ -123,6 +123,7 @@ class PlainSends:
     def forget(self) -> None:
         """Drops all cached headers, because their queues may have changed."""
         self._asks = None
+        self._add_counts()
         for sends in self._sends.values():
             sends.revoke()
 
