@@ -10,7 +10,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -187,15 +187,19 @@ def set_preallocation_wait(patch: pytest.MonkeyPatch, seconds: float) -> None:
     patch.setattr(preallocation_waits, "WAIT_S", seconds)
 
 
-def objects_in_memory(kind: type[T]) -> list[T]:
-    """Returns the objects of a class in this process, without garbage."""
+def objects_in_memory(kind: type[T], before: Sequence[T] = ()) -> list[T]:
+    """Returns the objects of a class in this process, without garbage and those of `before`.
+
+    Other tests of the process can have left objects, so a test first takes those that are there.
+    """
     gc.collect()
-    return [each for each in gc.get_objects() if type(each) is kind]
+    known = set(map(id, before))
+    return [each for each in gc.get_objects() if type(each) is kind and id(each) not in known]
 
 
-def requests_in_memory() -> list[RemotingCommand]:
-    """Returns the received requests in this process that still have their fields."""
-    return [each for each in objects_in_memory(RemotingCommand) if each.raw_ext and not each.is_response]
+def requests_in_memory(before: Sequence[RemotingCommand] = ()) -> list[RemotingCommand]:
+    """Returns the received requests in this process that still have their fields, without those of `before`."""
+    return [each for each in objects_in_memory(RemotingCommand, before) if each.raw_ext and not each.is_response]
 
 
 async def until_freed(*connections: weakref.ref[Connection]) -> None:

@@ -190,10 +190,11 @@ async def test_an_odd_field_does_no_harm(peer: PopPeer, broker: Broker, code: in
 async def test_nothing_is_held_for_ever_or_whole(peer: PopPeer, broker: Broker, code: int, waiting: str) -> None:
     fields = GOOD[code] | {"queueId": 1, "pollTime": LONG, "bornTime": LONG - 1, "exp": "*", "more": "x" * 100_000}
     request = RemotingCommand.request(code, body=b"x" * 1_000_000, fields={k: str(v) for k, v in fields.items()})
+    before = objects_in_memory(Waiter)
     answer = asyncio.create_task(peer.connection.invoke(request, 10_000))
     lines = getattr(broker.pops, waiting)
     await until(lambda: len(lines))
-    [waiter] = objects_in_memory(Waiter)
+    [waiter] = objects_in_memory(Waiter, before)
     assert waiter.deadline - asyncio.get_running_loop().time() <= 120
     assert (waiter.request.body, waiter.request.raw_ext) == (b"", b"")
     await peer.send(TOPIC, b"new", queue_id=1)
