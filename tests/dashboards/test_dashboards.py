@@ -344,7 +344,7 @@ async def _see_charts(name_server: str, url: str) -> None:
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=20) as visitor,
     ):
-        for arguments, figures in (({}, 3), ({"broker": "broker-a"}, 3), ({"group": "billing"}, 3)):
+        for arguments, figures in (({}, 4), ({"broker": "broker-a"}, 3), ({"group": "billing"}, 3)):
 
             async def drawn(arguments: dict[str, str] = arguments, figures: int = figures) -> bool:
                 page = (await visitor.get("/api/v1/history", params={"span": "15m", **arguments})).json()
