@@ -271,3 +271,11 @@ async def test_a_name_server_whose_metrics_port_is_taken_does_not_start(server: 
     # The NameServer has released its own port.
     host, port = name_server.address.split(":")
     socket.create_server((host, int(port))).close()
+
+
+def test_observations_with_a_common_sum() -> None:
+    histogram = Histogram((10, 20))
+    histogram.observe_together(32, 3)
+    histogram.observe_together(21, 2)
+    assert list(histogram.buckets()) == [(10, 5), (20, 5), (math.inf, 5)]
+    assert histogram.sum == 53

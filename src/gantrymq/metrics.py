@@ -59,6 +59,11 @@ class Histogram:
         self._counts[bisect_left(self._bounds, value)] += count
         self.sum += value * count
 
+    def observe_together(self, total: int, count: int) -> None:
+        """Counts `count` observations with the sum `total`, in the bucket of their whole mean."""
+        self._counts[bisect_left(self._bounds, total // count)] += count
+        self.sum += total
+
     def add(self, counts: Sequence[int], total: float) -> None:
         """Adds observations that were counted elsewhere: their number by bucket, and their sum."""
         self._counts = [own + other for own, other in zip(self._counts, counts, strict=True)]

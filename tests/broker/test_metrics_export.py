@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import httpx
@@ -17,10 +17,14 @@ import pytest
 from broker_support import Peer, config
 from wait_until import until
 
+from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import MetricsExporterType
 from gantrymq.broker.metrics import BrokerMetrics
-from gantrymq.errors import ConfigError, MissingExtra
+from gantrymq.broker.metrics import export as export_module
+from gantrymq.broker.metrics.export import MetricsExport
+from gantrymq.errors import ConfigError, GantryError, MissingExtra
+from gantrymq.metrics import Kind, Metric
 from gantrymq.remoting.client import RemotingClient
 
 _SECRET = "Authorization:Bearer of rings,x-tenant: a"
@@ -211,3 +215,53 @@ def test_wrong_settings(tmp_path: Path) -> None:
             metrics_grpc_exporter_target="http://127.0.0.1:1",
             metrics_grpc_exporter_header="token",
         )
+
+
+class FakeExporter:
+    """Counts its calls. An export raises `error`, or waits for `released`."""
+
+    def __init__(self, error: Exception | None = None, released: Event | None = None) -> None:
+        self.exports = 0
+        self.is_closed = False
+        self._error = error
+        self._released = released
+
+    def export(self, metrics: list[Metric]) -> None:
+        self.exports += 1
+        if self._released is not None:
+            self._released.wait(30)
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("error", [None, GantryError("refused"), RuntimeError("unexpected")], ids=repr)
+async def test_the_stop_exports_once_more_and_closes(error: Exception | None) -> None:
+    exporter = FakeExporter(error)
+    export = MetricsExport(list, lambda: exporter, 3600, Jobs())
+    export.start()
+    await export.stop()
+    assert (exporter.exports, exporter.is_closed) == (1, True)
+
+
+async def test_the_stop_does_not_wait_for_a_hung_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_module, "LAST_EXPORT_S", 0.05)
+    released = Event()
+    exporter = FakeExporter(released=released)
+    export = MetricsExport(list, lambda: exporter, 3600, Jobs())
+    export.start()
+    try:
+        async with asyncio.timeout(20):
+            await export.stop()
+        assert (exporter.exports, exporter.is_closed) == (1, True)
+    finally:
+        released.set()
+
+
+def test_a_log_line_has_a_whole_sample(caplog: pytest.LogCaptureFixture) -> None:
+    metric = Metric("m", Kind.GAUGE, "help", [({"group": "a\u2028# b\x0bc\x85d"}, 1.0)])
+    with caplog.at_level(logging.INFO, export_module.__name__):
+        export_module.LogExporter().export([metric])
+    assert len(caplog.records) == 1

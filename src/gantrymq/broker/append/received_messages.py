@@ -46,8 +46,8 @@ class ReceivedMessages:
 
     def add(self, topic: str, kind: str, size: int, count: int = 1) -> None:
         """Counts `count` messages of one request, which have `size` bytes together."""
-        # Native code counts with the same whole number.
-        self._histogram(topic, kind).observe(size // count, count)
+        # Native code counts with the same whole mean, and the same sum.
+        self._histogram(topic, kind).observe_together(size, count)
 
     def add_counted(self, counts: Iterable[tuple[bytes, bool, int, list[int]]]) -> None:
         """Adds messages that native code has counted; see `PlainSends.take_counts`."""

@@ -13,10 +13,12 @@ from typing import Protocol
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.config import BrokerConfig, MetricsExporterType
-from gantrymq.errors import GantryError
 from gantrymq.metrics import Metric, render
 
 log = logging.getLogger(__name__)
+
+#: Longest time of the last export at the stop, in seconds. A collector may hang.
+LAST_EXPORT_S = 2.0
 
 Collect = Callable[[], Iterable[Metric]]
 
@@ -35,7 +37,8 @@ class LogExporter:
     """Writes each sample as a line of the log."""
 
     def export(self, metrics: list[Metric]) -> None:
-        for line in render(metrics).decode().splitlines():
+        # Only "\n" ends a sample: names of clients in labels may contain other line separators.
+        for line in render(metrics).decode().removesuffix("\n").split("\n"):
             if not line.startswith("#"):
                 log.info("%s", line)
 
@@ -64,8 +67,12 @@ class MetricsExport:
         await self._job.stop()
         if self._exporter is not None:
             try:
-                await self._run()
-            except GantryError as e:
+                async with asyncio.timeout(LAST_EXPORT_S):
+                    await self._run()
+            except TimeoutError:
+                log.warning("the last metrics are not exported: no response within %g s", LAST_EXPORT_S)
+            except Exception as e:
+                # The broker stops in any case.
                 log.warning("can't export the last metrics: %s", e)
             exporter, self._exporter = self._exporter, None
             await asyncio.get_running_loop().run_in_executor(None, exporter.close)
