@@ -69,7 +69,11 @@ class AssignmentWatch:
         if all(self._has_all_brokers(program) for program in scene.servers.name_servers):
             return True
         # A consumer that joins takes no queue until the route is complete. The others leave its share to it.
-        return self._is_route_awaited() and (is_read or group not in scene.joined)
+        return self._is_route_awaited() and (is_read or not self._is_joined(group))
+
+    def _is_joined(self, group: str) -> bool:
+        """Returns true if a consumer of the group may have no complete route from before the NameServers' restart."""
+        return self._scene.joined_at.get(group, -inf) > self._scene.name_servers_at - _MOVES_S
 
     def _is_route_awaited(self) -> bool:
         """Returns true if the NameServers kept their disks and run for less than a registration period."""

@@ -258,6 +258,7 @@ class Clients:
             on_revoked=partial(self.scene.revoked, group, program.name),
         )
         consumer.subscribe(TOPIC)
+        self.scene.joined_at[group] = self._world.loop.time()
         async with consumer:
             assert program.ending is not None
             await program.ending.wait()
@@ -285,6 +286,7 @@ class Clients:
             on_revoked=partial(self.scene.revoked, "lite", program.name),
         )
         consumer.subscribe(TOPIC)
+        self.scene.joined_at["lite"] = self._world.loop.time()
         assert program.ending is not None
         async with consumer:
             while not program.ending.is_set():

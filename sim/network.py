@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from sim.machine import PROCESS, Process
+from sim.machine import PROCESS, Process, State
 
 if TYPE_CHECKING:
     from sim.loop import SimLoop, SimTimer
@@ -502,6 +502,9 @@ class Network:
         return sock
 
     def listen(self, name: tuple[str, int], sock: SimSocket) -> None:
+        """Makes the socket listen. It has no effect in the iteration in which the power of its process failed."""
+        if sock.owner is not None and sock.owner.state is State.DEAD:
+            return
         if self._listening.setdefault(name, sock) is not sock:
             raise OSError(98, "Address already in use")
 

@@ -55,6 +55,8 @@ class Scene:
         self.lied_until: dict[str, float] = {}
         #: Topics with a deletion request. It may not have reached all brokers.
         self.deleted: set[str] = set()
+        #: Recreated topics of which a master lacks a deletion. Brokers that had it lack the old queues.
+        self.undeleted: set[str] = set()
         #: True if the controllers' state was replaced by an old copy.
         self.has_gone_back = False
         #: (broker, begin, end) of each absence of a master; times in seconds.
@@ -63,11 +65,11 @@ class Scene:
         self.lost_disks: set[str] = set()
         #: Consumers that are assigned each queue, by group.
         self.readers: dict[str, dict[Queue, set[str]]] = defaultdict(lambda: defaultdict(set))
-        #: Time in seconds at which all NameServers restarted; whether their disks were new; groups that a consumer
-        #: joined then.
+        #: Time in seconds at which all NameServers restarted; whether their disks were new.
         self.name_servers_at = -inf
         self.has_new_name_servers = False
-        self.joined: set[str] = set()
+        #: Time in seconds at which a consumer of each group last started.
+        self.joined_at: dict[str, float] = {}
         #: Callback for each delivered message.
         self.has_read: Callable[[MessageExt], None] = lambda message: None
         #: Sent length of the body of plain messages, and the received lengths.

@@ -305,7 +305,6 @@ class Young:
         for program in joining:
             Kill().begin(site, program, 0.0)
             program.is_away = True
-            scene.joined.add(program.name.partition("-")[0])
         await asyncio.sleep(_REBALANCED_S)
         for program in servers.name_servers:
             Kill().begin(site, program, 0.0)

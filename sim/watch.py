@@ -217,7 +217,7 @@ class Watch:
         # Servers need this time to notice the closed connections.
         await asyncio.sleep(_HEARD_S)
         if self._scene.plan.mode:
-            self.problems += await compare(servers, self._scene.lied_until, self._scene.deleted)
+            self.problems += await compare(servers, self._scene.lied_until, self._scene.deleted | self._scene.undeleted)
         elif self._are_deaths_seen:
             for program, broker in servers.looked_into():
                 self.problems += [

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gantrymq.broker.tables import read_deleted_topics
 from gantrymq.errors import GantryError
-from gantrymq.store.verify import verify
+from gantrymq.store.config import StoreConfig
+from gantrymq.store.verify import Report, verify
 from sim.cluster import store_config
 from sim.plan import broker_name
 
@@ -63,8 +66,13 @@ def stores_are_whole(run: Run) -> Iterator[str]:
     for program in run.servers.brokers:
         # After syncs that lied, the log may have holes in messages acknowledged meanwhile.
         if program.name in run.servers.running and program.name not in lied:
-            report = program.look(partial(verify, store_config(run.plan)))
+            report = program.look(partial(_verified, store_config(run.plan), run.clients.scene.undeleted))
             if program.name not in rotten:
                 yield from (f"{program.name}: {problem}" for problem in report.problems[:3])
             elif not any(str(rotten[program.name]) in problem for problem in report.problems):
                 yield f"verify says nothing of {program.name}'s log at {rotten[program.name]}: {report.problems[:3]}"
+
+
+def _verified(config: StoreConfig, undeleted: Iterable[str]) -> Report:
+    deleted = read_deleted_topics(config.config_directory) | dict.fromkeys(undeleted, sys.maxsize)
+    return verify(config, deleted_topics=deleted)

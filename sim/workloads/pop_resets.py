@@ -93,13 +93,19 @@ class PopResets(Workload):
         return {(queue.broker_name, queue.queue_id): offset for queue, offset in answer.items()}
 
     async def _to_what_is_committed(self, admin: AdminClient, group: str) -> Offsets:
-        """Resets to the committed offset. Acknowledgements of later messages are void."""
+        """Resets to the committed offset. Acknowledgements of later messages are void.
+
+        As in Java, a reset to an offset before the first message is refused. Retention can delete the message at the
+        committed offset, so the reset is then to the first message.
+        """
         offsets: Offsets = {}
         for broker in (await admin.topic_route(_TOPIC)).broker_datas:
             if (address := broker.master_address) is None:
                 continue
             for queue_id in range(_QUEUES):
-                offset = await admin.committed_offset(address, group, _TOPIC, queue_id) or 0
+                committed = await admin.committed_offset(address, group, _TOPIC, queue_id) or 0
+                first = await admin.api.min_offset(address, _TOPIC, queue_id, admin.timeout_ms)
+                offset = max(committed, first)
                 await admin.reset_queue_offset(address, group, _TOPIC, queue_id, offset)
                 offsets[broker.broker_name, queue_id] = offset
         return offsets

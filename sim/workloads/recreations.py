@@ -15,6 +15,7 @@ from gantrymq.errors import GantryError
 from gantrymq.protocol.message import Message, MessageExt
 from sim.cluster import Program
 from sim.history import Delay, Sent
+from sim.plan import broker_name
 from sim.scene import AGAIN_S, Scene
 from sim.workloads.base import Workload
 from sim.workloads.ordered_pops import OrderlySimpleConsumer
@@ -48,6 +49,8 @@ class Recreations(Workload):
         self._deleted_at: list[float] = []
         self._made_at: list[float] = []
         self._is_sure = True
+        #: Broker name -> the topic's begin on the broker that deleted it last.
+        self._begins: dict[str, int] = {}
         self.add("builder", self._build)
         for kind in _KINDS:
             self.add(f"site-{kind}", self._pop if "pop" in kind else self._lite if kind == "lite" else self._push)
@@ -62,7 +65,18 @@ class Recreations(Workload):
         """Returns true if the topic of the message was deleted, or may remain on a broker that was not reached."""
         if sent.topic != _TOPIC:
             return False
-        return not self._is_sure or any(sent.name in life for life in self._lives[: len(self._deleted_at)])
+        return not self._are_deletions_kept() or any(sent.name in life for life in self._lives[: len(self._deleted_at)])
+
+    def _are_deletions_kept(self) -> bool:
+        """Returns true if all brokers deleted the topic each time, and all masters have the deletions.
+
+        A slave copies deletions with the other tables. If it becomes master before that, it has the old topic.
+        """
+        masters = self.scene.servers.masters()
+        return self._is_sure and all(
+            name not in masters or masters[name].offsets.topic_begin(_TOPIC) >= begin
+            for name, begin in self._begins.items()
+        )
 
     async def _build(self, program: Program) -> None:
         async with self.admin() as admin, Producer(self.scene.names, "builders") as producer:
@@ -83,6 +97,9 @@ class Recreations(Workload):
                 where = await self.scene.until_done(program, lambda: admin.delete_topic(_TOPIC, _CLUSTER))
                 self._is_sure &= len(where) == self.scene.plan.brokers
                 self._deleted_at.append(deleted_at)
+                for one, broker in self.scene.servers.looked_into():
+                    name, begin = broker_name(one.name), broker.offsets.topic_begin(_TOPIC)
+                    self._begins[name] = max(begin, self._begins.get(name, 0))
                 self.scene.history.note(self.scene.now(), f"deleted topic {_TOPIC}")
                 await asyncio.sleep(self.chance.choice((0.0, 5.0, _ROUTES_S)) * self.chance.random())
         await asyncio.sleep(_ROUTES_S)
@@ -161,7 +178,8 @@ class Recreations(Workload):
                     await asyncio.sleep(AGAIN_S)
 
     def problems(self) -> Iterator[str]:
-        if not self._is_sure:
+        if not self._are_deletions_kept():
+            self.scene.undeleted.add(_TOPIC)
             return
         for life, deleted_at in enumerate(self._deleted_at):
             made_at = self._made_at[life + 1] if life + 1 < len(self._made_at) else inf

@@ -6,6 +6,7 @@ It gets no delayed messages, offsets or queues of the old topic.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,15 +16,16 @@ import msgspec
 import pytest
 from administration import commit, create_group
 from broker_support import Peer, config
-from replicated_brokers import Replicas
+from replicated_brokers import Replicas, copy_tables
 from wait_until import until
 
 from gantrymq.background.jobs import Jobs
 from gantrymq.broker.broker import Broker
 from gantrymq.broker.config import BrokerRole
-from gantrymq.broker.tables.consumer_offsets import ConsumerOffsets, OffsetTable
+from gantrymq.broker.tables.consumer_offsets import OFFSETS_FILE, ConsumerOffsets, OffsetTable, read_deleted_topics
 from gantrymq.broker.tables.discards import MAX_DELETED_TOPICS, Discards
 from gantrymq.broker.tables.persistence import TablePersistence
+from gantrymq.errors import StoreError
 from gantrymq.protocol.bodies.topic_config import TopicConfig
 from gantrymq.protocol.codes import RequestCode, ResponseCode
 from gantrymq.protocol.headers.offset import ResetOffsetRequestHeader
@@ -145,6 +147,50 @@ async def test_a_slave_copies_deletions_and_resets(tmp_path: Path) -> None:
         await until(lambda: replicas.slave.offsets.is_old_pop("consumers", TOPIC, 0, old))
 
 
+async def test_a_slave_returns_no_messages_of_a_deleted_topic(tmp_path: Path) -> None:
+    async with Replicas(tmp_path, 1, role=BrokerRole.ASYNC_MASTER) as replicas:
+        peer = await replicas.peer()
+        await create(replicas.master)
+        await peer.send(TOPIC, b"old", queue_id=0)
+        await peer.send(TOPIC, b"old", queue_id=1)
+        await replicas.caught_up()
+        await copy_tables(replicas.slave)
+        slave = await replicas.peer(1)
+        assert [message.body for message in decode_messages((await slave.pull(TOPIC)).body)] == [b"old"]
+        await delete(peer)
+        await create(replicas.master)
+        await peer.send(TOPIC, b"new", queue_id=1)
+        await replicas.caught_up()
+        begin = replicas.master.offsets.topic_begin(TOPIC)
+        await copy_tables(replicas.slave)
+        await until(lambda: replicas.slave.offsets.topic_begin(TOPIC) == begin)
+        # The new topic has no message in queue 0.
+        assert not (await slave.pull(TOPIC)).body
+        response = await slave.pull(TOPIC, queue_id=1)
+        assert [message.body for message in decode_messages(response.body)] == [b"new"]
+
+
+async def test_a_crash_does_not_bring_back_the_messages_of_a_deleted_topic(tmp_path: Path) -> None:
+    """If no queue points to a later record, the recovery reads the records of the deleted topic, and restores them."""
+    async with started(tmp_path / "broker") as (broker, peer):
+        broker.topics.put(TopicConfig("other", 1, 1))
+        await peer.send("other", b"x")
+        await create(broker)
+        for queue_id in (0, 0, 1):
+            await peer.send(TOPIC, b"old", queue_id=queue_id)
+        await delete(peer)
+        await create(broker)
+        await peer.send(TOPIC, b"new", queue_id=1)
+        await broker.topics.written()
+        # The copy has the files of a killed broker.
+        shutil.copytree(tmp_path / "broker", tmp_path / "killed")
+    async with started(tmp_path / "killed") as (broker, peer):
+        assert not (await peer.pull(TOPIC)).body
+        response = await peer.pull(TOPIC, queue_id=1)
+        assert [message.body for message in decode_messages(response.body)] == [b"new"]
+        assert [message.body for message in decode_messages((await peer.pull("other")).body)] == [b"x"]
+
+
 # -- the tables -----------------------------------------------------------------------------------------------------
 
 
@@ -167,6 +213,26 @@ def test_deletions_and_resets_are_kept_in_the_file(tmp_path: Path) -> None:
     assert not offsets.is_old_pop("g", "t", 1, 499)
     assert [offsets.is_of_deleted("gone", at) for at in (599, 600)] == [True, False]
     assert offsets.is_old_pop("g", "gone", 0, 599)
+
+
+def test_deleted_topics_are_read_from_the_file_or_its_backup(tmp_path: Path) -> None:
+    assert read_deleted_topics(tmp_path) == {}
+    offsets, persistence = offsets_in(tmp_path)
+    offsets.topics_deleted({"gone"}, log_begin=0, log_end=600)
+    persistence.save()
+    assert read_deleted_topics(tmp_path) == {"gone": 600}
+    # A running broker replaces the file in two steps.
+    file, backup = tmp_path / OFFSETS_FILE, tmp_path / f"{OFFSETS_FILE}.bak"
+    file.rename(backup)
+    assert read_deleted_topics(tmp_path) == {"gone": 600}
+    file.write_bytes(b"{")
+    assert read_deleted_topics(tmp_path) == {"gone": 600}
+    backup.write_bytes(b"{")
+    assert read_deleted_topics(tmp_path) == {}
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(StoreError, match=OFFSETS_FILE):
+        read_deleted_topics(tmp_path)
 
 
 def test_a_java_brokers_file_has_neither(tmp_path: Path) -> None:

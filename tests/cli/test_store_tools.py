@@ -6,6 +6,7 @@ tests/store/test_offline_tools.py covers the findings of the tools.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,17 @@ def test_verify(root, config_file, capsys):
     assert run([*arguments, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["problemCount"] == len(report["problems"]) > 0
+
+
+def test_verify_reads_the_deleted_topics(root, config_file, capsys):
+    shutil.rmtree(root / "consumequeue" / "Fruit" / "1")
+    arguments = ["store", "verify", str(root), "-c", str(config_file)]
+    assert run(arguments) == 1
+    assert "Fruit-1 has no units" in lines(capsys)[0]
+    deleted = {"gantryDiscards": {"deletedTopics": {"Fruit": 1 << 40}}}
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "consumerOffset.json").write_text(json.dumps(deleted))
+    assert run(arguments) == 0
 
 
 def test_verify_and_dump_warn_while_a_broker_runs(root, config_file, capsys):

@@ -225,6 +225,21 @@ def test_a_machine_without_power_says_nothing(loop: SimLoop, pair: Pair) -> None
     loop.run_until_complete(main())
 
 
+def test_a_process_whose_power_fails_while_it_starts_leaves_its_port_free(loop: SimLoop) -> None:
+    host = Host(loop, "far", "10.0.0.2")
+
+    async def starts() -> None:
+        # The rest of the iteration runs as if nothing had happened.
+        assert host.process is not None
+        host.process.kill(machine=True)
+        loop.network.bind("10.0.0.2", 9876).listen(100)
+
+    host.start(starts)
+    loop.run_until_complete(asyncio.sleep(1))
+    # Raises OSError if another socket listens there.
+    loop.network.bind("10.0.0.2", 9876)
+
+
 def test_a_stopped_process_goes_on_where_it_was(loop: SimLoop, pair: Pair) -> None:
     async def main() -> None:
         peer = await pair.connect()

@@ -245,6 +245,26 @@ def test_what_is_no_damage(tmp_path):
     assert report.without_unit > 100
 
 
+def test_records_of_a_deleted_topic_need_no_units(tmp_path):
+    """The new topic has a file without units in queue 0, and no file in queue 1."""
+    store = open_store(tmp_path)
+    for n in range(4):
+        last = store.max_physical_offset
+        put(store, store.queue("Anew", n % 2), b"old")
+    end = store.max_physical_offset
+    store.delete_topic("Anew")
+    put(store, store.queue("Anew", 2), b"new")
+    store.close()
+    empty = tmp_path / "consumequeue" / "Anew" / "0" / ("0" * 20)
+    empty.parent.mkdir()
+    empty.write_bytes(bytes(UNITS_PER_FILE * 20))
+    config = small_config(tmp_path)
+    assert verify(config).problem_count == 4
+    for deleted_at, count in ((end, 0), (last, 1)):
+        report = verify(config, deleted_topics={"Anew": deleted_at, "Other": end})
+        assert (report.problem_count, report.without_unit) == (count, 4 - count)
+
+
 def test_problems_are_limited():
     report = Report()
     for n in range(5000):

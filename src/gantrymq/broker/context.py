@@ -11,6 +11,7 @@ from gantrymq.broker.events import BrokerEvents
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.log_flushed import log_flushed
 from gantrymq.broker.tables import (
+    OFFSETS_FILE,
     AccessControl,
     BrokerStats,
     BrokerTopics,
@@ -59,7 +60,7 @@ class BrokerContext:
             config, directory / "topics.json", events.topics_changed.publish, persistence=persistence
         )
         self.groups = SubscriptionGroupTable(config, directory / "subscriptionGroup.json", persistence=persistence)
-        self.offsets = ConsumerOffsets(directory / "consumerOffset.json", persistence=persistence)
+        self.offsets = ConsumerOffsets(directory / OFFSETS_FILE, persistence=persistence)
         self.consumer_filters = ConsumerFilters(directory / "consumerFilter.json", persistence=persistence)
         self.request_modes = MessageRequestModes(
             config, directory / "messageRequestMode.json", self.topics, self.groups, persistence=persistence

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from gantrymq.broker.tables import read_deleted_topics
 from gantrymq.cli.admin.values import parse_time
 from gantrymq.cli.lazy import new_app
 from gantrymq.cli.values import TIME_HELP
@@ -85,7 +86,7 @@ def verify(directory: Directory, config: Config = None, as_json: Json = False) -
     inspect_store(store)
     _warn_if_in_use(directory)
     with _progress() as progress:
-        report = verifying.verify(store, progress)
+        report = verifying.verify(store, progress, deleted_topics=read_deleted_topics(store.config_directory))
     if as_json:
         print(json.dumps(_camel(asdict(report))))
     else:

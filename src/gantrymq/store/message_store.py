@@ -248,17 +248,20 @@ class MessageStore:
             # Recovery then does not read the topic's records again.
             self._threads.queue_flusher.flush_soon()
 
-    def delete_queues_before(self, topic: str, physical_offset: int) -> None:
-        """Deletes the queues of a topic that have only messages before this physical offset. Raises StoreError."""
-        self._queues.delete(
-            [
-                queue
-                for queue_id in self._queues.queue_ids(topic)
-                if (queue := self.queue(topic, queue_id)).count_before(physical_offset) == queue.max_offset > 0
-            ]
-        )
-        if self._threads is not None:
+    def delete_queues_before(self, topic: str, physical_offset: int) -> list[ConsumeQueue]:
+        """Deletes the queues of a topic that have only messages before this physical offset. Returns them.
+
+        Raises StoreError.
+        """
+        old = [
+            queue
+            for queue in self._queues.of_topic(topic)
+            if queue.count_before(physical_offset) == queue.max_offset > 0
+        ]
+        self._queues.delete(old)
+        if old and self._threads is not None:
             self._threads.queue_flusher.flush_soon()
+        return old
 
     # -- writing ------------------------------------------------------------------------------------------------
 

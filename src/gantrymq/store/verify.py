@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
@@ -70,14 +70,21 @@ class Report:
             self.problems.append(problem)
 
 
-def verify(config: StoreConfig, progress: Progress = lambda what, done, total: None) -> Report:
+def verify(
+    config: StoreConfig,
+    progress: Progress = lambda what, done, total: None,
+    *,
+    deleted_topics: Mapping[str, int] | None = None,
+) -> Report:
     """Checks the whole store. If a broker uses it, new data and the index are not checked.
+
+    `deleted_topics` has the end of the log at the last deletion of each topic. Earlier records need no units.
 
     Raises StoreError if files can't be read.
     """
     files = OpenFiles()
     try:
-        return _Verifier(config, files, progress).run()
+        return _Verifier(config, files, progress, deleted_topics or {}).run()
     finally:
         files.close()
 
@@ -85,9 +92,12 @@ def verify(config: StoreConfig, progress: Progress = lambda what, done, total: N
 class _Verifier:
     """Checks one store: first the log with its units and index entries, then the queues."""
 
-    def __init__(self, config: StoreConfig, files: OpenFiles, progress: Progress) -> None:
+    def __init__(
+        self, config: StoreConfig, files: OpenFiles, progress: Progress, deleted_topics: Mapping[str, int]
+    ) -> None:
         self._report = Report(in_use=is_in_use(config.store_path_root_dir))
         self._progress = progress
+        self._deleted_topics = deleted_topics
         self._log = OfflineLog(config.commit_log_directory)
         self._queues = offline_queues(config.consume_queue_directory, files)
         self._topics = {topic for topic, _ in self._queues}
@@ -202,6 +212,9 @@ class _Verifier:
             topic = record.topic.decode()
         except UnicodeDecodeError:
             self._report.add(f"log, {record.physical_offset}: the topic {record.topic!r} is no text")
+            return
+        if record.physical_offset < self._deleted_topics.get(topic, 0):
+            self._report.without_unit += 1
             return
         queue = self._queues.get((topic, record.queue_id))
         problem = self._unit_problem(queue, record)

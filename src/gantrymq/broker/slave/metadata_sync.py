@@ -94,8 +94,11 @@ class MetadataSync(Feature):
         #: End of the log when the broker became a slave, or when topics were last copied. Topics of earlier messages
         #: are in the table, unless they were deleted.
         self._topics_known_to: int | None = None
+        #: Deleted topics of the last copy. Their old queues are deleted here, too.
+        self._deleted: Mapping[str, int] = {}
         #: The master whose tables have all been copied and applied once; None before the first.
         self.copied_from: str | None = None
+        self._topics_deleted = context.events.topics_deleted
         context.events.master_changed.subscribe(self._copy_soon)
         context.events.messages_replicated.subscribe(self._messages_replicated)
 
@@ -106,9 +109,11 @@ class MetadataSync(Feature):
         self._taking.cancel()
         await self._take()
         self._held.clear()
-        deleted = self._offsets.log_is_from(self._store.min_physical_offset, self._store.max_physical_offset)
+        # The recovery after a crash, and `gantry store rebuild`, restore queues of deleted topics.
+        self._delete_old_queues(
+            self._offsets.log_is_from(self._store.min_physical_offset, self._store.max_physical_offset)
+        )
         if self._topics_known_to is not None:
-            self._delete_old_queues(deleted)
             self._make_missing_topics(self._topics_known_to)
 
     async def stand_in(self) -> None:
@@ -252,16 +257,25 @@ class MetadataSync(Feature):
         self._topics_known_to = log_end
 
     def _delete_old_queues(self, deleted: Mapping[str, int]) -> None:
-        """Deletes queues of topics that the former master deleted.
+        """Deletes the queues that have only messages of deleted topics.
 
-        A slave keeps such queues until messages of a new topic with the same name arrive.
+        Otherwise, consumers would receive these messages from a new topic with the same name. `deleted` has the end of
+        the log at the last deletion of each topic.
         """
+        topics: list[str] = []
+        queues: list[ConsumeQueue] = []
         for topic, log_end in deleted.items():
             try:
-                self._store.delete_queues_before(topic, log_end)
+                old = self._store.delete_queues_before(topic, log_end)
             except StoreError as e:
                 # This error must not prevent the broker from becoming master.
-                log.warning("topic %s was deleted, and the queues that this broker has of it can't be: %s", topic, e)
+                log.warning("topic %s was deleted, and its queues on this broker can't be deleted: %s", topic, e)
+                continue
+            if old:
+                topics.append(topic)
+                queues += old
+        if topics:
+            self._topics_deleted.publish(topics, queues)
 
     def _make_missing_topics(self, known_to: int) -> None:
         """Creates topics that have messages but were not copied before the former master failed.
@@ -288,7 +302,13 @@ class MetadataSync(Feature):
     async def _copy_offsets(self, master: str) -> None:
         if _OFFSETS not in self._held:
             table = decode_json(await self._ask(master, RequestCode.GET_ALL_CONSUMER_OFFSET), OffsetTable)
-            await self._hold(master, _OFFSETS, lambda: self._offsets.copy(table))
+            await self._hold(master, _OFFSETS, lambda: self._take_offsets(table))
+
+    def _take_offsets(self, table: OffsetTable) -> None:
+        self._offsets.copy(table)
+        deleted = table.discards.deleted_topics
+        self._delete_old_queues({topic: at for topic, at in deleted.items() if self._deleted.get(topic) != at})
+        self._deleted = deleted
 
     async def _copy_delays(self, master: str) -> None:
         if _DELAYS not in self._held:

@@ -13,7 +13,7 @@ from gantrymq.broker.tables.attributes import (
 )
 from gantrymq.broker.tables.broker_stats import BrokerStats
 from gantrymq.broker.tables.consumer_filters import ConsumerFilters
-from gantrymq.broker.tables.consumer_offsets import ConsumerOffsets, OffsetTable
+from gantrymq.broker.tables.consumer_offsets import OFFSETS_FILE, ConsumerOffsets, OffsetTable, read_deleted_topics
 from gantrymq.broker.tables.deliveries import Deliveries
 from gantrymq.broker.tables.group_members import Client, GroupMembers
 from gantrymq.broker.tables.message_filters import MessageFilter, MessageFilters, compiling, is_tag_type
@@ -25,6 +25,7 @@ from gantrymq.broker.tables.topics import REVIVE_QUEUE_NUMS, BrokerTopics
 
 __all__ = [
     "GROUP_ATTRIBUTES",
+    "OFFSETS_FILE",
     "REVIVE_QUEUE_NUMS",
     "TOPIC_ATTRIBUTES",
     "AccessControl",
@@ -53,4 +54,5 @@ __all__ = [
     "is_tag_type",
     "parse_changes",
     "priority_factor",
+    "read_deleted_topics",
 ]

@@ -14,8 +14,12 @@ import msgspec
 from gantrymq.broker.feature import Feature
 from gantrymq.broker.tables.discards import Discards
 from gantrymq.broker.tables.persistence import TablePersistence, in_pieces
+from gantrymq.errors import BodyError, StoreError
 from gantrymq.protocol.bodies.topic_config import DataVersion
+from gantrymq.protocol.fastjson import decode_json
+from gantrymq.system import files
 
+OFFSETS_FILE = "consumerOffset.json"
 _SEPARATOR = "@"
 
 
@@ -198,6 +202,23 @@ class ConsumerOffsets(Feature):
     def _encode_file(self) -> Iterator[bytes]:
         self._table.data_version.advance()
         return in_pieces(self._table)
+
+
+def read_deleted_topics(directory: Path) -> dict[str, int]:
+    """Reads the deleted topics from a broker's configuration directory. The broker may be running.
+
+    Returns the end of the log at the last deletion of each topic. Without a valid file, no topic counts as deleted.
+    Raises StoreError if the file can't be read.
+    """
+    # The broker renames the file to its backup before it renames the new one.
+    for path in (directory / OFFSETS_FILE, directory / f"{OFFSETS_FILE}.bak"):
+        try:
+            return decode_json(files.read_bytes(path), OffsetTable).discards.deleted_topics
+        except (FileNotFoundError, BodyError):
+            continue
+        except OSError as e:
+            raise StoreError(f"can't read {path}: {e}") from e
+    return {}
 
 
 def _without_negative(table: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
