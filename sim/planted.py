@@ -400,6 +400,13 @@ BUGS = (
         "is_awaited=False",
         "read queue",
     ),
+    Planted(
+        "a slave keeps the queues of a deleted topic",
+        "broker/slave/metadata_sync.py",
+        "if self._deleted.get(topic) != at})",
+        "if False})",
+        "differ in site",
+    ),
 )
 
 

@@ -72,6 +72,23 @@ _AT_SYNC = plan_with(
 #: No faults: a topic is created again, or a group is reset.
 _CALM = plan_with("reset", 0.1, 0.0, replicas=1, mode="", controllers=0, messages=10, faults=[])
 _CREATED_AGAIN = replace(_CALM, extras=("recreations",))
+#: A topic is deleted and created again. Then the disk of a master fills up, so its queues get no messages.
+_FILLED = plan_with(
+    "filled",
+    5.0,
+    0.82,
+    seed="52262",
+    brokers=2,
+    replicas=2,
+    mode=SYNC_MASTER,
+    in_sync=2,
+    controllers=0,
+    consumers={"push": 1, "orderly": 1, "pop": 1, "lite": 1},
+    messages=50,
+    pause_s=0.2,
+    extras=("recreations",),
+    faults=[Fault("filled", "broker-1", 6.74, 5.0, 0.82)],
+)
 #: A broker's clock is half an hour ahead for some seconds.
 _AHEAD = plan_with("far-clock", 8.0, 0.85, replicas=1, mode="", controllers=0, delayed=0.4)
 #: Four planned changes of master.
@@ -117,5 +134,6 @@ PLANS = {
     "a deposed master goes on taking messages": _HANDED,
     "consumers act on the route of a NameServer that has just started": _YOUNG,
     "a NameServer that has just started awaits no broker": _YOUNG,
+    "a slave keeps the queues of a deleted topic": _FILLED,
     "an older epoch is believed": plan_with("gone-back", 6.0, 0.7),
 }
