@@ -138,7 +138,7 @@ async def connected(stack: AsyncExitStack) -> tuple[Producer, Answering]:
     # Cancel background tasks: there is no NameServer and no broker.
     for job in client._jobs:
         job.cancel()
-    client.routes.on_new = None
+    client.routes._on_new = lambda: None
     client.routes._keep(
         TOPIC,
         TopicRouteData(
@@ -149,6 +149,7 @@ async def connected(stack: AsyncExitStack) -> tuple[Producer, Answering]:
                 )
             ],
         ),
+        frozenset(),
     )
     peer = Answering(loop)
     peer.connection = connection = Connection({}, limits=client.remoting._connection_limits)

@@ -16,6 +16,8 @@ Figures = Mapping[tuple[str, str], float]
 #: A system is warm when this many consecutive rounds differ by less than this share.
 _STEADY_ROUNDS = 3
 _STEADY_SHARE = 0.05
+#: A larger increase of CPU time counts as more expensive.
+_MORE_EXPENSIVE_SHARE = 0.03
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,20 @@ def table(systems: Sequence[System], measures: Sequence[Measure]) -> str:
     return "\n".join(
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
     )
+
+
+def more_expensive(systems: Sequence[System], measures: Sequence[Measure]) -> str:
+    """Returns the rows in which the second system takes over 3 % more CPU time than the first, as lines of text."""
+    before, after = (system.name for system in systems)
+    lines = []
+    for measure in measures:
+        if "CPU" not in measure.name:
+            continue
+        pairs = zip(measure.values[before], measure.values[after], strict=True)
+        ratio = statistics.median(new / old for old, new in pairs if old)
+        if ratio > 1 + _MORE_EXPENSIVE_SHARE:
+            lines.append(f"more expensive: {measure.name}: {(ratio - 1) * 100:.1f} %")
+    return "\n".join(lines) or f"no row takes over {_MORE_EXPENSIVE_SHARE:.0%} more CPU time"
 
 
 def spread(values: Sequence[float]) -> str:

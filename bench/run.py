@@ -1,6 +1,7 @@
 """Apache's benchmark against Apache's broker and this project's, in turn on one machine; prints a Markdown table.
 
-Run it by `./dev bench` on an idle machine. README.md describes what it measures.
+Run it by `./dev bench` on an idle machine. README.md describes what it measures. With `--compare COMMIT`, the system
+beside this project is this project at COMMIT, and the rows that became more expensive are named.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from pathlib import Path
 
 # `systems` comes first: it puts interop on the import path.
 import systems
+from checkouts import checkout, python_of
 from loads import batches, latencies, pops, reads, sends, sync_flush_sends, topics
-from measures import Measure, progress, table
+from measures import Measure, more_expensive, progress, table
 from polls import polls
 from programs import SERIALIZE_TYPES
 from replication import measure_replication
 from servers import build, missing_tools
-from systems import GANTRY, JAVA, Cluster, System, cluster
+from systems import GANTRY, JAVA, Cluster, System, cluster, gantry
 
 #: After this time without requests, a server's memory counts as idle memory. In seconds.
 IDLE_S = 5.0
@@ -66,7 +68,7 @@ def main() -> int:
         print(f"bench: {missing}", file=sys.stderr)
         return 1
     build()
-    compared = {"java": [JAVA], "gantry": [GANTRY], "both": [JAVA, GANTRY]}[args.systems]
+    compared = compared_systems(args)
     measures: list[Measure] = []
     if START in args.only:
         measures += measure_start(compared, args.start_ups)
@@ -78,7 +80,17 @@ def main() -> int:
     print(describe(args))
     print()
     print(table(compared, measures))
+    if args.compare:
+        print()
+        print(more_expensive(compared, measures))
     return 0
+
+
+def compared_systems(args: argparse.Namespace) -> list[System]:
+    if args.compare:
+        base = checkout(args.compare)
+        return [gantry(f"GantryMQ at {base.name}", str(python_of(base))), GANTRY]
+    return {"java": [JAVA], "gantry": [GANTRY], "both": [JAVA, GANTRY]}[args.systems]
 
 
 def parse_args() -> argparse.Namespace:
@@ -117,6 +129,7 @@ def parse_args() -> argparse.Namespace:
         "--serialize", choices=SERIALIZE_TYPES, default="ROCKETMQ", help="the client's headers (%(default)s)"
     )
     parser.add_argument("--start-ups", type=int, default=5, help="starts of each server (%(default)s)")
+    parser.add_argument("--compare", metavar="COMMIT", help="measure this project at COMMIT instead of Java's brokers")
     parser.add_argument("--systems", choices=["both", "java", "gantry"], default="both", help="(%(default)s)")
     parser.add_argument("--directory", type=Path, help="where the stores go (the system's temporary directory)")
     args = parser.parse_args()

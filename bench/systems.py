@@ -34,7 +34,7 @@ _TOPICS_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class System:
-    """One of the two compared systems."""
+    """One of the compared systems."""
 
     name: str
     start_namesrv: Callable[[Path], Server]
@@ -48,11 +48,18 @@ JAVA = System(
         directory, namesrv, options=_JAVA_BROKER_OPTIONS, **_STORE_CONFIG, **config
     ),
 )
-GANTRY = System(
-    "GantryMQ",
-    gantry_namesrv,
-    lambda directory, namesrv, config: gantry_broker(directory, namesrv, **_STORE_CONFIG, **config),
-)
+
+
+def gantry(name: str = "GantryMQ", python: str = sys.executable) -> System:
+    """Returns this project as a system; `python` is the interpreter that has it."""
+    return System(
+        name,
+        lambda directory: gantry_namesrv(directory, python=python),
+        lambda directory, namesrv, config: gantry_broker(directory, namesrv, python=python, **_STORE_CONFIG, **config),
+    )
+
+
+GANTRY = gantry()
 
 
 @dataclass(frozen=True)

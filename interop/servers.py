@@ -180,21 +180,22 @@ def java_broker(
     return _registered(start(command, "Java broker", port, directory), namesrv)
 
 
-def gantry_namesrv(directory: Path, **config: object) -> Server:
-    """Starts this project's NameServer; `config` as for Java's."""
+def gantry_namesrv(directory: Path, *, python: str = sys.executable, **config: object) -> Server:
+    """Starts this project's NameServer; `config` as for Java's. `python` is the interpreter that has the project."""
     port, file = _namesrv_config(directory, config)
-    return start(gantry_command("namesrv", "-c", str(file)), "gantry namesrv", port, directory)
+    return start(gantry_command("namesrv", "-c", str(file), python=python), "gantry namesrv", port, directory)
 
 
-def gantry_broker(directory: Path, namesrv: str, **config: object) -> Server:
-    """Starts this project's broker, and waits for its registration; `config` as for Java's."""
+def gantry_broker(directory: Path, namesrv: str, *, python: str = sys.executable, **config: object) -> Server:
+    """Starts this project's broker, and waits for its registration; `config` and `python` as for the NameServer."""
     port, file = _broker_config(directory, namesrv, config)
-    return _registered(start(gantry_command("broker", "-c", str(file)), "gantry broker", port, directory), namesrv)
+    command = gantry_command("broker", "-c", str(file), python=python)
+    return _registered(start(command, "gantry broker", port, directory), namesrv)
 
 
-def gantry_command(*args: str) -> list[str]:
-    """Returns a command of this project for this interpreter."""
-    return [sys.executable, "-m", "gantrymq.cli", *args]
+def gantry_command(*args: str, python: str = sys.executable) -> list[str]:
+    """Returns a command of this project for the interpreter `python`."""
+    return [python, "-m", "gantrymq.cli", *args]
 
 
 def _namesrv_config(directory: Path, config: Mapping[str, object]) -> tuple[int, Path]:

@@ -21,6 +21,7 @@ _QUEUE_OFFSET_END = len(_QUEUE_OFFSET)
 _COMMIT_OFFSET_END = len(_COMMIT_OFFSET)
 #: Numbers with up to this many digits fit 64 bits.
 _MOST_DIGITS = 18
+_ZERO = ord("0")
 _CACHE_LIMIT = 4096
 #: Longest cached header, in bytes. It limits the cache to a few MiB.
 _LONGEST_REMEMBERED = 1024
@@ -63,7 +64,7 @@ def _cut(ext: bytes) -> tuple[tuple[bytes, bytes, bytes], bytes, bytes] | None:
 
 
 def _is_number(text: bytes) -> bool:
-    return text.isdigit() and len(text) <= _MOST_DIGITS and (text >= b"1" or text == b"0")
+    return text.isdigit() and len(text) <= _MOST_DIGITS and (text[0] != _ZERO or len(text) == 1)
 
 
 def _remember(parts: tuple[bytes, bytes, bytes], header: PullMessageRequestHeader) -> bool:

@@ -137,7 +137,8 @@ class PullProcessor(Feature):
         wanted = self._wanted(header, group)
         if header.sys_flag & PULL_COMMIT_OFFSET:
             self._commit(queue, header)
-        result = self._get(queue, header, wanted, connection.command_began)
+        result = self._read(queue, header, wanted)
+        self._stats.read(header.topic, header.consumer_group, result, monotonic() - connection.command_began)
         if result.status is GetStatus.FOUND:
             # The hot path.
             begin = self._offsets.topic_begin(header.topic)
@@ -226,7 +227,9 @@ class PullProcessor(Feature):
             # The client does not read its responses. Messages for all of its pulls would fill the memory.
             result = _nothing(pull.queue, pull.header)
         elif pull.wanted.matches is None:
-            result = self._get(pull.queue, pull.header, pull.wanted, monotonic())
+            began = monotonic()
+            result = self._read(pull.queue, pull.header, pull.wanted)
+            self._stats.read(pull.queue.topic, pull.header.consumer_group, result, monotonic() - began)
         else:
             result = yield from self._get_filtered(pull.connection, pull.queue, pull.header, pull.wanted)
         return self._answer_again(pull, result, expired)
@@ -246,17 +249,6 @@ class PullProcessor(Feature):
         if code == ResponseCode.PULL_NOT_FOUND and self._is_doubted:
             raise _doubted()
         return self._answer(pull.request, code, result, self._groups.get(header.consumer_group), pull.topic_begin)
-
-    def _get(
-        self, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter, began: float
-    ) -> GetResult:
-        """Reads messages from the store for a pull, counts the read, and records the delivery.
-
-        The counted duration starts at `began`, in seconds of the monotonic clock.
-        """
-        result = self._read(queue, header, wanted)
-        self._stats.read(queue.topic, header.consumer_group, result, monotonic() - began)
-        return result
 
     def _read(
         self, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter, end: int | None = None
@@ -310,7 +302,7 @@ class PullProcessor(Feature):
     def _get_filtered(
         self, connection: Connection, queue: ConsumeQueue, header: PullMessageRequestHeader, wanted: MessageFilter
     ) -> Generator[None, None, GetResult]:
-        """As `_get`, but reads in steps of a few milliseconds until a message passes the filter.
+        """As `_read`, but in steps of a few milliseconds until a message passes the filter, and counts the read.
 
         A pull checks as many messages as in Java. The next pull continues there. All steps count as one read.
         """
@@ -356,7 +348,8 @@ class PullProcessor(Feature):
             request.serialize_type,
             request.opaque,
             code,
-            result.status.value,
+            # `value` takes 0.2 us longer.
+            result.status._value_,
             broker_id,
             result.next_begin_offset,
             result.min_offset,

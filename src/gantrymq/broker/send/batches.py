@@ -122,9 +122,11 @@ class BatchSends:
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL, f"batch of more than {MAX_BATCH_MESSAGES} messages: send several"
                 )
-            if _POP_CK in properties:
+            # As in `SendProcessor.send`: `in` is faster in a str.
+            text = properties.decode("latin-1")
+            if "POP_CK\x01" in text:
                 properties = without_property(properties, b"POP_CK")
-            code = tags_code(find_property(properties, b"TAGS") or b"") if b"TAGS\x01" in properties else 0
+            code = tags_code(find_property(properties, b"TAGS") or b"") if "TAGS\x01" in text else 0
             batch.add(flag, body, properties, code)
             if not count % _BATCH_STEP:
                 yield

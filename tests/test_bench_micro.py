@@ -1,0 +1,47 @@
+"""Tests that the micro-benchmarks run with the present code, and that comparisons find what became more expensive."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCH = Path(__file__).parent.parent / "bench"
+
+
+@pytest.fixture
+def compare_micro(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import compare_micro
+
+    return compare_micro
+
+
+@pytest.fixture
+def measures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import measures
+
+    return measures
+
+
+@pytest.mark.parametrize(("program", "rows"), [("client_micro.py", 5), ("micro.py", 7)])
+def test_a_micro_benchmark_prints_rows_that_a_comparison_reads(
+    compare_micro: ModuleType, program: str, rows: int
+) -> None:
+    figures = compare_micro.run(sys.executable, BENCH / program, "--repeat", "1")
+    assert len(figures) == rows
+    assert all(0 < figure < 1e6 for figure in figures.values())
+
+
+def test_a_row_with_over_3_percent_more_cpu_time_is_more_expensive(measures: ModuleType) -> None:
+    from systems import System
+
+    old, new = (System(name, lambda directory: None, lambda *_: None) for name in ("old", "new"))
+    dear = measures.Measure("sends: broker CPU", "µs/message", {"old": [10.0, 10.0, 20.0], "new": [10.4, 10.5, 20.0]})
+    equal = measures.Measure("reads: broker CPU", "µs/message", {"old": [10.0, 10.0], "new": [10.2, 10.1]})
+    rate = measures.Measure("sends: rate", "/s", {"old": [1000.0], "new": [2000.0]})
+    assert measures.more_expensive([old, new], [dear, equal, rate]) == "more expensive: sends: broker CPU: 4.0 %"
+    assert measures.more_expensive([old, new], [equal, rate]) == "no row takes over 3% more CPU time"
