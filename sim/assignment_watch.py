@@ -64,7 +64,7 @@ class AssignmentWatch:
     def _is_judged(self, group: str, *, is_read: bool) -> bool:
         """Returns true if a queue must have exactly one consumer now."""
         scene = self._scene
-        if group not in self._complete:
+        if group not in self._complete or not scene.members[group]:
             return False
         if all(self._has_all_brokers(program) for program in scene.servers.name_servers):
             return True
@@ -73,7 +73,7 @@ class AssignmentWatch:
 
     def _is_joined(self, group: str) -> bool:
         """Returns true if a consumer of the group may have no complete route from before the NameServers' restart."""
-        return self._scene.joined_at.get(group, -inf) > self._scene.name_servers_at - _MOVES_S
+        return any(at > self._scene.name_servers_at - _MOVES_S for at in self._scene.members[group].values())
 
     def _is_route_awaited(self) -> bool:
         """Returns true if the NameServers kept their disks and run for less than a registration period."""

@@ -258,10 +258,11 @@ class Clients:
             on_revoked=partial(self.scene.revoked, group, program.name),
         )
         consumer.subscribe(TOPIC)
-        self.scene.joined_at[group] = self._world.loop.time()
+        self.scene.joined(group, program.name)
         async with consumer:
             assert program.ending is not None
             await program.ending.wait()
+        self.scene.left(group, program.name)
 
     async def _pop(self, program: Program) -> None:
         consumer = SimpleConsumer(self._names, "pop")
@@ -286,7 +287,7 @@ class Clients:
             on_revoked=partial(self.scene.revoked, "lite", program.name),
         )
         consumer.subscribe(TOPIC)
-        self.scene.joined_at["lite"] = self._world.loop.time()
+        self.scene.joined("lite", program.name)
         assert program.ending is not None
         async with consumer:
             while not program.ending.is_set():
@@ -302,6 +303,7 @@ class Clients:
                 await consumer.commit()
             except GantryError as e:
                 self._history.fail(self._world.loop.time(), program.name, e)
+        self.scene.left("lite", program.name)
 
     def died(self, program: Program) -> None:
         self.scene.died(program)

@@ -68,8 +68,8 @@ class Scene:
         #: Time in seconds at which all NameServers restarted; whether their disks were new.
         self.name_servers_at = -inf
         self.has_new_name_servers = False
-        #: Time in seconds at which a consumer of each group last started.
-        self.joined_at: dict[str, float] = {}
+        #: Running push and lite pull consumers of each group, with their start times in seconds.
+        self.members: dict[str, dict[str, float]] = defaultdict(dict)
         #: Callback for each delivered message.
         self.has_read: Callable[[MessageExt], None] = lambda message: None
         #: Sent length of the body of plain messages, and the received lengths.
@@ -213,6 +213,14 @@ class Scene:
         for queue in queues:
             self.readers[group][queue.broker_name, queue.topic, queue.queue_id].discard(by)
 
+    def joined(self, group: str, by: str) -> None:
+        """Records the start of a consumer."""
+        self.members[group][by] = self.now()
+
+    def left(self, group: str, by: str) -> None:
+        """Records the orderly end of a consumer."""
+        self.members[group].pop(by, None)
+
     # -- orderly handlers ---------------------------------------------------------------------------------------
 
     def begin(self, group: str, queue: Queue, by: str) -> None:
@@ -237,6 +245,8 @@ class Scene:
         if program.name.startswith("broker"):
             self._broker_died[broker_name(program.name)] = self.now()
         self.history.handling = [one for one in self.history.handling if one.by != program.name]
+        for members in self.members.values():
+            members.pop(program.name, None)
         for readers in self.readers.values():
             for names in readers.values():
                 names.discard(program.name)

@@ -32,6 +32,8 @@ _SOON_S, _LATER_S = 5.0, 10.0
 _ROUTES_S = 35.0
 #: Time after the creation in which messages of the old topic can still arrive, in seconds.
 _UNDER_WAY_S = 1.0
+#: Time after the creation in which slaves can lack the deletion, and return the old messages, in seconds.
+_SLAVES_S = 15.0
 _KINDS = ("push", "orderly", "broadcast", "lite", "pop", "orderly-pop")
 
 
@@ -185,7 +187,10 @@ class Recreations(Workload):
             made_at = self._made_at[life + 1] if life + 1 < len(self._made_at) else inf
             for one in self.scene.history.received:
                 sent = self.scene.history.sent.get(one.name)
-                if sent is None or one.name not in self._lives[life] or sent.not_before <= deleted_at:
+                if sent is None or one.name not in self._lives[life]:
                     continue
-                if one.at > made_at + _UNDER_WAY_S:
-                    yield f"{one.group} had {one.name}, which was delayed when its topic was deleted, from the next one"
+                is_delayed = sent.not_before > deleted_at
+                if one.at <= made_at + (_UNDER_WAY_S if is_delayed else _SLAVES_S):
+                    continue
+                kind = "which was delayed when its topic was deleted," if is_delayed else "whose topic was deleted,"
+                yield f"{one.group} had {one.name}, {kind} from the next one"

@@ -139,6 +139,8 @@ spark = (
     session_builder("limited")
     .master(master)
     .config("spark.executor.pyspark.memory", limit)
+    # Without this option, each worker of a standalone cluster gets the whole limit.
+    .config("spark.executor.cores", "2")
     .config("spark.python.worker.reuse", "false")
     .getOrCreate()
 )
