@@ -234,7 +234,7 @@ async def test_what_is_asked_for_is_linked_to_its_messages(telemetry: Telemetry,
         consumer.subscribe("topic")
         async with consumer:
             if isinstance(consumer, LitePullConsumer):
-                messages = await consumer.poll(20_000)
+                messages = await consumer.poll(timeout=20)
             else:
                 messages = await consumer.receive()
     span = telemetry.span("receive topic")

@@ -23,6 +23,7 @@ from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import RpcHook
 from gantrymq.remoting.name_server_discovery import is_discovery_url, split_addresses
 from gantrymq.system import tls
+from gantrymq.times import duration_s
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +38,12 @@ def option(default: T, doc: str, *, minimum: float | None = None, maximum: float
     default.
     """
     return field(default=default, metadata={"doc": doc, "minimum": minimum, "maximum": maximum})
+
+
+def duration(default: T, doc: str, *, minimum: float = 0.0, maximum: float | None = None) -> T:
+    """Returns a field with a duration: a number of seconds, or a timedelta. The bounds are in seconds."""
+    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "duration": True}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +197,12 @@ def _documentation(options: Any) -> str:
 def _check_number(each: Field[Any], value: object) -> None:
     minimum, maximum = each.metadata.get("minimum"), each.metadata.get("maximum")
     if (minimum is None and maximum is None) or (value is None and each.default is None):
+        return
+    if each.metadata.get("duration"):
+        seconds = duration_s(each.name, value)
+        if seconds < (minimum or 0.0) or (maximum is not None and seconds > maximum):
+            bounds = f"at least {minimum:g}" if maximum is None else f"{minimum:g} to {maximum:g}"
+            raise ClientError(f"{each.name}={value!r}: must be {bounds} seconds")
         return
     kind = Real if isinstance(each.default, float) else Integral
     if not isinstance(value, kind) or not (

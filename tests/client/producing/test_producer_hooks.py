@@ -57,7 +57,7 @@ async def test_hooks_see_every_send_and_change_its_properties(caplog: pytest.Log
 
 async def test_hooks_see_messages_of_automatic_batches_one_by_one() -> None:
     broker, recorder = ProducerBroker(), Recorder()
-    async with producer_over(broker, send_hooks=[recorder], linger_ms=30_000) as producer:
+    async with producer_over(broker, send_hooks=[recorder], linger=30) as producer:
         futures = [await producer.enqueue(MESSAGE) for _ in range(3)]
         await producer.close()
         results = [await future for future in futures]

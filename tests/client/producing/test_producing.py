@@ -70,7 +70,7 @@ async def test_equal_keys_go_to_one_queue(producer: Producer, topic: str) -> Non
 
 @pytest.mark.parametrize("linger_ms", [0, 1])
 async def test_a_sharding_key_selects_the_queue(name_server: str, topic: str, linger_ms: int) -> None:
-    async with Producer(name_server, "producers", linger_ms=linger_ms) as producer:
+    async with Producer(name_server, "producers", linger=linger_ms / 1000) as producer:
         queues = await producer.queues(topic)
         for key in ("order-17", "order-18", "order-19"):
             message = Message(topic, b"x", sharding_key=key)
@@ -116,9 +116,9 @@ async def test_hooks_see_a_send_by_key_that_finds_no_route() -> None:
     message = Message("orders", b"x", sharding_key="order-17")
     async with Producer(f"127.0.0.1:{free_port()}", "producers", send_hooks=[hook]) as producer:
         with pytest.raises(GantryError) as alone:
-            await producer.send(message, 500)
+            await producer.send(message, timeout=0.5)
         with pytest.raises(GantryError) as batch:
-            await producer.send_batch([message], 500)
+            await producer.send_batch([message], timeout=0.5)
         with pytest.raises(GantryError) as oneway:
             await producer.send_oneway(message)
     assert hook.errors == [alone.value, batch.value, oneway.value]
@@ -132,7 +132,7 @@ async def test_an_invalid_message_with_a_key_is_refused_without_a_route() -> Non
 
 
 async def test_a_producer_closes_while_enqueue_waits_for_the_route(name_server: str, topic: str) -> None:
-    producer = Producer(name_server, "producers", linger_ms=1)
+    producer = Producer(name_server, "producers", linger=0.001)
     await producer.start()
     enqueued = asyncio.create_task(producer.enqueue(Message(topic, b"x", sharding_key="order-17")))
     # The task waits for the route.

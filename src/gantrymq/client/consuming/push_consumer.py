@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import NamedTuple, cast
 
 from gantrymq.client.client_instance import ClientInstance
@@ -31,7 +32,7 @@ from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.consuming.rebalancer import Rebalancer, Share
 from gantrymq.client.consuming.send_back import SendBack
 from gantrymq.client.namespace import wrap_namespace
-from gantrymq.client.options import option, takes
+from gantrymq.client.options import duration, option, takes
 from gantrymq.client.popping.pop_assignment import STRATEGY_NAMES, ShareByBroker
 from gantrymq.client.popping.popped_queues import PopOptions, PoppedQueues
 from gantrymq.client.producing.producer import Producer
@@ -45,6 +46,7 @@ from gantrymq.protocol.properties import RETRY_TOPIC
 from gantrymq.protocol.receipt_handle import normal_topic
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TRACE_TOPIC, retry_topic
 from gantrymq.remoting.connection import Connection
+from gantrymq.times import duration_s
 
 #: Default concurrency (consumeThreadMin).
 CONCURRENCY = 20
@@ -72,15 +74,17 @@ class PushConsumerOptions(PullingOptions):
         "None or True, False or an exception. If it raises, all have failed.",
         minimum=1,
     )
-    consume_batch_wait_ms: int = option(100, "How long a list waits for more messages, ms.", minimum=0)
+    consume_batch_wait: float | timedelta = duration(0.1, "How long a list waits for more messages, in seconds.")
     orderly: bool = option(False, "Handles the messages of a queue one after the other.")
-    suspend_s: float = option(1.0, "Pause of an orderly queue before it retries a message, s.")
+    suspend: float | timedelta = duration(1.0, "Pause of an orderly queue before it retries a message, in seconds.")
     max_reconsume_times: int | None = option(
         None,
         "Retries of a message before it goes to the dead-letter queue. None: "
         f"{MAX_RECONSUME_TIMES}, and without a limit if `orderly`.",
     )
-    consume_timeout_s: float = option(15 * 60.0, "A message whose handler takes longer is redelivered, s.")
+    consume_timeout: float | timedelta = duration(
+        15 * 60.0, "A message whose handler takes longer is redelivered, in seconds.", minimum=0.001
+    )
     on_statistics: StatisticsCallback | None = option(None, "Called every 10 s with the `ConsumeStatus` of each topic.")
     client_rebalance: bool = option(
         True, "If false, the broker shares out the queues. Topics that are in POP mode there are popped."
@@ -93,8 +97,6 @@ class PushConsumerOptions(PullingOptions):
     def _check(self) -> None:
         PullingOptions._check(self)
         check_handler(self.handler)
-        if not self.consume_timeout_s > 0:
-            raise ClientError(f"consume_timeout_s={self.consume_timeout_s!r}: must be more than 0")
         if not self.client_rebalance and (self.orderly or self.broadcasting):
             raise ClientError("the broker shares out queues for neither orderly nor broadcasting consumers")
         if not self.client_rebalance and self.allocate not in STRATEGY_NAMES:
@@ -105,6 +107,10 @@ class PushConsumerOptions(PullingOptions):
     def limits(self) -> FlowLimits:
         limits = PullingOptions.limits(self)
         return replace(limits, max_span=_NO_SPAN) if self.orderly else limits
+
+    @property
+    def consume_timeout_s(self) -> float:
+        return duration_s("consume_timeout", self.consume_timeout)
 
     @property
     def most_reconsume_times(self) -> int:
@@ -124,12 +130,12 @@ class PushConsumer(PullingConsumer):
         async with consumer:
             await asyncio.Event().wait()
 
-    A message is consumed when the handler returns. If the handler raises or takes longer than `consume_timeout_s`, the
+    A message is consumed when the handler returns. If the handler raises or takes longer than `consume_timeout`, the
     message is redelivered after a delay that grows with each retry. After `max_reconsume_times` it goes to the
     dead-letter queue. Every message is delivered at least once. All consumers of a group must have the same
     subscriptions.
 
-    If the handler of an `orderly` consumer raises, the queue waits `suspend_s` and the handler gets the same message
+    If the handler of an `orderly` consumer raises, the queue waits `suspend` and the handler gets the same message
     again. A message of an `orderly` consumer whose body cannot be read is tried once.
     """
 
@@ -204,7 +210,7 @@ class PushConsumer(PullingConsumer):
         batches = Batches(
             cast(BatchHandler, options.handler),
             options.consume_batch_size,
-            options.consume_batch_wait_ms,
+            duration_s("consume_batch_wait", options.consume_batch_wait),
             options.concurrency,
         )
         stack.push_async_callback(batches.close)
@@ -222,7 +228,7 @@ class PushConsumer(PullingConsumer):
                 locks,
                 send_back,
                 options.max_reconsume_times,
-                options.suspend_s,
+                duration_s("suspend", options.suspend),
                 self._wire_topic_of,
                 self._take_anew,
             )
@@ -253,7 +259,7 @@ class PushConsumer(PullingConsumer):
             hooks=options.hooks,
         )
         await producer.start()
-        stack.push_async_callback(lambda: producer.close(self._deadline.left()))
+        stack.push_async_callback(lambda: producer.close(timeout=self._deadline.left()))
         dispatcher = TraceDispatcher(producer.send, options.trace_topic)
         stack.push_async_callback(lambda: dispatcher.close(self._deadline.left()))
         return [TraceHook(dispatcher)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from datetime import timedelta
 from typing import Any
 
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
@@ -18,7 +19,7 @@ from gantrymq.client.namespace import without_namespace, wrap_namespace
 from gantrymq.client.options import takes
 from gantrymq.client.producing.batch_accumulator import BatchAccumulator, BatchKey
 from gantrymq.client.producing.message_encoder import NOT_IN_A_BATCH, EncodedMessage, Encoder, may_be_batched
-from gantrymq.client.producing.options import ProducerOptions, whole_ms
+from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.producing.queue_selector import QueueSelector, queue_by_hash
 from gantrymq.client.producing.request_reply import Requests, reply_topic
 from gantrymq.client.producing.send_hook import HookedSends
@@ -43,7 +44,10 @@ from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.recall_handle import decode_recall_handle
 from gantrymq.remoting.connection import RequestHandler
 from gantrymq.system import clock, network
+from gantrymq.times import duration_ms
 
+#: Default timeout of a call, in seconds.
+TIMEOUT_S = TIMEOUT_MS / 1000
 #: Share of a call's timeout for heartbeats to new brokers. It is limited because one of several brokers may hang.
 GREETING_SHARE = 0.25
 #: Default group of Java's producers (`MixAll.DEFAULT_PRODUCER_GROUP`).
@@ -58,7 +62,7 @@ class Producer(Lifecycle):
             result = await producer.send(Message("orders", b"42 apples"))
 
     A failed send is retried on another broker if the topic has several. All attempts share the timeout of the call.
-    With `linger_ms`, messages are sent in batches. Each `timeout_ms` is a whole number of milliseconds.
+    With `linger`, messages are sent in batches. Each timeout is in seconds, or a timedelta.
     """
 
     @takes(ProducerOptions)
@@ -101,7 +105,7 @@ class Producer(Lifecycle):
             stack.push_async_callback(lambda trace: trace.close(self._deadline.left()), self.trace)
             hooks.append(SendTraceHook(self.trace))
         self._hooked = HookedSends(options.group, hooks, client)
-        if options.linger_ms > 0:
+        if options.linger_s > 0:
             self._batches = BatchAccumulator(self._send_gathered, options)
             stack.push_async_callback(lambda batches: batches.close(self._deadline.left()), self._batches)
 
@@ -131,10 +135,10 @@ class Producer(Lifecycle):
     async def send(
         self,
         message: Message,
-        timeout_ms: int = TIMEOUT_MS,
-        queue: MessageQueue | None = None,
         *,
+        queue: MessageQueue | None = None,
         select: QueueSelector | None = None,
+        timeout: float | timedelta = TIMEOUT_S,
     ) -> SendResult:
         """Stores `message` in a broker.
 
@@ -144,9 +148,9 @@ class Producer(Lifecycle):
 
         Args:
             message: Message to send.
-            timeout_ms: Timeout for all attempts together, ms. Default: 3000.
             queue: Queue to send to. Default: the client selects one.
             select: Called with the topic's writable queues and the message. Returns one of the queues.
+            timeout: Timeout for all attempts together, in seconds or as a timedelta. Default: 3.0.
 
         Returns:
             The result. Its status is SEND_OK. Without a controller, another status is possible: the master has the
@@ -164,8 +168,7 @@ class Producer(Lifecycle):
             BrokerError: The broker rejected the message.
             RemotingError: Another failure of the connection. The message is not stored.
         """
-        if type(timeout_ms) is not int or timeout_ms < 0:
-            timeout_ms = whole_ms(timeout_ms)
+        timeout_ms = _timeout_ms(timeout)
         if select is not None:
             if queue is not None:
                 raise ClientError("queue and select exclude each other: give one of them")
@@ -173,16 +176,16 @@ class Producer(Lifecycle):
             queue = await self._selected(message, select, timeout_ms)
             timeout_ms = _left_ms(deadline)
         if self._batches is not None and may_be_batched(message):
-            return await (await self.enqueue(message, timeout_ms, queue))
+            return await (await self._enqueue(message, timeout_ms, queue))
         self._check_open()
         return await self._send_one(message, timeout_ms, queue)
 
     async def send_alone(
-        self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+        self, message: Message, *, queue: MessageQueue | None = None, timeout: float | timedelta = TIMEOUT_S
     ) -> SendResult:
         """Sends like `send`, but never in a batch."""
         self._check_open()
-        return await self._send_one(message, whole_ms(timeout_ms), queue)
+        return await self._send_one(message, _timeout_ms(timeout), queue)
 
     def _send_one(
         self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
@@ -199,15 +202,20 @@ class Producer(Lifecycle):
         return self._send_encoded(encoded, timeout_ms, queue)
 
     async def send_batch(
-        self, messages: Sequence[Message], timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+        self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout: float | timedelta = TIMEOUT_S
     ) -> SendResult:
         """Stores messages of one topic in one queue, in one request.
 
         The broker stores either all messages or none. Raises the errors of `send`, and ClientError if the sharding
         keys of the messages select several queues and `queue` is not given.
+
+        Args:
+            messages: Messages to send.
+            queue: Queue to send to. Default: the client selects one.
+            timeout: Timeout for all attempts together, in seconds or as a timedelta. Default: 3.0.
         """
         self._check_open()
-        timeout_ms = whole_ms(timeout_ms)
+        timeout_ms = _timeout_ms(timeout)
         if not messages:
             raise IllegalMessage("a batch needs at least one message")
         topic = self._topic(messages[0], queue)
@@ -221,7 +229,7 @@ class Producer(Lifecycle):
         return await self._send_encoded(encoded, timeout_ms, queue)
 
     async def enqueue(
-        self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+        self, message: Message, *, queue: MessageQueue | None = None, timeout: float | timedelta = TIMEOUT_S
     ) -> asyncio.Future[SendResult]:
         """Adds `message` to a batch and returns a future for the result of `send`.
 
@@ -231,19 +239,22 @@ class Producer(Lifecycle):
 
         Args:
             message: Message to send.
-            timeout_ms: Timeout from the send of the batch, ms. Default: 3000.
             queue: Queue to send to. Default: the client selects one, as in `send`.
+            timeout: Timeout from the send of the batch, in seconds or as a timedelta. Default: 3.0.
 
         Raises:
-            ClientError: The producer has no `linger_ms`.
+            ClientError: The producer has no `linger`.
             IllegalMessage: The message is invalid, or cannot be in a batch: delayed and half messages, replies,
                 messages with a priority and those to retry topics.
         """
+        return await self._enqueue(message, _timeout_ms(timeout), queue)
+
+    async def _enqueue(
+        self, message: Message, timeout_ms: int, queue: MessageQueue | None
+    ) -> asyncio.Future[SendResult]:
         self._check_open()
-        if type(timeout_ms) is not int or timeout_ms < 0:
-            timeout_ms = whole_ms(timeout_ms)
         if self._batches is None:
-            raise ClientError("this producer makes no batches: give it linger_ms, or use send")
+            raise ClientError("this producer makes no batches: give it linger, or use send")
         topic = self._topic(message, queue)
         properties, context = message.properties, None
         if not may_be_batched(message):
@@ -270,7 +281,7 @@ class Producer(Lifecycle):
         """Sends all open batches at once, and waits until each message in a batch has a result or an error.
 
         It does not wait for messages that are added after the call. It raises no errors of sends: the futures of
-        `enqueue` and the calls of `send` have them. Without `linger_ms` there are no batches, and it has no effect.
+        `enqueue` and the calls of `send` have them. Without `linger` there are no batches, and it has no effect.
         """
         self._check_open()
         if self._batches is not None:
@@ -301,20 +312,24 @@ class Producer(Lifecycle):
             if context is not None:
                 self._hooked.end(context)
 
-    async def request(self, message: Message, timeout_ms: int = TIMEOUT_MS) -> MessageExt:
+    async def request(self, message: Message, *, timeout: float | timedelta = TIMEOUT_S) -> MessageExt:
         """Sends `message` as a request and returns the consumer's reply, which `reply_message` creates.
 
+        Args:
+            message: Request to send.
+            timeout: Timeout for the request and its reply, in seconds or as a timedelta. Default: 3.0.
+
         Raises:
-            RequestTimeout: No reply arrives within `timeout_ms`.
+            RequestTimeout: No reply arrives in this time.
             GantryError: As for `send`.
         """
-        client, timeout_ms = self.client, whole_ms(timeout_ms)
+        client, timeout_ms = self.client, _timeout_ms(timeout)
         request, correlation_id, reply = self._requests.begin(message, client.client_id, timeout_ms)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 # The broker routes the reply by client id, so it needs a heartbeat of this client first.
                 await self._greet_repliers(message.topic, timeout_ms)
-                await self.send_alone(request, timeout_ms)
+                await self._send_one(request, timeout_ms)
                 return await reply
         except TimeoutError:
             text = f"no reply to the request to {message.topic} in {timeout_ms} ms: is a consumer there that replies?"
@@ -333,13 +348,13 @@ class Producer(Lifecycle):
                 await routes.get(reply_topic(cluster))
         await self.client.greet_new_brokers(timeout_ms * GREETING_SHARE / 1000)
 
-    async def recall(self, topic: str, recall_handle: str, timeout_ms: int = TIMEOUT_MS) -> str:
+    async def recall(self, topic: str, recall_handle: str, *, timeout: float | timedelta = TIMEOUT_S) -> str:
         """Recalls a timer message that is not delivered yet, and returns its unique key.
 
         Args:
             topic: Topic of the message.
             recall_handle: `recall_handle` of the result of its send.
-            timeout_ms: Timeout, ms. Default: 3000.
+            timeout: Timeout, in seconds or as a timedelta. Default: 3.0.
 
         Raises:
             IllegalMessage: The handle is invalid.
@@ -348,7 +363,7 @@ class Producer(Lifecycle):
             BrokerError: The broker rejected the request.
             RemotingError: The connection failed.
         """
-        timeout_ms = whole_ms(timeout_ms)
+        timeout_ms = _timeout_ms(timeout)
         handle = decode_recall_handle(recall_handle)
         topic = wrap_namespace(self.namespace, topic)
         header = RecallMessageRequestHeader(
@@ -500,6 +515,11 @@ class Producer(Lifecycle):
     def _set_encoder(self, unique_keys: UniqueKeys) -> None:
         self._unique_keys = unique_keys
         self._encoder = Encoder(unique_keys, self._options)
+
+
+def _timeout_ms(timeout: float | timedelta) -> int:
+    # The default needs no conversion. It is recognised by its identity, which costs least for each message.
+    return TIMEOUT_MS if timeout is TIMEOUT_S else duration_ms("timeout", timeout)
 
 
 def _has_key(messages: Sequence[Message]) -> bool:

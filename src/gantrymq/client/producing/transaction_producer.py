@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
@@ -21,8 +22,8 @@ from gantrymq.client.broker_api import TIMEOUT_MS, SendResult, SendStatus
 from gantrymq.client.namespace import without_namespace
 from gantrymq.client.options import arguments, takes
 from gantrymq.client.producing.message_encoder import DELAYS
-from gantrymq.client.producing.options import ProducerOptions, whole_ms
-from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.options import ProducerOptions
+from gantrymq.client.producing.producer import TIMEOUT_S, Producer
 from gantrymq.client.trace import MessageType, TraceBean, TraceContext, TraceType
 from gantrymq.errors import ClientClosed, ClientError, GantryError, RequestTimeout, SendOutcomeUnknown
 from gantrymq.logs import peer_log
@@ -35,6 +36,7 @@ from gantrymq.protocol.message import Message, MessageExt, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.system import clock
+from gantrymq.times import duration_ms
 
 log = peer_log(__name__)
 
@@ -111,7 +113,7 @@ class TransactionProducer(Producer):
         self._check_slots = asyncio.Semaphore(CHECK_CONCURRENCY)
 
     async def send_in_transaction(
-        self, message: Message, arg: Any = None, timeout_ms: int = TIMEOUT_MS
+        self, message: Message, arg: Any = None, *, timeout: float | timedelta = TIMEOUT_S
     ) -> TransactionSendResult:
         """Stores `message` as a half message, runs the listener's local transaction, and commits or rolls back.
 
@@ -121,7 +123,7 @@ class TransactionProducer(Producer):
         Args:
             message: Message to send.
             arg: Passed to `execute_local_transaction` of the listener. Default: None.
-            timeout_ms: Timeout for storing the half message, ms. Default: 3000.
+            timeout: Timeout for storing the half message, in seconds or as a timedelta. Default: 3.0.
 
         Returns:
             The result of the half message, and the state of the local transaction.
@@ -129,9 +131,10 @@ class TransactionProducer(Producer):
         Raises:
             GantryError: As for `send`. The local transaction has not run.
         """
+        timeout_ms = duration_ms("timeout", timeout)
         self._check_open()
         # The broker checks a transaction with connected producers, so it needs a heartbeat before the half message.
-        deadline = clock.monotonic() + whole_ms(timeout_ms) / 1000
+        deadline = clock.monotonic() + timeout_ms / 1000
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self.greet_brokers_of(message.topic, timeout_ms)
@@ -139,7 +142,7 @@ class TransactionProducer(Producer):
             raise RequestTimeout(f"no broker of {message.topic} answered in {timeout_ms} ms", message.topic) from None
         half = self._half_message(message)
         try:
-            result = await self.send_alone(half, max(1, int((deadline - clock.monotonic()) * 1000)))
+            result = await self._send_one(half, max(1, int((deadline - clock.monotonic()) * 1000)))
         except SendOutcomeUnknown as e:
             if e.result is not None:
                 await self._try_to_end(half, e.result, LocalTransactionState.ROLLBACK_MESSAGE, None)
