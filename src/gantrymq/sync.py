@@ -58,8 +58,8 @@ def _documented_by(asynchronous: type) -> Callable[[S], S]:
 class _Sync:
     """Runs an asyncio client on an event loop in its own thread.
 
-    If a handler, a hook or a listener in the thread raises SystemExit or KeyboardInterrupt, the thread ends and the
-    client is closed. Pending calls and the next one raise ThreadDied.
+    If a handler, a middleware or a listener in the thread raises SystemExit or KeyboardInterrupt, the thread ends and
+    the client is closed. Pending calls and the next one raise ThreadDied.
 
     Ctrl-C cancels the interrupted call. If this call is `start`, the client is closed again. If it is `close`, the
     close continues until it is done or its timeout ends. A second Ctrl-C ends this wait.

@@ -131,7 +131,8 @@ def test_integrations_have_options_of_the_clients() -> None:
         ({"unit_name": None}, "unit_name=None"),
         ({"hooks": SigningHook}, "hooks=.*must be a list"),
         ({"credentials": ("key", "hush")}, r"^credentials: must be Credentials\(access_key, secret_key\) or None$"),
-        ({"receive_hooks": None}, "receive_hooks=None"),
+        ({"middleware": None}, "middleware=None: must be a list"),
+        ({"middleware": [SigningHook]}, "objects of subclasses of Middleware"),
     ],
     ids=str,
 )
@@ -161,8 +162,7 @@ def test_consumers_check_their_filters(message_filter: dict[str, Any], why: str)
 
 def test_every_client_checks_its_hooks() -> None:
     for name, make in {
-        "consume_hooks": lambda: PushConsumer(ADDRESS, "group", handle, consume_hooks=1),  # type: ignore[arg-type]
-        "send_hooks": lambda: Producer(ADDRESS, "group", send_hooks=1),  # type: ignore[arg-type]
+        "middleware": lambda: Producer(ADDRESS, "group", middleware=1),  # type: ignore[arg-type]
         "hooks": lambda: AdminClient(hooks=1),  # type: ignore[arg-type]
     }.items():
         with pytest.raises(ClientError, match=f"^{name}=1"):

@@ -16,6 +16,7 @@ from numbers import Integral, Real
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gantrymq.client.credentials import Credentials, rpc_hooks
+from gantrymq.client.middleware import Middleware
 from gantrymq.client.namespace import wrap_namespace
 from gantrymq.errors import ClientError, IllegalMessage
 from gantrymq.protocol.topic_name import group_problem
@@ -66,7 +67,9 @@ class TransportOptions(Options):
     _: KW_ONLY
     ssl_context: tls.SSLContext | None = option(None, "Encrypts the connections; without it they are plain.")
     credentials: Credentials | None = option(None, "Keys that sign each request; without them it is not signed.")
-    hooks: Sequence[RpcHook] = option((), "Called before each request and after each response.")
+    hooks: Sequence[RpcHook] = option(
+        (), "Called before each request to a server and after each response, also for heartbeats and pulls."
+    )
 
     @property
     def rpc_hooks(self) -> Sequence[RpcHook]:
@@ -79,9 +82,8 @@ class TransportOptions(Options):
         if not isinstance(self.credentials, Credentials | None):
             # Does not quote the value, which may be a secret.
             raise ClientError("credentials: must be Credentials(access_key, secret_key) or None")
-        for each in fields(self):
-            if each.name.endswith("hooks") and not isinstance(hooks := getattr(self, each.name), Sequence):
-                raise ClientError(f"{each.name}={hooks!r}: must be a list, also for one hook")
+        if not isinstance(self.hooks, Sequence):
+            raise ClientError(f"hooks={self.hooks!r}: must be a list, also for one hook")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class ClientOptions(TransportOptions):
     group: str = field(metadata={"doc": "Name of the group."})
     _: KW_ONLY
     namespace: str = option("", "Prefix of topics and of the group.")
+    middleware: Sequence[Middleware] = option((), "Runs around sends, handlers and receives; outermost first.")
     unit_mode: bool = option(
         False,
         "Marks the topics that a broker creates for this client as topics of a unit, which NameServers list "
@@ -121,6 +124,8 @@ class ClientOptions(TransportOptions):
             raise IllegalMessage(problem)
         if not isinstance(self.unit_name, str) or not re.fullmatch(r"[\w.-]*", self.unit_name, re.ASCII):
             raise ClientError(f"unit_name={self.unit_name!r}: must consist of letters, digits, '.', '_' and '-'")
+        if not isinstance(self.middleware, Sequence) or not all(isinstance(one, Middleware) for one in self.middleware):
+            raise ClientError(f"middleware={self.middleware!r}: must be a list of objects of subclasses of Middleware")
         addresses = self.name_servers
         if isinstance(addresses, str):
             if is_discovery_url(addresses):

@@ -10,6 +10,7 @@ import pytest
 from wait_until import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.middleware import Middleware, ReceiveCall, ReceiveContext
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientClosed, ClientError
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
@@ -284,3 +285,32 @@ async def test_two_polls_at_once_are_refused(name_server: str, producer: Produce
         with pytest.raises(asyncio.CancelledError):
             await second
         assert await consumer.poll(timeout=0.001) == []
+
+
+class FailingOnce(Middleware):
+    """Raises once, before or after a poll."""
+
+    def __init__(self, *, before: bool) -> None:
+        self.before = before
+        self.topics: list[str] = []
+
+    async def around_receive(self, call: ReceiveCall, context: ReceiveContext) -> list[MessageExt]:
+        if self.topics:
+            return await call(context)
+        self.topics += context.topics
+        if not self.before:
+            await call(context)
+        raise ValueError("as scripted")
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_middleware_that_fails_loses_and_repeats_no_message(
+    name_server: str, queue: MessageQueue, unique: str, before: bool
+) -> None:
+    failing = FailingOnce(before=before)
+    async with LitePullConsumer(name_server, unique, start_from="earliest", middleware=[failing]) as consumer:
+        await consumer.assign([queue])
+        with pytest.raises(ValueError, match="as scripted"):
+            await consumer.poll(timeout=20, max_messages=4)
+        assert failing.topics == [queue.topic]
+        assert await poll_all(consumer, 10) == [b"%d" % n for n in range(10)]

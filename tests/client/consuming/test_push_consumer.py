@@ -7,15 +7,16 @@ import contextlib
 import threading
 import time
 from collections import Counter
+from contextvars import ContextVar
 
 import pytest
 from inbox import Inbox, queues_of, send_all
 from wait_until import until
 
-from gantrymq.client.consuming.consume_hooks import ConsumeContext, ConsumeReturnType
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.process_queue import FlowLimits
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.middleware import ConsumeCall, ConsumeContext, Middleware
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientError, IllegalMessage
 from gantrymq.protocol.message import Message, MessageExt
@@ -281,35 +282,56 @@ async def test_namespaces_keep_groups_and_topics_apart(name_server: str, unique:
     assert tries == [(unique, 0), (unique, 1)]
 
 
-async def test_hooks_and_traces(name_server: str, producer: Producer, topic: str, unique: str) -> None:
-    class Hook:
-        def __init__(self) -> None:
-            self.seen: list[tuple[str, ConsumeReturnType, str]] = []
+VARIABLE: ContextVar[str] = ContextVar("variable", default="")
 
-        def before(self, context: ConsumeContext) -> None:
-            context.attributes["begun"] = context.message.msg_id
 
-        def after(self, context: ConsumeContext) -> None:
-            self.seen.append((context.attributes["begun"], context.return_type, repr(context.error)))
+class Outcomes(Middleware):
+    """Records the outcome of each handler, and sets a context variable for it."""
 
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def around_consume(self, call: ConsumeCall, context: ConsumeContext) -> None:
+        VARIABLE.set(context.group)
+        try:
+            await call(context)
+        except Exception as e:
+            self.seen.append(repr(e))
+            raise
+        self.seen.append("consumed")
+
+
+@pytest.mark.parametrize("is_coroutine", [False, True])
+async def test_middleware_and_traces(
+    name_server: str, producer: Producer, topic: str, unique: str, is_coroutine: bool
+) -> None:
     traces = f"{unique}_traces"
     await producer.send(Message(traces, b"makes the topic"))
-    hook = Hook()
+    outcomes, variables = Outcomes(), []
 
     def handle(message: MessageExt) -> None:
+        variables.append(VARIABLE.get())
         if not message.reconsume_times:
             raise ValueError("not yet")
 
-    consumer = PushConsumer(name_server, unique, handle, consume_hooks=[hook], enable_trace=True, trace_topic=traces)
+    async def handle_in_task(message: MessageExt) -> None:
+        handle(message)
+
+    consumer = PushConsumer(
+        name_server,
+        unique,
+        handle_in_task if is_coroutine else handle,
+        middleware=[outcomes],
+        enable_trace=True,
+        trace_topic=traces,
+    )
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: queues_of(consumer, topic) == 4)
         sent = await producer.send(Message(topic, b"traced", keys="a b"))
-        await until(lambda: len(hook.seen) == 2)
-    assert [(return_type, error) for _, return_type, error in hook.seen] == [
-        (ConsumeReturnType.EXCEPTION, "ValueError('not yet')"),
-        (ConsumeReturnType.SUCCESS, "None"),
-    ]
+        await until(lambda: len(outcomes.seen) == 2)
+    assert outcomes.seen == ["ValueError('not yet')", "consumed"]
+    assert variables == [unique, unique]
     reader = LitePullConsumer(name_server, f"{unique}_reader", start_from="earliest")
     reader.subscribe(traces)
     async with reader:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from scripted_producer import ProducerBroker, producer_over
 
+from gantrymq.client.middleware import Middleware
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
 from gantrymq.client.producing.transaction_producer import TransactionProducer
@@ -114,7 +115,7 @@ async def test_timeouts(name: str) -> None:
         ({"default_topic_queue_nums": 0}, "default_topic_queue_nums=0"),
         ({"ssl_context": True}, "ssl_context=True"),
         ({"hooks": SigningHook}, "hooks=.*must be a list"),
-        ({"send_hooks": None}, "send_hooks=None"),
+        ({"middleware": Middleware()}, "middleware=.*must be a list"),
     ],
     ids=str,
 )

@@ -1,7 +1,7 @@
 """Batches of messages for the handler of a push consumer (`consumeMessageBatchMaxSize`).
 
 The handler pool calls `Batches` as a handler of one message. That call returns after the whole batch is handled. Each
-message keeps its own retries, timeout, hooks and offset.
+message keeps its own retries, timeout, middleware and offset.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from gantrymq.client.consuming.rebalancer import Assign, Share, ShareAll, ShareI
 from gantrymq.client.consuming.start_position import name_for_brokers
 from gantrymq.client.failure_log import FailureLog
 from gantrymq.client.lifecycle import Lifecycle
+from gantrymq.client.middleware import ReceiveContext
 from gantrymq.client.namespace import without_namespace, wrap_namespace
 from gantrymq.errors import ClientError, IllegalMessage
 from gantrymq.protocol.bodies.heartbeat import (
@@ -131,6 +132,9 @@ class GroupConsumer(Lifecycle):
         )
         self._failure_log = client.failure_log
         return client
+
+    def _receive_context(self, client: ClientInstance) -> ReceiveContext:
+        return ReceiveContext(group=self.group, client_id=client.client_id, topics=self._subscribed_topics())
 
     # -- names --------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -15,7 +15,6 @@ from typing import NamedTuple
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues
 from gantrymq.client.consuming.assignment import Health
-from gantrymq.client.consuming.consume_hooks import receiving
 from gantrymq.client.consuming.consumer_base import PullingConsumer, new_subscription
 from gantrymq.client.consuming.consumer_relay import Consumer, ConsumerRelay
 from gantrymq.client.consuming.introduction import check_expression, introduce
@@ -23,6 +22,7 @@ from gantrymq.client.consuming.large_bodies import make_ready
 from gantrymq.client.consuming.options import LitePullConsumerOptions
 from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.rebalancer import Rebalancer
+from gantrymq.client.middleware import Middleware, ReceiveContext, around_receives
 from gantrymq.client.options import takes
 from gantrymq.errors import ClientClosed, ClientError, ConnectFailed
 from gantrymq.protocol.bodies.heartbeat import (
@@ -251,19 +251,37 @@ class LitePullConsumer(PullingConsumer):
             ClientError: Another task is polling.
         """
         timeout_s = duration_s("timeout", timeout)
-        client_id = self._started().client.client_id
+        client = self._started().client
         if self._is_polling:
             raise ClientError("another poll is under way: what it returns would count as consumed")
         self._is_polling = True
         try:
-            hooks = self._options.receive_hooks
-            if not hooks:
+            middleware = self._options.middleware
+            if not middleware:
                 return await self._poll(max_messages, timeout_s)
-            async with receiving(hooks, self.group, client_id, self._subscribed_topics) as messages:
-                messages += await self._poll(max_messages, timeout_s)
-            return messages
+            return await self._poll_around(middleware, self._receive_context(client), max_messages, timeout_s)
         finally:
             self._is_polling = False
+
+    async def _poll_around(
+        self, middleware: Sequence[Middleware], context: ReceiveContext, max_messages: int, timeout_s: float
+    ) -> list[MessageExt]:
+        received = False
+
+        async def receive(context: ReceiveContext) -> list[MessageExt]:
+            nonlocal received
+            messages = await self._poll(max_messages, timeout_s)
+            received = True
+            return messages
+
+        try:
+            return await (around_receives(middleware, receive) or receive)(context)
+        except BaseException:
+            if received:
+                # The caller has not got the messages, so the next poll returns them.
+                self._ready.extendleft(reversed(self._handed_out))
+                self._handed_out = []
+            raise
 
     async def _poll(self, max_messages: int, timeout_s: float) -> list[MessageExt]:
         self._consume_handed_out()

@@ -7,7 +7,6 @@ which redelivers it later through the topic %RETRY%group. In POP mode, `PoppedQu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -18,7 +17,6 @@ from gantrymq.client.consuming.assigned_queues import AssignedQueues
 from gantrymq.client.consuming.assignment import Health
 from gantrymq.client.consuming.batches import Batches, BatchHandler
 from gantrymq.client.consuming.concurrently import ConsumeConcurrently
-from gantrymq.client.consuming.consume_hooks import ConsumeHook, TraceHook, with_hooks
 from gantrymq.client.consuming.consumer_base import PullingConsumer
 from gantrymq.client.consuming.consumer_context import ConsumerContext
 from gantrymq.client.consuming.consumer_locks import ConsumerLocks
@@ -31,12 +29,14 @@ from gantrymq.client.consuming.orderly import ConsumeOrderly
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.consuming.rebalancer import Rebalancer, Share
 from gantrymq.client.consuming.send_back import SendBack
+from gantrymq.client.middleware import Middleware, around_handler
 from gantrymq.client.namespace import wrap_namespace
 from gantrymq.client.options import duration, option, takes
 from gantrymq.client.popping.pop_assignment import STRATEGY_NAMES, ShareByBroker
 from gantrymq.client.popping.popped_queues import PopOptions, PoppedQueues
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.trace import TRACE_GROUP_PREFIX, TraceDispatcher
+from gantrymq.client.trace_middleware import ConsumeTraces
 from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.heartbeat import CONSUME_PASSIVELY, SubscriptionData
 from gantrymq.protocol.codes import RequestCode
@@ -90,7 +90,6 @@ class PushConsumerOptions(PullingOptions):
         True, "If false, the broker shares out the queues. Topics that are in POP mode there are popped."
     )
     pop: PopOptions | None = option(None, "How topics in POP mode are popped. None: `PopOptions()`.")
-    consume_hooks: Sequence[ConsumeHook] = option((), "Called before and after each call of the handler.")
     enable_trace: bool = option(False, "Writes a trace of each message's consumption to `trace_topic`.")
     trace_topic: str = option(TRACE_TOPIC, "Topic of the traces.")
 
@@ -165,10 +164,8 @@ class PushConsumer(PullingConsumer):
         stack.push_async_callback(lambda: client.close(deadline.left()))
         context = self._context(client)
         offset_store = self._offset_store(client)
-        hooks = [*options.consume_hooks, *await self._trace_hooks(stack)]
-        handler = with_hooks(
-            self._single_handler(stack), hooks, self.group, client.client_id, options.consume_timeout_s
-        )
+        middleware = [*options.middleware, *await self._traces(stack)]
+        handler = around_handler(self._single_handler(stack), middleware, self.group, client.client_id)
         locks = ConsumerLocks(client, self._wire_group) if self._orderly and not self._broadcasting else None
         consumption = self._consumption(client, handler, locks)
         queues = AssignedQueues(
@@ -247,7 +244,7 @@ class PushConsumer(PullingConsumer):
             max_reconsume_times=options.most_reconsume_times,
         )
 
-    async def _trace_hooks(self, stack: AsyncExitStack) -> list[ConsumeHook]:
+    async def _traces(self, stack: AsyncExitStack) -> list[Middleware]:
         options = self._options
         if not options.enable_trace:
             return []
@@ -262,7 +259,7 @@ class PushConsumer(PullingConsumer):
         stack.push_async_callback(lambda: producer.close(timeout=self._deadline.left()))
         dispatcher = TraceDispatcher(producer.send, options.trace_topic)
         stack.push_async_callback(lambda: dispatcher.close(self._deadline.left()))
-        return [TraceHook(dispatcher)]
+        return [ConsumeTraces(dispatcher, options.consume_timeout_s)]
 
     def _forget(self) -> None:
         self._parts = None

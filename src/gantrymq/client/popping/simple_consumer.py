@@ -6,21 +6,20 @@ Source: the SimpleConsumer of RocketMQ 5's clients, over the POP requests of cli
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.consuming.introduction import introduce
 from gantrymq.client.consuming.large_bodies import make_ready
-from gantrymq.client.consuming.options import RECEIVE_HOOKS_DOC, ConsumerOptions
+from gantrymq.client.consuming.options import ConsumerOptions
 from gantrymq.client.consuming.short_polls import ShortPolls
 from gantrymq.client.consuming.start_position import EARLIEST, StartFrom, name_for_brokers
 from gantrymq.client.failover import is_role_change
+from gantrymq.client.middleware import ReceiveContext, around_receives
 from gantrymq.client.options import option, takes
 from gantrymq.client.popping.pop_api import PopApi
 from gantrymq.client.routes import read_queues
@@ -77,7 +76,6 @@ class SimpleConsumerOptions(ConsumerOptions):
         'Where a group begins that has no offset of a queue: "earliest" (the first message), or "latest" (the broker '
         "decides: the newest message, or the first one if it is still in memory).",
     )
-    receive_hooks: Sequence[ReceiveHook] = option((), RECEIVE_HOOKS_DOC)
 
     def _check(self) -> None:
         ConsumerOptions._check(self)
@@ -170,17 +168,19 @@ class SimpleConsumer(GroupConsumer):
         invisible_ms = duration_ms("invisible_time", invisible_time)
         timeout_s = duration_s("timeout", timeout)
         deadline = clock.monotonic() + timeout_s
-        topics = self._subscribed_topics
-        async with receiving(self._options.receive_hooks, self.group, client.client_id, topics) as messages:
+
+        async def receive(context: ReceiveContext) -> list[MessageExt]:
             try:
                 async with asyncio.timeout(timeout_s + _GRACE_S):
-                    messages += await self._receive(client, max_messages, invisible_ms, deadline)
+                    messages = await self._receive(client, max_messages, invisible_ms, deadline)
             except TimeoutError:
                 asked = ";".join(client.routes.name_servers)
                 raise RequestTimeout(f"no broker or NameServer answered in {timeout_s:g} s", asked) from None
             # Bodies beyond the limit for large bodies are decompressed when they are read.
             await make_ready(messages)
-        return messages
+            return messages
+
+        return await (around_receives(self._options.middleware, receive) or receive)(self._receive_context(client))
 
     async def _receive(
         self, client: ClientInstance, max_messages: int, invisible_ms: int, deadline: float

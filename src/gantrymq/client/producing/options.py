@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from gantrymq.client.options import ClientOptions, duration, option
 from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
-from gantrymq.client.producing.send_hook import SendHook
 from gantrymq.errors import ClientError
 from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, TRACE_TOPIC
@@ -67,7 +65,6 @@ class ProducerOptions(ClientOptions):
     )
     enable_trace: bool = option(False, "Writes a trace of each send to `trace_topic`.")
     trace_topic: str = option(TRACE_TOPIC, "Topic of the traces.")
-    send_hooks: Sequence[SendHook] = option((), "Called before and after each send.")
 
     @property
     def try_timeout_ms(self) -> int | None:

@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.lifecycle import Lifecycle
+from gantrymq.client.lifecycle import FAREWELL_S, Lifecycle
+from gantrymq.client.middleware import Send, SendContext, around_sends
 from gantrymq.client.namespace import without_namespace, wrap_namespace
 from gantrymq.client.options import takes
 from gantrymq.client.producing.batch_accumulator import BatchAccumulator, BatchKey
@@ -22,16 +23,17 @@ from gantrymq.client.producing.message_encoder import NOT_IN_A_BATCH, EncodedMes
 from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.producing.queue_selector import QueueSelector, queue_by_hash
 from gantrymq.client.producing.request_reply import Requests, reply_topic
-from gantrymq.client.producing.send_hook import HookedSends
 from gantrymq.client.producing.sender import Sender
 from gantrymq.client.trace import TraceDispatcher
-from gantrymq.client.trace_hook import SendTraceHook
+from gantrymq.client.trace_middleware import SendTraces
 from gantrymq.errors import (
+    BrokerError,
     ClientClosed,
     ClientError,
     GantryError,
     IllegalMessage,
     NoRouteInfo,
+    RemotingError,
     RequestTimeout,
     RouteNotReady,
 )
@@ -75,9 +77,12 @@ class Producer(Lifecycle):
         self.trace: TraceDispatcher | None = None
         self._batches: BatchAccumulator | None = None
         self._trace_topic = options.trace_topic if options.enable_trace else None
-        self._hooked = HookedSends(options.group, options.send_hooks)
+        #: The middleware around sends, or None.
+        self._around = around_sends(options.middleware)
         self._sender: Sender | None = None
         self._requests = Requests()
+        #: Sends to batches that are inside the middleware.
+        self._enqueued: set[asyncio.Task[SendResult]] = set()
         self._set_encoder(UniqueKeys())
 
     async def _open(self, stack: AsyncExitStack) -> None:
@@ -92,27 +97,26 @@ class Producer(Lifecycle):
             hooks=options.rpc_hooks,
             unit_name=options.unit_name,
         )
-        stack.callback(self._forget, client)
+        stack.callback(self._forget)
         stack.push_async_callback(lambda: client.close(self._deadline.left()))
         client.start()
         self._set_encoder(UniqueKeys(network.packed_ip(client.ip)))
         self._sender = Sender(client, self.group, options)
         stack.push_async_callback(self._sender.close)
         stack.callback(self._requests.close)
-        hooks = list(options.send_hooks)
         if self._trace_topic is not None:
-            self.trace = TraceDispatcher(self._send_one, self._trace_topic)
+            self.trace = TraceDispatcher(self._send_now, self._trace_topic)
             stack.push_async_callback(lambda trace: trace.close(self._deadline.left()), self.trace)
-            hooks.append(SendTraceHook(self.trace))
-        self._hooked = HookedSends(options.group, hooks, client)
+            self._around = around_sends([*options.middleware, SendTraces(self.trace)])
+        stack.push_async_callback(self._end_enqueued)
         if options.linger_s > 0:
             self._batches = BatchAccumulator(self._send_gathered, options)
             stack.push_async_callback(lambda batches: batches.close(self._deadline.left()), self._batches)
 
-    def _forget(self, client: ClientInstance) -> None:
+    def _forget(self) -> None:
         self._sender = self._batches = self.trace = None
-        # Drops the trace hook.
-        self._hooked = HookedSends(self._options.group, self._options.send_hooks, client)
+        # Drops the middleware for traces.
+        self._around = around_sends(self._options.middleware)
 
     @property
     def client(self) -> ClientInstance:
@@ -190,12 +194,16 @@ class Producer(Lifecycle):
     def _send_one(
         self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> Coroutine[Any, Any, SendResult]:
-        """Sends one message. Also works during the close, for traces."""
+        """Sends one message through the middleware."""
+        if self._around is None:
+            return self._send_now(message, timeout_ms, queue)
+        return self._send_around([message], lambda context: self._send_now(context.messages[0], timeout_ms, queue))
+
+    def _send_now(
+        self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+    ) -> Coroutine[Any, Any, SendResult]:
+        """Sends one message without the middleware. Also works during the close, for traces."""
         topic = self._topic(message, queue)
-        if self._hooked.any and topic != self._trace_topic:
-            return self._send_with_hooks(
-                [message], lambda own: self._encoder.encode(topic, message, own[0]), timeout_ms, queue
-            )
         encoded = self._encoder.encode(topic, message, message.properties)
         if queue is None and names.SHARDING_KEY in message.properties:
             return self._send_by_key([message], encoded, timeout_ms)
@@ -218,11 +226,12 @@ class Producer(Lifecycle):
         timeout_ms = _timeout_ms(timeout)
         if not messages:
             raise IllegalMessage("a batch needs at least one message")
+        if self._around is None:
+            return await self._send_batch(messages, timeout_ms, queue)
+        return await self._send_around(messages, lambda context: self._send_batch(context.messages, timeout_ms, queue))
+
+    async def _send_batch(self, messages: Sequence[Message], timeout_ms: int, queue: MessageQueue | None) -> SendResult:
         topic = self._topic(messages[0], queue)
-        if self._hooked.any:
-            return await self._send_with_hooks(
-                messages, lambda own: self._encoder.encode_batch(topic, messages, own), timeout_ms, queue
-            )
         encoded = self._encoder.encode_batch(topic, messages, [message.properties for message in messages])
         if queue is None and _has_key(messages):
             return await self._send_by_key(messages, encoded, timeout_ms)
@@ -255,8 +264,43 @@ class Producer(Lifecycle):
         self._check_open()
         if self._batches is None:
             raise ClientError("this producer makes no batches: give it linger, or use send")
-        topic = self._topic(message, queue)
-        properties, context = message.properties, None
+        if self._around is None:
+            return await self._add_to_batch(message, timeout_ms, queue)
+        added: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def add(context: SendContext) -> SendResult:
+            self._check_open()
+            future = await self._add_to_batch(context.messages[0], timeout_ms, queue)
+            added.set_result(None)
+            return await future
+
+        sending = asyncio.ensure_future(self._send_around([message], add))
+        self._enqueued.add(sending)
+        sending.add_done_callback(self._dequeued)
+        # Waits until the batch has the message, so that messages keep their order and the buffer its limit.
+        either: set[asyncio.Future[Any]] = {sending, added}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not added.done():
+            await sending
+        return sending
+
+    def _dequeued(self, sending: asyncio.Task[SendResult]) -> None:
+        self._enqueued.discard(sending)
+        # Retrieves the error. Without this, asyncio logs it if the caller does not await the future.
+        if not sending.cancelled():
+            sending.exception()
+
+    async def _end_enqueued(self) -> None:
+        """Cancels middleware that has not ended after all batches are sent or have failed."""
+        if self._enqueued:
+            await asyncio.wait(self._enqueued, timeout=FAREWELL_S)
+        for sending in list(self._enqueued):
+            sending.cancel()
+
+    async def _add_to_batch(
+        self, message: Message, timeout_ms: int, queue: MessageQueue | None
+    ) -> asyncio.Future[SendResult]:
+        topic, properties = self._topic(message, queue), message.properties
         if not may_be_batched(message):
             raise IllegalMessage(NOT_IN_A_BATCH)
         if queue is None and names.SHARDING_KEY in properties:
@@ -266,13 +310,10 @@ class Producer(Lifecycle):
             # The producer may have been closed meanwhile.
             self._check_open()
         batches = self._batches
-        if self._hooked.any:
-            context = self._hooked.begin([message])
-            properties = context.properties[0]
+        if batches is None:
+            raise ClientClosed("this producer was closed meanwhile")
         key = topic, queue if queue is None else self._with_namespace(queue)
         future = batches.add(key, self._encoder.encode(topic, message, properties), timeout_ms)
-        if context is not None:
-            future.add_done_callback(lambda done: self._hooked.end_with(context, done))
         if batches.has_begun or batches.bytes >= batches.buffer_bytes:
             await batches.wait_for_space()
         return future
@@ -292,25 +333,25 @@ class Producer(Lifecycle):
 
         For a message with a `sharding_key`, it waits for the topic's route, and raises the errors of `send` about it.
         """
-        topic, sender = self._topic(message, queue), self.sender
-        context = self._hooked.begin([message]) if self._hooked.any and topic != self._trace_topic else None
-        properties = message.properties if context is None else context.properties[0]
-        try:
-            encoded = self._encoder.encode(topic, message, properties)
-            if queue is None and names.SHARDING_KEY in message.properties:
-                queue = await self._queue_of_key([message], TIMEOUT_MS)
-            if self._encoder.wants_compression(encoded):
-                encoded = await self._encoder.compress(encoded)
-            address = await sender.send_oneway(encoded, self._with_namespace(queue))
-            if context is not None:
-                context.oneway, context.msg_id, context.address = True, encoded.msg_id, address
-        except BaseException as e:
-            if context is not None:
-                context.error = e
-            raise
-        finally:
-            if context is not None:
-                self._hooked.end(context)
+        self._check_open()
+        if self._around is None:
+            await self._send_oneway(message, queue)
+            return
+
+        async def send(context: SendContext) -> None:
+            context.msg_id, context.address = await self._send_oneway(context.messages[0], queue)
+
+        await self._send_around([message], send, oneway=True)
+
+    async def _send_oneway(self, message: Message, queue: MessageQueue | None) -> tuple[str, str]:
+        """Returns the message id, and HOST:PORT of the broker."""
+        topic = self._topic(message, queue)
+        encoded = self._encoder.encode(topic, message, message.properties)
+        if queue is None and names.SHARDING_KEY in message.properties:
+            queue = await self._queue_of_key([message], TIMEOUT_MS)
+        if self._encoder.wants_compression(encoded):
+            encoded = await self._encoder.compress(encoded)
+        return encoded.msg_id, await self.sender.send_oneway(encoded, self._with_namespace(queue))
 
     async def request(self, message: Message, *, timeout: float | timedelta = TIMEOUT_S) -> MessageExt:
         """Sends `message` as a request and returns the consumer's reply, which `reply_message` creates.
@@ -433,26 +474,38 @@ class Producer(Lifecycle):
             result = result._replace(queue=result.queue._replace(topic=topic))
         return result
 
-    async def _send_with_hooks(
+    async def _send_around(
         self,
         messages: Sequence[Message],
-        encode: Callable[[list[dict[str, str]]], EncodedMessage],
-        timeout_ms: int,
-        queue: MessageQueue | None,
+        send: Callable[[SendContext], Coroutine[Any, Any, SendResult | None]],
+        *,
+        oneway: bool = False,
     ) -> SendResult:
-        context = self._hooked.begin(messages)
-        try:
-            encoded = encode(context.properties)
-            if queue is None and _has_key(messages):
-                context.result = await self._send_by_key(messages, encoded, timeout_ms)
-            else:
-                context.result = await self._send_encoded(encoded, timeout_ms, queue)
-            return context.result
-        except BaseException as e:
-            context.error = e
-            raise
-        finally:
-            self._hooked.end(context)
+        """Calls `send` inside the middleware, with copies of the messages. Returns the result of the middleware."""
+        assert self._around is not None
+        client = self.client
+
+        async def sent(context: SendContext) -> SendResult | None:
+            try:
+                result = await send(context)
+            except (RemotingError, BrokerError) as e:
+                context.address = e.address
+                raise
+            if result is not None:
+                context.address = client.routes.master_address(result.queue.broker_name) or ""
+            return result
+
+        context = Send(
+            group=self._options.group,
+            client_id=client.client_id,
+            messages=tuple(
+                Message(message.topic, message.body, flag=message.flag, properties=message.properties)
+                for message in messages
+            ),
+            oneway=oneway,
+            send=sent,
+        )
+        return cast(SendResult, await self._around(context))
 
     async def _send_gathered(self, key: BatchKey, parts: Sequence[EncodedMessage], timeout_ms: int) -> SendResult:
         topic, queue = key
