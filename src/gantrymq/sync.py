@@ -28,7 +28,7 @@ from gantrymq.client.broker_api import SendResult
 from gantrymq.client.consuming.assignment import WAIT_S, Health
 from gantrymq.client.consuming.consumer_base import GroupConsumer, PullingConsumer
 from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_S, LitePullConsumer
-from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.consuming.push_consumer import HandlerT, PushConsumer
 from gantrymq.client.popping.simple_consumer import INVISIBLE_S, MAX_MESSAGES, RECEIVE_TIMEOUT_S, SimpleConsumer
 from gantrymq.client.producing.producer import TIMEOUT_S, Producer
 from gantrymq.client.producing.queue_selector import QueueSelector
@@ -305,6 +305,7 @@ class _SyncPullingConsumer(_SyncConsumer):
         return self._in_loop(self._pulling.lag)
 
 
+@_documented_by(PushConsumer)
 class SyncPushConsumer(_SyncPullingConsumer):
     """A blocking push consumer: `SyncPushConsumer(PushConsumer(...))`.
 
@@ -316,6 +317,10 @@ class SyncPushConsumer(_SyncPullingConsumer):
 
     def __init__(self, consumer: PushConsumer) -> None:
         super().__init__(consumer)
+        self._push = consumer
+
+    def handler(self, handler: HandlerT) -> HandlerT:
+        return self._push.handler(handler)
 
 
 @_documented_by(SimpleConsumer)

@@ -359,3 +359,31 @@ async def test_a_handler_may_be_cancelled_from_within(
         await until(lambda: queues_of(consumer, topic) == 4)
         await send_all(producer, topic, [b"cancelled"])
         await until(lambda: tries == [0, 1])
+
+
+async def test_a_decorated_handler(name_server: str, producer: Producer, topic: str, unique: str) -> None:
+    consumer = PushConsumer(name_server, unique, start_from="earliest")
+    consumer.subscribe(topic)
+    inbox = Inbox()
+
+    @consumer.handler
+    async def handle(message: MessageExt) -> None:
+        await inbox(message)
+
+    async with consumer:
+        await producer.send(Message(topic, b"greeting"))
+        await until(lambda: inbox.bodies == [b"greeting"])
+
+
+async def test_one_handler_exactly() -> None:
+    consumer = PushConsumer("127.0.0.1:9876", "group")
+    consumer.subscribe("topic")
+    with pytest.raises(ClientError, match=r"no handler: decorate a function with `@consumer\.handler`"):
+        await consumer.start()
+    with pytest.raises(ClientError, match=r"can't be called with a message"):
+        consumer.handler(lambda: None)  # type: ignore[type-var]
+    handler = Inbox()
+    assert consumer.handler(handler) is handler
+    for made in (consumer, PushConsumer("127.0.0.1:9876", "group", handler)):
+        with pytest.raises(ClientError, match="the consumer of group group has a handler: "):
+            made.handler(Inbox())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues
@@ -48,6 +48,8 @@ from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TRACE_TOPIC, retry_
 from gantrymq.remoting.connection import Connection
 from gantrymq.times import duration_s
 
+HandlerT = TypeVar("HandlerT", bound=MessageHandler | BatchHandler)
+
 #: Default concurrency (consumeThreadMin).
 CONCURRENCY = 20
 #: Default retries of consumers that are not orderly (maxReconsumeTimes).
@@ -60,11 +62,12 @@ _NO_SPAN = 1 << 62
 class PushConsumerOptions(PullingOptions):
     """Options of `PushConsumer`."""
 
-    handler: MessageHandler | BatchHandler = field(
+    handler: MessageHandler | BatchHandler | None = field(
+        default=None,
         kw_only=False,
         metadata={
             "doc": "Called with each message, or with a list if `consume_batch_size` is given. A coroutine function or "
-            "a plain function, which is called in threads."
+            "a plain function, which is called in threads. None: a function decorated with `handler` of the consumer."
         },
     )
     concurrency: int = option(CONCURRENCY, "Messages, or lists, that are handled at the same time.", minimum=1)
@@ -95,7 +98,8 @@ class PushConsumerOptions(PullingOptions):
 
     def _check(self) -> None:
         PullingOptions._check(self)
-        check_handler(self.handler)
+        if self.handler is not None:
+            check_handler(self.handler)
         if not self.client_rebalance and (self.orderly or self.broadcasting):
             raise ClientError("the broker shares out queues for neither orderly nor broadcasting consumers")
         if not self.client_rebalance and self.allocate not in STRATEGY_NAMES:
@@ -121,11 +125,15 @@ class PushConsumerOptions(PullingOptions):
 
 
 class PushConsumer(PullingConsumer):
-    """Calls `handler` with every message of the subscribed topics, up to `concurrency` at a time.
+    """Calls a handler with every message of the subscribed topics, up to `concurrency` at a time.
 
     Example:
-        consumer = PushConsumer("127.0.0.1:9876", "group", handle)
+        consumer = PushConsumer("127.0.0.1:9876", "group")
         consumer.subscribe("topic", tags="TagA || TagB")
+
+        @consumer.handler
+        async def handle(message: MessageExt) -> None: ...
+
         async with consumer:
             await asyncio.Event().wait()
 
@@ -143,13 +151,31 @@ class PushConsumer(PullingConsumer):
     @takes(PushConsumerOptions)
     def __init__(self, options: PushConsumerOptions) -> None:
         super().__init__(options)
+        self._handler = options.handler
         self._orderly = options.orderly
         self._retry_topic = retry_topic(self._wire_group)
         self._parts: _Parts | None = None
 
+    def handler(self, handler: HandlerT) -> HandlerT:
+        """Decorates the function that handles the messages, instead of the argument `handler` of the constructor.
+
+        Args:
+            handler: Called with each message, as the constructor's argument.
+
+        Raises:
+            ClientError: The consumer has a handler, or this one cannot be called with one argument.
+        """
+        if self._handler is not None:
+            raise ClientError(f"the consumer of group {self.group} has a handler: {self._handler!r}")
+        check_handler(handler)
+        self._handler = handler
+        return handler
+
     async def _open(self, stack: AsyncExitStack) -> None:
         """Joins the group and starts to consume. Returns before the first queue is assigned."""
         options = self._options
+        if self._handler is None:
+            raise ClientError("no handler: decorate a function with `@consumer.handler`, or pass it to PushConsumer")
         if not self._subscriptions:
             raise ClientError("subscribe to a topic before the start")
         if not self._broadcasting:
@@ -200,12 +226,12 @@ class PushConsumer(PullingConsumer):
         rebalancer.start()
 
     def _single_handler(self, stack: AsyncExitStack) -> MessageHandler:
-        """Returns a handler of one message: that of the options, or one that collects batches for it."""
+        """Returns a handler of one message: that of the application, or one that collects batches for it."""
         options = self._options
         if options.consume_batch_size is None:
-            return cast(MessageHandler, options.handler)
+            return cast(MessageHandler, self._handler)
         batches = Batches(
-            cast(BatchHandler, options.handler),
+            cast(BatchHandler, self._handler),
             options.consume_batch_size,
             duration_s("consume_batch_wait", options.consume_batch_wait),
             options.concurrency,
