@@ -124,7 +124,6 @@ class Clients:
             "request": (lambda: producer.request(MESSAGE, timeout=TIMEOUT_S), own_s),
             "recall": (lambda: producer.recall(TOPIC, recall_handle, timeout=TIMEOUT_S), own_s),
             "queues": (lambda: producer.queues("another"), DEFAULT_S),
-            "greet_brokers_of": (lambda: producer.greet_brokers_of(TOPIC, 400), DEFAULT_S),
             "send in a batch": (lambda: self.batching.send(MESSAGE, timeout=TIMEOUT_S), own_s),
             "enqueue": (enqueue, own_s),
             "flush": (lambda: self.batching.flush(), own_s),

@@ -71,10 +71,10 @@ class Producer(Lifecycle):
     def __init__(self, options: ProducerOptions) -> None:
         super().__init__()
         self._options = options
-        self.namespace = options.namespace
+        self._namespace = options.namespace
         #: Group with its namespace.
         self.group = options.wire_group
-        self.trace: TraceDispatcher | None = None
+        self._trace_dispatcher: TraceDispatcher | None = None
         self._batches: BatchAccumulator | None = None
         self._trace_topic = options.trace_topic if options.enable_trace else None
         #: The middleware around sends, or None.
@@ -92,7 +92,7 @@ class Producer(Lifecycle):
         client = ClientInstance(
             options.name_servers,
             group_data=ProducerData(self.group),
-            handlers=self.handlers(),
+            handlers=self._handlers(),
             ssl_context=options.ssl_context,
             hooks=options.rpc_hooks,
             unit_name=options.unit_name,
@@ -105,16 +105,16 @@ class Producer(Lifecycle):
         stack.push_async_callback(self._sender.close)
         stack.callback(self._requests.close)
         if self._trace_topic is not None:
-            self.trace = TraceDispatcher(self._send_now, self._trace_topic)
-            stack.push_async_callback(lambda trace: trace.close(self._deadline.left()), self.trace)
-            self._around = around_sends([*options.middleware, SendTraces(self.trace)])
+            self._trace_dispatcher = TraceDispatcher(self._send_now, self._trace_topic)
+            stack.push_async_callback(lambda trace: trace.close(self._deadline.left()), self._trace_dispatcher)
+            self._around = around_sends([*options.middleware, SendTraces(self._trace_dispatcher)])
         stack.push_async_callback(self._end_enqueued)
         if options.linger_s > 0:
             self._batches = BatchAccumulator(self._send_gathered, options)
             stack.push_async_callback(lambda batches: batches.close(self._deadline.left()), self._batches)
 
     def _forget(self) -> None:
-        self._sender = self._batches = self.trace = None
+        self._sender = self._batches = self._trace_dispatcher = None
         # Drops the middleware for traces.
         self._around = around_sends(self._options.middleware)
 
@@ -130,7 +130,7 @@ class Producer(Lifecycle):
         assert self._sender is not None
         return self._sender
 
-    def handlers(self) -> Mapping[int, RequestHandler]:
+    def _handlers(self) -> Mapping[int, RequestHandler]:
         """Returns the handlers of brokers' requests, by request code."""
         return {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.push}
 
@@ -380,7 +380,7 @@ class Producer(Lifecycle):
 
     async def _greet_repliers(self, topic: str, timeout_ms: int) -> None:
         """Sends heartbeats to all brokers of the topic's clusters, because a reply can arrive through any of them."""
-        topic = wrap_namespace(self.namespace, topic)
+        topic = wrap_namespace(self._namespace, topic)
         await self.sender.publish_info(topic, timeout_ms)
         routes = self.client.routes
         route = routes.cached(topic)
@@ -406,7 +406,7 @@ class Producer(Lifecycle):
         """
         timeout_ms = _timeout_ms(timeout)
         handle = decode_recall_handle(recall_handle)
-        topic = wrap_namespace(self.namespace, topic)
+        topic = wrap_namespace(self._namespace, topic)
         header = RecallMessageRequestHeader(
             topic=topic, recall_handle=recall_handle, producer_group=self.group, bname=handle.broker_name
         )
@@ -432,17 +432,17 @@ class Producer(Lifecycle):
 
     # -- for subclasses -----------------------------------------------------------------------------------------
 
-    def next_unique_key(self) -> str:
+    def _next_unique_key(self) -> str:
         """Returns a new message id."""
         return self._unique_keys.next()
 
-    def with_namespace(self, topic: str) -> str:
+    def _wire_topic(self, topic: str) -> str:
         """Returns `topic` with the namespace, as brokers see it."""
-        return wrap_namespace(self.namespace, topic)
+        return wrap_namespace(self._namespace, topic)
 
-    async def greet_brokers_of(self, topic: str, timeout_ms: int = TIMEOUT_MS) -> None:
+    async def _greet_brokers_of(self, topic: str, timeout_ms: int) -> None:
         """Sends heartbeats to the brokers of `topic`. It does not wait for brokers that hang."""
-        await self.sender.publish_info(wrap_namespace(self.namespace, topic), timeout_ms)
+        await self.sender.publish_info(wrap_namespace(self._namespace, topic), timeout_ms)
         await self.client.greet_new_brokers(timeout_ms * GREETING_SHARE / 1000)
 
     # -- one send -----------------------------------------------------------------------------------------------
@@ -451,7 +451,7 @@ class Producer(Lifecycle):
         self, encoded: EncodedMessage, timeout_ms: int, queue: MessageQueue | None
     ) -> Coroutine[Any, Any, SendResult]:
         """Returns a coroutine that sends `encoded`: that of the sender itself if there is nothing else to do."""
-        if self.namespace or self._encoder.wants_compression(encoded) or self._sender is None:
+        if self._namespace or self._encoder.wants_compression(encoded) or self._sender is None:
             return self._prepare_and_send(encoded, timeout_ms, queue)
         return self._sender.send(encoded, timeout_ms, queue)
 
@@ -469,8 +469,8 @@ class Producer(Lifecycle):
         if self._sender is None:
             raise ClientClosed("this producer was closed meanwhile")
         result = await self._sender.send(encoded, timeout_ms, self._with_namespace(queue))
-        if self.namespace:
-            topic = without_namespace(result.queue.topic, self.namespace)
+        if self._namespace:
+            topic = without_namespace(result.queue.topic, self._namespace)
             result = result._replace(queue=result.queue._replace(topic=topic))
         return result
 
@@ -519,7 +519,7 @@ class Producer(Lifecycle):
         topic = message.topic
         if queue is not None and queue.topic != topic:
             raise IllegalMessage(f"a message of topic {topic} can't go to a queue of {queue.topic}")
-        return wrap_namespace(self.namespace, topic) if self.namespace else topic
+        return wrap_namespace(self._namespace, topic) if self._namespace else topic
 
     async def _selected(self, message: Message, select: QueueSelector, timeout_ms: int) -> MessageQueue:
         """Returns the queue that `select` returns. Raises ClientError if it fails or returns something else."""
@@ -553,17 +553,17 @@ class Producer(Lifecycle):
         return next(iter(found))
 
     def _with_namespace(self, queue: MessageQueue | None) -> MessageQueue | None:
-        if queue is None or not self.namespace:
+        if queue is None or not self._namespace:
             return queue
-        return queue._replace(topic=wrap_namespace(self.namespace, queue.topic))
+        return queue._replace(topic=wrap_namespace(self._namespace, queue.topic))
 
     async def _queues(self, topic: str, timeout_ms: int) -> Sequence[MessageQueue]:
-        wire_topic = wrap_namespace(self.namespace, topic)
+        wire_topic = wrap_namespace(self._namespace, topic)
         queues = (await self.sender.publish_info(wire_topic, timeout_ms)).queues
         # With part of the brokers, a selector would map keys to other queues than with all of them.
         if awaited := self.client.routes.awaited(wire_topic):
             raise RouteNotReady(topic, self.client.routes.name_servers, awaited)
-        return [queue._replace(topic=topic) for queue in queues] if self.namespace else queues
+        return [queue._replace(topic=topic) for queue in queues] if self._namespace else queues
 
     def _set_encoder(self, unique_keys: UniqueKeys) -> None:
         self._unique_keys = unique_keys

@@ -137,7 +137,7 @@ class TransactionProducer(Producer):
         deadline = clock.monotonic() + timeout_ms / 1000
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self.greet_brokers_of(message.topic, timeout_ms)
+                await self._greet_brokers_of(message.topic, timeout_ms)
         except TimeoutError:
             raise RequestTimeout(f"no broker of {message.topic} answered in {timeout_ms} ms", message.topic) from None
         half = self._half_message(message)
@@ -173,7 +173,7 @@ class TransactionProducer(Producer):
 
     def _half_message(self, message: Message) -> Message:
         properties = {name: value for name, value in message.properties.items() if name not in DELAYS}
-        properties.setdefault(names.UNIQUE_KEY, self.next_unique_key())
+        properties.setdefault(names.UNIQUE_KEY, self._next_unique_key())
         properties[names.TRANSACTION_PREPARED] = "true"
         properties[names.PRODUCER_GROUP] = self.group
         return Message(message.topic, message.body, flag=message.flag, properties=properties)
@@ -181,7 +181,7 @@ class TransactionProducer(Producer):
     async def _end(self, half: Message, result: SendResult, state: LocalTransactionState, remark: str | None) -> None:
         _, commit_log_offset = decode_offset_message_id(result.offset_msg_id)
         header = EndTransactionRequestHeader(
-            topic=self.with_namespace(half.topic),
+            topic=self._wire_topic(half.topic),
             producer_group=self.group,
             tran_state_table_offset=result.queue_offset,
             commit_log_offset=commit_log_offset,
@@ -190,15 +190,15 @@ class TransactionProducer(Producer):
             transaction_id=result.transaction_id,
             bname=result.queue.broker_name,
         )
-        queue = result.queue._replace(topic=self.with_namespace(half.topic))
+        queue = result.queue._replace(topic=self._wire_topic(half.topic))
         address = await self.sender.broker_address(queue, TIMEOUT_MS)
         self._trace(half, result.msg_id, header, address, state)
         await self.client.api.end_transaction(address, header, remark)
 
     # -- requests of brokers ------------------------------------------------------------------------------------
 
-    def handlers(self) -> Mapping[int, RequestHandler]:
-        return {**super().handlers(), RequestCode.CHECK_TRANSACTION_STATE: self._check_received}
+    def _handlers(self) -> Mapping[int, RequestHandler]:
+        return {**super()._handlers(), RequestCode.CHECK_TRANSACTION_STATE: self._check_received}
 
     def _check_received(self, connection: Connection, command: RemotingCommand) -> None:
         """Starts a check. The request is one-way; the result goes to the broker as END_TRANSACTION."""
@@ -220,7 +220,7 @@ class TransactionProducer(Producer):
             self._check_bytes -= size
 
     async def _check(self, address: str, header: CheckTransactionStateRequestHeader, half: MessageExt) -> None:
-        half.topic = without_namespace(half.topic, self.namespace)
+        half.topic = without_namespace(half.topic, self._namespace)
         async with self._check_slots:
             state, remark = await self._ask(self._listener.check_local_transaction, half)
         end = EndTransactionRequestHeader(
@@ -267,7 +267,7 @@ class TransactionProducer(Producer):
         address: str,
         state: LocalTransactionState,
     ) -> None:
-        if self.trace is None:
+        if self._trace_dispatcher is None:
             return
         bean = TraceBean(
             topic=message.topic,
@@ -280,5 +280,5 @@ class TransactionProducer(Producer):
             transaction_state=state.java_name,
             from_transaction_check=bool(header.from_transaction_check),
         )
-        group = without_namespace(self.group, self.namespace)
-        self.trace.append(TraceContext(TraceType.END_TRANSACTION, group, [bean]))
+        group = without_namespace(self.group, self._namespace)
+        self._trace_dispatcher.append(TraceContext(TraceType.END_TRANSACTION, group, [bean]))
