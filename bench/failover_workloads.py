@@ -83,7 +83,7 @@ async def pop(names: str, records: Records) -> None:
     async with consumer:
         while True:
             try:
-                for message in await consumer.receive(invisible_ms=10_000, await_ms=1000):
+                for message in await consumer.receive(invisible_time=10, timeout=1):
                     count += 1
                     records.add("pop", count)
                     await consumer.ack(message)
@@ -98,7 +98,7 @@ async def lite(names: str, records: Records) -> None:
     consumer.subscribe(TOPIC)
     async with consumer:
         while True:
-            for _ in await consumer.poll(1000):
+            for _ in await consumer.poll(timeout=1):
                 count += 1
                 records.add("lite", count)
 
@@ -140,10 +140,7 @@ async def delays(names: str, records: Records, done: asyncio.Event) -> None:
 
         async def send(number: int) -> SendStatus:
             body = b"%d" % number
-            if number % 2:
-                message = Message(DELAYS, body, delay_level=LEVEL)
-            else:
-                message = Message(DELAYS, body, delay_ms=int(TIMER_S * 1000))
+            message = Message(DELAYS, body, delay_level=LEVEL) if number % 2 else Message(DELAYS, body, delay=TIMER_S)
             return (await producer.send(message)).status
 
         await paced("delays", send, records, done)

@@ -179,7 +179,7 @@ class Group:
         async def receive() -> None:
             nonlocal had
             while True:
-                messages = await consumer.receive(invisible_ms=10_000, await_ms=5000)
+                messages = await consumer.receive(invisible_time=10, timeout=5)
                 for message in messages:
                     self._take(message.body)
                 had += len(messages)

@@ -183,7 +183,7 @@ async def test_popped_messages(cluster: Cluster, topic: str) -> None:
         held: list[Any] = []
 
         async def all_popped() -> bool:
-            held.extend(await consumer.receive(16, invisible_ms=600_000, await_ms=1000))
+            held.extend(await consumer.receive(16, invisible_time=600, timeout=1))
             return len(held) == 2
 
         await until(all_popped)

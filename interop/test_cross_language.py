@@ -30,7 +30,7 @@ from gantrymq.protocol.sys_flag import COMPRESSION_MASK
 BROKERS = {"java": java_broker, "gantry": gantry_broker}
 #: Brokers check half messages soon. Java's broker filters by SQL92 only with this setting.
 SETTINGS = {"transactionTimeOut": 1000, "transactionCheckInterval": 1000, "enablePropertyFilter": "true"}
-SEND_TIMEOUT_MS = 10_000
+SEND_TIMEOUT_S = 10
 TIMEOUT_S = 60.0
 SQL = "colour IN ('c1', 'c4') OR TAGS = 'tag2'"
 TAGS = "tag0 || tag2"
@@ -62,7 +62,7 @@ def from_message(message: MessageExt) -> Sent:
 async def send(cluster: Cluster, *messages: Message) -> None:
     async with Producer(cluster.address, "interop_python") as producer:
         for message in messages:
-            await producer.send(message, SEND_TIMEOUT_MS)
+            await producer.send(message, timeout=SEND_TIMEOUT_S)
 
 
 async def receive(
@@ -102,7 +102,7 @@ async def poll(cluster: Cluster, topic: str, count: int, **wanted: Unpack[Messag
     consumer.subscribe(topic, **wanted)
     async with consumer, asyncio.timeout(TIMEOUT_S):
         while len(received) < count:
-            received += await consumer.poll(500)
+            received += await consumer.poll(timeout=0.5)
     return received
 
 
@@ -143,7 +143,7 @@ async def test_the_order_of_here_is_kept_by_java(cluster: Cluster, topic: str) -
         for step in range(10):
             for key in ("one", "two", "three", "four", "five"):
                 message = Message(topic, b"%d" % step, keys=key, flag=step, sharding_key=key)
-                await producer.send(message, SEND_TIMEOUT_MS, select=select_by_hash(key))
+                await producer.send(message, timeout=SEND_TIMEOUT_S, select=select_by_hash(key))
     received = await asyncio.to_thread(consume, cluster.address, topic, 50, mode="orderly")
     for key in ("one", "two", "three", "four", "five"):
         of_key = [line for line in received if line["keys"] == key]
@@ -161,7 +161,7 @@ async def test_what_java_delays(cluster: Cluster, topic: str) -> None:
 
 
 async def test_what_is_delayed_here(cluster: Cluster, topic: str) -> None:
-    sent = [Message(topic, b"by level", delay_level=1), Message(topic, b"by time", delay_ms=1500)]
+    sent = [Message(topic, b"by level", delay_level=1), Message(topic, b"by time", delay=1.5)]
     await send(cluster, *sent)
     received = await asyncio.to_thread(consume, cluster.address, topic, 2)
     late_ms = {Sent.of(line).body: line["store_timestamp"] - line["born_timestamp"] for line in received}

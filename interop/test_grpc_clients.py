@@ -277,7 +277,9 @@ async def test_from_a_producer_of_the_remoting_protocol(
     topic, group = await asyncio.to_thread(cluster.new_topic), await asyncio.to_thread(cluster.new_group)
     options: dict[str, Any] = {} if compression is None else {"compress_over": 10, "compression": compression}
     async with Producer(cluster.name_server, "interop", **options) as producer:
-        await producer.send(Message(topic, b"old " * 100, tags="t", keys=["a", "b"], properties={"mine": "x"}), 10_000)
+        await producer.send(
+            Message(topic, b"old " * 100, tags="t", keys=["a", "b"], properties={"mine": "x"}), timeout=10
+        )
     (received,) = await asyncio.to_thread(client.consume, cluster.proxy, group, topic, 1)
     assert (received.body, received.tag, received.keys) == ("old " * 100, "t", ("a", "b"))
     assert received.properties["mine"] == "x"

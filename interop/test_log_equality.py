@@ -44,7 +44,7 @@ PAIRS = {
 #: Start of each body. Only bodies are damaged, because records have a checksum of them.
 MARK = b"B" * 20
 BATCH = 200
-SEND_MS = 60_000
+SEND_S = 60
 _PLACE = re.compile(rb'"(haServerAddr|masterHaAddress|masterAddress|controllerLeaderAddress)":"127\.0\.0\.1:(\d{5})"')
 #: Approximate size of a record without its body and topic.
 _RECORD = 91 + 2 * 30
@@ -160,7 +160,7 @@ async def send(pair: Pair, topic: str, count: int, chance: Random) -> None:
         for _ in range(count // BATCH):
             await producer.send_batch(
                 [Message(topic, MARK + chance.randbytes(chance.randrange(200)), keys=f"k{n}") for n in range(BATCH)],
-                timeout_ms=SEND_MS,
+                timeout=SEND_S,
             )
 
 

@@ -29,13 +29,13 @@ async def test_python_producer_to_java_consumer(cluster: Cluster, topic: str) ->
     big = [Sent(b"compressible " * 2000, tags=kind.name) for kind in CompressionType]
     async with Producer(cluster.address, "interop_python") as producer:
         for sent in singles:
-            await producer.send(to_message(topic, sent), 10_000)
-        await producer.send_batch([to_message(topic, sent) for sent in batch], 10_000)
+            await producer.send(to_message(topic, sent), timeout=10)
+        await producer.send_batch([to_message(topic, sent) for sent in batch], timeout=10)
         for sent in oneway:
             await producer.send_oneway(to_message(topic, sent))
     for kind, sent in zip(CompressionType, big, strict=True):
         async with Producer(cluster.address, "interop_python", compression=kind) as producer:
-            await producer.send(to_message(topic, sent), 10_000)
+            await producer.send(to_message(topic, sent), timeout=10)
     everything = singles + batch + oneway + big
 
     received = await asyncio.to_thread(consume, cluster.address, topic, len(everything))
@@ -86,7 +86,7 @@ async def test_java_and_python_consumer_share_a_topic(cluster: Cluster, topic: s
     group = "interop_shared"
     async with Producer(cluster.address, "interop_python") as producer:
         for sent in first:
-            await producer.send(to_message(topic, sent), 10_000)
+            await producer.send(to_message(topic, sent), timeout=10)
         consumer = LitePullConsumer(cluster.address, group, start_from="earliest")
         consumer.subscribe(topic)
         async with consumer, asyncio.timeout(CONSUME_TIMEOUT_S):
@@ -95,7 +95,7 @@ async def test_java_and_python_consumer_share_a_topic(cluster: Cluster, topic: s
                 count += len(await consumer.poll())
             await consumer.commit()
         for sent in second:
-            await producer.send(to_message(topic, sent), 10_000)
+            await producer.send(to_message(topic, sent), timeout=10)
 
     received = await asyncio.to_thread(consume, cluster.address, topic, len(second), group=group)
 

@@ -29,7 +29,7 @@ async def test_mqadmin_asks_and_directs_a_python_consumer(cluster: Cluster, topi
 
     bodies = [b"%d" % n for n in range(8)]
     async with Producer(cluster.address, "interop_python") as producer:
-        sent = [await producer.send(Message(topic, body), 10_000) for body in bodies]
+        sent = [await producer.send(Message(topic, body), timeout=10) for body in bodies]
     consumer = PushConsumer(cluster.address, group, handle, orderly=True, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:

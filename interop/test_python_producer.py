@@ -19,7 +19,7 @@ from gantrymq.protocol.message import Message, MessageExt
 
 #: Brokers check half messages after a second or two instead of half a minute.
 SETTINGS = {"transactionTimeOut": 1000, "transactionCheckInterval": 1000, "recallMessageEnable": "true"}
-TIMEOUT_MS = 10_000
+TIMEOUT_S = 10
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,7 @@ async def test_transactions(cluster: Cluster, topic: str) -> None:
     listener = Listener()
     async with TransactionProducer(cluster.address, "transactions", listener) as producer:
         ids = {
-            body: (
-                await producer.send_in_transaction(Message(topic, body.encode()), timeout_ms=TIMEOUT_MS)
-            ).result.msg_id
+            body: (await producer.send_in_transaction(Message(topic, body.encode()), timeout=TIMEOUT_S)).result.msg_id
             for body in bodies
         }
         received = await asyncio.to_thread(consume, cluster.address, topic, 2)
@@ -84,7 +82,7 @@ async def test_requests_of_this_project_are_answered_by_java(cluster: Cluster, t
         await asyncio.to_thread(mqadmin, cluster.address, "updateTopic", "-c", "DefaultCluster", "-t", topic)
         with replier(cluster.address, topic):
             questions = [Message(topic, b"question %d" % n) for n in range(10)]
-            replies = await asyncio.gather(*(producer.request(question, 60_000) for question in questions))
+            replies = await asyncio.gather(*(producer.request(question, timeout=60) for question in questions))
     assert [reply.body for reply in replies] == [b"re: question %d" % n for n in range(10)]
 
 
@@ -97,7 +95,7 @@ async def test_requests_of_java_are_answered_by_this_project(cluster: Cluster, t
         async with consumer, Producer(cluster.address, "repliers") as producer:
             while True:
                 for message in await consumer.poll():
-                    await producer.send(reply_message(message, b"re: " + message.body), TIMEOUT_MS)
+                    await producer.send(reply_message(message, b"re: " + message.body), timeout=TIMEOUT_S)
 
     replying = asyncio.create_task(reply())
     try:
@@ -109,9 +107,9 @@ async def test_requests_of_java_are_answered_by_this_project(cluster: Cluster, t
 
 
 async def test_automatic_batches_and_namespaces(cluster: Cluster, topic: str) -> None:
-    async with Producer(cluster.address, "batches", namespace="ns", linger_ms=20) as producer:
-        first = await producer.send(Message(topic, b"first"), TIMEOUT_MS)
-        sends = [producer.send(Message(topic, b"%d" % n, tags="t"), TIMEOUT_MS) for n in range(500)]
+    async with Producer(cluster.address, "batches", namespace="ns", linger=0.02) as producer:
+        first = await producer.send(Message(topic, b"first"), timeout=TIMEOUT_S)
+        sends = [producer.send(Message(topic, b"%d" % n, tags="t"), timeout=TIMEOUT_S) for n in range(500)]
         results = [first, *await asyncio.gather(*sends)]
     received = await asyncio.to_thread(consume, cluster.address, f"ns%{topic}", len(results))
     assert {line["msg_id"] for line in received} == {result.msg_id for result in results}
@@ -120,8 +118,8 @@ async def test_automatic_batches_and_namespaces(cluster: Cluster, topic: str) ->
 
 async def test_traces_are_read_by_mqadmin(cluster: Cluster, topic: str) -> None:
     async with Producer(cluster.address, "traced", enable_trace=True) as producer:
-        result = await producer.send(Message(topic, b"body", tags="tag", keys="key"), TIMEOUT_MS)
-        batch = await producer.send_batch([Message(topic, b"one"), Message(topic, b"two")], TIMEOUT_MS)
+        result = await producer.send(Message(topic, b"body", tags="tag", keys="key"), timeout=TIMEOUT_S)
+        batch = await producer.send_batch([Message(topic, b"one"), Message(topic, b"two")], timeout=TIMEOUT_S)
     for msg_id in (result.msg_id, *batch.msg_id.split(",")):
         deadline = time.monotonic() + 60
         output = ""
@@ -134,11 +132,11 @@ async def test_traces_are_read_by_mqadmin(cluster: Cluster, topic: str) -> None:
 
 async def test_a_timer_message_is_taken_back(cluster: Cluster, topic: str) -> None:
     async with Producer(cluster.address, "timers") as producer:
-        await producer.send(Message(topic, b"now"), TIMEOUT_MS)
-        recalled = await producer.send(Message(topic, b"recalled", delay_ms=8000), TIMEOUT_MS)
-        kept = await producer.send(Message(topic, b"kept", delay_ms=9000), TIMEOUT_MS)
+        await producer.send(Message(topic, b"now"), timeout=TIMEOUT_S)
+        recalled = await producer.send(Message(topic, b"recalled", delay=8), timeout=TIMEOUT_S)
+        kept = await producer.send(Message(topic, b"kept", delay=9), timeout=TIMEOUT_S)
         assert recalled.recall_handle
-        assert await producer.recall(topic, recalled.recall_handle, TIMEOUT_MS) == recalled.msg_id
+        assert await producer.recall(topic, recalled.recall_handle, timeout=TIMEOUT_S) == recalled.msg_id
     received = await asyncio.to_thread(consume, cluster.address, topic, 2)
     assert kept.msg_id in {line["msg_id"] for line in received}
     assert recalled.msg_id not in {line["msg_id"] for line in received}

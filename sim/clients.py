@@ -211,10 +211,10 @@ class Clients:
         elif name.endswith("3") and has_wrong_clocks(self._plan):
             sent.delay, (sent.clock_error_s, _) = Delay.AT, program.host.clock_errors(now, now)
             at_ms = int((EPOCH_S + now + sent.clock_error_s + delay_s) * 1000)
-            message = Message(TOPIC, name.encode(), deliver_at_ms=at_ms)
+            message = Message(TOPIC, name.encode(), deliver_at=at_ms)
         else:
             sent.delay = Delay.AFTER
-            message = Message(TOPIC, name.encode(), delay_ms=int(delay_s * 1000))
+            message = Message(TOPIC, name.encode(), delay=delay_s)
         self.scene.ask(sent)
         return message
 
@@ -271,7 +271,7 @@ class Clients:
         async with consumer:
             while not program.ending.is_set():
                 try:
-                    for message in await consumer.receive(invisible_ms=10_000, await_ms=5_000):
+                    for message in await consumer.receive(invisible_time=10, timeout=5):
                         self.scene.receive(message, "pop", program.name)
                         await consumer.ack(message)
                 except GantryError as e:
@@ -292,7 +292,7 @@ class Clients:
         async with consumer:
             while not program.ending.is_set():
                 try:
-                    for message in await consumer.poll(5_000):
+                    for message in await consumer.poll(timeout=5):
                         if not message.is_damaged:
                             self.scene.receive(message, "lite", program.name)
                 except GantryError as e:

@@ -110,7 +110,7 @@ async def main(stop):
     await stop.wait()
     print("told", flush=True)
     await asyncio.Event().wait()
-gantrymq.run(main, stop_timeout_s={timeout})
+gantrymq.run(main, stop_timeout={timeout})
 """
 
 
@@ -166,7 +166,7 @@ def received(cluster: EmbeddedCluster, topic: str, group: str, wanted: set[bytes
         found: set[bytes] = set()
 
         def all_there() -> bool:
-            found.update(message.body for message in consumer.poll(100))
+            found.update(message.body for message in consumer.poll(timeout=0.1))
             return wanted <= found
 
         wait_until(all_there)

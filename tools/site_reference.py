@@ -361,7 +361,7 @@ def _told() -> str:
         transactions = TransactionProducer(address, "payers", _Ends())
         with SyncProducer(Producer(address, "shop")) as producer, SyncTransactionProducer(transactions) as payer:
             producer.send(Message("orders", b"one"))
-            producer.send(Message("orders", b"later", delay_ms=3_600_000))
+            producer.send(Message("orders", b"later", delay=3600))
             for state in (LocalTransactionState.COMMIT_MESSAGE, LocalTransactionState.ROLLBACK_MESSAGE):
                 payer.send_in_transaction(Message("orders", b"paid"), state)
             producer.send(Message("%DLQ%readers", b"given up"))

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from gantrymq.client.admin.client import AdminClient
+from gantrymq import AdminClient
 from gantrymq.spark import register, session_builder
 
 ORDER = "id STRING NOT NULL, customer STRING NOT NULL, cents BIGINT, euros DECIMAL(18, 2)"

@@ -79,7 +79,7 @@ async def main(name_server: str, port: int) -> None:
     # Closed in reverse order: the consumer stops first, so that the producer can still send the pending invoices.
     http = await asyncio.start_server(partial(serve_http, {"/ready": ready, "/metrics": metrics}), "127.0.0.1", port)
     async with http, producer, consumer:
-        await consumer.wait_assigned(60_000)
+        await consumer.wait_assigned(timeout=60)
         print(f"ready at 127.0.0.1:{http.sockets[0].getsockname()[1]}", flush=True)
         notify("READY=1")
         try:

@@ -38,7 +38,7 @@ async def post(invoice: Invoice) -> None:
 async def main() -> None:
     async with broker:
         await broker.publish(Order(what="apples", euros=42), "shop-orders", keys="order-17")
-        await broker.publish(Order(what="figs", euros=7), "shop-orders", keys="order-18", delay_ms=2000)
+        await broker.publish(Order(what="figs", euros=7), "shop-orders", keys="order-18", delay=2)
 
 
 if __name__ == "__main__":

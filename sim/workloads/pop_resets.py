@@ -62,7 +62,7 @@ class PopResets(Workload):
         async with consumer:
             while not program.ending.is_set():
                 try:
-                    for message in await consumer.receive(4, invisible_ms=int(_INVISIBLE_S * 1000), await_ms=3_000):
+                    for message in await consumer.receive(4, invisible_time=_INVISIBLE_S, timeout=3):
                         name = self.scene.receive(message, group, program.name)
                         if self.chance.random() < 0.8:
                             await consumer.ack(message)

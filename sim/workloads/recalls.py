@@ -60,7 +60,7 @@ class Recalls(Workload):
         now = self.scene.now()
         delay_s = self.chance.uniform(2, 30)
         self.scene.ask(Sent(name, _TOPIC, asked_at=now, not_before=now + delay_s, delay=Delay.AFTER))
-        sent = await producer.send(Message(_TOPIC, name.encode(), delay_ms=int(delay_s * 1000)))
+        sent = await producer.send(Message(_TOPIC, name.encode(), delay=delay_s))
         self.scene.stored(name, sent)
         self._at[name] = sent.queue.broker_name
         if self.chance.random() < 0.5:

@@ -119,7 +119,7 @@ class Recreations(Workload):
                 message = Message(_TOPIC, name.encode(), delay_level=2 if delay_s == _SOON_S else 3)
             else:
                 sent.delay = Delay.AFTER
-                message = Message(_TOPIC, name.encode(), delay_ms=int(delay_s * 1000))
+                message = Message(_TOPIC, name.encode(), delay=delay_s)
         self._lives[-1].add(name)
         self.scene.ask(sent)
         try:
@@ -156,7 +156,7 @@ class Recreations(Workload):
         async with consumer:
             while not program.ending.is_set():
                 try:
-                    for message in await consumer.poll(3_000):
+                    for message in await consumer.poll(timeout=3):
                         self.scene.receive(message, program.name, program.name)
                 except GantryError as e:
                     self.scene.history.note(self.scene.now(), f"{program.name}: {e}")
@@ -171,7 +171,7 @@ class Recreations(Workload):
         async with consumer:
             while not program.ending.is_set():
                 try:
-                    for message in await consumer.receive(4, invisible_ms=30_000, await_ms=3_000):
+                    for message in await consumer.receive(4, invisible_time=30, timeout=3):
                         self.scene.receive(message, program.name, program.name)
                         await consumer.ack(message)
                 except GantryError as e:

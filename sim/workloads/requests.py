@@ -18,7 +18,7 @@ from sim.workloads.base import Workload
 _TOPIC = "questions"
 _GROUP = "experts"
 _MESSAGES = 30
-_TIMEOUT_MS = 5_000
+_TIMEOUT_S = 5
 
 
 class Requests(Workload):
@@ -52,7 +52,7 @@ class Requests(Workload):
                 self.scene.ask(Sent(name, _TOPIC, asked_at=self.scene.now()))
                 self._is_done = False
                 try:
-                    reply = await producer.request(Message(_TOPIC, name.encode()), _TIMEOUT_MS)
+                    reply = await producer.request(Message(_TOPIC, name.encode()), timeout=_TIMEOUT_S)
                 except GantryError as e:
                     self.scene.history.fail(self.scene.now(), program.name, e)
                     await asyncio.sleep(AGAIN_S)

@@ -64,9 +64,7 @@ class SlowPops(Workload):
         async with consumer:
             while not program.ending.is_set():
                 try:
-                    messages = await consumer.receive(
-                        max_messages=4, invisible_ms=int(_INVISIBLE_S * 1000), await_ms=5_000
-                    )
+                    messages = await consumer.receive(max_messages=4, invisible_time=_INVISIBLE_S, timeout=5)
                     for message in messages:
                         self._received(message, program)
                     for message in messages:
@@ -93,7 +91,7 @@ class SlowPops(Workload):
         if kind < 0.3:
             longer_s = self.chance.choice((3.0, 15.0))
             began = self.scene.now()
-            await consumer.change_invisible_time(message, int(longer_s * 1000))
+            await consumer.change_invisible_time(message, longer_s)
             self._invisible[name] = began + longer_s
             self.scene.history.note(self.scene.now(), f"{name} is invisible for {longer_s} s")
             return

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gantrymq.client.admin.client import AdminClient
     from gantrymq.client.broker_api import SendResult, SendStatus
-    from gantrymq.client.consuming.consume_hooks import ConsumeContext, ConsumeHook, ConsumeReturnType
     from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
     from gantrymq.client.consuming.process_queue import FlowLimits
     from gantrymq.client.consuming.push_consumer import PushConsumer
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
         allocate_machine_room_nearby,
     )
     from gantrymq.client.credentials import Credentials
+    from gantrymq.client.middleware import ConsumeContext, Middleware, ReceiveContext, SendContext
     from gantrymq.client.popping.popped_queues import PopOptions
     from gantrymq.client.popping.simple_consumer import SimpleConsumer
     from gantrymq.client.producing.producer import Producer
     from gantrymq.client.producing.queue_selector import select_by_hash, select_by_machine_room, select_randomly
     from gantrymq.client.producing.request_reply import reply_message
-    from gantrymq.client.producing.send_hook import SendContext
     from gantrymq.client.producing.transaction_producer import (
         LocalTransactionState,
         TransactionListener,
@@ -98,9 +97,7 @@ _MODULES = {
     "ConfigError": "gantrymq.errors",
     "ConnectFailed": "gantrymq.errors",
     "ConnectionLost": "gantrymq.errors",
-    "ConsumeContext": "gantrymq.client.consuming.consume_hooks",
-    "ConsumeHook": "gantrymq.client.consuming.consume_hooks",
-    "ConsumeReturnType": "gantrymq.client.consuming.consume_hooks",
+    "ConsumeContext": "gantrymq.client.middleware",
     "Credentials": "gantrymq.client.credentials",
     "DataLost": "gantrymq.errors",
     "FlowLimits": "gantrymq.client.consuming.process_queue",
@@ -113,6 +110,7 @@ _MODULES = {
     "Message": "gantrymq.protocol.message",
     "MessageExt": "gantrymq.protocol.message",
     "MessageQueue": "gantrymq.protocol.message",
+    "Middleware": "gantrymq.client.middleware",
     "MissingExtra": "gantrymq.errors",
     "NoRouteInfo": "gantrymq.errors",
     "PartialFailure": "gantrymq.errors",
@@ -120,6 +118,7 @@ _MODULES = {
     "Producer": "gantrymq.client.producing.producer",
     "ProtocolError": "gantrymq.errors",
     "PushConsumer": "gantrymq.client.consuming.push_consumer",
+    "ReceiveContext": "gantrymq.client.middleware",
     "RecordError": "gantrymq.errors",
     "RefusalReason": "gantrymq.errors",
     "RemotingError": "gantrymq.errors",
@@ -127,7 +126,7 @@ _MODULES = {
     "RequestRefused": "gantrymq.errors",
     "RequestTimeout": "gantrymq.errors",
     "RouteNotReady": "gantrymq.errors",
-    "SendContext": "gantrymq.client.producing.send_hook",
+    "SendContext": "gantrymq.client.middleware",
     "SendOutcomeUnknown": "gantrymq.errors",
     "SendResult": "gantrymq.client.broker_api",
     "SendStatus": "gantrymq.client.broker_api",
@@ -174,8 +173,6 @@ __all__ = [
     "ConnectFailed",
     "ConnectionLost",
     "ConsumeContext",
-    "ConsumeHook",
-    "ConsumeReturnType",
     "Credentials",
     "DataLost",
     "FlowLimits",
@@ -188,6 +185,7 @@ __all__ = [
     "Message",
     "MessageExt",
     "MessageQueue",
+    "Middleware",
     "MissingExtra",
     "NoRouteInfo",
     "PartialFailure",
@@ -195,6 +193,7 @@ __all__ = [
     "Producer",
     "ProtocolError",
     "PushConsumer",
+    "ReceiveContext",
     "RecordError",
     "RefusalReason",
     "RemotingError",

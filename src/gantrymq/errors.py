@@ -140,7 +140,7 @@ class ConnectionLost(RemotingError):
 class RequestTimeout(RemotingError):
     """No response arrived within the timeout.
 
-    Remedy: retry, or increase `timeout_ms`. `gantry doctor` and the broker's list of slow requests show the cause.
+    Remedy: retry, or increase `timeout`. `gantry doctor` and the broker's list of slow requests show the cause.
     """
 
 

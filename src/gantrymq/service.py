@@ -9,9 +9,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from gantrymq.background.event_loop import new_event_loop
+from gantrymq.times import duration_s
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +26,7 @@ STOP_TIMEOUT_S = 30.0
 def run(
     main: Callable[[], Coroutine[Any, Any, T]] | Callable[[asyncio.Event], Coroutine[Any, Any, T]],
     *,
-    stop_timeout_s: float = STOP_TIMEOUT_S,
+    stop_timeout: float | timedelta = STOP_TIMEOUT_S,
 ) -> T | None:
     """Runs `main` on a new event loop until it returns, or until the process receives SIGTERM or SIGINT (Ctrl-C).
 
@@ -34,7 +36,7 @@ def run(
       finish their pending work.
     - If `main` has a parameter, it receives an `asyncio.Event`. The signal sets the event, and `main` should return.
 
-    If `main` is still running after `stop_timeout_s`, it is cancelled, possibly for the second time. A second signal
+    If `main` is still running after `stop_timeout`, it is cancelled, possibly for the second time. A second signal
     has the same effect. Signals are handled only in the main thread. On Windows, only Ctrl-C is handled.
 
     Example:
@@ -48,7 +50,7 @@ def run(
 
     Args:
         main: Coroutine function without parameters, or with one parameter for the stop event.
-        stop_timeout_s: Timeout for an orderly stop, in seconds. Default: 30.
+        stop_timeout: Timeout for an orderly stop, in seconds or as a timedelta. Default: 30.0.
 
     Returns:
         The result of `main`, or None if SIGTERM cancelled it.
@@ -57,6 +59,7 @@ def run(
         SystemExit: The first signal was Ctrl-C. The exit code is 130, and no traceback is printed.
         Exception: An error of `main`, unchanged.
     """
+    stop_timeout_s = duration_s("stop_timeout", stop_timeout)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         result, stopped_by = runner.run(_run(main, stop_timeout_s))
     if stopped_by == signal.SIGINT:

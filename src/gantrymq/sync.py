@@ -19,17 +19,18 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gantrymq.background.loop_thread import LoopThread
-from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
-from gantrymq.client.consuming.assignment import WAIT_MS, Health
+from gantrymq.client.broker_api import SendResult
+from gantrymq.client.consuming.assignment import WAIT_S, Health
 from gantrymq.client.consuming.consumer_base import GroupConsumer, PullingConsumer
-from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
-from gantrymq.client.consuming.push_consumer import PushConsumer
-from gantrymq.client.popping.simple_consumer import AWAIT_MS, INVISIBLE_MS, MAX_MESSAGES, SimpleConsumer
-from gantrymq.client.producing.producer import Producer
+from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_S, LitePullConsumer
+from gantrymq.client.consuming.push_consumer import HandlerT, PushConsumer
+from gantrymq.client.popping.simple_consumer import INVISIBLE_S, MAX_MESSAGES, RECEIVE_TIMEOUT_S, SimpleConsumer
+from gantrymq.client.producing.producer import TIMEOUT_S, Producer
 from gantrymq.client.producing.queue_selector import QueueSelector
 from gantrymq.client.producing.transaction_producer import TransactionProducer, TransactionSendResult
 from gantrymq.errors import ClientClosed, ClientError, GantryError, ThreadDied
@@ -57,8 +58,8 @@ def _documented_by(asynchronous: type) -> Callable[[S], S]:
 class _Sync:
     """Runs an asyncio client on an event loop in its own thread.
 
-    If a handler, a hook or a listener in the thread raises SystemExit or KeyboardInterrupt, the thread ends and the
-    client is closed. Pending calls and the next one raise ThreadDied.
+    If a handler, a middleware or a listener in the thread raises SystemExit or KeyboardInterrupt, the thread ends and
+    the client is closed. Pending calls and the next one raise ThreadDied.
 
     Ctrl-C cancels the interrupted call. If this call is `start`, the client is closed again. If it is `close`, the
     close continues until it is done or its timeout ends. A second Ctrl-C ends this wait.
@@ -182,7 +183,7 @@ class _Sync:
             if thread.is_alive and thread.error is None:
                 # After an interrupted start or close, connections are still open. Only the event loop can close them.
                 with suppress(GantryError, CancelledError):  # The error is logged, and the thread ends in any case.
-                    thread.submit(self._client.close(0.0)).result()
+                    thread.submit(self._client.close(timeout=0.0)).result()
             thread.stop()
             self._thread = None
 
@@ -202,17 +203,17 @@ class SyncProducer(_Sync):
     def send(
         self,
         message: Message,
-        timeout_ms: int = TIMEOUT_MS,
-        queue: MessageQueue | None = None,
         *,
+        queue: MessageQueue | None = None,
         select: QueueSelector | None = None,
+        timeout: float | timedelta = TIMEOUT_S,
     ) -> SendResult:
-        return self._wait(self._producer.send(message, timeout_ms, queue, select=select))
+        return self._wait(self._producer.send(message, queue=queue, select=select, timeout=timeout))
 
     def flush(self) -> None:
         """Sends all open batches at once, and waits until the sends of all threads in them have a result or an error.
 
-        Without `linger_ms` there are no batches, and it has no effect.
+        Without `linger` there are no batches, and it has no effect.
         """
         self._wait(self._producer.flush())
 
@@ -220,15 +221,15 @@ class SyncProducer(_Sync):
         self._wait(self._producer.send_oneway(message, queue))
 
     def send_batch(
-        self, messages: Sequence[Message], timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+        self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout: float | timedelta = TIMEOUT_S
     ) -> SendResult:
-        return self._wait(self._producer.send_batch(messages, timeout_ms, queue))
+        return self._wait(self._producer.send_batch(messages, queue=queue, timeout=timeout))
 
-    def request(self, message: Message, timeout_ms: int = TIMEOUT_MS) -> MessageExt:
-        return self._wait(self._producer.request(message, timeout_ms))
+    def request(self, message: Message, *, timeout: float | timedelta = TIMEOUT_S) -> MessageExt:
+        return self._wait(self._producer.request(message, timeout=timeout))
 
-    def recall(self, topic: str, recall_handle: str, timeout_ms: int = TIMEOUT_MS) -> str:
-        return self._wait(self._producer.recall(topic, recall_handle, timeout_ms))
+    def recall(self, topic: str, recall_handle: str, *, timeout: float | timedelta = TIMEOUT_S) -> str:
+        return self._wait(self._producer.recall(topic, recall_handle, timeout=timeout))
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         return self._wait(self._producer.queues(topic))
@@ -249,9 +250,9 @@ class SyncTransactionProducer(SyncProducer):
         self._transactions = producer
 
     def send_in_transaction(
-        self, message: Message, arg: Any = None, timeout_ms: int = TIMEOUT_MS
+        self, message: Message, arg: Any = None, *, timeout: float | timedelta = TIMEOUT_S
     ) -> TransactionSendResult:
-        return self._wait(self._transactions.send_in_transaction(message, arg, timeout_ms))
+        return self._wait(self._transactions.send_in_transaction(message, arg, timeout=timeout))
 
 
 @_documented_by(GroupConsumer)
@@ -294,8 +295,8 @@ class _SyncPullingConsumer(_SyncConsumer):
     def assignment(self) -> set[MessageQueue]:
         return self._in_loop(lambda: self._pulling.assignment)
 
-    def wait_assigned(self, timeout_ms: int = WAIT_MS) -> set[MessageQueue]:
-        return self._wait(self._pulling.wait_assigned(timeout_ms))
+    def wait_assigned(self, *, timeout: float | timedelta = WAIT_S) -> set[MessageQueue]:
+        return self._wait(self._pulling.wait_assigned(timeout=timeout))
 
     def health(self) -> Health:
         return self._in_loop(self._pulling.health)
@@ -304,6 +305,7 @@ class _SyncPullingConsumer(_SyncConsumer):
         return self._in_loop(self._pulling.lag)
 
 
+@_documented_by(PushConsumer)
 class SyncPushConsumer(_SyncPullingConsumer):
     """A blocking push consumer: `SyncPushConsumer(PushConsumer(...))`.
 
@@ -315,6 +317,10 @@ class SyncPushConsumer(_SyncPullingConsumer):
 
     def __init__(self, consumer: PushConsumer) -> None:
         super().__init__(consumer)
+        self._push = consumer
+
+    def handler(self, handler: HandlerT) -> HandlerT:
+        return self._push.handler(handler)
 
 
 @_documented_by(SimpleConsumer)
@@ -330,15 +336,19 @@ class SyncSimpleConsumer(_SyncConsumer):
         self._consumer = consumer
 
     def receive(
-        self, max_messages: int = MAX_MESSAGES, invisible_ms: int = INVISIBLE_MS, await_ms: int = AWAIT_MS
+        self,
+        max_messages: int = MAX_MESSAGES,
+        *,
+        invisible_time: float | timedelta = INVISIBLE_S,
+        timeout: float | timedelta = RECEIVE_TIMEOUT_S,
     ) -> list[MessageExt]:
-        return self._wait(self._consumer.receive(max_messages, invisible_ms, await_ms))
+        return self._wait(self._consumer.receive(max_messages, invisible_time=invisible_time, timeout=timeout))
 
     def ack(self, message: MessageExt) -> None:
         self._wait(self._consumer.ack(message))
 
-    def change_invisible_time(self, message: MessageExt, invisible_ms: int) -> None:
-        self._wait(self._consumer.change_invisible_time(message, invisible_ms))
+    def change_invisible_time(self, message: MessageExt, invisible_time: float | timedelta) -> None:
+        self._wait(self._consumer.change_invisible_time(message, invisible_time))
 
 
 @_documented_by(LitePullConsumer)
@@ -360,8 +370,10 @@ class SyncLitePullConsumer(_SyncPullingConsumer):
         super().__init__(consumer)
         self._consumer = consumer
 
-    def poll(self, timeout_ms: int = POLL_TIMEOUT_MS, max_messages: int = MAX_POLL_MESSAGES) -> list[MessageExt]:
-        return self._wait(self._consumer.poll(timeout_ms, max_messages))
+    def poll(
+        self, *, max_messages: int = MAX_POLL_MESSAGES, timeout: float | timedelta = POLL_TIMEOUT_S
+    ) -> list[MessageExt]:
+        return self._wait(self._consumer.poll(max_messages=max_messages, timeout=timeout))
 
     def __iter__(self) -> Iterator[MessageExt]:
         """Yields messages until the client is closed. Blocks while there are none."""
@@ -400,11 +412,11 @@ class SyncLitePullConsumer(_SyncPullingConsumer):
     def seek_to_end(self, queue: MessageQueue) -> None:
         self._wait(self._consumer.seek_to_end(queue))
 
-    def seek_to_time(self, queue: MessageQueue, timestamp_ms: int) -> None:
-        self._wait(self._consumer.seek_to_time(queue, timestamp_ms))
+    def seek_to_time(self, queue: MessageQueue, timestamp: datetime | int) -> None:
+        self._wait(self._consumer.seek_to_time(queue, timestamp))
 
-    def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        return self._wait(self._consumer.offset_for_time(queue, timestamp_ms))
+    def offset_for_time(self, queue: MessageQueue, timestamp: datetime | int) -> int:
+        return self._wait(self._consumer.offset_for_time(queue, timestamp))
 
     def end_offset(self, queue: MessageQueue) -> int:
         return self._wait(self._consumer.end_offset(queue))

@@ -92,9 +92,9 @@ async def consumers(name_server: str, directory: Path) -> AsyncIterator[Inboxes]
             await stack.enter_async_context(entered)
         await assigned.assign(await assigned.queues(TOPIC))
         tasks = [
-            asyncio.ensure_future(polling(lambda: lite.poll(1000), "lite", inboxes)),
-            asyncio.ensure_future(polling(lambda: assigned.poll(1000), "assigned", inboxes)),
-            asyncio.ensure_future(polling(lambda: simple.receive(await_ms=1000), "simple", inboxes)),
+            asyncio.ensure_future(polling(lambda: lite.poll(timeout=1), "lite", inboxes)),
+            asyncio.ensure_future(polling(lambda: assigned.poll(timeout=1), "assigned", inboxes)),
+            asyncio.ensure_future(polling(lambda: simple.receive(timeout=1), "simple", inboxes)),
         ]
         try:
             yield inboxes
@@ -107,7 +107,7 @@ async def send_until_acknowledged(producer: Producer, body: bytes) -> None:
     deadline = time.monotonic() + 20
     while True:
         try:
-            await producer.send(Message(TOPIC, body), 1000)
+            await producer.send(Message(TOPIC, body), timeout=1)
         except GantryError:
             if time.monotonic() > deadline:
                 raise

@@ -102,7 +102,7 @@ def test_produce_and_consume(bench: Bench, cluster: EmbeddedCluster, topic: str,
     messages = []
     with SyncLitePullConsumer(pull) as consumer:
         consumer.assign(consumer.queues(topic))
-        while len(messages) < 107 and (more := consumer.poll(5000)):
+        while len(messages) < 107 and (more := consumer.poll(timeout=5)):
             messages += more
     assert [message.body for message in messages] == [b"a" * 33] * 107
     assert {message.tags for message in messages} <= {"tag0", "tag1", "tag2"}

@@ -60,8 +60,8 @@ def received(cluster: EmbeddedCluster, topic: str) -> Received:
             assign_all(consumer, topic)
             while len(messages) < count:
                 assert time.monotonic() < deadline, messages
-                messages += consumer.poll(500)
-            assert consumer.poll(50) == []
+                messages += consumer.poll(timeout=0.5)
+            assert consumer.poll(timeout=0.05) == []
         return sorted(messages, key=lambda message: (message.queue_id, message.queue_offset))
 
     return read

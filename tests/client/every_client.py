@@ -73,7 +73,7 @@ async def produce(name_server: str) -> None:
         await producer.send_oneway(Message(topic, b"4"))
     async with TransactionProducer(name_server, "payers", Listener(), enable_trace=True) as transactions:
         await transactions.send_in_transaction(Message(topic, b"5"))
-    async with Producer(name_server, "batchers", linger_ms=5) as batching:
+    async with Producer(name_server, "batchers", linger=0.005) as batching:
         await asyncio.gather(*(batching.send(Message(topic, b"0")) for _ in range(10)))
 
 
@@ -86,7 +86,7 @@ async def ask(name_server: str) -> None:
         consumer.subscribe(TOPICS[2])
         async with consumer:
             await consumer.wait_assigned()
-            reply = await producer.request(Message(TOPICS[2], b"question"), 60_000)
+            reply = await producer.request(Message(TOPICS[2], b"question"), timeout=60)
             assert reply.body == b"answer"
 
 
@@ -130,7 +130,7 @@ async def pull(name_server: str) -> None:
     simple.subscribe(TOPICS[0])
     async with simple:
         while len(found) < COUNT:
-            for message in await simple.receive(await_ms=1000):
+            for message in await simple.receive(timeout=1):
                 await simple.ack(message)
                 found.add(message.body)
 
@@ -177,7 +177,7 @@ def synchronous(name_server: str) -> None:
     simple.subscribe(topic)
     with simple:
         while found:
-            for message in simple.receive(await_ms=1000):
+            for message in simple.receive(timeout=1):
                 simple.ack(message)
                 found.discard(message.body)
 

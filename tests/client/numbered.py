@@ -64,7 +64,7 @@ async def known_queues(producer: Producer) -> list[MessageQueue]:
         return []
 
 
-async def send_numbered(producer: Producer, numbers: Iterable[int], sends: Sends, timeout_ms: int = 3000) -> None:
+async def send_numbered(producer: Producer, numbers: Iterable[int], sends: Sends, timeout_s: float = 3.0) -> None:
     """Sends each number until it is acknowledged."""
     numbers = iter(numbers)
 
@@ -72,7 +72,7 @@ async def send_numbered(producer: Producer, numbers: Iterable[int], sends: Sends
         for number in numbers:
             while True:
                 try:
-                    result = await producer.send(Message(TOPIC, b"%d" % number), timeout_ms)
+                    result = await producer.send(Message(TOPIC, b"%d" % number), timeout=timeout_s)
                 except (RemotingError, BrokerError) as e:
                     sends.failed[type(e).__name__] += 1
                     continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import pytest
@@ -406,7 +407,7 @@ async def test_messages_by_key(admin: AdminClient, producer: Producer, unique: s
     assert by_id.body == b"body 2"
     assert [message.queue_offset for message in await admin.messages_by_unique_key(unique, ids[0])] == [0]
     assert await admin.messages_by_key(unique, "no such key") == []
-    assert await admin.messages_by_key(unique, "key-1", end_ms=1) == []
+    assert await admin.messages_by_key(unique, "key-1", end=datetime(1990, 1, 1, tzinfo=UTC)) == []
 
 
 async def test_messages_of_a_queue(admin: AdminClient, producer: Producer, unique: str) -> None:

@@ -120,9 +120,9 @@ async def test_a_simple_consumer(here: str, topic: str) -> None:
     async with consumer:
 
         async def all_came() -> bool:
-            for message in await consumer.receive(max_messages=32, invisible_ms=60_000, await_ms=100):
+            for message in await consumer.receive(max_messages=32, invisible_time=60, timeout=0.1):
                 if not found[message.body]:
-                    await consumer.change_invisible_time(message, 1000)
+                    await consumer.change_invisible_time(message, 1)
                 else:
                     await consumer.ack(message)
                 found[message.body] += 1

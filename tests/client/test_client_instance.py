@@ -83,11 +83,13 @@ async def test_a_broker_whose_connection_was_lost_is_told_again() -> None:
 async def test_who_needs_the_broker_at_once_tells_it_at_once() -> None:
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address, Producer(address, "group") as producer:
-        await producer.greet_brokers_of("topic")
+        await producer.queues("topic")
+        await producer.client.greet_new_brokers()
         assert broker.connection is not None
         broker.connection.abort()
         await until(lambda: not producer.client._greeted)
-        await producer.greet_brokers_of("topic")
+        await producer.queues("topic")
+        await producer.client.greet_new_brokers()
         assert broker.heartbeats == 2
 
 

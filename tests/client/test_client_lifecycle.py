@@ -58,7 +58,7 @@ def consumer(kind: Callable[..., Any], name_server: str, *args: object, **option
 
 KINDS: dict[str, Callable[[str], Any]] = {
     "producer": lambda to: Producer(to, "group"),
-    "batching producer": lambda to: Producer(to, "group", linger_ms=1, enable_trace=True),
+    "batching producer": lambda to: Producer(to, "group", linger=0.001, enable_trace=True),
     "transaction producer": lambda to: TransactionProducer(to, "group", Listener()),
     "push": lambda to: consumer(PushConsumer, to, handle, enable_trace=True),
     "push in threads": lambda to: consumer(PushConsumer, to, handle_in_thread, concurrency=3),
@@ -87,7 +87,7 @@ async def use(client: Any) -> None:
         case Producer():
             await client.send(Message(TOPIC, b"x"))
         case SimpleConsumer():
-            await client.receive(await_ms=1)
+            await client.receive(timeout=0.001)
         case _:
             await until(lambda: client.assignment)
 

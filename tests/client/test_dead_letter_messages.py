@@ -94,13 +94,11 @@ async def test_some_of_them(admin: AdminClient, name_server: str, producer: Prod
         soon_ms = round(time.time() * 1000) + 60_000
         shop.is_broken = False
         # Sends two now and the last one in the next call. The limit excludes none permanently.
-        assert await admin.resend_dead_letter_messages(unique, max_messages=2, end_ms=soon_ms) == ResentMessages(
-            2, 0, 0
-        )
+        assert await admin.resend_dead_letter_messages(unique, max_messages=2, end=soon_ms) == ResentMessages(2, 0, 0)
         assert await admin.resend_dead_letter_messages(unique, topic=topic) == ResentMessages(1, 0, 0)
         await until(lambda: len(shop.seen) == 3)
         assert await admin.resend_dead_letter_messages(unique, again=True, topic="another") == ResentMessages(0, 3, 0)
-        assert await admin.resend_dead_letter_messages(unique, again=True, begin_ms=soon_ms) == ResentMessages(0, 3, 0)
+        assert await admin.resend_dead_letter_messages(unique, again=True, begin=soon_ms) == ResentMessages(0, 3, 0)
 
 
 async def test_to_the_topic_itself(

@@ -38,7 +38,7 @@ from gantrymq.testing.processes import ProcessCluster
 
 TOPIC = "calls"
 #: Timeout of calls that have such a parameter, in milliseconds.
-TIMEOUT_MS = 400
+TIMEOUT_S = 0.4
 #: Timeout of other calls, in seconds: that of each request.
 DEFAULT_S = 3.0
 #: Timeout of a close, in seconds: CLOSE_TIMEOUT_S of the client.
@@ -66,7 +66,7 @@ class Clients:
         # Each proxy port has its own groups.
         of = name_server.rpartition(":")[2]
         self.producer = Producer(name_server, f"producers-{of}", enable_trace=True)
-        self.batching = Producer(name_server, f"batchers-{of}", linger_ms=1)
+        self.batching = Producer(name_server, f"batchers-{of}", linger=0.001)
         self.transactions = TransactionProducer(name_server, f"payers-{of}", Listener())
         first: Final = "earliest"
         self.push = PushConsumer(name_server, f"push-{of}", handle, start_from=first)
@@ -92,45 +92,47 @@ class Clients:
             await until(lambda consumer=consumer: consumer.assignment)
         queues = await self.assigned.queues(TOPIC)
         await self.assigned.assign(queues)
-        later = await self.producer.send(Message(TOPIC, b"later", delay_ms=600_000))
+        later = await self.producer.send(Message(TOPIC, b"later", delay=600))
         assert later.recall_handle
 
         async def received() -> MessageExt | None:
-            messages = await self.simple.receive(await_ms=500)
+            messages = await self.simple.receive(timeout=0.5)
             return messages[0] if messages else None
 
         return await until(received), later.recall_handle
 
     def calls(self, received: MessageExt, recall_handle: str) -> dict[str, tuple[Call, float]]:
         """Returns the calls with their timeouts. Each name begins with the method's name."""
-        own_s = TIMEOUT_MS / 1000
+        own_s = TIMEOUT_S
         queue = next(iter(self.lite.assignment))
         producer, lite, assigned, simple = self.producer, self.lite, self.assigned, self.simple
 
         async def enqueue() -> None:
-            await (await self.batching.enqueue(MESSAGE, TIMEOUT_MS))
+            await (await self.batching.enqueue(MESSAGE, timeout=TIMEOUT_S))
 
         return {
-            "send": (lambda: producer.send(MESSAGE, TIMEOUT_MS), own_s),
-            "send to a new topic": (lambda: producer.send(Message("new", b"x"), TIMEOUT_MS), own_s),
-            "send to a queue": (lambda: producer.send(MESSAGE, TIMEOUT_MS, queue), own_s),
-            "send_alone": (lambda: self.batching.send_alone(MESSAGE, TIMEOUT_MS), own_s),
-            "send_batch": (lambda: producer.send_batch([MESSAGE, MESSAGE], TIMEOUT_MS), own_s),
-            "send with a selector": (lambda: producer.send(MESSAGE, TIMEOUT_MS, select=select_by_hash("key")), own_s),
+            "send": (lambda: producer.send(MESSAGE, timeout=TIMEOUT_S), own_s),
+            "send to a new topic": (lambda: producer.send(Message("new", b"x"), timeout=TIMEOUT_S), own_s),
+            "send to a queue": (lambda: producer.send(MESSAGE, timeout=TIMEOUT_S, queue=queue), own_s),
+            "send_alone": (lambda: self.batching.send_alone(MESSAGE, timeout=TIMEOUT_S), own_s),
+            "send_batch": (lambda: producer.send_batch([MESSAGE, MESSAGE], timeout=TIMEOUT_S), own_s),
+            "send with a selector": (
+                lambda: producer.send(MESSAGE, timeout=TIMEOUT_S, select=select_by_hash("key")),
+                own_s,
+            ),
             "send_oneway": (lambda: producer.send_oneway(MESSAGE), DEFAULT_S),
-            "request": (lambda: producer.request(MESSAGE, TIMEOUT_MS), own_s),
-            "recall": (lambda: producer.recall(TOPIC, recall_handle, TIMEOUT_MS), own_s),
+            "request": (lambda: producer.request(MESSAGE, timeout=TIMEOUT_S), own_s),
+            "recall": (lambda: producer.recall(TOPIC, recall_handle, timeout=TIMEOUT_S), own_s),
             "queues": (lambda: producer.queues("another"), DEFAULT_S),
-            "greet_brokers_of": (lambda: producer.greet_brokers_of(TOPIC, TIMEOUT_MS), DEFAULT_S),
-            "send in a batch": (lambda: self.batching.send(MESSAGE, TIMEOUT_MS), own_s),
+            "send in a batch": (lambda: self.batching.send(MESSAGE, timeout=TIMEOUT_S), own_s),
             "enqueue": (enqueue, own_s),
             "flush": (lambda: self.batching.flush(), own_s),
             "send_in_transaction": (
-                lambda: self.transactions.send_in_transaction(MESSAGE, None, TIMEOUT_MS),
+                lambda: self.transactions.send_in_transaction(MESSAGE, None, timeout=TIMEOUT_S),
                 own_s,
             ),
-            "wait_assigned": (lambda: lite.wait_assigned(TIMEOUT_MS), own_s),
-            "poll": (lambda: lite.poll(TIMEOUT_MS), own_s),
+            "wait_assigned": (lambda: lite.wait_assigned(timeout=TIMEOUT_S), own_s),
+            "poll": (lambda: lite.poll(timeout=TIMEOUT_S), own_s),
             "commit": (lambda: lite.commit(), DEFAULT_S),
             "commit of offsets": (lambda: lite.commit({queue: 1}), DEFAULT_S),
             "queues of a topic": (lambda: lite.queues("another"), DEFAULT_S),
@@ -142,9 +144,9 @@ class Clients:
             "end_offset": (lambda: lite.end_offset(queue), DEFAULT_S),
             "committed": (lambda: lite.committed(queue), DEFAULT_S),
             "assign": (lambda: assigned.assign([queue]), DEFAULT_S),
-            "receive": (lambda: simple.receive(await_ms=TIMEOUT_MS), own_s),
+            "receive": (lambda: simple.receive(timeout=TIMEOUT_S), own_s),
             "ack": (lambda: simple.ack(received), DEFAULT_S),
-            "change_invisible_time": (lambda: simple.change_invisible_time(received, 60_000), DEFAULT_S),
+            "change_invisible_time": (lambda: simple.change_invisible_time(received, 60), DEFAULT_S),
         }
 
 
@@ -170,31 +172,37 @@ class SyncClients:
         self.producer.send(MESSAGE)
         self.transactions.send_in_transaction(MESSAGE)
         self.assigned.assign(self.assigned.queues(TOPIC))
-        wait_until(lambda: self.lite.poll(500))
-        later = self.producer.send(Message(TOPIC, b"later", delay_ms=600_000))
+        wait_until(lambda: self.lite.poll(timeout=0.5))
+        later = self.producer.send(Message(TOPIC, b"later", delay=600))
         assert later.recall_handle
-        return wait_until(lambda: self.simple.receive(await_ms=500))[0], later.recall_handle
+        return wait_until(lambda: self.simple.receive(timeout=0.5))[0], later.recall_handle
 
     def calls(self, received: MessageExt, recall_handle: str) -> dict[str, tuple[Callable[[], object], float]]:
-        own_s = TIMEOUT_MS / 1000
+        own_s = TIMEOUT_S
         producer, lite, assigned, simple = self.producer, self.lite, self.assigned, self.simple
         queue = assigned.queues(TOPIC)[0]
         return {
-            "send": (lambda: producer.send(MESSAGE, TIMEOUT_MS), own_s),
-            "send_batch": (lambda: producer.send_batch([MESSAGE, MESSAGE], TIMEOUT_MS), own_s),
-            "send with a selector": (lambda: producer.send(MESSAGE, TIMEOUT_MS, select=select_by_hash("key")), own_s),
+            "send": (lambda: producer.send(MESSAGE, timeout=TIMEOUT_S), own_s),
+            "send_batch": (lambda: producer.send_batch([MESSAGE, MESSAGE], timeout=TIMEOUT_S), own_s),
+            "send with a selector": (
+                lambda: producer.send(MESSAGE, timeout=TIMEOUT_S, select=select_by_hash("key")),
+                own_s,
+            ),
             "send_oneway": (lambda: producer.send_oneway(MESSAGE), DEFAULT_S),
             "flush": (lambda: producer.flush(), own_s),
-            "request": (lambda: producer.request(MESSAGE, TIMEOUT_MS), own_s),
-            "recall": (lambda: producer.recall(TOPIC, recall_handle, TIMEOUT_MS), own_s),
+            "request": (lambda: producer.request(MESSAGE, timeout=TIMEOUT_S), own_s),
+            "recall": (lambda: producer.recall(TOPIC, recall_handle, timeout=TIMEOUT_S), own_s),
             "queues": (lambda: producer.queues("another"), DEFAULT_S),
-            "send_in_transaction": (lambda: self.transactions.send_in_transaction(MESSAGE, None, TIMEOUT_MS), own_s),
+            "send_in_transaction": (
+                lambda: self.transactions.send_in_transaction(MESSAGE, None, timeout=TIMEOUT_S),
+                own_s,
+            ),
             "subscribe": (lambda: self.push.subscribe("another"), own_s),
             "unsubscribe": (lambda: self.push.unsubscribe("another"), own_s),
             "health": (lambda: self.push.health(), own_s),
             "lag": (lambda: self.push.lag(), own_s),
-            "wait_assigned": (lambda: self.push.wait_assigned(TIMEOUT_MS), own_s),
-            "poll": (lambda: lite.poll(TIMEOUT_MS), own_s),
+            "wait_assigned": (lambda: self.push.wait_assigned(timeout=TIMEOUT_S), own_s),
+            "poll": (lambda: lite.poll(timeout=TIMEOUT_S), own_s),
             "commit": (lambda: lite.commit(), DEFAULT_S),
             "assign": (lambda: assigned.assign([queue]), DEFAULT_S),
             "seek": (lambda: assigned.seek(queue, 1), DEFAULT_S),
@@ -207,9 +215,9 @@ class SyncClients:
             "committed": (lambda: assigned.committed(queue), DEFAULT_S),
             "pause": (lambda: assigned.pause([queue]), own_s),
             "resume": (lambda: assigned.resume([queue]), own_s),
-            "receive": (lambda: simple.receive(await_ms=TIMEOUT_MS), own_s),
+            "receive": (lambda: simple.receive(timeout=TIMEOUT_S), own_s),
             "ack": (lambda: simple.ack(received), DEFAULT_S),
-            "change_invisible_time": (lambda: simple.change_invisible_time(received, 60_000), DEFAULT_S),
+            "change_invisible_time": (lambda: simple.change_invisible_time(received, 60), DEFAULT_S),
         }
 
 
@@ -244,7 +252,10 @@ async def test_every_call_ends(modes: list[str], cluster: ProcessCluster, caplog
             await asyncio.gather(
                 *(call(wrong, f"{mode}: {name}", work, own_s) for name, (work, own_s) in calls.items())
             )
-            closes = [(f"{mode}: close of {client!r}", lambda client=client: client.close(1)) for client in clients.all]
+            closes = [
+                (f"{mode}: close of {client!r}", lambda client=client: client.close(timeout=1))
+                for client in clients.all
+            ]
             await asyncio.gather(*(call(wrong, name, work, 1.0) for name, work in closes))
 
     with no_complaints(caplog) as wrong:
@@ -308,9 +319,9 @@ async def test_they_go_on_when_it_is_over(cluster: ProcessCluster) -> None:
         found: list[bytes] = []
 
         async def polled() -> bool:
-            found.extend(message.body for message in await clients.lite.poll(500))
+            found.extend(message.body for message in await clients.lite.poll(timeout=0.5))
             return b"last" in found
 
         await until(polled, 40)
         for client in clients.all:
-            await client.close(1)
+            await client.close(timeout=1)

@@ -18,13 +18,9 @@ PUBLIC: dict[str, Any] = {name: thing for name in gantrymq.__all__ if callable(t
 FOR_ASYNCIO = {
     "client",
     "enqueue",
-    "greet_brokers_of",
-    "handlers",
-    "next_unique_key",
     "send_alone",
     "sender",
     "notify_in_threads",
-    "with_namespace",
 }
 
 

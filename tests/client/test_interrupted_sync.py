@@ -114,7 +114,7 @@ def use(client: Any) -> None:
         case SyncProducer():
             client.send(Message(TOPIC, b"x"))
         case SyncSimpleConsumer():
-            client.receive(await_ms=1)
+            client.receive(timeout=0.001)
         case SyncPushConsumer():
             wait_until(lambda: client._client.assignment)
 

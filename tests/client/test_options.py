@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import gantrymq
 from gantrymq import (
     AdminClient,
     FlowLimits,
@@ -67,9 +68,26 @@ def test_signature_and_help_have_the_options(client: type) -> None:
 @pytest.mark.parametrize("client", OPTIONS, ids=lambda client: client.__name__)
 def test_a_time_or_size_has_its_unit(client: type) -> None:
     for each in fields(OPTIONS[client]):
-        unit = each.name.rpartition("_")[2]
-        if unit in ("ms", "s", "bytes"):
-            assert re.search(rf"\b{unit}\b", each.metadata["doc"], re.IGNORECASE), each.name
+        assert not re.search("_(ms|s)$", each.name)
+        if each.name.endswith("_bytes"):
+            assert "bytes" in each.metadata["doc"].lower(), each.name
+        if "timedelta" in str(each.type):
+            assert "in seconds" in each.metadata["doc"], each.name
+
+
+@pytest.mark.parametrize("name", [name for name in gantrymq.__all__ if isinstance(getattr(gantrymq, name), type)])
+def test_durations_are_in_seconds(name: str) -> None:
+    """No parameter of a public class has a unit in its name, and timeouts are passed by name."""
+    kind = getattr(gantrymq, name)
+    methods = inspect.getmembers(
+        kind, lambda member: inspect.isfunction(member) and not member.__name__.startswith("_")
+    )
+    for method_name, method in methods:
+        for parameter in inspect.signature(method).parameters.values():
+            assert not re.search("_(ms|s)$", parameter.name), f"{name}.{method_name}({parameter.name})"
+            if "timeout" in parameter.name:
+                assert parameter.kind is parameter.KEYWORD_ONLY, f"{name}.{method_name}({parameter.name})"
+                assert parameter.annotation == "float | timedelta", f"{name}.{method_name}({parameter.name})"
 
 
 def test_positional_arguments() -> None:
@@ -111,7 +129,8 @@ def test_integrations_have_options_of_the_clients() -> None:
         ({"unit_name": None}, "unit_name=None"),
         ({"hooks": SigningHook}, "hooks=.*must be a list"),
         ({"credentials": ("key", "hush")}, r"^credentials: must be Credentials\(access_key, secret_key\) or None$"),
-        ({"receive_hooks": None}, "receive_hooks=None"),
+        ({"middleware": None}, "middleware=None: must be a list"),
+        ({"middleware": [SigningHook]}, "objects of subclasses of Middleware"),
     ],
     ids=str,
 )
@@ -141,8 +160,7 @@ def test_consumers_check_their_filters(message_filter: dict[str, Any], why: str)
 
 def test_every_client_checks_its_hooks() -> None:
     for name, make in {
-        "consume_hooks": lambda: PushConsumer(ADDRESS, "group", handle, consume_hooks=1),  # type: ignore[arg-type]
-        "send_hooks": lambda: Producer(ADDRESS, "group", send_hooks=1),  # type: ignore[arg-type]
+        "middleware": lambda: Producer(ADDRESS, "group", middleware=1),  # type: ignore[arg-type]
         "hooks": lambda: AdminClient(hooks=1),  # type: ignore[arg-type]
     }.items():
         with pytest.raises(ClientError, match=f"^{name}=1"):

@@ -21,7 +21,7 @@ from wait_until import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.push_consumer import PushConsumer
-from gantrymq.client.otel import OpenTelemetryHook, context_of
+from gantrymq.client.otel import OpenTelemetryMiddleware, context_of
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.errors import BrokerError
 from gantrymq.protocol.codes import ResponseCode
@@ -32,13 +32,13 @@ MESSAGE = Message("topic", b"body", tags="tag", keys=["k1", "k2"])
 
 
 class Telemetry:
-    """The hook and its exporters."""
+    """The middleware and its exporters."""
 
     def __init__(self) -> None:
         self._exporter, self._reader = InMemorySpanExporter(), InMemoryMetricReader()
         self.tracer_provider = TracerProvider()
         self.tracer_provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.hook = OpenTelemetryHook(self.tracer_provider, MeterProvider([self._reader]))
+        self.middleware = OpenTelemetryMiddleware(self.tracer_provider, MeterProvider([self._reader]))
 
     @property
     def spans(self) -> list[ReadableSpan]:
@@ -75,7 +75,7 @@ def telemetry() -> Telemetry:
 
 async def test_a_send(telemetry: Telemetry) -> None:
     broker = ProducerBroker()
-    async with producer_over(broker, send_hooks=[telemetry.hook]) as producer:
+    async with producer_over(broker, middleware=[telemetry.middleware]) as producer:
         result = await producer.send(MESSAGE)
         client_id = producer.client.client_id
     host, port = parse_address(broker.address)
@@ -113,14 +113,14 @@ async def test_a_send(telemetry: Telemetry) -> None:
     ],
 )
 async def test_the_kind_of_a_message(telemetry: Telemetry, message: Message, kind: str) -> None:
-    async with producer_over(ProducerBroker(), send_hooks=[telemetry.hook]) as producer:
+    async with producer_over(ProducerBroker(), middleware=[telemetry.middleware]) as producer:
         await producer.send(message)
     assert attributes(telemetry.span("send topic"))["messaging.rocketmq.message.type"] == kind
 
 
 async def test_a_one_way_send(telemetry: Telemetry) -> None:
     broker = ProducerBroker()
-    async with producer_over(broker, send_hooks=[telemetry.hook]) as producer:
+    async with producer_over(broker, middleware=[telemetry.middleware]) as producer:
         await producer.send_oneway(MESSAGE)
         await until(lambda: broker.sent)
     span = telemetry.span("send topic")
@@ -131,7 +131,7 @@ async def test_a_one_way_send(telemetry: Telemetry) -> None:
 
 async def test_a_batch_is_linked_to_its_messages(telemetry: Telemetry) -> None:
     broker = ProducerBroker()
-    async with producer_over(broker, send_hooks=[telemetry.hook]) as producer:
+    async with producer_over(broker, middleware=[telemetry.middleware]) as producer:
         await producer.send_batch([MESSAGE, MESSAGE])
     created = [span for span in telemetry.spans if span.name == "create topic"]
     span = telemetry.span("send topic")
@@ -146,7 +146,7 @@ async def test_a_batch_is_linked_to_its_messages(telemetry: Telemetry) -> None:
 
 async def test_a_send_that_is_refused(telemetry: Telemetry) -> None:
     broker = ProducerBroker(answer=ResponseCode.MESSAGE_ILLEGAL)
-    async with producer_over(broker, send_hooks=[telemetry.hook]) as producer:
+    async with producer_over(broker, middleware=[telemetry.middleware]) as producer:
         with pytest.raises(BrokerError):
             await producer.send(MESSAGE)
     span = telemetry.span("send topic")
@@ -190,9 +190,11 @@ async def test_a_handler_is_below_the_send(telemetry: Telemetry) -> None:
             raise ValueError("handler")
 
     async with serving([topic.name_server, topic.broker]):
-        consumer = PushConsumer(topic.route(), "group", handle, consume_hooks=[telemetry.hook], start_from="earliest")
+        consumer = PushConsumer(
+            topic.route(), "group", handle, middleware=[telemetry.middleware], start_from="earliest"
+        )
         consumer.subscribe("topic")
-        telemetry.hook.observe(consumer)
+        telemetry.middleware.observe(consumer)
         async with consumer:
             await until(lambda: handled == 3)
             await until(lambda: topic.broker.sent_back)
@@ -227,14 +229,14 @@ async def test_what_is_asked_for_is_linked_to_its_messages(telemetry: Telemetry,
         address = topic.route()
         consumer: LitePullConsumer | SimpleConsumer
         if kind == "lite":
-            consumer = LitePullConsumer(address, "group", receive_hooks=[telemetry.hook], start_from="earliest")
-            telemetry.hook.observe(consumer)
+            consumer = LitePullConsumer(address, "group", middleware=[telemetry.middleware], start_from="earliest")
+            telemetry.middleware.observe(consumer)
         else:
-            consumer = SimpleConsumer(address, "group", receive_hooks=[telemetry.hook])
+            consumer = SimpleConsumer(address, "group", middleware=[telemetry.middleware])
         consumer.subscribe("topic")
         async with consumer:
             if isinstance(consumer, LitePullConsumer):
-                messages = await consumer.poll(20_000)
+                messages = await consumer.poll(timeout=20)
             else:
                 messages = await consumer.receive()
     span = telemetry.span("receive topic")
@@ -249,7 +251,7 @@ async def test_what_is_asked_for_is_linked_to_its_messages(telemetry: Telemetry,
 
 async def test_a_consumer_that_is_gone_has_no_lag(telemetry: Telemetry) -> None:
     consumer = LitePullConsumer("127.0.0.1:9876", "group")
-    telemetry.hook.observe(consumer)
+    telemetry.middleware.observe(consumer)
     assert consumer.lag() == {}
     del consumer
     gc.collect()

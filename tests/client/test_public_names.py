@@ -11,12 +11,78 @@ from typing import Any
 import pytest
 
 import gantrymq
-from gantrymq import errors
+from gantrymq import LocalTransactionState, Message, MessageExt, errors
 
 API = Path(__file__).parent.parent.parent / "docs" / "reference" / "api"
 #: Pages of names that the package itself exports. The other pages are about modules of their own.
 PAGES = ("producers.md", "consumers.md", "messages.md", "administration.md", "sync.md")
 ERRORS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and kind.__module__ == errors.__name__}
+
+
+#: Attributes of the objects, beside those of their base class `object`. A change of this list is a change of the API.
+_CLIENT = {"close", "start"}
+_CONSUMER = _CLIENT | {"group", "subscribe", "unsubscribe"}
+_PULLING = _CONSUMER | {"assignment", "health", "lag", "notify_in_threads", "wait_assigned"}
+_PRODUCER = _CLIENT | {
+    *("client", "enqueue", "flush", "group", "queues", "recall", "request"),
+    *("send", "send_alone", "send_batch", "send_oneway", "sender"),
+}
+ATTRIBUTES: dict[str, set[str]] = {
+    "Producer": _PRODUCER,
+    "TransactionProducer": _PRODUCER | {"send_in_transaction"},
+    "PushConsumer": _PULLING | {"handler"},
+    "LitePullConsumer": _PULLING
+    | {
+        *("assign", "commit", "committed", "end_offset", "offset_for_time", "pause", "paused", "poll", "position"),
+        *("queues", "resume", "seek", "seek_to_begin", "seek_to_end", "seek_to_time"),
+    },
+    "SimpleConsumer": _CONSUMER | {"ack", "change_invisible_time", "receive"},
+    "Middleware": {"around_consume", "around_receive", "around_send"},
+    "SendContext": {"address", "client_id", "group", "messages", "msg_id", "oneway"},
+    "ConsumeContext": {"client_id", "group", "message"},
+    "ReceiveContext": {"client_id", "group", "topics"},
+    "Message": {"body", "flag", "keys", "priority", "properties", "sharding_key", "tags", "topic"},
+}
+
+
+class Listener:
+    def execute_local_transaction(self, message: Message, arg: object) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOWN
+
+    def check_local_transaction(self, message: MessageExt) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOWN
+
+
+async def test_public_attributes() -> None:
+    """Attributes that `help` and editors show are added on purpose."""
+    address = "127.0.0.1:9876"
+    objects = [
+        gantrymq.Producer(address, "group"),
+        gantrymq.TransactionProducer(address, "group", Listener()),
+        gantrymq.PushConsumer(address, "group"),
+        gantrymq.LitePullConsumer(address, "group"),
+        gantrymq.SimpleConsumer(address, "group"),
+        gantrymq.Middleware(),
+        gantrymq.SendContext(group="", client_id="", messages=()),
+        gantrymq.ConsumeContext(group="", client_id="", message=MessageExt.__new__(MessageExt)),
+        gantrymq.ReceiveContext(group="", client_id="", topics=()),
+        Message("topic", b""),
+    ]
+    found = {type(one).__name__: {name for name in dir(one) if not name.startswith("_")} for one in objects}
+    assert found == ATTRIBUTES
+
+
+def test_docs_import_no_internal_modules() -> None:
+    root = API.parent.parent.parent
+    public = r"(arrow|client\.otel|codecs|errors|integrations|logs|metrics|spark|testing)\b"
+    pages = [*(root / "docs").rglob("*.md"), *root.glob("*.md"), *(root / "examples").rglob("*.py")]
+    wrong = [
+        f"{page.relative_to(root)}: {module}"
+        for page in pages
+        for module in re.findall(r"^\s*(?:from|import) gantrymq\.(\S+)", page.read_text(), re.MULTILINE)
+        if not re.match(public, module)
+    ]
+    assert wrong == []
 
 
 def documented() -> set[str]:

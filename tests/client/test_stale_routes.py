@@ -115,7 +115,7 @@ async def test_requests_for_a_route_are_bounded() -> None:
         name_server.routes["topic"] = route({0: broker.address})
         async with Producer(name_server.address, "producers", retry_times=0) as producer:
             outcomes = await asyncio.gather(
-                *(producer.send(Message("topic", b"%d" % n), 2000) for n in range(50)), return_exceptions=True
+                *(producer.send(Message("topic", b"%d" % n), timeout=2) for n in range(50)), return_exceptions=True
             )
     assert {type(outcome) for outcome in outcomes} == {BrokerUnavailable}
     assert 2 < name_server.asked.count("topic") < 30

@@ -106,7 +106,7 @@ def test_what_is_told_of_queues_may_use_the_consumer(name_server: str, topic: st
     consumer = SyncLitePullConsumer(inner)
     with consumer:
         bodies: set[bytes] = set()
-        wait_until(lambda: bodies.update(message.body for message in consumer.poll(200)) or len(bodies) == 8)
+        wait_until(lambda: bodies.update(message.body for message in consumer.poll(timeout=0.2)) or len(bodies) == 8)
     assert told[0] == "assigned"
     assert told[-1] == "revoked"
 
@@ -158,7 +158,7 @@ def test_pop_and_subscriptions_that_change(name_server: str, unique: str) -> Non
     with consumer:
         consumer.subscribe(unique)
         (message,) = consumer.receive()
-        consumer.change_invisible_time(message, 60_000)
+        consumer.change_invisible_time(message, 60)
         consumer.ack(message)
         consumer.unsubscribe(unique)
         with pytest.raises(ClientError, match="subscribe"):
@@ -201,7 +201,7 @@ def test_a_close_ends_the_calls_of_other_threads(name_server: str, topic: str, u
             ended.append(e)
 
     threads = [
-        threading.Thread(target=call, args=[lambda: consumer.receive(await_ms=60_000)]),
+        threading.Thread(target=call, args=[lambda: consumer.receive(timeout=60)]),
         threading.Thread(target=call, args=[lambda: consumer._wait(for_ever())]),
     ]
     for thread in threads:

@@ -79,7 +79,7 @@ async def test_questions_are_answered_at_once(cluster: ProcessCluster) -> None:
         async with consumer:
             began = time.monotonic()
             for number in range(8):
-                reply = await producer.request(Message("questions", b"q%d" % number), 10_000)
+                reply = await producer.request(Message("questions", b"q%d" % number), timeout=10)
                 assert reply.body == b"Q%d" % number
             assert time.monotonic() - began < 12
 

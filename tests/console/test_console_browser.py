@@ -76,7 +76,7 @@ async def load(cluster: EmbeddedCluster) -> None:
         poppers.subscribe("orders")
 
         async def popped() -> list[MessageExt]:
-            return await poppers.receive(8, invisible_ms=600_000, await_ms=1000)
+            return await poppers.receive(8, invisible_time=600, timeout=1)
 
         await until(popped)
 

@@ -550,7 +550,7 @@ async def test_the_whole_way_of_a_message(visitor: httpx.AsyncClient, cluster: E
         "travellers",
         consume,
         orderly=True,
-        suspend_s=0.05,
+        suspend=0.05,
         start_from="earliest",
         enable_trace=True,
     )

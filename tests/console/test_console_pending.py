@@ -122,7 +122,7 @@ async def test_popped_messages(visitor: httpx.AsyncClient, cluster: EmbeddedClus
         held: list[Any] = []
 
         async def all_popped() -> bool:
-            held.extend(await consumer.receive(16, invisible_ms=600_000, await_ms=1000))
+            held.extend(await consumer.receive(16, invisible_time=600, timeout=1))
             return len(held) == 3
 
         await until(all_popped)

@@ -115,7 +115,7 @@ def left(cluster: EmbeddedCluster, queue: str, await_ms: int) -> int:
     consumer = SimpleConsumer(cluster.name_server, f"kombu-{queue}")
     consumer.subscribe(queue)
     with SyncSimpleConsumer(consumer) as others:
-        return len(others.receive(await_ms=await_ms))
+        return len(others.receive(timeout=await_ms / 1000))
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])

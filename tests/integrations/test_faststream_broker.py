@@ -88,10 +88,10 @@ async def test_a_request_is_answered(cluster: EmbeddedCluster) -> None:
         await producer.queues("fs-questions")
     async with broker:
         await broker.start()
-        reply = await broker.request("how many?", "fs-questions", timeout_ms=15_000)
+        reply = await broker.request("how many?", "fs-questions", timeout=15)
         assert await reply.decode() == {"answer": "HOW MANY?"}
         asker = broker.publisher("fs-questions")
-        assert await (await asker.request("who?", timeout_ms=15_000)).decode() == {"answer": "WHO?"}
+        assert await (await asker.request("who?", timeout=15)).decode() == {"answer": "WHO?"}
 
 
 async def dead(cluster: EmbeddedCluster, group: str, count: int) -> list[bytes]:

@@ -234,6 +234,6 @@ def test_what_is_sent_is_json(cluster: EmbeddedCluster, connection: kombu.Connec
     pull = LitePullConsumer(cluster.name_server, "look", start_from="earliest")
     with SyncLitePullConsumer(pull) as reader:
         reader.assign(reader.queues("plain"))
-        (message,) = wait_until(lambda: reader.poll(500))
+        (message,) = wait_until(lambda: reader.poll(timeout=0.5))
     assert message.keys == ["id-1"]
     assert json.loads(message.body)["content-type"] == "application/json"

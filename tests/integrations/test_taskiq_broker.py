@@ -20,14 +20,14 @@ from gantrymq.testing.embedded import EmbeddedCluster
 
 #: Time limit for a worker to start and to finish its tasks, in seconds.
 STARTED_S = 60.0
-INVISIBLE_MS = 1500
+INVISIBLE_S = 1.5
 APP = f"""
 import asyncio, os, time
 from pathlib import Path
 from gantrymq.integrations.taskiq import RocketMQBroker
 
 name_servers, topic = os.environ["NAMESRV_ADDR"], os.environ["TOPIC"]
-broker = RocketMQBroker(name_servers, topic, topic, invisible_ms={INVISIBLE_MS})
+broker = RocketMQBroker(name_servers, topic, topic, invisible_time={INVISIBLE_S})
 
 def note(line):
     with open("notes", "a") as notes:
@@ -121,8 +121,8 @@ async def test_the_task_of_a_killed_worker_is_done_by_another(cluster: EmbeddedC
 
 
 async def test_a_long_task_is_kept_and_a_worker_that_stops_gives_back(cluster: EmbeddedCluster) -> None:
-    broker = RocketMQBroker(cluster.name_server, "taskiq-long", "taskiq-long", invisible_ms=900)
-    other = RocketMQBroker(cluster.name_server, "taskiq-long", "taskiq-long", invisible_ms=900)
+    broker = RocketMQBroker(cluster.name_server, "taskiq-long", "taskiq-long", invisible_time=0.9)
+    other = RocketMQBroker(cluster.name_server, "taskiq-long", "taskiq-long", invisible_time=0.9)
     broker.is_worker_process = other.is_worker_process = True
     await send(cluster, "taskiq-long", "add", 1, 2)
     await broker.startup()
@@ -131,7 +131,7 @@ async def test_a_long_task_is_kept_and_a_worker_that_stops_gives_back(cluster: E
     # The other worker polls for longer than the invisible duration and receives nothing.
     in_flight = other.in_flight
     assert isinstance(in_flight, InFlightMessages)
-    assert await in_flight.receive(1, 2000) == []
+    assert await in_flight.receive(1, 2.0) == []
     await broker.shutdown()
     second = await anext(other.listen())
     assert second.data == first.data

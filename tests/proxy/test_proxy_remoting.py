@@ -170,10 +170,10 @@ async def test_pops(producer: Producer, admin: AdminClient, here: str, group: st
     consumer = SimpleConsumer(here, group)
     consumer.subscribe(topic)
     async with consumer:
-        (message,) = await until(lambda: consumer.receive(await_ms=1000))
+        (message,) = await until(lambda: consumer.receive(timeout=1))
         assert message.body == b"popped"
         await consumer.ack(message)
-        assert await consumer.receive(await_ms=100) == []
+        assert await consumer.receive(timeout=0.1) == []
 
 
 async def test_a_broker_shares_out_queues_to_pop(producer: Producer, admin: AdminClient, here: str, group: str) -> None:
@@ -229,7 +229,7 @@ async def test_a_reply_comes_back(producer: Producer, admin: AdminClient, here: 
         await repliers.send(reply_message(message, b"answer to " + message.body))
 
     async with repliers, consumer_of(here, group, reply, topic):
-        assert (await producer.request(Message(topic, b"question"), 10_000)).body == b"answer to question"
+        assert (await producer.request(Message(topic, b"question"), timeout=10)).body == b"answer to question"
 
 
 async def test_what_a_broker_refuses_is_told(producer: Producer, admin: AdminClient) -> None:

@@ -31,7 +31,7 @@ async def read(cluster: EmbeddedCluster, topic: str, count: int) -> list[Message
         await consumer.assign(await consumer.queues(topic))
 
         async def poll() -> bool:
-            found.extend(await consumer.poll(100))
+            found.extend(await consumer.poll(timeout=0.1))
             return len(found) >= count
 
         await until(poll)

@@ -116,7 +116,7 @@ def send_all(cluster: ProcessCluster) -> None:
         async with Producer(cluster.namesrv_addr, "lake") as producer:
             for first in range(0, COUNT, SEND_AT_ONCE):
                 numbers = range(first, first + SEND_AT_ONCE)
-                await producer.send_batch([Message(TOPIC, b"%d" % n, keys=f"k{n}") for n in numbers], 10_000)
+                await producer.send_batch([Message(TOPIC, b"%d" % n, keys=f"k{n}") for n in numbers], timeout=10)
 
     asyncio.run(send())
 

@@ -22,7 +22,7 @@ from gantrymq.spark import register, session_builder
 
 async def send(name_server: str, topic: str, bodies: list[str]) -> None:
     async with Producer(name_server, "medallion") as producer:
-        await producer.send_batch([Message(topic, body.encode()) for body in bodies], 10_000)
+        await producer.send_batch([Message(topic, body.encode()) for body in bodies], timeout=10)
 
 
 def main(name_server: str, topic: str, lake: str, parts: str) -> None:

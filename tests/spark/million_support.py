@@ -50,7 +50,7 @@ async def fill(name_server: str, brokers: Sequence[str]) -> None:
     async with Producer(name_server, "million") as producer:
         for first in range(0, COUNT, SEND_AT_ONCE):
             messages = [Message(TOPIC, b"%d" % n) for n in range(first, first + SEND_AT_ONCE)]
-            await producer.send_batch(messages, 10_000)
+            await producer.send_batch(messages, timeout=10)
 
 
 def assert_each_number_once(numbers: DataFrame) -> None:

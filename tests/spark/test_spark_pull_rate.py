@@ -77,7 +77,7 @@ def test_a_read_takes_its_time(
 
     async def send() -> None:
         async with Producer(cluster.name_server, "rate") as producer:
-            await producer.send_batch([Message(topic, b"%09d" % n * 100) for n in range(100)], 10_000)
+            await producer.send_batch([Message(topic, b"%09d" % n * 100) for n in range(100)], timeout=10)
 
     asyncio.run(send())
     given = options(nameserver=cluster.name_server, subscribe=topic, maxbytespersecondperbroker="100000")

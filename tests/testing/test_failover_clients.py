@@ -77,7 +77,7 @@ class Clients:
             jobs = [
                 self._produce("plain", lambda body: plain.send(Message(TOPIC, body))),
                 self._produce("delayed", lambda body: plain.send(Message(TOPIC, body, delay_level=1))),
-                self._produce("timed", lambda body: plain.send(Message(TOPIC, body, delay_ms=2500))),
+                self._produce("timed", lambda body: plain.send(Message(TOPIC, body, delay=2.5))),
                 self._produce("open", lambda body: in_transaction(transactional, body)),
                 self._poll(lite_pull),
                 self._pop(pop),
@@ -112,12 +112,12 @@ class Clients:
 
     async def _poll(self, consumer: LitePullConsumer) -> None:
         while True:
-            self.received["lite pull"] |= {message.body for message in await consumer.poll(timeout_ms=500)}
+            self.received["lite pull"] |= {message.body for message in await consumer.poll(timeout=0.5)}
 
     async def _pop(self, consumer: SimpleConsumer) -> None:
         while True:
             try:
-                messages = await consumer.receive(invisible_ms=10_000, await_ms=1000)
+                messages = await consumer.receive(invisible_time=10, timeout=1)
                 self.received["pop"] |= {message.body for message in messages}
                 for message in messages:
                     await consumer.ack(message)

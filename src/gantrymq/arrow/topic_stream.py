@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ from gantrymq.arrow.stream_planning import CHECK_INTERVAL_S, advance, commit_off
 from gantrymq.arrow.stream_position import StreamPosition
 from gantrymq.arrow.topic_reader import row_filter
 from gantrymq.errors import ClientError, ConfigError
+from gantrymq.times import duration_s
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ def stream_topic(
     filter: str | Sequence[Condition] | None = None,
     columns: Sequence[str] | None = None,
     options: Mapping[str, str] | None = None,
-    poll_interval_s: float = DEFAULT_POLL_INTERVAL_S,
+    poll_interval: float | timedelta = DEFAULT_POLL_INTERVAL_S,
 ) -> TopicStream:
     """Reads the messages of one or more topics, and waits for new ones.
 
@@ -63,7 +65,7 @@ def stream_topic(
         options: Further options, with the names and values of the Spark source. With `consumerGroup`, the stream
             commits its offsets for this group every few seconds and at its end, so that brokers show its lag. A batch
             counts as consumed when the next one is requested, or when the context ends without an error.
-        poll_interval_s: The pause between two requests for new messages, in seconds. Default: 0.1.
+        poll_interval: The pause between two requests for new messages, in seconds or as a timedelta. Default: 0.1.
 
     Returns:
         The stream. Use it in `async with`, and iterate over it.
@@ -86,7 +88,9 @@ def stream_topic(
     for condition in conditions:
         pushed.push(*condition)
     known = None if position is None else StreamPosition.from_json(dict(position))
-    return TopicStream(with_tags(parsed, pushed.tags), rows, known, poll_interval_s)
+    return TopicStream(
+        with_tags(parsed, pushed.tags), rows, known, duration_s("poll_interval", poll_interval, ConfigError)
+    )
 
 
 class TopicStream:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from gantrymq.cli.consume_format import Formatter
 from gantrymq.cli.target import Target
 from gantrymq.client.consuming.consumer_base import MessageFilter
-from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_MS, LitePullConsumer
+from gantrymq.client.consuming.lite_pull_consumer import MAX_POLL_MESSAGES, POLL_TIMEOUT_S, LitePullConsumer
 from gantrymq.client.consuming.process_queue import FlowLimits
-from gantrymq.client.consuming.start_position import StartFrom, start_time_ms
+from gantrymq.client.consuming.start_position import StartFrom
 from gantrymq.errors import ClientError
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import TOOLS_GROUP, is_system_topic
@@ -23,8 +23,8 @@ from gantrymq.service import run as run_service
 #: The messages that a pull requests. The command reads whole queues, so large pulls save round trips.
 PULL_BATCH_SIZE = 1024
 _LIMITS = FlowLimits(max_messages=4 * PULL_BATCH_SIZE, max_span=1 << 62)
-#: The poll timeout with `--exit`, so that the command soon detects the end of the queues.
-_END_POLL_MS = 100
+#: The poll timeout with `--exit`, in seconds, so that the command soon detects the end of the queues.
+_END_POLL_S = 0.1
 
 
 class Start(NamedTuple):
@@ -154,7 +154,7 @@ async def _begin(
             offset = start.offset if start.offset >= 0 else await reader.end_offset(queue) + start.offset
             await reader.seek(queue, max(0, offset))
         elif isinstance(start.start_from, datetime):
-            await reader.seek_to_time(queue, start_time_ms(start.start_from))
+            await reader.seek_to_time(queue, start.start_from)
         elif start.start_from == "latest":
             await reader.seek_to_end(queue)
         else:
@@ -168,7 +168,7 @@ async def _write(
     left = count
     while left is None or left > 0:
         most = MAX_POLL_MESSAGES if left is None else min(left, MAX_POLL_MESSAGES)
-        messages = await reader.poll(POLL_TIMEOUT_MS if ends is None else _END_POLL_MS, most)
+        messages = await reader.poll(max_messages=most, timeout=POLL_TIMEOUT_S if ends is None else _END_POLL_S)
         if messages:
             lines: list[bytes] = []
             try:

@@ -92,8 +92,8 @@ def to_send(line: JsonMessage, topic: str, defaults: Message) -> Message:
         keys=line.keys,
         sharding_key=line.sharding_key,
         delay_level=line.delay_level,
-        delay_ms=line.delay_ms,
-        deliver_at_ms=line.deliver_at_ms,
+        delay=None if line.delay_ms is None else line.delay_ms / 1000,
+        deliver_at=line.deliver_at_ms,
         flag=line.flag,
         properties=defaults.properties | line.properties,
     )

@@ -67,7 +67,7 @@ def produce(
     message is sent. After Ctrl-C what is read is still sent; a second one gives it up. Both say how many messages were
     acknowledged.
     """
-    from gantrymq.cli.produce_delivery import BATCH_SIZE, BUFFER_BYTES, LINGER_MS, run_produce
+    from gantrymq.cli.produce_delivery import BATCH_SIZE, BUFFER_BYTES, LINGER_S, run_produce
     from gantrymq.cli.produce_input import MessageMaker
     from gantrymq.client.producing.producer import Producer
     from gantrymq.protocol.message import Message
@@ -95,15 +95,15 @@ def produce(
         tags=tags,
         keys=key,
         delay_level=delay_level,
-        delay_ms=delay_ms,
-        deliver_at_ms=None if deliver_at is None else parse_time(deliver_at, "'--deliver-at'"),
+        delay=None if delay_ms is None else delay_ms / 1000,
+        deliver_at=None if deliver_at is None else parse_time(deliver_at, "'--deliver-at'"),
         properties=given,
     )
     target = find_target(name_servers, context, tls_config, acl_config)
     producer = Producer(
         target.name_servers,
         group,
-        linger_ms=LINGER_MS,
+        linger=LINGER_S,
         batch_size=BATCH_SIZE,
         buffer_bytes=BUFFER_BYTES,
         ssl_context=target.ssl_context,

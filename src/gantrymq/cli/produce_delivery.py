@@ -31,13 +31,13 @@ from gantrymq.protocol.properties import KEYS
 # The client's log lines are suppressed, because its errors have the same information.
 logging.getLogger("gantrymq").addHandler(logging.NullHandler())
 
-#: The time for which a batch waits for more messages, and the size at which it is sent at once.
-LINGER_MS = 5.0
+#: The time for which a batch waits for more messages, in seconds, and the size at which it is sent at once.
+LINGER_S = 0.005
 BATCH_SIZE = 64 * 1024
 #: The limit of the bytes in flight. With 8 MiB, garbage collection takes a quarter of the time.
 BUFFER_BYTES = 1024 * 1024
-#: The timeout for all attempts of a batch.
-TIMEOUT_MS = 10_000
+#: The timeout for all attempts of a batch, in seconds.
+TIMEOUT_S = 10.0
 #: The limit of concurrent sends for messages that can't be in a batch.
 MAX_SINGLE_SENDS = 256
 STDIN = Path("-")
@@ -240,12 +240,12 @@ class _Send:
             self._queues = self._queues or await self._producer.queues(message.topic)
             queue = queue_by_hash(message.properties[KEYS], self._queues)
         if may_be_batched(message):
-            future = await self._producer.enqueue(message, TIMEOUT_MS, queue)
+            future = await self._producer.enqueue(message, timeout=TIMEOUT_S, queue=queue)
             future.add_done_callback(self._tally.done)
         else:
             if len(self._singles) >= MAX_SINGLE_SENDS:
                 await asyncio.wait(self._singles, return_when=asyncio.FIRST_COMPLETED)
-            future = asyncio.ensure_future(self._producer.send(message, TIMEOUT_MS, queue))
+            future = asyncio.ensure_future(self._producer.send(message, timeout=TIMEOUT_S, queue=queue))
             self._singles.add(future)
             future.add_done_callback(self._singles.discard)
             future.add_done_callback(lambda future: self._tally.done(future, place))

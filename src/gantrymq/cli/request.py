@@ -54,7 +54,7 @@ def request(
         async with Producer(
             target.name_servers, GROUP, ssl_context=target.ssl_context, credentials=target.credentials
         ) as producer:
-            return await producer.request(message, timeout_ms)
+            return await producer.request(message, timeout=timeout_ms / 1000)
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         reply = runner.run(ask())

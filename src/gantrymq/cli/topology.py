@@ -21,8 +21,8 @@ from gantrymq.client.topology import BrokerState, Topology
 from gantrymq.errors import GantryError
 
 REFRESH_INTERVAL_S = 1.0
-#: The longest delay of a refresh by a broker that doesn't respond, in ms.
-TIMEOUT_MS = 2000
+#: The longest delay of a refresh by a broker that doesn't respond, in seconds.
+TIMEOUT_S = 2.0
 _IN_SYNC = {None: "-", True: "yes", False: "no"}
 
 
@@ -34,7 +34,7 @@ def run_topology(target: Target, *, once: bool, json: bool) -> None:
 
 async def _run(target: Target, once: bool, json: bool) -> None:
     async with AdminClient(
-        target.name_servers, ssl_context=target.ssl_context, credentials=target.credentials, timeout_ms=TIMEOUT_MS
+        target.name_servers, ssl_context=target.ssl_context, credentials=target.credentials, timeout=TIMEOUT_S
     ) as admin:
         topology = Topology(admin)
         brokers = await topology.look()

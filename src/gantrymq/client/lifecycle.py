@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from math import inf
 from types import TracebackType
 from typing import Self
@@ -18,6 +19,7 @@ from typing import Self
 from gantrymq.background.shared_task import result_of
 from gantrymq.errors import ClientClosed, ClientError
 from gantrymq.logs import peer_log
+from gantrymq.times import duration_s
 
 log = peer_log(__name__)
 
@@ -73,17 +75,18 @@ class Lifecycle(ABC):
                 await self._open(stack)
                 self._is_open = self._closing is None
         except BaseException:
-            await self.close(0.0)
+            await self.close(timeout=0.0)
             raise
 
-    async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+    async def close(self, *, timeout: float | timedelta = CLOSE_TIMEOUT_S) -> None:
         """Closes the client after pending work is done. A second call has no effect.
 
         The close continues if the caller is cancelled. Concurrent calls wait for the same close.
 
         Args:
-            timeout_s: Longest wait for pending work, s. Default: 10.
+            timeout: Longest wait for pending work, in seconds or as a timedelta. Default: 10.0.
         """
+        timeout_s = duration_s("timeout", timeout)
         if self._stack is None:
             return
         if self._closing is None:

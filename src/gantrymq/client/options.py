@@ -16,6 +16,7 @@ from numbers import Integral, Real
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gantrymq.client.credentials import Credentials, rpc_hooks
+from gantrymq.client.middleware import Middleware
 from gantrymq.client.namespace import wrap_namespace
 from gantrymq.errors import ClientError, IllegalMessage
 from gantrymq.protocol.topic_name import group_problem
@@ -23,6 +24,7 @@ from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.connection import RpcHook
 from gantrymq.remoting.name_server_discovery import is_discovery_url, split_addresses
 from gantrymq.system import tls
+from gantrymq.times import duration_s
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +39,12 @@ def option(default: T, doc: str, *, minimum: float | None = None, maximum: float
     default.
     """
     return field(default=default, metadata={"doc": doc, "minimum": minimum, "maximum": maximum})
+
+
+def duration(default: T, doc: str, *, minimum: float = 0.0, maximum: float | None = None) -> T:
+    """Returns a field with a duration: a number of seconds, or a timedelta. The bounds are in seconds."""
+    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "duration": True}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,9 @@ class TransportOptions(Options):
     _: KW_ONLY
     ssl_context: tls.SSLContext | None = option(None, "Encrypts the connections; without it they are plain.")
     credentials: Credentials | None = option(None, "Keys that sign each request; without them it is not signed.")
-    hooks: Sequence[RpcHook] = option((), "Called before each request and after each response.")
+    hooks: Sequence[RpcHook] = option(
+        (), "Called before each request to a server and after each response, also for heartbeats and pulls."
+    )
 
     @property
     def rpc_hooks(self) -> Sequence[RpcHook]:
@@ -72,9 +82,8 @@ class TransportOptions(Options):
         if not isinstance(self.credentials, Credentials | None):
             # Does not quote the value, which may be a secret.
             raise ClientError("credentials: must be Credentials(access_key, secret_key) or None")
-        for each in fields(self):
-            if each.name.endswith("hooks") and not isinstance(hooks := getattr(self, each.name), Sequence):
-                raise ClientError(f"{each.name}={hooks!r}: must be a list, also for one hook")
+        if not isinstance(self.hooks, Sequence):
+            raise ClientError(f"hooks={self.hooks!r}: must be a list, also for one hook")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,7 @@ class ClientOptions(TransportOptions):
     group: str = field(metadata={"doc": "Name of the group."})
     _: KW_ONLY
     namespace: str = option("", "Prefix of topics and of the group.")
+    middleware: Sequence[Middleware] = option((), "Runs around sends, handlers and receives; outermost first.")
     unit_mode: bool = option(
         False,
         "Marks the topics that a broker creates for this client as topics of a unit, which NameServers list "
@@ -114,6 +124,8 @@ class ClientOptions(TransportOptions):
             raise IllegalMessage(problem)
         if not isinstance(self.unit_name, str) or not re.fullmatch(r"[\w.-]*", self.unit_name, re.ASCII):
             raise ClientError(f"unit_name={self.unit_name!r}: must consist of letters, digits, '.', '_' and '-'")
+        if not isinstance(self.middleware, Sequence) or not all(isinstance(one, Middleware) for one in self.middleware):
+            raise ClientError(f"middleware={self.middleware!r}: must be a list of objects of subclasses of Middleware")
         addresses = self.name_servers
         if isinstance(addresses, str):
             if is_discovery_url(addresses):
@@ -190,6 +202,12 @@ def _documentation(options: Any) -> str:
 def _check_number(each: Field[Any], value: object) -> None:
     minimum, maximum = each.metadata.get("minimum"), each.metadata.get("maximum")
     if (minimum is None and maximum is None) or (value is None and each.default is None):
+        return
+    if each.metadata.get("duration"):
+        seconds = duration_s(each.name, value)
+        if seconds < (minimum or 0.0) or (maximum is not None and seconds > maximum):
+            bounds = f"at least {minimum:g}" if maximum is None else f"{minimum:g} to {maximum:g}"
+            raise ClientError(f"{each.name}={value!r}: must be {bounds} seconds")
         return
     kind = Real if isinstance(each.default, float) else Integral
     if not isinstance(value, kind) or not (

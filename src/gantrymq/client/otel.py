@@ -1,9 +1,8 @@
 """OpenTelemetry: spans and metrics for sent, received and handled messages. Needs the extra `gantrymq[otel]`.
 
-    telemetry = OpenTelemetryHook()
-    Producer(..., send_hooks=[telemetry])
-    PushConsumer(..., consume_hooks=[telemetry])
-    LitePullConsumer(..., receive_hooks=[telemetry])     # and SimpleConsumer
+    telemetry = OpenTelemetryMiddleware()
+    Producer(..., middleware=[telemetry])
+    PushConsumer(..., middleware=[telemetry])     # and the other consumers
 
 Spans:
 - A send is a PRODUCER span. The run of a handler is a CONSUMER span below it, also in another process.
@@ -32,20 +31,24 @@ try:
 except ImportError as e:
     raise missing("otel", "gantrymq.client.otel", e) from e
 
-from gantrymq.client.consuming.consume_hooks import ConsumeContext, ReceiveContext
-from gantrymq.client.producing.send_hook import SendContext
+from gantrymq.client.broker_api import SendResult
+from gantrymq.client.middleware import (
+    ConsumeCall,
+    ConsumeContext,
+    Middleware,
+    ReceiveCall,
+    ReceiveContext,
+    SendCall,
+    SendContext,
+)
 from gantrymq.client.trace import MessageType
-from gantrymq.client.trace_hook import message_type
+from gantrymq.client.trace_middleware import message_type
 from gantrymq.errors import BrokerError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
 from gantrymq.remoting.address import parse_address
-from gantrymq.system.clock import monotonic
-
-_SPAN = "opentelemetry.span"
-_TOKEN = "opentelemetry.token"
-_BEGAN = "opentelemetry.began"
+from gantrymq.system.clock import monotonic, time_ns
 
 Attributes = dict[str, AttributeValue]
 
@@ -61,8 +64,8 @@ class Lagging(Protocol):
         """Returns the number of stored messages that are not consumed, by queue."""
 
 
-class OpenTelemetryHook:
-    """Implements the send, consume and receive hooks. Without providers it uses the global ones."""
+class OpenTelemetryMiddleware(Middleware):
+    """Middleware that makes the spans and metrics. Without providers it uses the global ones."""
 
     def __init__(
         self, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
@@ -81,16 +84,14 @@ class OpenTelemetryHook:
         """Adds the lag of a push or lite pull consumer to the metrics, until the consumer is garbage-collected."""
         self._consumers.add(consumer)
 
-    # -- sends --------------------------------------------------------------------------------------------------
-
-    def before_send(self, context: SendContext) -> None:
+    async def around_send(self, call: SendCall, context: SendContext) -> SendResult | None:
         first, count = context.messages[0], len(context.messages)
         attributes = _of_message("send", first, context.client_id)
         links: list[Link] = []
         if count > 1:
             attributes = _common("send", first.topic, context.client_id)
             attributes["messaging.batch.message_count"] = count
-            links = [self._created(context, i) for i in range(count)]
+            links = [self._created(message, context.client_id) for message in context.messages]
         span = self._tracer.start_span(
             f"send {first.topic}",
             kind=SpanKind.CLIENT if links else SpanKind.PRODUCER,
@@ -98,41 +99,39 @@ class OpenTelemetryHook:
             links=links,
         )
         if not links:
-            propagate.inject(context.properties[0], context=trace.set_span_in_context(span))
-        context.attributes[_SPAN] = span
-        context.attributes[_BEGAN] = monotonic()
+            propagate.inject(first.properties, context=trace.set_span_in_context(span))
+        began = monotonic()
         self._in_flight.add(count, _of_metric("send", first.topic))
+        error: BaseException | None = None
+        try:
+            result = await call(context)
+            if result is not None:
+                span.set_attribute("messaging.message.id", result.msg_id)
+                span.set_attribute("messaging.destination.partition.id", str(result.queue.queue_id))
+            elif context.msg_id:
+                span.set_attribute("messaging.message.id", context.msg_id)
+            return result
+        except BaseException as e:
+            error = e
+            raise
+        finally:
+            server = _server(context.address)
+            span.set_attributes(server)
+            self._in_flight.add(-count, _of_metric("send", first.topic))
+            outcome = _of_metric("send", first.topic) | server | _end(span, error)
+            self._operation_duration.record(monotonic() - began, outcome)
+            self._sent.add(count, outcome)
 
-    def after_send(self, context: SendContext) -> None:
-        span: Span = context.attributes[_SPAN]
-        topic, count = context.messages[0].topic, len(context.messages)
-        server = _server(context.address)
-        span.set_attributes(server)
-        if context.result is not None:
-            span.set_attribute("messaging.message.id", context.result.msg_id)
-            span.set_attribute("messaging.destination.partition.id", str(context.result.queue.queue_id))
-        elif context.msg_id:
-            span.set_attribute("messaging.message.id", context.msg_id)
-        self._in_flight.add(-count, _of_metric("send", topic))
-        attributes = _of_metric("send", topic) | server | _end(span, context.error)
-        self._operation_duration.record(monotonic() - context.attributes[_BEGAN], attributes)
-        self._sent.add(count, attributes)
-
-    def _created(self, context: SendContext, i: int) -> Link:
+    def _created(self, message: Message, client_id: str) -> Link:
         """Creates the span of one message of a batch and adds its context to the message's properties."""
-        message = context.messages[i]
         span = self._tracer.start_span(
-            f"create {message.topic}",
-            kind=SpanKind.PRODUCER,
-            attributes=_of_message("create", message, context.client_id),
+            f"create {message.topic}", kind=SpanKind.PRODUCER, attributes=_of_message("create", message, client_id)
         )
-        propagate.inject(context.properties[i], context=trace.set_span_in_context(span))
+        propagate.inject(message.properties, context=trace.set_span_in_context(span))
         span.end()
         return Link(span.get_span_context())
 
-    # -- handlers -----------------------------------------------------------------------------------------------
-
-    def before(self, context: ConsumeContext) -> None:
+    async def around_consume(self, call: ConsumeCall, context: ConsumeContext) -> None:
         message = context.message
         parent = context_of(message)
         span = self._tracer.start_span(
@@ -145,24 +144,44 @@ class OpenTelemetryHook:
                 "messaging.consumer.group.name": context.group,
             },
         )
-        context.attributes[_SPAN] = span
-        context.attributes[_BEGAN] = monotonic()
+        began, metric = monotonic(), _of_metric("process", message.topic, context.group)
         # The handler's own spans become children of this one.
-        context.attributes[_TOKEN] = otel_context.attach(trace.set_span_in_context(span, parent))
-        self._in_flight.add(1, _of_metric("process", message.topic, context.group))
+        token = otel_context.attach(trace.set_span_in_context(span, parent))
+        self._in_flight.add(1, metric)
+        error: BaseException | None = None
+        try:
+            await call(context)
+        except BaseException as e:
+            error = e
+            raise
+        finally:
+            otel_context.detach(token)
+            self._in_flight.add(-1, metric)
+            outcome = metric | _server(message.store_host) | _end(span, error)
+            self._process_duration.record(monotonic() - began, outcome)
+            self._consumed.add(1, outcome)
 
-    def after(self, context: ConsumeContext) -> None:
-        otel_context.detach(context.attributes[_TOKEN])
-        message, common = context.message, _of_metric("process", context.message.topic, context.group)
-        self._in_flight.add(-1, common)
-        attributes = common | _server(message.store_host) | _end(context.attributes[_SPAN], context.error)
-        self._process_duration.record(monotonic() - context.attributes[_BEGAN], attributes)
-        self._consumed.add(1, attributes)
+    async def around_receive(self, call: ReceiveCall, context: ReceiveContext) -> list[MessageExt]:
+        began_ns, began = time_ns(), monotonic()
+        messages: list[MessageExt] = []
+        error: BaseException | None = None
+        try:
+            messages = await call(context)
+            return messages
+        except BaseException as e:
+            error = e
+            raise
+        finally:
+            self._received(context, messages, began_ns, monotonic() - began, error)
 
-    # -- polls --------------------------------------------------------------------------------------------------
-
-    def received(self, context: ReceiveContext) -> None:
-        messages = context.messages
+    def _received(
+        self,
+        context: ReceiveContext,
+        messages: Sequence[MessageExt],
+        began_ns: int,
+        duration_s: float,
+        error: BaseException | None,
+    ) -> None:
         topics = {message.topic for message in messages} or set(context.topics)
         topic = topics.pop() if len(topics) == 1 else ""
         attributes = _common("receive", topic, context.client_id)
@@ -174,10 +193,10 @@ class OpenTelemetryHook:
             kind=SpanKind.CLIENT,
             attributes=attributes,
             links=[Link(link) for link in contexts if link.is_valid],
-            start_time=context.began_ns,
+            start_time=began_ns,
         )
-        outcome = _of_metric("receive", topic, context.group) | _end(span, context.error)
-        self._operation_duration.record(context.duration_s, outcome)
+        outcome = _of_metric("receive", topic, context.group) | _end(span, error)
+        self._operation_duration.record(duration_s, outcome)
         if messages:
             self._consumed.add(len(messages), outcome)
 
@@ -270,4 +289,4 @@ def _error_type(error: BaseException) -> str:
     return type(error).__qualname__ if module == "builtins" else f"{module}.{type(error).__qualname__}"
 
 
-__all__: Sequence[str] = ["OpenTelemetryHook", "context_of"]
+__all__: Sequence[str] = ["OpenTelemetryMiddleware", "context_of"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime, timedelta
 from typing import Generic, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
@@ -25,8 +26,8 @@ class MessageOptions(TypedDict, total=False):
     keys: str | Iterable[str] | None
     sharding_key: str | None
     delay_level: int
-    delay_ms: int | None
-    deliver_at_ms: int | None
+    delay: float | timedelta | None
+    deliver_at: datetime | int | None
     flag: int
     properties: dict[str, str] | None
 

@@ -347,7 +347,7 @@ class ClusterView:
         groups = Groups()
 
         async def read(address: str) -> None:
-            stats = await self._gathering.broker_consume_stats(address, timeout_ms=int(TABLES_WITHIN_S * 1000))
+            stats = await self._gathering.broker_consume_stats(address, timeout=TABLES_WITHIN_S)
             for number, (group, of_topics) in enumerate(stats.by_group.items()):
                 known = groups.progress.setdefault(group, {})
                 for of_topic in of_topics:

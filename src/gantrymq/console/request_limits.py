@@ -141,7 +141,7 @@ class LimitedAdmin(AdminClient):
         ssl_context: tls.SSLContext | None,
         timeout_ms: int,
     ) -> None:
-        super().__init__(name_servers, credentials=credentials, ssl_context=ssl_context, timeout_ms=timeout_ms)
+        super().__init__(name_servers, credentials=credentials, ssl_context=ssl_context, timeout=timeout_ms / 1000)
         self.remoting = _LimitedRemoting(limits, ssl_context, rpc_hooks(credentials), self.name_servers)
         self.api = BrokerApi(self.remoting)
         self._routes = Routes(self.api, self.name_servers)

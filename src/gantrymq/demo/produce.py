@@ -31,7 +31,7 @@ QUEUES_PER_BROKER = 4
 FLIGHTS_PER_STEP = 6_500
 ROUTE_TIMEOUT_S = 10.0
 ROUTE_POLL_S = 0.05
-SEND_TIMEOUT_MS = 10_000
+SEND_TIMEOUT_S = 10.0
 #: A flight that is later than every other one plus the watermark, so that all hours become final.
 END_BODY = b'{"id":-1,"hour":"2014-06-01T00:00:00Z","carrier":"END"}'
 
@@ -85,7 +85,7 @@ async def send_flights(
                 message = Message(topic, body, keys=tailnum, tags=carrier)
                 batches[queue_by_hash(tailnum, queues)].append(message)
             await asyncio.gather(
-                *(producer.send_batch(batch, SEND_TIMEOUT_MS, queue) for queue, batch in batches.items())
+                *(producer.send_batch(batch, timeout=SEND_TIMEOUT_S, queue=queue) for queue, batch in batches.items())
             )
             state.progress.sent += len(step)
             state.save()

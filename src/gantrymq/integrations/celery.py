@@ -73,7 +73,7 @@ class Channel(virtual.Channel):
                 link.topic(queue),
                 dumps(message).encode(),
                 keys=[keys] if isinstance(keys, str) and keys and not re.search(r"\s", keys) else None,
-                deliver_at_ms=eta_ms(message),
+                deliver_at=eta_ms(message),
             )
         )
 
@@ -240,8 +240,8 @@ class Transport(virtual.Transport):
                 topic = topic_prefix + _quoted(queue)
                 return topic, group_prefix + topic
 
-            invisible_ms = round(float(given.get("visibility_timeout", VISIBILITY_TIMEOUT_S)) * 1000)
-            link = Link(name_servers, names, invisible_ms, options)
+            visibility_timeout_s = float(given.get("visibility_timeout", VISIBILITY_TIMEOUT_S))
+            link = Link(name_servers, names, visibility_timeout_s, options)
             link.open()
             self._link = link
         return super().establish_connection()

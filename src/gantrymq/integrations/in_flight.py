@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TypedDict
 
 from gantrymq.background.repeating import Repeating
 from gantrymq.client.credentials import Credentials
 from gantrymq.client.failover import is_role_change
-from gantrymq.client.popping.simple_consumer import INVISIBLE_MS, SimpleConsumer
+from gantrymq.client.popping.simple_consumer import INVISIBLE_S, SimpleConsumer
 from gantrymq.errors import BrokerError, BrokerUnavailable, ClientError, GantryError, RemotingError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageExt
 from gantrymq.remoting.connection import RpcHook
 from gantrymq.system import tls
+from gantrymq.times import duration_s
 
 log = peer_log(__name__)
 
 #: Renewals in an invisible duration. With three, two of them may fail.
 _RENEWALS = 3
-#: Delay before a requeued message is redelivered, ms.
-_GIVEN_BACK_MS = 10
+#: Delay before a requeued message is redelivered, in seconds.
+_GIVEN_BACK_S = 0.01
 
 
 class ConnectionOptions(TypedDict, total=False):
@@ -49,19 +51,18 @@ class _InFlight:
 class InFlightMessages:
     """Receives from a started SimpleConsumer and renews the messages, from `start` to `stop`, in one event loop.
 
-    At `stop`, pending messages are redelivered at once. If the process dies, they are redelivered `invisible_ms` after
-    their last renewal.
+    At `stop`, pending messages are redelivered at once. If the process dies, they are redelivered `invisible_time`
+    after their last renewal.
     """
 
-    def __init__(self, consumer: SimpleConsumer, invisible_ms: int = INVISIBLE_MS) -> None:
-        if invisible_ms < _RENEWALS:
-            raise ClientError(f"invisible_ms {invisible_ms}: ms are meant, and not so few")
+    def __init__(self, consumer: SimpleConsumer, invisible_time: float | timedelta = INVISIBLE_S) -> None:
+        invisible_s = duration_s("invisible_time", invisible_time)
+        if not invisible_s:
+            raise ClientError(f"invisible_time={invisible_time!r}: must be more than 0")
         self._consumer = consumer
-        self._invisible_ms = invisible_ms
+        self._invisible_s = invisible_s
         self._in_flight: dict[MessageExt, _InFlight] = {}
-        self._renewing = Repeating(
-            f"holding messages of group {consumer.group}", self._renew, invisible_ms / 1000 / _RENEWALS
-        )
+        self._renewing = Repeating(f"holding messages of group {consumer.group}", self._renew, invisible_s / _RENEWALS)
 
     def start(self) -> None:
         """Starts to renew messages."""
@@ -85,9 +86,9 @@ class InFlightMessages:
     def __len__(self) -> int:
         return len(self._in_flight)
 
-    async def receive(self, max_messages: int, await_ms: int) -> list[MessageExt]:
+    async def receive(self, max_messages: int, timeout_s: float) -> list[MessageExt]:
         """Receives like `SimpleConsumer.receive`, and renews the messages."""
-        messages = await self._consumer.receive(max_messages, self._invisible_ms, await_ms)
+        messages = await self._consumer.receive(max_messages, invisible_time=self._invisible_s, timeout=timeout_s)
         self._in_flight |= {message: _InFlight() for message in messages}
         return messages
 
@@ -105,7 +106,7 @@ class InFlightMessages:
         """Requeues a message for immediate redelivery. On BrokerError or RemotingError, it is redelivered later."""
         entry = self._in_flight.pop(message, None) or _InFlight()
         async with entry.lock:
-            await self._consumer.change_invisible_time(message, _GIVEN_BACK_MS)
+            await self._consumer.change_invisible_time(message, _GIVEN_BACK_S)
 
     def drop(self, message: MessageExt) -> None:
         """Stops to renew a message.
@@ -136,7 +137,7 @@ class InFlightMessages:
                 if entry.is_done:
                     await self._ack(message)
                 else:
-                    await self._consumer.change_invisible_time(message, self._invisible_ms)
+                    await self._consumer.change_invisible_time(message, self._invisible_s)
             except BrokerError as e:
                 if is_role_change(e):
                     log.warning("%s couldn't be held, and will be tried again: %s", message.place, e)

@@ -29,10 +29,10 @@ log = peer_log(__name__)
 
 T = TypeVar("T")
 
-#: Longest time that a broker waits for messages, ms.
-AWAIT_MS = 10_000
-#: Wait of an immediate request for a message, ms. A broker checks all its queues in this time.
-_AT_ONCE_MS = 500
+#: Longest time that a broker waits for messages, in seconds.
+RECEIVE_TIMEOUT_S = 10.0
+#: Wait of an immediate request for a message, in seconds. A broker checks all its queues in this time.
+_AT_ONCE_S = 0.5
 #: Pause of requests for a queue after an error, s.
 _PAUSE_S = 1.0
 #: Longest time that `close` waits for pending acknowledgements, s.
@@ -65,11 +65,11 @@ class Link:
     """
 
     def __init__(
-        self, name_servers: str, names: Callable[[str], tuple[str, str]], invisible_ms: int, options: ConnectionOptions
+        self, name_servers: str, names: Callable[[str], tuple[str, str]], invisible_s: float, options: ConnectionOptions
     ) -> None:
         self._name_servers = name_servers
         self.names = names
-        self._invisible_ms = invisible_ms
+        self._invisible_s = invisible_s
         self._options = options
         self._thread = LoopThread("gantrymq-kombu")
         self._producer = Producer(name_servers, "kombu-clients", **options)
@@ -141,7 +141,7 @@ class Link:
     def receive(self, queue: str) -> MessageExt | None:
         """Returns one message of a queue, or None."""
         try:
-            messages = self._run(self._receive(self._source(queue), 1, _AT_ONCE_MS))
+            messages = self._run(self._receive(self._source(queue), 1, _AT_ONCE_S))
         except NoRouteInfo:
             # No message was ever sent to the topic.
             return None
@@ -164,7 +164,7 @@ class Link:
             topic, group = self.names(queue)
             consumer = SimpleConsumer(self._name_servers, group, **self._options)
             consumer.subscribe(topic)
-            self._sources[queue] = _Source(consumer, InFlightMessages(consumer, self._invisible_ms))
+            self._sources[queue] = _Source(consumer, InFlightMessages(consumer, self._invisible_s))
         return self._sources[queue]
 
     def _submit(self, work: Coroutine[Any, Any, None], message: MessageExt) -> None:
@@ -189,16 +189,16 @@ class Link:
         with suppress(NoRouteInfo, BrokerError):
             await self._producer.client.routes.get(AUTO_CREATE_TOPIC)
 
-    async def _receive(self, source: _Source, count: int, await_ms: int) -> list[MessageExt]:
+    async def _receive(self, source: _Source, count: int, timeout_s: float) -> list[MessageExt]:
         if not source.started:
             await source.consumer.start()
             source.in_flight.start()
             source.started = True
-        return await source.in_flight.receive(count, await_ms)
+        return await source.in_flight.receive(count, timeout_s)
 
     async def _fetch(self, queue: str, source: _Source, count: int) -> None:
         try:
-            messages = await self._receive(source, count, AWAIT_MS)
+            messages = await self._receive(source, count, RECEIVE_TIMEOUT_S)
             self._arrived.extend(Arrived(queue, message) for message in messages)
         except ClientClosed:
             pass

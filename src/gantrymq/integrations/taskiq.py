@@ -5,7 +5,7 @@
     @broker.task
     async def add(a: int, b: int) -> int: ...
 
-If a worker dies, its task is redelivered after `invisible_ms`. If a task raises, its message is acknowledged, as with
+If a worker dies, its task is redelivered after `invisible_time`. If a task raises, its message is acknowledged, as with
 all brokers of taskiq: retries are made by its middlewares. The label `delay` delays a task by so many seconds.
 """
 
@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from functools import partial
 from typing import Unpack
 
 from gantrymq.client.consuming.start_position import EARLIEST, StartFrom
-from gantrymq.client.popping.simple_consumer import AWAIT_MS, INVISIBLE_MS, SimpleConsumer
+from gantrymq.client.popping.simple_consumer import INVISIBLE_S, RECEIVE_TIMEOUT_S, SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientClosed, GantryError, NoRouteInfo
 from gantrymq.extras import missing
@@ -46,8 +47,8 @@ class RocketMQBroker(AsyncBroker):
         name_servers: NameServers: HOST:PORT, several separated by `;`.
         topic: Topic of the tasks. Default: taskiq.
         group: Consumer group of the workers. Default: taskiq.
-        invisible_ms: Time after which a dead worker's task is redelivered, ms. It is renewed while a worker lives.
-            Default: 60000.
+        invisible_time: Time after which a dead worker's task is redelivered, in seconds or as a timedelta. It is
+            renewed while a worker lives. Default: 60.0.
         receive_size: Tasks of one request, 1 to 32. Larger values suit short tasks, because no other worker gets the
             fetched tasks. Default: 1.
         start_from: Start position of a new group. Default: "earliest".
@@ -60,7 +61,7 @@ class RocketMQBroker(AsyncBroker):
         topic: str = "taskiq",
         group: str = "taskiq",
         *,
-        invisible_ms: int = INVISIBLE_MS,
+        invisible_time: float | timedelta = INVISIBLE_S,
         receive_size: int = 1,
         start_from: StartFrom = EARLIEST,
         **options: Unpack[ConnectionOptions],
@@ -71,7 +72,7 @@ class RocketMQBroker(AsyncBroker):
         self._producer = Producer(name_servers, f"{group}-clients", **options)
         self._consumer = SimpleConsumer(name_servers, group, start_from=start_from, **options)
         self._consumer.subscribe(topic)
-        self.in_flight = InFlightMessages(self._consumer, invisible_ms)
+        self.in_flight = InFlightMessages(self._consumer, invisible_time)
         self._stack = AsyncExitStack()
 
     async def startup(self) -> None:
@@ -90,13 +91,13 @@ class RocketMQBroker(AsyncBroker):
 
     async def kick(self, message: BrokerMessage) -> None:
         """Sends a task with its id as message key. Raises the errors of `Producer.send`."""
-        delay_s = message.labels.get(DELAY)
+        delay = message.labels.get(DELAY)
         await self._producer.send(
             Message(
                 self._topic,
                 message.message,
                 keys=[message.task_id],
-                delay_ms=None if delay_s is None else round(float(delay_s) * 1000),
+                delay=None if delay is None else float(delay),
             )
         )
 
@@ -104,7 +105,7 @@ class RocketMQBroker(AsyncBroker):
         """Yields the tasks for this worker."""
         while True:
             try:
-                messages = await self.in_flight.receive(self._receive_size, AWAIT_MS)
+                messages = await self.in_flight.receive(self._receive_size, RECEIVE_TIMEOUT_S)
             except ClientClosed:
                 return
             except GantryError as e:

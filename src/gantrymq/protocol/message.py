@@ -6,6 +6,7 @@ Source: common/message/Message, MessageExt, MessageQueue.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar, cast
 
 from gantrymq.errors import CompressionError, IllegalMessage, ProtocolError, RecordError
@@ -15,6 +16,7 @@ from gantrymq.protocol.message_id import encode_offset_message_id
 from gantrymq.protocol.properties import decode_properties
 from gantrymq.protocol.record import Buffer, LateFields, Record, decode_host, decode_record, late_fields
 from gantrymq.protocol.sys_flag import COMPRESSED, COMPRESSION_MASK
+from gantrymq.times import duration_ms, timestamp_ms
 
 T = TypeVar("T")
 
@@ -22,8 +24,6 @@ T = TypeVar("T")
 KEPT_SIZE = 256 * 1024
 #: Number of a broker's default delay levels. If its messageDelayLevel has more, set the property DELAY.
 MAX_DELAY_LEVEL = 18
-#: An earlier time (before March 1973) is rejected, because it is probably in seconds. Ms since the epoch.
-EARLIEST_MS = 100_000_000_000
 
 
 class MessageQueue(NamedTuple):
@@ -47,8 +47,8 @@ class Message:
         sharding_key: Selects the queue. Messages with the same key go to the same queue, as long as the queues of the
             topic stay the same. To keep their order, send one after the other.
         delay_level: Delay level, 1 to 18. 0 for none. Only one of the three delay arguments is allowed.
-        delay_ms: Delay, in milliseconds.
-        deliver_at_ms: Delivery time, in milliseconds since the epoch.
+        delay: Delay, in seconds or as a timedelta.
+        deliver_at: Delivery time: a datetime with a time zone, or milliseconds since the epoch.
         priority: Priority, 0 or more. Consumers with POP receive a higher priority first. It selects the queue. The
             topic needs `message.type=PRIORITY`, and a queue for each priority. None for none.
         flag: A number for your own use.
@@ -69,8 +69,8 @@ class Message:
         keys: str | Iterable[str] | None = None,
         sharding_key: str | None = None,
         delay_level: int = 0,
-        delay_ms: int | None = None,
-        deliver_at_ms: int | None = None,
+        delay: float | timedelta | None = None,
+        deliver_at: datetime | int | None = None,
         priority: int | None = None,
         flag: int = 0,
         properties: dict[str, str] | None = None,
@@ -85,8 +85,8 @@ class Message:
             self.properties[names.KEYS] = keys if isinstance(keys, str) else _joined(keys)
         if sharding_key:
             self.properties[names.SHARDING_KEY] = sharding_key
-        if delay_level or delay_ms is not None or deliver_at_ms is not None:
-            self.properties.update([_delay(delay_level, delay_ms, deliver_at_ms)])
+        if delay_level or delay is not None or deliver_at is not None:
+            self.properties.update([_delay(delay_level, delay, deliver_at)])
         if priority is not None:
             if not isinstance(priority, int) or isinstance(priority, bool) or not 0 <= priority <= names.MAX_PRIORITY:
                 raise IllegalMessage(f"priority={priority!r}: must be a whole number from 0 to {names.MAX_PRIORITY}")
@@ -137,26 +137,19 @@ def _joined(keys: Iterable[str]) -> str:
     return names.KEY_SEPARATOR.join(keys)
 
 
-def _delay(level: int, after_ms: int | None, at_ms: int | None) -> tuple[str, str]:
+def _delay(level: object, delay: object, deliver_at: object) -> tuple[str, str]:
     """Returns name and value of the property that delays the message."""
-    given = {"delay_level": level or None, "delay_ms": after_ms, "deliver_at_ms": at_ms}
-    wanted = {name: value for name, value in given.items() if value is not None}
+    given = {"delay_level": level or None, "delay": delay, "deliver_at": deliver_at}
+    wanted = [name for name, value in given.items() if value is not None]
     if len(wanted) > 1:
         raise IllegalMessage(f"{' and '.join(wanted)}: a message has one delay")
-    ((name, value),) = wanted.items()
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise IllegalMessage(f"{name}={value!r}: a whole number is wanted")
-    if name == "delay_level":
-        if not 1 <= value <= MAX_DELAY_LEVEL:
-            raise IllegalMessage(f"delay_level={value}: 1 to {MAX_DELAY_LEVEL} are there; or take delay_ms")
-        return names.DELAY_TIME_LEVEL, str(value)
-    if value < 0:
-        raise IllegalMessage(f"{name}={value}: 0 or more is wanted")
-    if name == "delay_ms":
-        return names.TIMER_DELAY_MS, str(value)
-    if value < EARLIEST_MS:
-        raise IllegalMessage(f"deliver_at_ms={value} is in the 1970s: ms since the epoch are wanted, not seconds")
-    return names.TIMER_DELIVER_MS, str(value)
+    if delay is not None:
+        return names.TIMER_DELAY_MS, str(duration_ms("delay", delay, IllegalMessage))
+    if deliver_at is not None:
+        return names.TIMER_DELIVER_MS, str(timestamp_ms("deliver_at", deliver_at, IllegalMessage))
+    if not isinstance(level, int) or isinstance(level, bool) or not 1 <= level <= MAX_DELAY_LEVEL:
+        raise IllegalMessage(f"delay_level={level!r}: must be a whole number, 1 to {MAX_DELAY_LEVEL}; or use delay")
+    return names.DELAY_TIME_LEVEL, str(level)
 
 
 class _Packed:

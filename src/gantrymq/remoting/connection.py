@@ -70,6 +70,9 @@ GATHER_LIMIT = 2048
 class RpcHook(Protocol):
     """Called for each request and response of a connection (`RPCHook`): to sign, check or trace them.
 
+    The clients' option `hooks` exists beside middleware, because it also sees heartbeats, pulls and acknowledgements.
+    An access control of your own needs it to sign every request.
+
     Responses that a handler returns as encoded frames are not passed to hooks.
     """
 

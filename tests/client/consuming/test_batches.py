@@ -48,7 +48,7 @@ async def test_full_batches_and_the_rest(
         topic,
         handle if kind == "async" else plain,
         consume_batch_size=8,
-        consume_batch_wait_ms=1000,
+        consume_batch_wait=1,
     )
     async with nothing_left(), consumer:
         await until(lambda: sum(map(len, batches)) == len(BODIES))
@@ -90,7 +90,7 @@ async def test_each_message_has_its_outcome(
 
     await send_all(producer, topic, BODIES)
     size = len(BODIES)
-    async with consuming(name_server, unique, topic, handle, consume_batch_size=size, consume_batch_wait_ms=1500):
+    async with consuming(name_server, unique, topic, handle, consume_batch_size=size, consume_batch_wait=1.5):
         await until(lambda: sum(message.reconsume_times == 1 for message in got) == again)
     if again == 1:
         assert [message.body for message in got if message.reconsume_times] == [b"3"]
@@ -101,7 +101,7 @@ async def test_outcomes_of_another_number_are_none(
 ) -> None:
     await send_all(producer, topic, [b"1"])
     async with consuming(
-        name_server, unique, topic, lambda messages: [], consume_batch_size=2, consume_batch_wait_ms=1
+        name_server, unique, topic, lambda messages: [], consume_batch_size=2, consume_batch_wait=0.001
     ):
         await until(lambda: "or a sequence of 1 outcomes, not []" in caplog.text)
 
@@ -121,7 +121,7 @@ async def test_so_many_batches_at_a_time(name_server: str, producer: Producer, t
 
     await send_all(producer, topic, BODIES)
     async with consuming(
-        name_server, unique, topic, handle, consume_batch_size=2, consume_batch_wait_ms=10, concurrency=3
+        name_server, unique, topic, handle, consume_batch_size=2, consume_batch_wait=0.01, concurrency=3
     ):
         await until(lambda: now == 3)
         go_on.set()
@@ -146,7 +146,7 @@ async def test_a_close_cancels_a_batch_that_hangs(
         consumer = consuming(name_server, unique, topic, handle, consume_batch_size=1)
         await consumer.start()
         await begun.wait()
-        await consumer.close(0.1)
+        await consumer.close(timeout=0.1)
         assert cancelled.is_set()
 
 

@@ -65,7 +65,7 @@ found: set[bytes] = set()
 
 
 async def poll(consumer: LitePullConsumer) -> None:
-    found.update(message.body for message in await consumer.poll(200))
+    found.update(message.body for message in await consumer.poll(timeout=0.2))
 
 
 async def read_all(consumer: LitePullConsumer) -> None:
@@ -126,8 +126,8 @@ LITE_CALLS: dict[str, Callable[[LitePullConsumer], Coroutine[object, object, obj
     "seek": seek_all,
     "seek_to_begin": lambda consumer: on_one_queue(consumer, LitePullConsumer.seek_to_begin),
     "seek_to_end": lambda consumer: on_one_queue(consumer, LitePullConsumer.seek_to_end),
-    "seek_to_time": lambda consumer: on_one_queue(consumer, lambda c, q: c.seek_to_time(q, 1)),
-    "offset_for_time": lambda consumer: on_one_queue(consumer, lambda c, q: c.offset_for_time(q, 1)),
+    "seek_to_time": lambda consumer: on_one_queue(consumer, lambda c, q: c.seek_to_time(q, 0)),
+    "offset_for_time": lambda consumer: on_one_queue(consumer, lambda c, q: c.offset_for_time(q, 0)),
     "end_offset": lambda consumer: on_one_queue(consumer, LitePullConsumer.end_offset),
     "committed": lambda consumer: on_one_queue(consumer, LitePullConsumer.committed),
 }
@@ -163,7 +163,7 @@ async def test_a_call_of_a_lite_pull_consumer(name: str, cluster: ProcessCluster
 
 async def received(consumer: SimpleConsumer) -> MessageExt:
     async def some() -> MessageExt | None:
-        messages = await consumer.receive(max_messages=1, await_ms=500)
+        messages = await consumer.receive(max_messages=1, timeout=0.5)
         return messages[0] if messages else None
 
     return await until(some)
@@ -178,7 +178,7 @@ async def change(consumer: SimpleConsumer) -> None:
 
 
 SIMPLE_CALLS: dict[str, Callable[[SimpleConsumer], Coroutine[object, object, object]]] = {
-    "receive": lambda consumer: consumer.receive(max_messages=2, await_ms=300),
+    "receive": lambda consumer: consumer.receive(max_messages=2, timeout=0.3),
     "ack": ack,
     "change_invisible_time": change,
 }

@@ -204,7 +204,7 @@ async def test_threads_that_wait_for_room_end_with_their_pool() -> None:
         consumer = pushing(address, handle)
         await consumer.start()
         await until(lambda: len(handled) == 2)
-        closing = asyncio.ensure_future(consumer.close(0.2))
+        closing = asyncio.ensure_future(consumer.close(timeout=0.2))
         await closing
         release.set()
         await until(lambda: not [t for t in threading.enumerate() if t.name.startswith("gantrymq-handler")])

@@ -10,6 +10,7 @@ import pytest
 from wait_until import until
 
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
+from gantrymq.client.middleware import Middleware, ReceiveCall, ReceiveContext
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientClosed, ClientError
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue
@@ -27,7 +28,7 @@ async def poll_all(consumer: LitePullConsumer, count: int) -> list[bytes]:
     messages: list[MessageExt] = []
     async with asyncio.timeout(20):
         while len(messages) < count:
-            messages += await consumer.poll(500)
+            messages += await consumer.poll(timeout=0.5)
     return [message.body for message in messages]
 
 
@@ -39,7 +40,7 @@ async def test_subscribed_topics(name_server: str, producer: Producer, topic: st
         for tags in ("wanted", "unwanted", "wanted"):
             await producer.send(Message(topic, tags.encode(), tags=tags))
         assert await poll_all(consumer, 2) == [b"wanted"] * 2
-        assert await consumer.poll(100) == []
+        assert await consumer.poll(timeout=0.1) == []
 
 
 async def test_assigned_queues_and_seeking(name_server: str, queue: MessageQueue, unique: str) -> None:
@@ -52,7 +53,7 @@ async def test_assigned_queues_and_seeking(name_server: str, queue: MessageQueue
         await consumer.seek_to_begin(queue)
         assert (await consumer.poll(max_messages=1))[0].body == b"0"
         await consumer.seek_to_end(queue)
-        assert await consumer.poll(100) == []
+        assert await consumer.poll(timeout=0.1) == []
         await consumer.assign([])
         assert consumer.assignment == set()
         with pytest.raises(ClientError, match="not assigned"):
@@ -168,7 +169,7 @@ async def test_paused_queues_hand_nothing_out(
         await producer.send(Message(queue.topic, b"other"), queue=other)
         assert await poll_all(consumer, 1) == [b"other"]
         await consumer.seek(queue, 6)
-        assert await consumer.poll(200) == []
+        assert await consumer.poll(timeout=0.2) == []
         consumer.resume([queue])
         assert await poll_all(consumer, 4) == [b"6", b"7", b"8", b"9"]
         with pytest.raises(ClientError, match="not assigned"):
@@ -178,9 +179,9 @@ async def test_paused_queues_hand_nothing_out(
 async def test_what_was_pulled_before_a_pause_stays(name_server: str, queue: MessageQueue, unique: str) -> None:
     async with LitePullConsumer(name_server, unique, start_from="earliest") as consumer:
         await consumer.assign([queue])
-        assert [message.body for message in await consumer.poll(5000, max_messages=1)] == [b"0"]
+        assert [message.body for message in await consumer.poll(timeout=5, max_messages=1)] == [b"0"]
         consumer.pause([queue])
-        assert await consumer.poll(50) == []
+        assert await consumer.poll(timeout=0.05) == []
         consumer.resume([queue])
         assert await poll_all(consumer, 9) == [b"%d" % n for n in range(1, 10)]
 
@@ -250,7 +251,7 @@ async def test_offsets_on_this_machine(
         async with consumer:
             if (tmp_path / consumer_id(tmp_path, name) / unique).exists():
                 await until(lambda consumer=consumer: len(consumer.assignment) == 4)
-                assert await consumer.poll(200) == []
+                assert await consumer.poll(timeout=0.2) == []
             else:
                 assert len(await poll_all(consumer, 10)) == 10
                 await consumer.commit()
@@ -271,16 +272,45 @@ async def test_two_polls_at_once_are_refused(name_server: str, producer: Produce
     consumer = LitePullConsumer(name_server, unique, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
-        first = asyncio.ensure_future(consumer.poll(60_000))
+        first = asyncio.ensure_future(consumer.poll(timeout=60))
         await asyncio.sleep(0)
         with pytest.raises(ClientError, match="another poll"):
-            await consumer.poll(1)
+            await consumer.poll(timeout=0.001)
         await producer.send(Message(topic, b"x"))
         assert [message.body for message in await first] == [b"x"]
         # A cancelled poll is over.
-        second = asyncio.ensure_future(consumer.poll(60_000))
+        second = asyncio.ensure_future(consumer.poll(timeout=60))
         await asyncio.sleep(0)
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
             await second
-        assert await consumer.poll(1) == []
+        assert await consumer.poll(timeout=0.001) == []
+
+
+class FailingOnce(Middleware):
+    """Raises once, before or after a poll."""
+
+    def __init__(self, *, before: bool) -> None:
+        self.before = before
+        self.topics: list[str] = []
+
+    async def around_receive(self, call: ReceiveCall, context: ReceiveContext) -> list[MessageExt]:
+        if self.topics:
+            return await call(context)
+        self.topics += context.topics
+        if not self.before:
+            await call(context)
+        raise ValueError("as scripted")
+
+
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_middleware_that_fails_loses_and_repeats_no_message(
+    name_server: str, queue: MessageQueue, unique: str, before: bool
+) -> None:
+    failing = FailingOnce(before=before)
+    async with LitePullConsumer(name_server, unique, start_from="earliest", middleware=[failing]) as consumer:
+        await consumer.assign([queue])
+        with pytest.raises(ValueError, match="as scripted"):
+            await consumer.poll(timeout=20, max_messages=4)
+        assert failing.topics == [queue.topic]
+        assert await poll_all(consumer, 10) == [b"%d" % n for n in range(10)]

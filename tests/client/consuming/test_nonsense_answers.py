@@ -225,7 +225,7 @@ async def test_a_receive_asks_such_a_broker_few_times() -> None:
         consumer = SimpleConsumer(address, "group")
         consumer.subscribe("topic")
         async with consumer:
-            assert await consumer.receive(await_ms=1500) == []
+            assert await consumer.receive(timeout=1.5) == []
     assert broker.pops < 30
 
 

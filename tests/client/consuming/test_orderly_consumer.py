@@ -83,7 +83,7 @@ async def test_a_failure_stops_its_queue_only(name_server: str, producer: Produc
             raise ValueError("not yet")
 
     await send_numbers(producer, topic, 5)
-    consumer = PushConsumer(name_server, unique, handle, orderly=True, suspend_s=0.02, start_from="earliest")
+    consumer = PushConsumer(name_server, unique, handle, orderly=True, suspend=0.02, start_from="earliest")
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: sum(queue_id != 1 for queue_id, _, _ in came) == 15)
@@ -113,7 +113,7 @@ async def test_a_hopeless_message_makes_way(
         unique,
         handle,
         orderly=True,
-        suspend_s=0.01,
+        suspend=0.01,
         max_reconsume_times=2,
         start_from="earliest",
     )
@@ -124,7 +124,7 @@ async def test_a_hopeless_message_makes_way(
             await reader.assign(await _queues_when_there(reader, f"%DLQ%{unique}"))
             for dead in reader.assignment:
                 await reader.seek_to_begin(dead)
-            (message,) = await reader.poll(10_000)
+            (message,) = await reader.poll(timeout=10)
     assert came == [(b"hopeless", 0), (b"hopeless", 1), (b"hopeless", 2), (b"next", 0)]
     failures = [line for line in caplog.messages if line.startswith(f"handler failed: topic {topic!r}, message ")]
     assert [line.partition(" attempt ")[2] for line in failures] == [

@@ -7,15 +7,16 @@ import contextlib
 import threading
 import time
 from collections import Counter
+from contextvars import ContextVar
 
 import pytest
 from inbox import Inbox, queues_of, send_all
 from wait_until import until
 
-from gantrymq.client.consuming.consume_hooks import ConsumeContext, ConsumeReturnType
 from gantrymq.client.consuming.lite_pull_consumer import LitePullConsumer
 from gantrymq.client.consuming.process_queue import FlowLimits
 from gantrymq.client.consuming.push_consumer import PushConsumer
+from gantrymq.client.middleware import ConsumeCall, ConsumeContext, Middleware
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import ClientError, IllegalMessage
 from gantrymq.protocol.message import Message, MessageExt
@@ -113,7 +114,7 @@ async def test_a_hopeless_message_goes_to_the_dead_letters(
             await reader.assign(queues)
             for queue in queues:
                 await reader.seek_to_begin(queue)
-            (message,) = await reader.poll(10_000)
+            (message,) = await reader.poll(timeout=10)
     assert message.body == b"hopeless"
     assert message.properties["RETRY_TOPIC"] == topic
     assert tries == [0, 1]
@@ -159,7 +160,7 @@ async def test_what_was_not_finished_is_delivered_again(
     consumer.subscribe(topic)
     await consumer.start()
     await until(lambda: begun)
-    await consumer.close(timeout_s=0.05)
+    await consumer.close(timeout=0.05)
     inbox = Inbox()
     consumer = PushConsumer(name_server, unique, inbox)
     consumer.subscribe(topic)
@@ -208,8 +209,8 @@ def test_wrong_use_is_refused() -> None:
         asyncio.run(consumer.start())
     with pytest.raises(ClientError, match="concurrency"):
         PushConsumer("127.0.0.1:9876", "group", Inbox(), concurrency=0)
-    with pytest.raises(ClientError, match="consume_timeout_s"):
-        PushConsumer("127.0.0.1:9876", "group", Inbox(), consume_timeout_s=0)
+    with pytest.raises(ClientError, match="consume_timeout"):
+        PushConsumer("127.0.0.1:9876", "group", Inbox(), consume_timeout=0)
     with pytest.raises(ClientError, match="neither orderly nor broadcasting"):
         PushConsumer("127.0.0.1:9876", "group", Inbox(), client_rebalance=False, orderly=True)
 
@@ -250,7 +251,7 @@ async def test_a_handler_that_takes_too_long_is_overtaken(
             release.wait(30)
             raise ValueError("too late to matter")
 
-    consumer = PushConsumer(name_server, unique, handle, consume_timeout_s=0.3)
+    consumer = PushConsumer(name_server, unique, handle, consume_timeout=0.3)
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: queues_of(consumer, topic) == 4)
@@ -281,35 +282,56 @@ async def test_namespaces_keep_groups_and_topics_apart(name_server: str, unique:
     assert tries == [(unique, 0), (unique, 1)]
 
 
-async def test_hooks_and_traces(name_server: str, producer: Producer, topic: str, unique: str) -> None:
-    class Hook:
-        def __init__(self) -> None:
-            self.seen: list[tuple[str, ConsumeReturnType, str]] = []
+VARIABLE: ContextVar[str] = ContextVar("variable", default="")
 
-        def before(self, context: ConsumeContext) -> None:
-            context.attributes["begun"] = context.message.msg_id
 
-        def after(self, context: ConsumeContext) -> None:
-            self.seen.append((context.attributes["begun"], context.return_type, repr(context.error)))
+class Outcomes(Middleware):
+    """Records the outcome of each handler, and sets a context variable for it."""
 
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def around_consume(self, call: ConsumeCall, context: ConsumeContext) -> None:
+        VARIABLE.set(context.group)
+        try:
+            await call(context)
+        except Exception as e:
+            self.seen.append(repr(e))
+            raise
+        self.seen.append("consumed")
+
+
+@pytest.mark.parametrize("is_coroutine", [False, True])
+async def test_middleware_and_traces(
+    name_server: str, producer: Producer, topic: str, unique: str, is_coroutine: bool
+) -> None:
     traces = f"{unique}_traces"
     await producer.send(Message(traces, b"makes the topic"))
-    hook = Hook()
+    outcomes, variables = Outcomes(), []
 
     def handle(message: MessageExt) -> None:
+        variables.append(VARIABLE.get())
         if not message.reconsume_times:
             raise ValueError("not yet")
 
-    consumer = PushConsumer(name_server, unique, handle, consume_hooks=[hook], enable_trace=True, trace_topic=traces)
+    async def handle_in_task(message: MessageExt) -> None:
+        handle(message)
+
+    consumer = PushConsumer(
+        name_server,
+        unique,
+        handle_in_task if is_coroutine else handle,
+        middleware=[outcomes],
+        enable_trace=True,
+        trace_topic=traces,
+    )
     consumer.subscribe(topic)
     async with consumer:
         await until(lambda: queues_of(consumer, topic) == 4)
         sent = await producer.send(Message(topic, b"traced", keys="a b"))
-        await until(lambda: len(hook.seen) == 2)
-    assert [(return_type, error) for _, return_type, error in hook.seen] == [
-        (ConsumeReturnType.EXCEPTION, "ValueError('not yet')"),
-        (ConsumeReturnType.SUCCESS, "None"),
-    ]
+        await until(lambda: len(outcomes.seen) == 2)
+    assert outcomes.seen == ["ValueError('not yet')", "consumed"]
+    assert variables == [unique, unique]
     reader = LitePullConsumer(name_server, f"{unique}_reader", start_from="earliest")
     reader.subscribe(traces)
     async with reader:
@@ -337,3 +359,31 @@ async def test_a_handler_may_be_cancelled_from_within(
         await until(lambda: queues_of(consumer, topic) == 4)
         await send_all(producer, topic, [b"cancelled"])
         await until(lambda: tries == [0, 1])
+
+
+async def test_a_decorated_handler(name_server: str, producer: Producer, topic: str, unique: str) -> None:
+    consumer = PushConsumer(name_server, unique, start_from="earliest")
+    consumer.subscribe(topic)
+    inbox = Inbox()
+
+    @consumer.handler
+    async def handle(message: MessageExt) -> None:
+        await inbox(message)
+
+    async with consumer:
+        await producer.send(Message(topic, b"greeting"))
+        await until(lambda: inbox.bodies == [b"greeting"])
+
+
+async def test_one_handler_exactly() -> None:
+    consumer = PushConsumer("127.0.0.1:9876", "group")
+    consumer.subscribe("topic")
+    with pytest.raises(ClientError, match=r"no handler: decorate a function with `@consumer\.handler`"):
+        await consumer.start()
+    with pytest.raises(ClientError, match=r"can't be called with a message"):
+        consumer.handler(lambda: None)  # type: ignore[type-var]
+    handler = Inbox()
+    assert consumer.handler(handler) is handler
+    for made in (consumer, PushConsumer("127.0.0.1:9876", "group", handler)):
+        with pytest.raises(ClientError, match="the consumer of group group has a handler: "):
+            made.handler(Inbox())

@@ -41,7 +41,7 @@ async def consuming(
 
     async def poll() -> None:
         while True:
-            inbox.messages += await lite.poll(1000)
+            inbox.messages += await lite.poll(timeout=1)
 
     async with lite:
         polling = asyncio.create_task(poll())

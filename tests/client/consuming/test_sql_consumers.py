@@ -56,10 +56,10 @@ async def test_simple(name_server: str, sent: str, unique: str) -> None:
     bodies: list[bytes] = []
     async with consumer, asyncio.timeout(30):
         while len(bodies) < len(WANTED):
-            for message in await consumer.receive(await_ms=5000):
+            for message in await consumer.receive(timeout=5):
                 bodies.append(message.body)
                 await consumer.ack(message)
-        assert await consumer.receive(await_ms=0) == []
+        assert await consumer.receive(timeout=0) == []
     assert sorted(bodies) == WANTED
 
 

@@ -94,8 +94,8 @@ def test_when_a_failed_message_comes_again() -> None:
 
 
 def test_impossible_options_are_refused() -> None:
-    with pytest.raises(ClientError, match="invisible_ms"):
-        PopOptions(invisible_ms=4999)
+    with pytest.raises(ClientError, match="invisible_time"):
+        PopOptions(invisible_time=4.999)
     with pytest.raises(ClientError, match="batch_size"):
         PopOptions(batch_size=33)
     with pytest.raises(ClientError, match="brokers share out"):

@@ -21,7 +21,7 @@ async def receive_all(consumer: SimpleConsumer, count: int, **options: int) -> l
     messages: list[MessageExt] = []
     async with asyncio.timeout(30):
         while len(messages) < count:
-            messages += await consumer.receive(**({"await_ms": 1000} | options))
+            messages += await consumer.receive(**({"timeout": 1} | options))
     return messages
 
 
@@ -44,7 +44,7 @@ async def test_what_is_acknowledged_does_not_come_again(
         assert {message.topic for message in messages} == {topic}
         for message in messages:
             await consumer.ack(message)
-        assert await consumer.receive(await_ms=100) == []
+        assert await consumer.receive(timeout=0.1) == []
 
 
 async def test_what_is_not_acknowledged_comes_again(
@@ -55,8 +55,8 @@ async def test_what_is_not_acknowledged_comes_again(
     consumer.subscribe(topic)
     async with consumer:
         asked = time.monotonic()
-        (first,) = await receive_all(consumer, 1, invisible_ms=1000)
-        (second,) = await receive_all(consumer, 1, invisible_ms=60_000)
+        (first,) = await receive_all(consumer, 1, invisible_time=1)
+        (second,) = await receive_all(consumer, 1, invisible_time=60)
         # The invisible duration of one second began at some time after the request.
         assert time.monotonic() - asked >= 0.99
         assert (first.body, second.body) == (b"again", b"again")
@@ -70,9 +70,9 @@ async def test_the_invisible_time_can_be_changed(name_server: str, producer: Pro
     consumer = SimpleConsumer(name_server, unique)
     consumer.subscribe(topic)
     async with consumer:
-        (message,) = await receive_all(consumer, 1, invisible_ms=300_000)
+        (message,) = await receive_all(consumer, 1, invisible_time=300)
         before = message.properties[POP_CK]
-        await consumer.change_invisible_time(message, 1000)
+        await consumer.change_invisible_time(message, 1)
         assert message.properties[POP_CK] != before
         (again,) = await receive_all(consumer, 1)
         assert again.body == b"sooner"
@@ -90,7 +90,7 @@ async def test_two_consumers_share_one_queue(name_server: str, producer: Produce
         async with asyncio.timeout(30):
             while sum(map(len, taken)) < 40:
                 for consumer, messages in zip(consumers, taken, strict=True):
-                    messages += await consumer.receive(max_messages=10, await_ms=1000)
+                    messages += await consumer.receive(max_messages=10, timeout=1)
     assert all(taken)
     assert sorted(message.body for messages in taken for message in messages) == [b"%02d" % n for n in range(40)]
 
@@ -99,7 +99,7 @@ async def test_waits_for_a_message(name_server: str, producer: Producer, topic: 
     consumer = SimpleConsumer(name_server, unique)
     consumer.subscribe(topic)
     async with consumer:
-        waiting = asyncio.create_task(consumer.receive(await_ms=20_000))
+        waiting = asyncio.create_task(consumer.receive(timeout=20))
         await asyncio.sleep(0.5)
         assert not waiting.done()
         await producer.send(Message(topic, b"at last"))
@@ -116,7 +116,7 @@ async def test_tags_are_compared_as_text(name_server: str, producer: Producer, t
     consumer.subscribe(topic, tags="Aa")
     async with consumer:
         assert [message.body for message in await receive_all(consumer, 1)] == [b"Aa"]
-        assert await consumer.receive(await_ms=100) == []
+        assert await consumer.receive(timeout=0.1) == []
 
 
 async def test_several_topics_take_turns(name_server: str, producer: Producer, topic: str, unique: str) -> None:
@@ -150,7 +150,7 @@ async def test_in_a_namespace(name_server: str, unique: str) -> None:
     async with consumer:
         (message,) = await receive_all(consumer, 1)
         assert message.topic == unique
-        await consumer.change_invisible_time(message, 60_000)
+        await consumer.change_invisible_time(message, 60)
         await consumer.ack(message)
 
 
@@ -201,7 +201,7 @@ async def test_a_broker_that_is_gone_does_not_stop_the_others(
     consumer = SimpleConsumer(name_server, unique)
     consumer.subscribe(topic)
     async with consumer:
-        assert await consumer.receive(await_ms=0) == []
+        assert await consumer.receive(timeout=0) == []
         assert consumer._client
         route = consumer._client.routes.cached(topic)
         assert route
@@ -213,7 +213,7 @@ async def test_a_broker_that_is_gone_does_not_stop_the_others(
         # If no broker is left, it is an error.
         consumer._client.routes.all_brokers()["broker-a"] = {0: "127.0.0.1:1"}
         with pytest.raises(ConnectFailed):
-            await consumer.receive(await_ms=1000)
+            await consumer.receive(timeout=1)
 
 
 @pytest.mark.parametrize("handle", ["nonsense", "1 2 3 4 0 broker-b 5 6"])

@@ -22,7 +22,7 @@ def main(name_server: str, topic: str) -> None:
         consumer = PushConsumer(name_server, "answering", answer)
         consumer.subscribe(topic)
         with SyncPushConsumer(consumer):
-            producer.request(Message(topic, b"question"), 20_000)
+            producer.request(Message(topic, b"question"), timeout=20)
             print("ready", flush=True)
             sys.stdin.read()
 

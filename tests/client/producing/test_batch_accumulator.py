@@ -48,7 +48,7 @@ def accumulating(send: Send, **options: Any) -> BatchAccumulator:
 
 async def test_a_full_batch_goes_at_once() -> None:
     sends = Sends()
-    accumulator = accumulating(sends, linger_ms=30_000, batch_size=300)
+    accumulator = accumulating(sends, linger=30, batch_size=300)
     futures = [accumulator.add(("t", None), part(n), 3000) for n in range(3)]
     results = await asyncio.wait_for(asyncio.gather(*futures), 10)
     assert sends.batches == [(("t", None), ["ID0", "ID1", "ID2"], 3000)]
@@ -59,14 +59,14 @@ async def test_a_full_batch_goes_at_once() -> None:
 
 async def test_a_batch_that_is_not_full_goes_after_its_time() -> None:
     sends = Sends()
-    accumulator = accumulating(sends, linger_ms=10)
+    accumulator = accumulating(sends, linger=0.01)
     future = accumulator.add(("t", None), part(1), 3000)
     assert (await asyncio.wait_for(future, 10)).msg_id == "ID1"
 
 
 async def test_topics_and_queues_are_kept_apart() -> None:
     sends = Sends()
-    accumulator = accumulating(sends, linger_ms=30_000)
+    accumulator = accumulating(sends, linger=30)
     keys: list[BatchKey] = [("t", None), ("u", None), ("t", QUEUE)]
     for n in range(6):
         accumulator.add(keys[n % 3], part(n), 1000 * n)
@@ -76,7 +76,7 @@ async def test_topics_and_queues_are_kept_apart() -> None:
 
 async def test_a_message_that_does_not_fit_begins_a_batch() -> None:
     sends = Sends()
-    accumulator = accumulating(sends, linger_ms=30_000, batch_size=250)
+    accumulator = accumulating(sends, linger=30, batch_size=250)
     for n, size in enumerate([100, 100, 100, 1000]):
         accumulator.add(("t", None), part(n, size), 3000)
     await accumulator.flush()
@@ -86,7 +86,7 @@ async def test_a_message_that_does_not_fit_begins_a_batch() -> None:
 async def test_an_error_is_that_of_every_message() -> None:
     sends = Sends()
     sends.error = RequestTimeout("as scripted", "broker")
-    accumulator = accumulating(sends, linger_ms=1)
+    accumulator = accumulating(sends, linger=0.001)
     futures = [accumulator.add(("t", None), part(n), 3000) for n in range(5)]
     futures[2].cancel()
     results = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 10)
@@ -97,7 +97,7 @@ async def test_an_error_is_that_of_every_message() -> None:
 async def test_senders_wait_for_room() -> None:
     sends = Sends()
     sends.held = asyncio.Event()
-    accumulator = accumulating(sends, linger_ms=30_000, batch_size=200, buffer_bytes=400)
+    accumulator = accumulating(sends, linger=30, batch_size=200, buffer_bytes=400)
     for n in range(4):
         accumulator.add(("t", None), part(n), 3000)
     order: list[int] = []
@@ -119,7 +119,7 @@ async def test_a_queue_that_keeps_batches_whole_has_one_offset_id() -> None:
     async def send(key: BatchKey, parts: Sequence[EncodedMessage], timeout_ms: int) -> SendResult:
         return SendResult(SendStatus.SEND_OK, "", QUEUE, 40, "ONE")
 
-    accumulator = accumulating(send, linger_ms=1)
+    accumulator = accumulating(send, linger=0.001)
     futures = [accumulator.add(("t", None), part(n), 3000) for n in range(2)]
     results = await asyncio.wait_for(asyncio.gather(*futures), 10)
     assert [(result.msg_id, result.offset_msg_id) for result in results] == [("ID0", "ONE"), ("ID1", "ONE")]
@@ -128,7 +128,7 @@ async def test_a_queue_that_keeps_batches_whole_has_one_offset_id() -> None:
 @pytest.mark.parametrize("count", [0, 1])
 async def test_flush_waits_for_what_is_under_way(count: int) -> None:
     sends = Sends()
-    accumulator = accumulating(sends, linger_ms=30_000)
+    accumulator = accumulating(sends, linger=30)
     futures = [accumulator.add(("t", None), part(n), 3000) for n in range(count)]
     await accumulator.flush()
     assert all(future.done() for future in futures)
@@ -136,7 +136,7 @@ async def test_flush_waits_for_what_is_under_way(count: int) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"linger_ms": -1}, {"linger_ms": 30_001}, {"batch_size": 0}, {"batch_size": 2**21 + 1}, {"buffer_bytes": 0}],
+    [{"linger": -0.001}, {"linger": 30.001}, {"batch_size": 0}, {"batch_size": 2**21 + 1}, {"buffer_bytes": 0}],
 )
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ClientError, match=next(iter(options))):
@@ -146,7 +146,7 @@ def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
 async def test_who_waited_for_room_does_not_wait_again() -> None:
     sends = Sends()
     held = sends.held = asyncio.Event()
-    accumulator = accumulating(sends, linger_ms=30_000, batch_size=200, buffer_bytes=200)
+    accumulator = accumulating(sends, linger=30, batch_size=200, buffer_bytes=200)
     first = accumulator.add(("t", None), part(0, 200), 3000)
     # Another caller is faster, and fills the buffer before the waiting caller continues.
     first.add_done_callback(lambda done: (held.clear(), accumulator.add(("t", None), part(1, 200), 3000)))
@@ -163,7 +163,7 @@ async def test_only_so_many_batches_are_under_way() -> None:
     """A slow broker has few pending batches. The rest stay within their timeout as long as some get responses."""
     sends = Sends()
     sends.held = asyncio.Event()
-    accumulator = accumulating(sends, linger_ms=30_000, batch_size=100)
+    accumulator = accumulating(sends, linger=30, batch_size=100)
     futures = [accumulator.add(("t", None), part(n), 1000) for n in range(3 * MAX_UNDER_WAY)]
     await until(lambda: sends.batches)
     assert len(sends.batches) == MAX_UNDER_WAY
@@ -182,7 +182,7 @@ async def test_when_nothing_is_answered_the_rest_is_not_sent(caplog: pytest.LogC
         await asyncio.sleep(timeout_ms / 1000)
         raise RequestTimeout("as scripted", "broker")
 
-    accumulator = accumulating(send, linger_ms=30_000, batch_size=100)
+    accumulator = accumulating(send, linger=30, batch_size=100)
     for n in range(10 * MAX_UNDER_WAY):
         accumulator.add(("t", None), part(n), 50)
     # A busy program: the first batches are sent nevertheless.
@@ -198,7 +198,7 @@ async def test_when_nothing_is_answered_the_rest_is_not_sent(caplog: pytest.LogC
 
 async def test_other_tasks_go_on_while_one_enqueues() -> None:
     broker = ProducerBroker()
-    async with producer_over(broker, linger_ms=30_000, batch_size=1000) as producer:
+    async with producer_over(broker, linger=30, batch_size=1000) as producer:
         for _ in range(1000):
             await producer.enqueue(Message("topic", b"x"))
             if broker.sent:
@@ -214,7 +214,7 @@ async def test_a_flush_waits_for_the_messages_before_it() -> None:
         await held[key[0]].wait()
         return SendResult(SendStatus.SEND_OK, parts[0].msg_id, QUEUE, 40, "OFFSET")
 
-    accumulator = accumulating(send, linger_ms=30_000, batch_size=100)
+    accumulator = accumulating(send, linger=30, batch_size=100)
     accumulator.add(("before", None), part(0), 3000)
     flush = asyncio.create_task(accumulator.flush())
     await asyncio.sleep(0)
@@ -230,7 +230,7 @@ async def test_a_flush_waits_for_the_messages_before_it() -> None:
 
 async def test_flush_of_a_producer() -> None:
     broker = ProducerBroker()
-    async with producer_over(broker, linger_ms=30_000) as producer:
+    async with producer_over(broker, linger=30) as producer:
         futures = [await producer.enqueue(Message("topic", b"%d" % n)) for n in range(3)]
         await producer.flush()
         assert [future.result().status for future in futures] == [SendStatus.SEND_OK] * 3
@@ -245,7 +245,7 @@ async def test_each_message_gets_an_error_of_its_own() -> None:
     """A shared error object would collect the tracebacks and notes of all callers."""
     sends = Sends()
     sends.error = RequestTimeout("127.0.0.1:1 did not answer", "127.0.0.1:1")
-    accumulator = accumulating(sends, linger_ms=1)
+    accumulator = accumulating(sends, linger=0.001)
     futures = [accumulator.add(("t", None), part(n), 3000) for n in range(3)]
     errors = await asyncio.gather(*futures, return_exceptions=True)
     assert [str(error) for error in errors] == ["127.0.0.1:1 did not answer"] * 3
@@ -255,7 +255,7 @@ async def test_each_message_gets_an_error_of_its_own() -> None:
 async def test_nobody_waits_for_a_batch_whose_send_was_cancelled() -> None:
     sends = Sends()
     sends.held = asyncio.Event()
-    accumulator = accumulating(sends, linger_ms=1)
+    accumulator = accumulating(sends, linger=0.001)
     futures = [accumulator.add(("t", None), part(n), 3000) for n in range(3)]
     await until(lambda: sends.batches)
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -269,7 +269,7 @@ async def test_nobody_waits_for_a_batch_whose_answer_cannot_be_read() -> None:
     async def send(key: BatchKey, parts: Sequence[EncodedMessage], timeout_ms: int) -> SendResult:
         return None  # type: ignore[return-value]
 
-    accumulator = accumulating(send, linger_ms=1)
+    accumulator = accumulating(send, linger=0.001)
     futures = [accumulator.add(("t", None), part(n), 3000) for n in range(3)]
     outcomes = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 10)
     assert all(isinstance(outcome, TypeError) for outcome in outcomes)
@@ -278,7 +278,7 @@ async def test_nobody_waits_for_a_batch_whose_answer_cannot_be_read() -> None:
 async def test_a_close_waits_for_answers_not_for_ever() -> None:
     sends = Sends()
     sends.held = asyncio.Event()
-    accumulator = accumulating(sends, linger_ms=30_000, batch_size=100)
+    accumulator = accumulating(sends, linger=30, batch_size=100)
     futures = [accumulator.add(("t", None), part(n), 3000) for n in range(MAX_UNDER_WAY + 1)]
     async with asyncio.timeout(10):
         await accumulator.close(0.05)

@@ -52,7 +52,7 @@ async def enqueue(producer: Producer) -> None:
 
 
 async def recall(producer: Producer) -> None:
-    sent = await producer.send(Message(TOPIC, b"later", delay_ms=60_000))
+    sent = await producer.send(Message(TOPIC, b"later", delay=60))
     assert sent.recall_handle
     await producer.recall(TOPIC, sent.recall_handle)
 
@@ -66,7 +66,7 @@ def plain(name_server: str) -> Producer:
 
 
 def gathering(name_server: str) -> Producer:
-    return Producer(name_server, "producers", linger_ms=1, batch_size=2500, buffer_bytes=2500)
+    return Producer(name_server, "producers", linger=0.001, batch_size=2500, buffer_bytes=2500)
 
 
 def tracing(name_server: str) -> Producer:
@@ -91,7 +91,7 @@ CALLS: dict[str, tuple[Kind, Call]] = {
     "queues": (plain, lambda producer: producer.queues(TOPIC)),
     "send in a batch": (gathering, lambda producer: producer.send(Message(TOPIC, b"x"))),
     "enqueue": (gathering, enqueue),
-    "request": (plain, lambda producer: producer.request(Message(QUESTIONS, b"question"), 10_000)),
+    "request": (plain, lambda producer: producer.request(Message(QUESTIONS, b"question"), timeout=10)),
     "recall": (plain, recall),
     "transaction": (transactional, lambda producer: producer.send_in_transaction(Message(TOPIC, b"x"))),
     "transaction in a thread": (

@@ -93,10 +93,10 @@ async def test_transactions_go_to_the_other(cluster: ProcessCluster) -> None:
 
 async def test_javas_way_by_options(cluster: ProcessCluster) -> None:
     """As in Java, the first attempt may use the whole timeout."""
-    async with Producer(cluster.namesrv_addr, "hung", try_timeout_ms=500, send_latency_fault_enable=False) as producer:
+    async with Producer(cluster.namesrv_addr, "hung", try_timeout=0.5, send_latency_fault_enable=False) as producer:
         await send_all(producer, AT_A_TIME)
         with hanging(cluster.brokers[0]):
             results = await asyncio.gather(
-                *(producer.send(Message(TOPIC, b"x"), 500) for _ in range(10)), return_exceptions=True
+                *(producer.send(Message(TOPIC, b"x"), timeout=0.5) for _ in range(10)), return_exceptions=True
             )
     assert {type(result) for result in results if isinstance(result, BaseException)} == {SendOutcomeUnknown}

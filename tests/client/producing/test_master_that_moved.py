@@ -63,18 +63,18 @@ async def test_the_route_is_asked_for_while_the_broker_hangs(monkeypatch: pytest
         brokers.hung.hangs = True
         # After this timeout, the connection counts as lost.
         with pytest.raises(SendOutcomeUnknown):
-            await producer.send(Message("topic", b"1"), 1000, queue=QUEUE)
+            await producer.send(Message("topic", b"1"), timeout=1, queue=QUEUE)
         brokers.master(brokers.other, brokers.hung)
         routes = producer.client.routes
         await until(lambda: routes.master_address("broker") == brokers.other.address, 10)
-        await producer.send(Message("topic", b"2"), 1000, queue=QUEUE)
+        await producer.send(Message("topic", b"2"), timeout=1, queue=QUEUE)
         assert [sent.body for sent in brokers.other.sent] == [b"2"]
 
 
 async def test_nobody_waits_for_a_former_master_that_hangs() -> None:
     async with moving() as (brokers, producer):
         brokers.hung.hangs = True
-        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), 30_000, queue=QUEUE))
+        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), timeout=30, queue=QUEUE))
         await until(lambda: brokers.hung.sent)
         brokers.master(brokers.other, brokers.hung)
         await producer.client.routes.refresh("topic")
@@ -87,7 +87,7 @@ async def test_the_route_is_requested_while_a_send_waits_for_a_hung_master(caplo
         await producer.client.routes.get("topic")
         await producer.client.greet_new_brokers()
         brokers.hung.hangs = True
-        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), 30_000))
+        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), timeout=30))
         await until(lambda: brokers.hung.sent)
         brokers.master(brokers.other, brokers.hung)
         await waiting
@@ -98,7 +98,7 @@ async def test_the_route_is_requested_while_a_send_waits_for_a_hung_master(caplo
 
 async def test_a_former_master_that_lives_answers_itself() -> None:
     async with moving() as (brokers, producer):
-        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), 30_000, queue=QUEUE))
+        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), timeout=30, queue=QUEUE))
         await until(lambda: brokers.hung.sent)
         brokers.master(brokers.other, brokers.hung)
         client = producer.client
@@ -125,7 +125,7 @@ async def test_a_send_to_one_queue_ends_in_its_time_when_nobody_is_master() -> N
     async with moving() as (brokers, producer):
         brokers.hung.refuse(ResponseCode.SYSTEM_BUSY, RefusalReason.NOT_MASTER)
         with pytest.raises(BrokerUnavailable, match="answered code 2") as raised:
-            await producer.send(Message("topic", b"1"), 1000, queue=QUEUE)
+            await producer.send(Message("topic", b"1"), timeout=1, queue=QUEUE)
         assert isinstance(raised.value.__cause__, BrokerError)
         assert len(brokers.hung.sent) > 1
 
@@ -141,8 +141,8 @@ async def test_a_send_to_one_queue_that_is_refused_is_not_sent_again() -> None:
 async def test_a_send_goes_to_a_broker_that_has_returned_to_the_route() -> None:
     """The only known broker loses its master during a send. Then another broker of the topic registers."""
     returned = ProducerBroker("returned")
-    async with moving(try_timeout_ms=200) as (brokers, producer), serving([returned]):
-        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), 10_000))
+    async with moving(try_timeout=0.2) as (brokers, producer), serving([returned]):
+        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), timeout=10))
         await until(lambda: brokers.hung.sent)
         brokers.without_master()
         asked = len(brokers.name_server.asked)
@@ -160,7 +160,7 @@ async def test_one_of_two_brokers_that_have_returned_hangs() -> None:
     hanging, other = ProducerBroker("hanging", answer=None), ProducerBroker("other")
     async with moving() as (brokers, producer), serving([hanging, other]):
         brokers.hung.refuse(ResponseCode.SYSTEM_BUSY, RefusalReason.NOT_MASTER)
-        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), 10_000))
+        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), timeout=10))
         await until(lambda: brokers.hung.sent)
         brokers.name_server.routes["topic"] = TopicRouteData(
             [QueueData("hanging", 1, 1, 6), QueueData("other", 1, 1, 6)],
@@ -173,10 +173,10 @@ async def test_one_of_two_brokers_that_have_returned_hangs() -> None:
 
 
 async def test_a_send_waits_for_a_master_for_all_of_its_timeout() -> None:
-    """`try_timeout_ms` limits a request, and not the wait for a master."""
-    async with moving(try_timeout_ms=200) as (brokers, producer):
+    """`try_timeout` limits a request, and not the wait for a master."""
+    async with moving(try_timeout=0.2) as (brokers, producer):
         began = monotonic()
-        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), 2000))
+        waiting = asyncio.ensure_future(producer.send(Message("topic", b"1"), timeout=2))
         await until(lambda: brokers.hung.sent)
         brokers.without_master()
         with pytest.raises(SendOutcomeUnknown, match="may be stored"):

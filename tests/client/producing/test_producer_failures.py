@@ -89,7 +89,7 @@ async def test_the_timeout_is_for_all_tries_together() -> None:
         await producer.queues("topic")
         start = time.monotonic()
         with pytest.raises(SendOutcomeUnknown):
-            await producer.send(MESSAGE, timeout_ms=500)
+            await producer.send(MESSAGE, timeout=0.5)
         assert time.monotonic() - start >= 0.45
     assert len(silent.sends) == 1
 
@@ -144,12 +144,12 @@ async def test_a_topic_whose_broker_has_no_master_is_unavailable_for_a_while() -
     name_server.routes["topic"].broker_datas[0].broker_addrs = {2: "127.0.0.1:1"}
     async with serving([name_server, broker]), Producer(name_server.address, "producers") as producer:
         with pytest.raises(BrokerUnavailable, match="no writable queue on a broker with a master"):
-            await producer.send(MESSAGE, 300)
+            await producer.send(MESSAGE, timeout=0.3)
         for queue in (None, MessageQueue("topic", "broker", 0)):
             name_server.routes["topic"] = route_over({"broker": broker.address})
             name_server.routes["topic"].broker_datas[0].broker_addrs = {2: "127.0.0.1:1"}
             await producer.client.routes.refresh("topic")
-            sending = asyncio.ensure_future(producer.send(MESSAGE, 20_000, queue))
+            sending = asyncio.ensure_future(producer.send(MESSAGE, timeout=20, queue=queue))
             asked = len(name_server.asked)
             await until(lambda asked=asked: len(name_server.asked) > asked)
             name_server.routes["topic"] = route
@@ -180,7 +180,7 @@ async def test_a_silent_name_server_takes_no_longer_than_the_timeout() -> None:
     async with silent_server() as address, Producer(address, "producers") as producer:
         start = time.monotonic()
         with pytest.raises(RequestTimeout, match="no route of topic"):
-            await producer.send(MESSAGE, timeout_ms=200)
+            await producer.send(MESSAGE, timeout=0.2)
         assert time.monotonic() - start < 2.5
 
 

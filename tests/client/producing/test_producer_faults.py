@@ -61,7 +61,7 @@ async def test_no_acknowledged_message_is_lost(tmp_path: Path, fault: Fault) -> 
         sends = Sends()
         # The fault table would exclude the broker for longer than the test takes.
         async with Producer(
-            cluster.namesrv_addr, "numbers", try_timeout_ms=500, send_latency_fault_enable=False
+            cluster.namesrv_addr, "numbers", try_timeout=0.5, send_latency_fault_enable=False
         ) as producer:
             failing = asyncio.create_task(fault(cluster, sends))
             await send_numbered(producer, range(count), sends)
@@ -118,7 +118,7 @@ async def test_a_connection_that_swallows_everything(tmp_path: Path) -> None:
     async with two_brokers(tmp_path) as cluster, Proxy(cluster.brokers[0].address) as proxy, asyncio.timeout(90):
         sends = Sends()
         async with Producer(
-            cluster.namesrv_addr, "numbers", try_timeout_ms=300, send_latency_fault_enable=True
+            cluster.namesrv_addr, "numbers", try_timeout=0.3, send_latency_fault_enable=True
         ) as producer:
             (name,) = {queue.broker_name for queue in await producer.queues(TOPIC)} - {"broker-b"}
             producer.client.routes.all_brokers()[name][0] = proxy.address

@@ -53,9 +53,9 @@ async def test_the_last_try_counts_if_none_is_safe() -> None:
 
 async def test_a_silent_broker_leaves_time_for_another() -> None:
     good, silent = ProducerBroker("good"), ProducerBroker("silent", None)
-    async with producer_over(good, silent, try_timeout_ms=100) as producer:
+    async with producer_over(good, silent, try_timeout=0.1) as producer:
         for _ in range(4):
-            assert (await producer.send(MESSAGE, 5000)).queue.broker_name == "good"
+            assert (await producer.send(MESSAGE, timeout=5)).queue.broker_name == "good"
     assert silent.sent
 
 
@@ -73,7 +73,7 @@ async def test_connecting_takes_of_the_timeout() -> None:
         async with serving([name_server]), Producer(name_server.address, "producers") as producer:
             began = time.monotonic()
             with pytest.raises((ConnectFailed, RequestTimeout)):
-                await producer.send(MESSAGE, timeout_ms=300)
+                await producer.send(MESSAGE, timeout=0.3)
             assert 0.25 < time.monotonic() - began < 2
 
 
@@ -142,7 +142,7 @@ async def test_an_order_topic_has_the_queues_of_its_configuration() -> None:
         await producer.send(MESSAGE, queue=queues[1])
         # Messages to this queue wait for its broker. They are not sent to another one.
         with pytest.raises(BrokerUnavailable, match="broker gone"):
-            await producer.send(MESSAGE, 200, queue=queues[2])
+            await producer.send(MESSAGE, timeout=0.2, queue=queues[2])
 
 
 @pytest.mark.parametrize("configuration", ["broker", "broker:x", ":4", "broker:-1", "broker:99999999999"])
@@ -226,8 +226,8 @@ async def test_delays() -> None:
     broker = ProducerBroker()
     broker.more = {"recallHandle": "handle"}
     async with producer_over(broker) as producer:
-        assert (await producer.send(Message("topic", b"x", delay_ms=5000))).recall_handle == "handle"
-        await producer.send(Message("topic", b"x", deliver_at_ms=1_700_000_000_000))
+        assert (await producer.send(Message("topic", b"x", delay=5))).recall_handle == "handle"
+        await producer.send(Message("topic", b"x", deliver_at=1_700_000_000_000))
         await producer.send(Message("topic", b"x", delay_level=3))
     delays = [{k: v for k, v in sent.properties.items() if k != "UNIQ_KEY"} for sent in broker.sent]
     assert delays == [{"TIMER_DELAY_MS": "5000"}, {"TIMER_DELIVER_MS": "1700000000000"}, {"DELAY": "3"}]
@@ -277,7 +277,7 @@ async def test_an_unreadable_recall_handle_is_an_error() -> None:
 
 async def test_messages_sent_at_a_time_go_together() -> None:
     broker = ProducerBroker()
-    async with producer_over(broker, topics=("topic", "other"), linger_ms=30_000, batch_size=1000) as producer:
+    async with producer_over(broker, topics=("topic", "other"), linger=30, batch_size=1000) as producer:
         sends = [producer.send(Message(topic, b"%d" % n)) for n in range(60) for topic in ("topic", "other")]
         results = asyncio.gather(*sends)
         await until(lambda: sum(len(sent.bodies) for sent in broker.sent) >= 90)
@@ -295,7 +295,7 @@ async def test_messages_sent_at_a_time_go_together() -> None:
 
 async def test_a_batch_of_one_is_no_batch() -> None:
     broker = ProducerBroker()
-    async with producer_over(broker, linger_ms=1) as producer:
+    async with producer_over(broker, linger=0.001) as producer:
         future = await producer.enqueue(MESSAGE)
         assert (await future).msg_id == broker.sent[0].properties["UNIQ_KEY"]
     assert broker.sent[0].code == RequestCode.SEND_MESSAGE_V2
@@ -303,7 +303,7 @@ async def test_a_batch_of_one_is_no_batch() -> None:
 
 async def test_a_failed_batch_fails_every_message() -> None:
     bad = ProducerBroker("bad", ResponseCode.MESSAGE_ILLEGAL)
-    async with producer_over(bad, linger_ms=5) as producer:
+    async with producer_over(bad, linger=0.005) as producer:
         errors = await asyncio.gather(*(producer.send(MESSAGE) for _ in range(5)), return_exceptions=True)
     assert [type(error) for error in errors] == [BrokerError] * 5
     assert len(bad.sent) == 1
@@ -311,7 +311,7 @@ async def test_a_failed_batch_fails_every_message() -> None:
 
 async def test_an_illegal_message_fails_alone() -> None:
     broker = ProducerBroker()
-    async with producer_over(broker, linger_ms=5) as producer:
+    async with producer_over(broker, linger=0.005) as producer:
         good, bad = await asyncio.gather(
             producer.send(MESSAGE), producer.send(Message("topic", b"")), return_exceptions=True
         )
@@ -326,7 +326,7 @@ async def test_enqueue_needs_linger_ms_and_an_open_producer() -> None:
     with pytest.raises(ClientClosed):
         await producer.enqueue(MESSAGE)
     async with producer:
-        with pytest.raises(ClientError, match="linger_ms"):
+        with pytest.raises(ClientError, match="linger"):
             await producer.enqueue(MESSAGE)
 
 

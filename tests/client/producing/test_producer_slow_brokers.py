@@ -27,7 +27,7 @@ COUNT = 100_000
 #: A small send queue with SYNC_FLUSH: most sends get SYSTEM_BUSY.
 BUSY = {"flushDiskType": "SYNC_FLUSH", "sendThreadPoolQueueCapacity": "4"}
 #: Longer than the disk needs, so that no message is sent twice because of a late response. In milliseconds.
-TIMEOUT_MS = 30_000
+TIMEOUT_S = 30.0
 
 
 class Answer(NamedTuple):
@@ -93,7 +93,7 @@ async def test_a_busy_brokers_messages_go_to_the_other(tmp_path: Path, latency_f
             cluster.namesrv_addr, "numbers", send_latency_fault_enable=latency_faults, hooks=[tries]
         ) as producer:
             tries.faults = producer.sender._faults
-            await send_numbered(producer, range(COUNT), sends, TIMEOUT_MS)
+            await send_numbered(producer, range(COUNT), sends, TIMEOUT_S)
         found = await stored(cluster.namesrv_addr, cluster.brokers)
     assert sends.acknowledged.keys() == found.keys() == set(range(COUNT))
     assert not sends.failed
@@ -135,7 +135,7 @@ async def test_a_slow_broker_is_left_alone_for_a_while(tmp_path: Path) -> None:
             stopping = asyncio.create_task(stop_now_and_then())
             # Sends until the stops are over, and at least COUNT messages.
             numbers = itertools.takewhile(lambda number: number < COUNT or not stopping.done(), itertools.count())
-            await send_numbered(producer, numbers, sends, TIMEOUT_MS)
+            await send_numbered(producer, numbers, sends, TIMEOUT_S)
             await stopping
         found = await stored(cluster.namesrv_addr, cluster.brokers)
     assert len(sends.acknowledged) >= COUNT

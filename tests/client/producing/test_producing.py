@@ -8,10 +8,10 @@ import pytest
 from ports import free_port
 from wait_until import until
 
-from gantrymq.client.broker_api import PullStatus, SendStatus
+from gantrymq.client.broker_api import PullStatus, SendResult, SendStatus
+from gantrymq.client.middleware import Middleware, SendCall, SendContext
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.producing.queue_selector import select_by_hash
-from gantrymq.client.producing.send_hook import SendContext
 from gantrymq.errors import ClientError, GantryError, IllegalMessage
 from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.message import Message, MessageExt, MessageQueue, decode_messages
@@ -70,7 +70,7 @@ async def test_equal_keys_go_to_one_queue(producer: Producer, topic: str) -> Non
 
 @pytest.mark.parametrize("linger_ms", [0, 1])
 async def test_a_sharding_key_selects_the_queue(name_server: str, topic: str, linger_ms: int) -> None:
-    async with Producer(name_server, "producers", linger_ms=linger_ms) as producer:
+    async with Producer(name_server, "producers", linger=linger_ms / 1000) as producer:
         queues = await producer.queues(topic)
         for key in ("order-17", "order-18", "order-19"):
             message = Message(topic, b"x", sharding_key=key)
@@ -101,27 +101,28 @@ async def test_a_oneway_message_goes_to_the_queue_of_its_key(producer: Producer,
     assert read.body == b"oneway"
 
 
-async def test_hooks_see_a_send_by_key_that_finds_no_route() -> None:
-    class Hook:
+async def test_middleware_sees_a_send_by_key_that_finds_no_route() -> None:
+    class Errors(Middleware):
         def __init__(self) -> None:
-            self.errors: list[BaseException | None] = []
+            self.found: list[BaseException] = []
 
-        def before_send(self, context: SendContext) -> None:
-            pass
+        async def around_send(self, call: SendCall, context: SendContext) -> SendResult | None:
+            try:
+                return await call(context)
+            except BaseException as e:
+                self.found.append(e)
+                raise
 
-        def after_send(self, context: SendContext) -> None:
-            self.errors.append(context.error)
-
-    hook = Hook()
+    errors = Errors()
     message = Message("orders", b"x", sharding_key="order-17")
-    async with Producer(f"127.0.0.1:{free_port()}", "producers", send_hooks=[hook]) as producer:
+    async with Producer(f"127.0.0.1:{free_port()}", "producers", middleware=[errors]) as producer:
         with pytest.raises(GantryError) as alone:
-            await producer.send(message, 500)
+            await producer.send(message, timeout=0.5)
         with pytest.raises(GantryError) as batch:
-            await producer.send_batch([message], 500)
+            await producer.send_batch([message], timeout=0.5)
         with pytest.raises(GantryError) as oneway:
             await producer.send_oneway(message)
-    assert hook.errors == [alone.value, batch.value, oneway.value]
+    assert errors.found == [alone.value, batch.value, oneway.value]
 
 
 async def test_an_invalid_message_with_a_key_is_refused_without_a_route() -> None:
@@ -132,7 +133,7 @@ async def test_an_invalid_message_with_a_key_is_refused_without_a_route() -> Non
 
 
 async def test_a_producer_closes_while_enqueue_waits_for_the_route(name_server: str, topic: str) -> None:
-    producer = Producer(name_server, "producers", linger_ms=1)
+    producer = Producer(name_server, "producers", linger=0.001)
     await producer.start()
     enqueued = asyncio.create_task(producer.enqueue(Message(topic, b"x", sharding_key="order-17")))
     # The task waits for the route.

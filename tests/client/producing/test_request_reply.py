@@ -47,7 +47,7 @@ def pushed(properties: dict[str, str], body: bytes = b"answer", *, sys_flag: int
 async def test_a_request_gets_its_reply(host: str) -> None:
     broker = ProducerBroker()
     async with producer_over(broker) as producer:
-        request = asyncio.create_task(producer.request(MESSAGE, 10_000))
+        request = asyncio.create_task(producer.request(MESSAGE, timeout=10))
         await until(lambda: broker.sent)
         properties = broker.sent[0].properties
         assert properties["REPLY_TO_CLIENT"] == producer.client.client_id
@@ -75,7 +75,7 @@ async def test_without_a_reply_the_request_fails_in_time() -> None:
     broker = ProducerBroker()
     async with producer_over(broker) as producer:
         with pytest.raises(RequestTimeout, match="no reply"):
-            await producer.request(MESSAGE, 100)
+            await producer.request(MESSAGE, timeout=0.1)
         # The late reply has no effect.
         late = {"CORRELATION_ID": broker.sent[0].properties["CORRELATION_ID"]}
         assert broker.connection
@@ -87,7 +87,7 @@ async def test_a_request_that_is_not_stored_fails_at_once() -> None:
     broker = ProducerBroker(answer=ResponseCode.MESSAGE_ILLEGAL)
     async with producer_over(broker) as producer:
         with pytest.raises(BrokerError, match="as scripted"):
-            await producer.request(MESSAGE, 10_000)
+            await producer.request(MESSAGE, timeout=10)
         assert not producer._requests._waiting
 
 
@@ -128,7 +128,7 @@ async def test_request_and_reply_through_a_cluster(name_server: str, topic: str,
     replying = asyncio.create_task(reply())
     async with asyncio.timeout(60), Producer(name_server, "askers") as producer:
         questions = [Message(topic, b"question %d" % n) for n in range(5)]
-        replies = await asyncio.gather(*(producer.request(question, 30_000) for question in questions))
+        replies = await asyncio.gather(*(producer.request(question, timeout=30) for question in questions))
         await replying
     assert [reply.body for reply in replies] == [b"re: question %d" % n for n in range(5)]
 
@@ -138,7 +138,7 @@ async def test_replies_and_messages_to_retry_topics_never_go_in_a_batch() -> Non
     broker = ProducerBroker()
     request = Message("topic", b"q", properties={"CLUSTER": "c", "CORRELATION_ID": "1", "REPLY_TO_CLIENT": "me"})
     topics = ("c_REPLY_TOPIC", "%RETRY%group")
-    async with producer_over(broker, topics=topics, linger_ms=1) as producer:
+    async with producer_over(broker, topics=topics, linger=0.001) as producer:
         again = Message("%RETRY%group", b"again", properties={"RECONSUME_TIME": "3"})
         await asyncio.gather(
             *(producer.send(reply_message(request, b"%d" % n)) for n in range(3)),
@@ -161,6 +161,6 @@ async def test_a_request_does_not_wait_for_brokers_that_are_gone() -> None:
             began = time.monotonic()
             for _ in range(2):
                 with pytest.raises(RequestTimeout, match="no reply"):
-                    await producer.request(MESSAGE, 200)
+                    await producer.request(MESSAGE, timeout=0.2)
             assert time.monotonic() - began < 2
             assert len(good.sent) == 2

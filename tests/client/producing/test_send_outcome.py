@@ -76,7 +76,7 @@ async def test_no_answer_that_can_be_read_means_perhaps(
     async with producer_over(broker) as producer:
         with pytest.raises(SendOutcomeUnknown, match="may be stored on broker") as failed:
             # Only silence takes the whole timeout.
-            await producer.send(MESSAGE, 500 if answer is keep_silent else 20_000)
+            await producer.send(MESSAGE, timeout=(500 if answer is keep_silent else 20_000) / 1000)
         assert isinstance(failed.value.__cause__, cause)
         assert failed.value.address == broker.address
     assert broker.sent
@@ -115,9 +115,9 @@ async def test_what_was_refused_is_not_stored() -> None:
 async def test_no_try_is_begun_when_no_time_is_left() -> None:
     """A last attempt without time would hide the cause: its error is "did not answer in 1 ms"."""
     broker = Unreliable(*[keep_silent] * 3)
-    async with producer_over(broker, try_timeout_ms=995) as producer:
+    async with producer_over(broker, try_timeout=0.995) as producer:
         with pytest.raises(SendOutcomeUnknown, match=r"did not answer in \d{3} ms"):
-            await producer.send(MESSAGE, 1000)
+            await producer.send(MESSAGE, timeout=1)
     assert len(broker.sent) == 1
 
 
@@ -153,7 +153,7 @@ async def test_a_send_that_the_in_sync_set_has_not_confirmed_raises() -> None:
 
 async def test_each_message_of_an_unconfirmed_batch_gets_the_status() -> None:
     broker = unconfirmed_broker()
-    async with producer_over(broker, linger_ms=5) as producer:
+    async with producer_over(broker, linger=0.005) as producer:
         futures = [await producer.enqueue(MESSAGE) for _ in range(3)]
         errors = await asyncio.gather(*futures, return_exceptions=True)
     assert [error.status for error in errors if isinstance(error, SendOutcomeUnknown)] == [
@@ -215,7 +215,7 @@ async def test_a_message_that_a_former_master_has_stored_may_be_stored() -> None
     broker.refuse(ResponseCode.SERVICE_NOT_AVAILABLE, RefusalReason.MAY_BE_STORED)
     async with producer_over(broker) as producer:
         with pytest.raises(SendOutcomeUnknown) as raised:
-            await producer.send(MESSAGE, 300)
+            await producer.send(MESSAGE, timeout=0.3)
     assert raised.value.status is None
 
 
@@ -227,7 +227,7 @@ async def test_a_message_that_may_be_stored_is_sent_again_retry_times(retry_time
     async with producer_over(broker, retry_times=retry_times) as producer:
         queue = (await producer.queues("topic"))[0] if to_one_queue else None
         with pytest.raises(SendOutcomeUnknown):
-            await producer.send(MESSAGE, 20_000, queue=queue)
+            await producer.send(MESSAGE, timeout=20, queue=queue)
     assert len(broker.sent) == 1 + retry_times
 
 
@@ -236,7 +236,7 @@ async def test_a_message_that_was_refused_is_sent_again_without_retries() -> Non
     broker = ProducerBroker()
     broker.refuse(ResponseCode.SERVICE_NOT_AVAILABLE, RefusalReason.NOT_MASTER)
     async with producer_over(broker, retry_times=0) as producer:
-        sending = asyncio.ensure_future(producer.send(MESSAGE, 20_000))
+        sending = asyncio.ensure_future(producer.send(MESSAGE, timeout=20))
         await until(lambda: len(broker.sent) > 1)
         broker.accept()
         await sending

@@ -38,17 +38,17 @@ def consumer_of(name_server: str, topic: str, group: str) -> SyncLitePullConsume
 def test_transactions(name_server: str, topic: str, unique: str) -> None:
     with SyncTransactionProducer(TransactionProducer(name_server, unique, Listener())) as producer:
         for number in range(6):
-            producer.send_in_transaction(Message(topic, b"%d" % number), number % 2 == 0, 10_000)
-        producer.send(Message(topic, b"last"), 10_000)
+            producer.send_in_transaction(Message(topic, b"%d" % number), number % 2 == 0, timeout=10)
+        producer.send(Message(topic, b"last"), timeout=10)
         found: set[bytes] = set()
         with consumer_of(name_server, topic, unique) as consumer:
             while len(found) < 4:
-                found.update(message.body for message in consumer.poll(20_000))
+                found.update(message.body for message in consumer.poll(timeout=20))
     assert found == {b"0", b"2", b"4", b"last"}
 
 
 def test_flush(name_server: str, topic: str, unique: str) -> None:
-    with SyncProducer(Producer(name_server, unique, linger_ms=30_000)) as producer:
+    with SyncProducer(Producer(name_server, unique, linger=30)) as producer:
         thread = threading.Thread(target=producer.send, args=(Message(topic, b"in a batch"),))
         thread.start()
 
@@ -62,11 +62,11 @@ def test_flush(name_server: str, topic: str, unique: str) -> None:
 def test_request_and_reply(name_server: str, topic: str, unique: str) -> None:
     def reply() -> None:
         with consumer_of(name_server, topic, unique) as consumer, SyncProducer(Producer(name_server, "b")) as replier:
-            (message,) = consumer.poll(20_000, 1)
+            (message,) = consumer.poll(timeout=20, max_messages=1)
             replier.send(reply_message(message, b"re: " + message.body))
 
     thread = threading.Thread(target=reply)
     thread.start()
     with SyncProducer(Producer(name_server, "a")) as producer:
-        assert producer.request(Message(topic, b"question"), 20_000).body == b"re: question"
+        assert producer.request(Message(topic, b"question"), timeout=20).body == b"re: question"
     thread.join()

@@ -149,7 +149,8 @@ async def test_checks_are_answered(kind: Any, state: LocalTransactionState) -> N
         scripted_cluster(broker, topics=("ns%topic",)) as address,
         TransactionProducer(address, "group", listener, namespace="ns") as producer,
     ):
-        await producer.greet_brokers_of("topic")
+        await producer.queues("topic")
+        await producer.client.greet_new_brokers()
         assert broker.connection
         for number in range(20):
             broker.connection.send_oneway(check(number, "ns%topic"))
@@ -166,7 +167,8 @@ async def test_too_many_checks_are_dropped(monkeypatch: pytest.MonkeyPatch, capl
     monkeypatch.setattr(transaction_producer, "MAX_CHECKS", 3)
     broker, listener = ProducerBroker(), AsyncListener(COMMIT)
     async with scripted_cluster(broker) as address, TransactionProducer(address, "group", listener) as producer:
-        await producer.greet_brokers_of("topic")
+        await producer.queues("topic")
+        await producer.client.greet_new_brokers()
         assert broker.connection
         # All checks are in one write, and so in one read.
         for number in range(10):
@@ -190,7 +192,8 @@ async def test_large_checks_that_wait_are_bounded(
     monkeypatch.setattr(transaction_producer, "MAX_CHECK_BYTES", 3 * len(check(0).body))
     broker = ProducerBroker()
     async with scripted_cluster(broker) as address, TransactionProducer(address, "group", Slow(COMMIT)) as producer:
-        await producer.greet_brokers_of("topic")
+        await producer.queues("topic")
+        await producer.client.greet_new_brokers()
         assert broker.connection
         for number in range(10):
             broker.connection.send_oneway(check(number))

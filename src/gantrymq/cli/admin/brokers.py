@@ -167,7 +167,7 @@ async def broker_consume_stats(
     order: Annotated[TrueFalse, typer.Option("-o", "--order", help="Only ordered topics.")] = TrueFalse.FALSE,
 ) -> Output:
     """Fetch broker consume stats data."""
-    stats = await admin.broker_consume_stats(broker, is_order=bool(order), timeout_ms=timeout_ms)
+    stats = await admin.broker_consume_stats(broker, is_order=bool(order), timeout=timeout_ms / 1000)
     rows = [
         {
             "topic": queue.topic,

@@ -33,8 +33,8 @@ async def resend_dlq(
     sent = await admin.resend_dead_letter_messages(
         group,
         topic=topic,
-        begin_ms=parse_time(begin, "'--beginTimestamp'") if begin is not None else 0,
-        end_ms=parse_time(end, "'--endTimestamp'") if end is not None else None,
+        begin=parse_time(begin, "'--beginTimestamp'") if begin is not None else 0,
+        end=parse_time(end, "'--endTimestamp'") if end is not None else None,
         max_messages=count,
         again=again,
         to_topic=to_topic,

@@ -91,8 +91,8 @@ async def query_msg_by_unique_key(
     found = await admin.messages_by_unique_key(
         topic,
         msg_id,
-        begin_ms=parse_time(begin, "'--startTime'") if begin is not None else 0,
-        end_ms=parse_time(end, "'--endTime'") if end is not None else FOREVER_MS,
+        begin=parse_time(begin, "'--startTime'") if begin is not None else 0,
+        end=parse_time(end, "'--endTime'") if end is not None else FOREVER_MS,
         cluster=cluster,
     )
     if not found:
@@ -129,8 +129,8 @@ async def query_msg_by_key(
         topic,
         key,
         max_num=max_num,
-        begin_ms=begin,
-        end_ms=end,
+        begin=begin,
+        end=end,
         cluster=cluster,
         key_type=key_type.value,
         last_key=last_key,
@@ -169,7 +169,7 @@ async def query_msg_trace_by_id(
     max_num: Annotated[int, typer.Option("-c", "--maxNum", min=1, help="At most so many.")] = 64,
 ) -> Output:
     """Query a message trace."""
-    views = await admin.message_trace(msg_id, trace_topic, max_num=max_num, begin_ms=begin, end_ms=end)
+    views = await admin.message_trace(msg_id, trace_topic, max_num=max_num, begin=begin, end=end)
     rows = [
         {
             "type": "Pub" if view.msg_type == "Pub" else "Sub",

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from datetime import timedelta
 from types import TracebackType
 from typing import Self, TypeVar
 
 from gantrymq.background.shared_task import result_of
 from gantrymq.client.broker_api import BrokerApi
-from gantrymq.client.options import TransportOptions, option, takes
+from gantrymq.client.options import TransportOptions, duration, option, takes
 from gantrymq.client.routes import Routes
 from gantrymq.errors import BrokerUnavailable, ClientError, GantryError, PartialFailure, RemotingError
 from gantrymq.protocol.bodies.route import MASTER_ID, BrokerData, ClusterInfo, TopicRouteData
@@ -23,6 +24,7 @@ from gantrymq.protocol.fastjson import decode_json
 from gantrymq.protocol.headers.header import Header
 from gantrymq.remoting.client import RemotingClient
 from gantrymq.remoting.name_server_discovery import split_addresses
+from gantrymq.times import duration_ms
 
 T = TypeVar("T")
 
@@ -37,7 +39,7 @@ class AdminOptions(TransportOptions):
         "need none.",
     )
     _: KW_ONLY
-    timeout_ms: int = option(5000, "Timeout of each request, ms.")
+    timeout: float | timedelta = duration(5.0, "Timeout of each request, in seconds.", minimum=0.001)
 
 
 class AdminBase:
@@ -48,7 +50,7 @@ class AdminBase:
         name_servers = options.name_servers
         if isinstance(name_servers, str):
             name_servers = split_addresses(name_servers)
-        self.timeout_ms = options.timeout_ms
+        self.timeout_ms = duration_ms("timeout", options.timeout)
         self.credentials = options.credentials
         self.hooks = options.hooks
         self.ssl_context = options.ssl_context

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterable, Callable
+from datetime import datetime
 from typing import NamedTuple
 
 from gantrymq.client.admin.read_positions import AdminReadPositions
@@ -17,6 +18,7 @@ from gantrymq.errors import IllegalMessage, NoRouteInfo, ProtocolError
 from gantrymq.protocol import properties as names
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, group_problem, retry_topic
+from gantrymq.times import timestamp_ms
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +82,8 @@ class AdminDeadLetterMessages(AdminReadPositions):
         group: str,
         *,
         topic: str | None = None,
-        begin_ms: int = 0,
-        end_ms: int | None = None,
+        begin: datetime | int = 0,
+        end: datetime | int | None = None,
         max_messages: int | None = None,
         again: bool = False,
         to_topic: bool = False,
@@ -97,8 +99,9 @@ class AdminDeadLetterMessages(AdminReadPositions):
         Args:
             group: Consumer group.
             topic: Sends only messages that come from this topic.
-            begin_ms: Sends only messages that became dead letters at or after this time, ms since the epoch.
-            end_ms: Sends only messages that became dead letters at or before this time, ms since the epoch.
+            begin: Sends only messages that became dead letters at or after this time: a datetime, or ms since the
+                epoch.
+            end: Sends only messages that became dead letters at or before this time: a datetime, or ms since the epoch.
             max_messages: Most messages to send.
             again: Also sends messages that an earlier call has sent or left out.
             to_topic: Sends to the original topic, where all groups receive them. Needed for groups that pop
@@ -115,6 +118,7 @@ class AdminDeadLetterMessages(AdminReadPositions):
         """
         if problem := group_problem(group):
             raise IllegalMessage(problem)
+        begin_ms, end_ms = timestamp_ms("begin", begin), None if end is None else timestamp_ms("end", end)
         dead = DLQ_TOPIC_PREFIX + group
         try:
             route = await self.topic_route(dead)
@@ -143,7 +147,7 @@ class AdminDeadLetterMessages(AdminReadPositions):
                         elif (message := _sent_again(letter, None if to_topic else group)) is None:
                             unreadable += 1
                         else:
-                            await producer.send(message, self.timeout_ms)
+                            await producer.send(message, timeout=self.timeout_ms / 1000)
                             resent += 1
                         position.done = letter.queue_offset + 1
                         if progress is not None:
@@ -177,7 +181,7 @@ class AdminDeadLetterMessages(AdminReadPositions):
                 if (message := _sent_again(letter, None if to_topic else group)) is None:
                     unreadable += 1
                 else:
-                    await producer.send(message, self.timeout_ms)
+                    await producer.send(message, timeout=self.timeout_ms / 1000)
                     resent += 1
                 if progress is not None:
                     progress(ResentMessages(resent, 0, unreadable))

@@ -69,7 +69,7 @@ class AdminGivenUp(AdminReadPositions):
                             break
                         message = _committed(half)
                         if message is not None and not await self._end(half, commit=commit) and commit:
-                            await producer.send(message, self.timeout_ms)
+                            await producer.send(message, timeout=self.timeout_ms / 1000)
                         ended += 1
                         position.done = half.queue_offset + 1
         return ended

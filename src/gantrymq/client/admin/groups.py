@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import msgspec
 
@@ -30,6 +31,7 @@ from gantrymq.protocol.headers.stats import (
     QueryConsumeTimeSpanRequestHeader,
 )
 from gantrymq.protocol.topic_name import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, retry_topic
+from gantrymq.times import duration_ms
 
 
 class _MessageRequestMode(msgspec.Struct, rename="camel"):
@@ -140,9 +142,10 @@ class AdminGroups(AdminTopics):
         return total
 
     async def broker_consume_stats(
-        self, address: str, *, is_order: bool = False, timeout_ms: int = 50_000
+        self, address: str, *, is_order: bool = False, timeout: float | timedelta = 50.0
     ) -> ConsumeStatsList:
-        """Returns the progress of every group on one broker."""
+        """Returns the progress of every group on one broker, within `timeout` seconds."""
+        timeout_ms = duration_ms("timeout", timeout)
         header = GetConsumeStatsInBrokerHeader(is_order=is_order)
         response = await self._call(address, RequestCode.GET_BROKER_CONSUME_STATS, header, timeout_ms=timeout_ms)
         return ConsumeStatsList.decode(response.body)

@@ -6,6 +6,7 @@ Source: client/impl/MQAdminImpl, tools/admin/DefaultMQAdminExtImpl (messageTrack
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import datetime
 from typing import Literal, NamedTuple
 
 from gantrymq.client.admin.base import any_address
@@ -25,6 +26,7 @@ from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.protocol.properties import UNIQUE_KEY
 from gantrymq.protocol.refusals import broker_error
 from gantrymq.protocol.topic_name import TOOLS_GROUP, TRACE_TOPIC
+from gantrymq.times import timestamp_ms
 
 #: Most messages of one pull.
 PULL_BATCH = 32
@@ -97,8 +99,8 @@ class AdminMessages(AdminOffsets):
         unique_key: str,
         *,
         max_num: int = 32,
-        begin_ms: int = 0,
-        end_ms: int = FOREVER_MS,
+        begin: datetime | int = 0,
+        end: datetime | int = FOREVER_MS,
         cluster: str | None = None,
         broker: str | None = None,
     ) -> list[MessageExt]:
@@ -108,14 +110,15 @@ class AdminMessages(AdminOffsets):
             topic: Topic to search.
             unique_key: Id from the producer.
             max_num: Most messages of each broker. Default: 32.
-            begin_ms: Earliest store time, ms since the epoch.
-            end_ms: Latest store time, ms since the epoch.
+            begin: Earliest store time: a datetime, or ms since the epoch.
+            end: Latest store time: a datetime, or ms since the epoch.
             cluster: Searches only brokers of this cluster.
             broker: Searches only this broker, HOST:PORT.
 
         Raises:
             NoRouteInfo: The topic has no route.
         """
+        begin_ms, end_ms = timestamp_ms("begin", begin), timestamp_ms("end", end)
         header = QueryMessageRequestHeader(
             topic=topic, key=unique_key, max_num=max_num, begin_timestamp=begin_ms, end_timestamp=end_ms
         )
@@ -133,8 +136,8 @@ class AdminMessages(AdminOffsets):
         key: str,
         *,
         max_num: int = 64,
-        begin_ms: int = 0,
-        end_ms: int = FOREVER_MS,
+        begin: datetime | int = 0,
+        end: datetime | int = FOREVER_MS,
         cluster: str | None = None,
         broker: str | None = None,
         key_type: Literal["K", "T"] = "K",
@@ -146,8 +149,8 @@ class AdminMessages(AdminOffsets):
             topic: Topic to search.
             key: Key from the application, or tags.
             max_num: Most messages of each broker. Default: 64.
-            begin_ms: Earliest store time, ms since the epoch.
-            end_ms: Latest store time, ms since the epoch.
+            begin: Earliest store time: a datetime, or ms since the epoch.
+            end: Latest store time: a datetime, or ms since the epoch.
             cluster: Searches only brokers of this cluster.
             broker: Searches only this broker, HOST:PORT.
             key_type: `K` if `key` is a key, `T` if it is tags. Default: `K`.
@@ -161,8 +164,8 @@ class AdminMessages(AdminOffsets):
             topic=topic,
             key=key,
             max_num=max_num,
-            begin_timestamp=begin_ms,
-            end_timestamp=end_ms,
+            begin_timestamp=timestamp_ms("begin", begin),
+            end_timestamp=timestamp_ms("end", end),
             # Without it, the request is that of older clients.
             index_type=None if key_type == "K" else key_type,
             last_key=last_key,
@@ -213,15 +216,15 @@ class AdminMessages(AdminOffsets):
         trace_topic: str = TRACE_TOPIC,
         *,
         max_num: int = 64,
-        begin_ms: int = 0,
-        end_ms: int = FOREVER_MS,
+        begin: datetime | int = 0,
+        end: datetime | int = FOREVER_MS,
         ends: bool = False,
     ) -> list[TraceView]:
         """Returns traces of a message, sorted by time: sends and consumptions; with `ends`, also ends of transactions.
 
         Only clients with traces on write them. Raises NoRouteInfo if there is no trace topic.
         """
-        found = await self.messages_by_key(trace_topic, message_id, max_num=max_num, begin_ms=begin_ms, end_ms=end_ms)
+        found = await self.messages_by_key(trace_topic, message_id, max_num=max_num, begin=begin, end=end)
         views = [view for message in found for view in decode_trace(message.body, message.born_host, ends=ends)]
         return sorted((view for view in views if view.msg_id == message_id), key=lambda view: view.timestamp)
 

@@ -6,6 +6,7 @@ Source: tools/admin/DefaultMQAdminExtImpl (resetOffsetByTimestamp, resetOffsetBy
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 
 from gantrymq.client.admin.groups import AdminGroups
 from gantrymq.client.routes import read_queues
@@ -20,6 +21,7 @@ from gantrymq.protocol.headers.offset import (
 )
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import LIGHT_QUEUE_PREFIX, TIMER_TOPIC
+from gantrymq.times import timestamp_ms
 
 #: Timestamp that means the end of a queue.
 LATEST = -1
@@ -29,7 +31,7 @@ class AdminOffsets(AdminGroups):
     """Requests for the committed offsets of groups."""
 
     async def reset_offset(
-        self, group: str, topic: str, timestamp_ms: int, *, force: bool = True, cluster: str | None = None
+        self, group: str, topic: str, timestamp: datetime | int, *, force: bool = True, cluster: str | None = None
     ) -> dict[MessageQueue, int]:
         """Resets the group to the first messages stored at or after a time.
 
@@ -38,7 +40,7 @@ class AdminOffsets(AdminGroups):
         Args:
             group: Consumer group.
             topic: Topic to reset.
-            timestamp_ms: Time, ms since the epoch; LATEST for the end of each queue.
+            timestamp: Time: a datetime, or ms since the epoch; LATEST for the end of each queue.
             force: If false, no queue moves forward. Default: True.
             cluster: For a light queue or the timer's topic, the topic whose route has its brokers: the name of the
                 cluster, or the light queue's parent topic. Has no effect on other topics.
@@ -50,15 +52,14 @@ class AdminOffsets(AdminGroups):
             NoRouteInfo: The topic has no route.
             BrokerError: The group is unknown.
         """
+        at_ms = _time_ms(timestamp)
         route = await self.topic_route(_route_topic(topic, cluster))
         read_queues = {queues.broker_name: queues.read_queue_nums for queues in route.queue_datas}
         # Offsets are set on masters only.
         masters = {b.master_address: b for b in route.broker_datas if b.master_address}
 
         async def reset(address: str) -> dict[MessageQueue, int]:
-            header = ResetOffsetRequestHeader(
-                group=group, topic=topic, timestamp=timestamp_ms, is_force=force, offset=-1
-            )
+            header = ResetOffsetRequestHeader(group=group, topic=topic, timestamp=at_ms, is_force=force, offset=-1)
             try:
                 response = await self._call(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
             except BrokerError as e:
@@ -67,7 +68,7 @@ class AdminOffsets(AdminGroups):
                     raise
                 broker = masters[address]
                 queue_nums = read_queues.get(broker.broker_name, 0)
-                return await self._commit_offsets(broker, group, topic, queue_nums, timestamp_ms, force)
+                return await self._commit_offsets(broker, group, topic, queue_nums, at_ms, force)
             return ResetOffsetBody.decode(response.body).offset_table
 
         answers = await self._each(f"resetting group {group}", masters, reset)
@@ -82,13 +83,14 @@ class AdminOffsets(AdminGroups):
         return [broker.master_address for broker in route.broker_datas if broker.master_address]
 
     async def planned_offsets(
-        self, group: str, topic: str, timestamp_ms: int, *, force: bool = True, cluster: str | None = None
+        self, group: str, topic: str, timestamp: datetime | int, *, force: bool = True, cluster: str | None = None
     ) -> dict[MessageQueue, tuple[int | None, int]]:
         """Returns the committed offset of each queue, and the offset to which `reset_offset` would reset it."""
+        at_ms = _time_ms(timestamp)
         route = await self.topic_route(_route_topic(topic, cluster))
         masters = {b.broker_name: b.master_address for b in route.broker_datas if b.master_address}
         return {
-            queue: await self._planned(masters[queue.broker_name], group, topic, queue.queue_id, timestamp_ms, force)
+            queue: await self._planned(masters[queue.broker_name], group, topic, queue.queue_id, at_ms, force)
             for queue in read_queues(topic, route)
             if queue.broker_name in masters
         }
@@ -154,14 +156,14 @@ class AdminOffsets(AdminGroups):
         return offsets
 
     async def _commit_offsets(
-        self, broker: BrokerData, group: str, topic: str, queue_nums: int, timestamp_ms: int, force: bool
+        self, broker: BrokerData, group: str, topic: str, queue_nums: int, at_ms: int, force: bool
     ) -> dict[MessageQueue, int]:
         """Finds each queue's offset and commits it, for a group without consumers."""
         address = broker.master_address
         assert address
 
         async def commit(queue_id: int) -> int:
-            committed, offset = await self._planned(address, group, topic, queue_id, timestamp_ms, force)
+            committed, offset = await self._planned(address, group, topic, queue_id, at_ms, force)
             if offset != committed:
                 await self.api.update_offset(address, group, topic, queue_id, offset, timeout_ms=self.timeout_ms)
             return offset
@@ -170,14 +172,14 @@ class AdminOffsets(AdminGroups):
         return {MessageQueue(topic, broker.broker_name, queue_id): offset for queue_id, offset in enumerate(offsets)}
 
     async def _planned(
-        self, address: str, group: str, topic: str, queue_id: int, timestamp_ms: int, force: bool
+        self, address: str, group: str, topic: str, queue_id: int, at_ms: int, force: bool
     ) -> tuple[int | None, int]:
         """Returns the committed offset of a queue, and the one after a reset."""
         committed = await self.committed_offset(address, group, topic, queue_id)
-        if timestamp_ms == LATEST:
+        if at_ms == LATEST:
             offset = await self.api.max_offset(address, topic, queue_id, self.timeout_ms)
         else:
-            offset = await self.api.search_offset(address, topic, queue_id, timestamp_ms, self.timeout_ms)
+            offset = await self.api.search_offset(address, topic, queue_id, at_ms, self.timeout_ms)
         if not force and committed is not None:
             offset = min(offset, committed)
         return committed, offset
@@ -187,3 +189,8 @@ def _route_topic(topic: str, cluster: str | None) -> str:
     """Returns the topic whose route has the brokers of `topic`. Source: `DefaultMQAdminExtImpl`."""
     has_no_route = topic.startswith(LIGHT_QUEUE_PREFIX) or topic == TIMER_TOPIC
     return cluster if cluster and has_no_route else topic
+
+
+def _time_ms(timestamp: datetime | int) -> int:
+    """Returns LATEST, or the time in ms since the epoch. Raises ClientError."""
+    return LATEST if timestamp == LATEST else timestamp_ms("timestamp", timestamp)

@@ -22,12 +22,13 @@ from gantrymq.client.consuming.log_texts import queue_list
 from gantrymq.client.consuming.offset_store import OffsetStore
 from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.queue_puller import QueuePuller, Sink
-from gantrymq.client.consuming.start_position import EARLIEST, decides_itself, start_time_ms
+from gantrymq.client.consuming.start_position import EARLIEST, decides_itself
 from gantrymq.client.lifecycle import Deadline
 from gantrymq.errors import ClientError, ConnectFailed, GantryError, HeaderError
 from gantrymq.logs import peer_log
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX
+from gantrymq.times import timestamp_ms
 
 log = peer_log(__name__)
 
@@ -285,7 +286,7 @@ class AssignedQueues:
             raise ConnectFailed(f"no route names broker {broker_name}", broker_name)
         if isinstance(start_from, datetime) and not is_retry:
             return await self._client.api.search_offset(
-                address, topic, queue_id, start_time_ms(start_from), broker_name=broker_name
+                address, topic, queue_id, timestamp_ms("start_from", start_from), broker_name=broker_name
             )
         end = await self._client.api.max_offset(address, topic, queue_id, broker_name=broker_name)
         if end and not decides_itself(start_from):

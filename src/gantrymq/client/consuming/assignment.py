@@ -19,8 +19,8 @@ QueuesCallback = Callable[[set[MessageQueue]], object]
 #: A plain function.
 ErrorCallback = Callable[[Exception], object]
 
-#: Default timeout of `wait_assigned`, ms.
-WAIT_MS = 30_000
+#: Default timeout of `wait_assigned`, in seconds.
+WAIT_S = 30.0
 #: Longest time that a callback waits for the previous one, s. Without a limit, a callback that closes its own consumer
 #: would wait for itself.
 _CALLBACK_S = 10.0
@@ -99,12 +99,12 @@ class Assignment:
         for changed in self._waiting:
             changed.set()
 
-    async def wait(self, queues: Callable[[], set[MessageQueue]], timeout_ms: int) -> set[MessageQueue]:
+    async def wait(self, queues: Callable[[], set[MessageQueue]], timeout_s: float) -> set[MessageQueue]:
         """Waits for queues of the application and returns them. Raises TimeoutError, and the errors of `queues`."""
         changed = asyncio.Event()
         self._waiting[changed] = None
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with asyncio.timeout(timeout_s):
                 while not (found := of_user(queues())):
                     changed.clear()
                     await changed.wait()
@@ -140,7 +140,7 @@ def of_user(queues: Collection[MessageQueue]) -> set[MessageQueue]:
     return {queue for queue in queues if not queue.topic.startswith(RETRY_TOPIC_PREFIX)}
 
 
-def not_assigned(group: str, timeout_ms: int, last_error: Exception | None) -> ClientError:
+def not_assigned(group: str, timeout_s: float, last_error: Exception | None) -> ClientError:
     """Returns the error of `wait_assigned`."""
     reason = f"the last error was: {last_error}" if last_error is not None else "others of the group may have them all"
-    return ClientError(f"group {group} gave this consumer no queue in {timeout_ms} ms; {reason}")
+    return ClientError(f"group {group} gave this consumer no queue in {timeout_s:g} s; {reason}")

@@ -1,7 +1,7 @@
 """Batches of messages for the handler of a push consumer (`consumeMessageBatchMaxSize`).
 
 The handler pool calls `Batches` as a handler of one message. That call returns after the whole batch is handled. Each
-message keeps its own retries, timeout, hooks and offset.
+message keeps its own retries, timeout, middleware and offset.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ BatchHandler = Callable[[list[MessageExt]], object]
 
 
 class Batches:
-    """Calls `handler` with `size` messages, or with fewer if `wait_ms` have passed since the first one.
+    """Calls `handler` with `size` messages, or with fewer if `wait_s` seconds have passed since the first one.
 
     At most `concurrency` calls run at the same time. A plain function runs in the event loop's default threads.
     """
 
-    def __init__(self, handler: BatchHandler, size: int, wait_ms: int, concurrency: int) -> None:
+    def __init__(self, handler: BatchHandler, size: int, wait_s: float, concurrency: int) -> None:
         self._handler = handler
         self._is_coroutine = is_coroutine_handler(cast(MessageHandler, handler))
         self._size = size
-        self._wait_s = wait_ms / 1000
+        self._wait_s = wait_s
         self._gathered: list[tuple[MessageExt, asyncio.Future[BaseException | None]]] = []
         self._turns = asyncio.Semaphore(concurrency)
         self._tasks = Tasks("the handling of a batch")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TypedDict
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues
 from gantrymq.client.consuming.assignment import (
-    WAIT_MS,
+    WAIT_S,
     Assignment,
     Health,
     QueueHealth,
@@ -26,6 +27,7 @@ from gantrymq.client.consuming.rebalancer import Assign, Share, ShareAll, ShareI
 from gantrymq.client.consuming.start_position import name_for_brokers
 from gantrymq.client.failure_log import FailureLog
 from gantrymq.client.lifecycle import Lifecycle
+from gantrymq.client.middleware import ReceiveContext
 from gantrymq.client.namespace import without_namespace, wrap_namespace
 from gantrymq.errors import ClientError, IllegalMessage
 from gantrymq.protocol.bodies.heartbeat import (
@@ -39,6 +41,7 @@ from gantrymq.protocol.bodies.heartbeat import (
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.protocol.topic_name import topic_problem
 from gantrymq.remoting.connection import RequestHandler
+from gantrymq.times import duration_s
 
 #: Default group of Java's consumers (`MixAll.DEFAULT_CONSUMER_GROUP`).
 DEFAULT_CONSUMER_GROUP = "DEFAULT_CONSUMER"
@@ -130,6 +133,9 @@ class GroupConsumer(Lifecycle):
         self._failure_log = client.failure_log
         return client
 
+    def _receive_context(self, client: ClientInstance) -> ReceiveContext:
+        return ReceiveContext(group=self.group, client_id=client.client_id, topics=self._subscribed_topics())
+
     # -- names --------------------------------------------------------------------------------------------------
 
     def _wire_topic(self, topic: str) -> str:
@@ -186,20 +192,21 @@ class PullingConsumer(GroupConsumer):
     def assignment(self) -> set[MessageQueue]:
         """The assigned queues."""
 
-    async def wait_assigned(self, timeout_ms: int = WAIT_MS) -> set[MessageQueue]:
+    async def wait_assigned(self, *, timeout: float | timedelta = WAIT_S) -> set[MessageQueue]:
         """Waits until queues are assigned and returns them.
 
         Args:
-            timeout_ms: Timeout, ms. Default: 30000.
+            timeout: Longest wait, in seconds or as a timedelta. Default: 30.0.
 
         Raises:
             ClientError: No queue is assigned within the timeout.
             ClientClosed: The consumer is not started, or is closed during the wait.
         """
+        timeout_s = duration_s("timeout", timeout)
         try:
-            return await self._assigned.wait(self._checked_assignment, timeout_ms)
+            return await self._assigned.wait(self._checked_assignment, timeout_s)
         except TimeoutError:
-            raise not_assigned(self.group, timeout_ms, self._failure_log.last) from None
+            raise not_assigned(self.group, timeout_s, self._failure_log.last) from None
 
     def _checked_assignment(self) -> set[MessageQueue]:
         self._check_open()

@@ -80,6 +80,14 @@ def is_coroutine_handler(handler: MessageHandler) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
+def call_plainly(handler: MessageHandler, message: MessageExt) -> None:
+    """Calls a plain function. Raises TypeError if it returns a coroutine."""
+    result = handler(message)
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError("the handler is a plain function that returns a coroutine: make it `async def`")
+
+
 def handler_pool(handler: MessageHandler, concurrency: int, done: Done) -> HandlerPool:
     """Returns the pool for this kind of handler. At most `concurrency` messages are handled at a time."""
     if is_coroutine_handler(handler):
@@ -316,10 +324,7 @@ class ThreadPool:
             error: BaseException | None = None
             try:
                 # A copy of the context of the consumer's start: changes by a handler do not reach the next one.
-                result = self._context.copy().run(self._handler, message)
-                if inspect.iscoroutine(result):
-                    result.close()
-                    raise TypeError("the handler is a plain function that returns a coroutine: make it `async def`")
+                self._context.copy().run(call_plainly, self._handler, message)
             except BaseException as e:
                 error = without_lost_reply(e, message)  # Includes SystemExit, because this is not the main thread.
             finally:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues
 from gantrymq.client.consuming.assignment import Health
-from gantrymq.client.consuming.consume_hooks import receiving
 from gantrymq.client.consuming.consumer_base import PullingConsumer, new_subscription
 from gantrymq.client.consuming.consumer_relay import Consumer, ConsumerRelay
 from gantrymq.client.consuming.introduction import check_expression, introduce
@@ -22,6 +22,7 @@ from gantrymq.client.consuming.large_bodies import make_ready
 from gantrymq.client.consuming.options import LitePullConsumerOptions
 from gantrymq.client.consuming.process_queue import ProcessQueue
 from gantrymq.client.consuming.rebalancer import Rebalancer
+from gantrymq.client.middleware import Middleware, ReceiveContext, around_receives
 from gantrymq.client.options import takes
 from gantrymq.errors import ClientClosed, ClientError, ConnectFailed
 from gantrymq.protocol.bodies.heartbeat import (
@@ -31,9 +32,10 @@ from gantrymq.protocol.codes import RequestCode
 from gantrymq.protocol.command import RemotingCommand
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.remoting.connection import Connection
+from gantrymq.times import duration_s, timestamp_ms
 
-#: Default timeout of a poll (pollTimeoutMillis), ms.
-POLL_TIMEOUT_MS = 5000
+#: Default timeout of a poll (pollTimeoutMillis), in seconds.
+POLL_TIMEOUT_S = 5.0
 #: Default limit of messages of a poll.
 MAX_POLL_MESSAGES = 1000
 
@@ -177,15 +179,16 @@ class LitePullConsumer(PullingConsumer):
         """Continues at the end of the queue: the next new message is read."""
         await self.seek(queue, await self.end_offset(queue))
 
-    async def seek_to_time(self, queue: MessageQueue, timestamp_ms: int) -> None:
-        """Continues at the first message stored at or after `timestamp_ms`, in ms since the epoch."""
-        await self.seek(queue, await self.offset_for_time(queue, timestamp_ms))
+    async def seek_to_time(self, queue: MessageQueue, timestamp: datetime | int) -> None:
+        """Continues at the first message stored at or after `timestamp`: a datetime, or ms since the epoch."""
+        await self.seek(queue, await self.offset_for_time(queue, timestamp))
 
-    async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Returns the offset of the first message stored at or after `timestamp_ms`, in ms since the epoch."""
+    async def offset_for_time(self, queue: MessageQueue, timestamp: datetime | int) -> int:
+        """Returns the offset of the first message stored at or after `timestamp`: a datetime, or ms since the epoch."""
+        at_ms = timestamp_ms("timestamp", timestamp)
         wire, api = self._wire_queue(queue), self._started().client.api
         return await api.search_offset(
-            self._address(wire), wire.topic, wire.queue_id, timestamp_ms, broker_name=wire.broker_name
+            self._address(wire), wire.topic, wire.queue_id, at_ms, broker_name=wire.broker_name
         )
 
     async def end_offset(self, queue: MessageQueue) -> int:
@@ -230,14 +233,16 @@ class LitePullConsumer(PullingConsumer):
 
     # -- messages -----------------------------------------------------------------------------------------------
 
-    async def poll(self, timeout_ms: int = POLL_TIMEOUT_MS, max_messages: int = MAX_POLL_MESSAGES) -> list[MessageExt]:
+    async def poll(
+        self, *, max_messages: int = MAX_POLL_MESSAGES, timeout: float | timedelta = POLL_TIMEOUT_S
+    ) -> list[MessageExt]:
         """Returns the available messages. If there are none, waits for the first one.
 
         The messages of the previous `poll` count as consumed.
 
         Args:
-            timeout_ms: Longest wait, ms. Default: 5000.
             max_messages: Most messages to return. Default: 1000.
+            timeout: Longest wait, in seconds or as a timedelta. Default: 5.0.
 
         Returns:
             Messages; an empty list after the timeout.
@@ -245,23 +250,42 @@ class LitePullConsumer(PullingConsumer):
         Raises:
             ClientError: Another task is polling.
         """
-        client_id = self._started().client.client_id
+        timeout_s = duration_s("timeout", timeout)
+        client = self._started().client
         if self._is_polling:
             raise ClientError("another poll is under way: what it returns would count as consumed")
         self._is_polling = True
         try:
-            hooks = self._options.receive_hooks
-            if not hooks:
-                return await self._poll(timeout_ms, max_messages)
-            async with receiving(hooks, self.group, client_id, self._subscribed_topics) as messages:
-                messages += await self._poll(timeout_ms, max_messages)
-            return messages
+            middleware = self._options.middleware
+            if not middleware:
+                return await self._poll(max_messages, timeout_s)
+            return await self._poll_around(middleware, self._receive_context(client), max_messages, timeout_s)
         finally:
             self._is_polling = False
 
-    async def _poll(self, timeout_ms: int, max_messages: int) -> list[MessageExt]:
+    async def _poll_around(
+        self, middleware: Sequence[Middleware], context: ReceiveContext, max_messages: int, timeout_s: float
+    ) -> list[MessageExt]:
+        received = False
+
+        async def receive(context: ReceiveContext) -> list[MessageExt]:
+            nonlocal received
+            messages = await self._poll(max_messages, timeout_s)
+            received = True
+            return messages
+
+        try:
+            return await (around_receives(middleware, receive) or receive)(context)
+        except BaseException:
+            if received:
+                # The caller has not got the messages, so the next poll returns them.
+                self._ready.extendleft(reversed(self._handed_out))
+                self._handed_out = []
+            raise
+
+    async def _poll(self, max_messages: int, timeout_s: float) -> list[MessageExt]:
         self._consume_handed_out()
-        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+        deadline = asyncio.get_running_loop().time() + timeout_s
         while not (messages := self._take(max_messages)):
             self._arrival = asyncio.get_running_loop().create_future()
             try:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gantrymq.client.consuming.assignment import ErrorCallback, QueuesCallback
-from gantrymq.client.consuming.consume_hooks import ReceiveHook
 from gantrymq.client.consuming.process_queue import FlowLimits
 from gantrymq.client.consuming.rebalance import AllocateStrategy, allocate_averagely
 from gantrymq.client.consuming.start_position import StartFrom, check_start
@@ -22,7 +20,6 @@ START_FROM_DOC = (
     "queue), a datetime (the first message stored then or later), or CONSUME_FROM_LAST_OFFSET (the broker decides, as "
     "for Java's clients: the end, or the beginning if the first message is still in memory)."
 )
-RECEIVE_HOOKS_DOC = "Called after each call that asks for messages."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,4 +73,3 @@ class LitePullConsumerOptions(PullingOptions):
     auto_commit: bool = option(
         True, "Commits the offsets of consumed messages every 5 s and at the close. If false, only `commit` does."
     )
-    receive_hooks: Sequence[ReceiveHook] = option((), RECEIVE_HOOKS_DOC)

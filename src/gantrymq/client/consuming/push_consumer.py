@@ -7,17 +7,16 @@ which redelivers it later through the topic %RETRY%group. In POP mode, `PoppedQu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, cast
+from datetime import timedelta
+from typing import NamedTuple, TypeVar, cast
 
 from gantrymq.client.client_instance import ClientInstance
 from gantrymq.client.consuming.assigned_queues import AssignedQueues
 from gantrymq.client.consuming.assignment import Health
 from gantrymq.client.consuming.batches import Batches, BatchHandler
 from gantrymq.client.consuming.concurrently import ConsumeConcurrently
-from gantrymq.client.consuming.consume_hooks import ConsumeHook, TraceHook, with_hooks
 from gantrymq.client.consuming.consumer_base import PullingConsumer
 from gantrymq.client.consuming.consumer_context import ConsumerContext
 from gantrymq.client.consuming.consumer_locks import ConsumerLocks
@@ -30,12 +29,14 @@ from gantrymq.client.consuming.orderly import ConsumeOrderly
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.consuming.rebalancer import Rebalancer, Share
 from gantrymq.client.consuming.send_back import SendBack
+from gantrymq.client.middleware import Middleware, around_handler
 from gantrymq.client.namespace import wrap_namespace
-from gantrymq.client.options import option, takes
+from gantrymq.client.options import duration, option, takes
 from gantrymq.client.popping.pop_assignment import STRATEGY_NAMES, ShareByBroker
 from gantrymq.client.popping.popped_queues import PopOptions, PoppedQueues
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.trace import TRACE_GROUP_PREFIX, TraceDispatcher
+from gantrymq.client.trace_middleware import ConsumeTraces
 from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.heartbeat import CONSUME_PASSIVELY, SubscriptionData
 from gantrymq.protocol.codes import RequestCode
@@ -45,6 +46,9 @@ from gantrymq.protocol.properties import RETRY_TOPIC
 from gantrymq.protocol.receipt_handle import normal_topic
 from gantrymq.protocol.topic_name import RETRY_TOPIC_PREFIX, TRACE_TOPIC, retry_topic
 from gantrymq.remoting.connection import Connection
+from gantrymq.times import duration_s
+
+HandlerT = TypeVar("HandlerT", bound=MessageHandler | BatchHandler)
 
 #: Default concurrency (consumeThreadMin).
 CONCURRENCY = 20
@@ -58,11 +62,12 @@ _NO_SPAN = 1 << 62
 class PushConsumerOptions(PullingOptions):
     """Options of `PushConsumer`."""
 
-    handler: MessageHandler | BatchHandler = field(
+    handler: MessageHandler | BatchHandler | None = field(
+        default=None,
         kw_only=False,
         metadata={
             "doc": "Called with each message, or with a list if `consume_batch_size` is given. A coroutine function or "
-            "a plain function, which is called in threads."
+            "a plain function, which is called in threads. None: a function decorated with `handler` of the consumer."
         },
     )
     concurrency: int = option(CONCURRENCY, "Messages, or lists, that are handled at the same time.", minimum=1)
@@ -72,29 +77,29 @@ class PushConsumerOptions(PullingOptions):
         "None or True, False or an exception. If it raises, all have failed.",
         minimum=1,
     )
-    consume_batch_wait_ms: int = option(100, "How long a list waits for more messages, ms.", minimum=0)
+    consume_batch_wait: float | timedelta = duration(0.1, "How long a list waits for more messages, in seconds.")
     orderly: bool = option(False, "Handles the messages of a queue one after the other.")
-    suspend_s: float = option(1.0, "Pause of an orderly queue before it retries a message, s.")
+    suspend: float | timedelta = duration(1.0, "Pause of an orderly queue before it retries a message, in seconds.")
     max_reconsume_times: int | None = option(
         None,
         "Retries of a message before it goes to the dead-letter queue. None: "
         f"{MAX_RECONSUME_TIMES}, and without a limit if `orderly`.",
     )
-    consume_timeout_s: float = option(15 * 60.0, "A message whose handler takes longer is redelivered, s.")
+    consume_timeout: float | timedelta = duration(
+        15 * 60.0, "A message whose handler takes longer is redelivered, in seconds.", minimum=0.001
+    )
     on_statistics: StatisticsCallback | None = option(None, "Called every 10 s with the `ConsumeStatus` of each topic.")
     client_rebalance: bool = option(
         True, "If false, the broker shares out the queues. Topics that are in POP mode there are popped."
     )
     pop: PopOptions | None = option(None, "How topics in POP mode are popped. None: `PopOptions()`.")
-    consume_hooks: Sequence[ConsumeHook] = option((), "Called before and after each call of the handler.")
     enable_trace: bool = option(False, "Writes a trace of each message's consumption to `trace_topic`.")
     trace_topic: str = option(TRACE_TOPIC, "Topic of the traces.")
 
     def _check(self) -> None:
         PullingOptions._check(self)
-        check_handler(self.handler)
-        if not self.consume_timeout_s > 0:
-            raise ClientError(f"consume_timeout_s={self.consume_timeout_s!r}: must be more than 0")
+        if self.handler is not None:
+            check_handler(self.handler)
         if not self.client_rebalance and (self.orderly or self.broadcasting):
             raise ClientError("the broker shares out queues for neither orderly nor broadcasting consumers")
         if not self.client_rebalance and self.allocate not in STRATEGY_NAMES:
@@ -107,6 +112,10 @@ class PushConsumerOptions(PullingOptions):
         return replace(limits, max_span=_NO_SPAN) if self.orderly else limits
 
     @property
+    def consume_timeout_s(self) -> float:
+        return duration_s("consume_timeout", self.consume_timeout)
+
+    @property
     def most_reconsume_times(self) -> int:
         return MAX_RECONSUME_TIMES if self.max_reconsume_times is None else self.max_reconsume_times
 
@@ -116,20 +125,24 @@ class PushConsumerOptions(PullingOptions):
 
 
 class PushConsumer(PullingConsumer):
-    """Calls `handler` with every message of the subscribed topics, up to `concurrency` at a time.
+    """Calls a handler with every message of the subscribed topics, up to `concurrency` at a time.
 
     Example:
-        consumer = PushConsumer("127.0.0.1:9876", "group", handle)
+        consumer = PushConsumer("127.0.0.1:9876", "group")
         consumer.subscribe("topic", tags="TagA || TagB")
+
+        @consumer.handler
+        async def handle(message: MessageExt) -> None: ...
+
         async with consumer:
             await asyncio.Event().wait()
 
-    A message is consumed when the handler returns. If the handler raises or takes longer than `consume_timeout_s`, the
+    A message is consumed when the handler returns. If the handler raises or takes longer than `consume_timeout`, the
     message is redelivered after a delay that grows with each retry. After `max_reconsume_times` it goes to the
     dead-letter queue. Every message is delivered at least once. All consumers of a group must have the same
     subscriptions.
 
-    If the handler of an `orderly` consumer raises, the queue waits `suspend_s` and the handler gets the same message
+    If the handler of an `orderly` consumer raises, the queue waits `suspend` and the handler gets the same message
     again. A message of an `orderly` consumer whose body cannot be read is tried once.
     """
 
@@ -138,13 +151,31 @@ class PushConsumer(PullingConsumer):
     @takes(PushConsumerOptions)
     def __init__(self, options: PushConsumerOptions) -> None:
         super().__init__(options)
+        self._handler = options.handler
         self._orderly = options.orderly
         self._retry_topic = retry_topic(self._wire_group)
         self._parts: _Parts | None = None
 
+    def handler(self, handler: HandlerT) -> HandlerT:
+        """Decorates the function that handles the messages, instead of the argument `handler` of the constructor.
+
+        Args:
+            handler: Called with each message, as the constructor's argument.
+
+        Raises:
+            ClientError: The consumer has a handler, or this one cannot be called with one argument.
+        """
+        if self._handler is not None:
+            raise ClientError(f"the consumer of group {self.group} has a handler: {self._handler!r}")
+        check_handler(handler)
+        self._handler = handler
+        return handler
+
     async def _open(self, stack: AsyncExitStack) -> None:
         """Joins the group and starts to consume. Returns before the first queue is assigned."""
         options = self._options
+        if self._handler is None:
+            raise ClientError("no handler: decorate a function with `@consumer.handler`, or pass it to PushConsumer")
         if not self._subscriptions:
             raise ClientError("subscribe to a topic before the start")
         if not self._broadcasting:
@@ -159,10 +190,8 @@ class PushConsumer(PullingConsumer):
         stack.push_async_callback(lambda: client.close(deadline.left()))
         context = self._context(client)
         offset_store = self._offset_store(client)
-        hooks = [*options.consume_hooks, *await self._trace_hooks(stack)]
-        handler = with_hooks(
-            self._single_handler(stack), hooks, self.group, client.client_id, options.consume_timeout_s
-        )
+        middleware = [*options.middleware, *await self._traces(stack)]
+        handler = around_handler(self._single_handler(stack), middleware, self.group, client.client_id)
         locks = ConsumerLocks(client, self._wire_group) if self._orderly and not self._broadcasting else None
         consumption = self._consumption(client, handler, locks)
         queues = AssignedQueues(
@@ -197,14 +226,14 @@ class PushConsumer(PullingConsumer):
         rebalancer.start()
 
     def _single_handler(self, stack: AsyncExitStack) -> MessageHandler:
-        """Returns a handler of one message: that of the options, or one that collects batches for it."""
+        """Returns a handler of one message: that of the application, or one that collects batches for it."""
         options = self._options
         if options.consume_batch_size is None:
-            return cast(MessageHandler, options.handler)
+            return cast(MessageHandler, self._handler)
         batches = Batches(
-            cast(BatchHandler, options.handler),
+            cast(BatchHandler, self._handler),
             options.consume_batch_size,
-            options.consume_batch_wait_ms,
+            duration_s("consume_batch_wait", options.consume_batch_wait),
             options.concurrency,
         )
         stack.push_async_callback(batches.close)
@@ -222,7 +251,7 @@ class PushConsumer(PullingConsumer):
                 locks,
                 send_back,
                 options.max_reconsume_times,
-                options.suspend_s,
+                duration_s("suspend", options.suspend),
                 self._wire_topic_of,
                 self._take_anew,
             )
@@ -241,7 +270,7 @@ class PushConsumer(PullingConsumer):
             max_reconsume_times=options.most_reconsume_times,
         )
 
-    async def _trace_hooks(self, stack: AsyncExitStack) -> list[ConsumeHook]:
+    async def _traces(self, stack: AsyncExitStack) -> list[Middleware]:
         options = self._options
         if not options.enable_trace:
             return []
@@ -253,10 +282,10 @@ class PushConsumer(PullingConsumer):
             hooks=options.hooks,
         )
         await producer.start()
-        stack.push_async_callback(lambda: producer.close(self._deadline.left()))
+        stack.push_async_callback(lambda: producer.close(timeout=self._deadline.left()))
         dispatcher = TraceDispatcher(producer.send, options.trace_topic)
         stack.push_async_callback(lambda: dispatcher.close(self._deadline.left()))
-        return [TraceHook(dispatcher)]
+        return [ConsumeTraces(dispatcher, options.consume_timeout_s)]
 
     def _forget(self) -> None:
         self._parts = None

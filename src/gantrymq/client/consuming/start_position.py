@@ -7,7 +7,7 @@ Source: `ConsumerManageProcessor.queryConsumerOffset`.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Final, Literal
 
 from gantrymq.errors import ClientError
@@ -16,6 +16,7 @@ from gantrymq.protocol.bodies.heartbeat import (
     CONSUME_FROM_LAST_OFFSET,
     CONSUME_FROM_TIMESTAMP,
 )
+from gantrymq.times import timestamp_ms
 
 EARLIEST: Final = "earliest"
 #: The end of the queue, which the consumer queries. The broker's default for a new group is not used.
@@ -23,23 +24,15 @@ LATEST: Final = "latest"
 
 StartFrom = Literal["earliest", "latest", "CONSUME_FROM_LAST_OFFSET"] | datetime
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
 
 def check_start(start_from: object) -> None:
     """Raises ClientError for an invalid `start_from`."""
     if isinstance(start_from, datetime):
-        if start_from.tzinfo is None:
-            raise ClientError(f"start_from={start_from!r}: has no time zone: use datetime.now(UTC) or astimezone()")
+        timestamp_ms("start_from", start_from)
     elif start_from not in (EARLIEST, LATEST, CONSUME_FROM_LAST_OFFSET):
         raise ClientError(
             f"start_from={start_from!r}: must be 'earliest', 'latest', a datetime or CONSUME_FROM_LAST_OFFSET"
         )
-
-
-def start_time_ms(start_from: datetime) -> int:
-    """Returns a start time in milliseconds since the epoch."""
-    return max(0, (start_from - _EPOCH) // timedelta(milliseconds=1))
 
 
 def name_for_brokers(start_from: StartFrom) -> str:

@@ -151,7 +151,7 @@ async def observe(
             await _ask_broker(admin, broker, topic)
         return broker
 
-    async with AdminClient(ssl_context=ssl_context, credentials=credentials, timeout_ms=timeout_ms) as admin:
+    async with AdminClient(ssl_context=ssl_context, credentials=credentials, timeout=timeout_ms / 1000) as admin:
         seen.brokers = await asyncio.gather(*(ask(admin, BrokerSeen(*identity)) for identity in found))
         seen.unregistered = await asyncio.gather(*(ask(admin, broker) for broker in _unregistered(seen.brokers)))
         for broker in seen.brokers:
@@ -199,7 +199,9 @@ async def _look_at_groups(
     if not masters or (seen.topic is not None and not has_topic):
         return
     servers = [server.address for server in seen.answering]
-    async with AdminClient(servers, ssl_context=ssl_context, credentials=credentials, timeout_ms=timeout_ms) as admin:
+    async with AdminClient(
+        servers, ssl_context=ssl_context, credentials=credentials, timeout=timeout_ms / 1000
+    ) as admin:
         try:
             if group is not None:
                 seen.group = await observe_group(admin, group, {broker.address: broker.name for broker in masters})
@@ -246,7 +248,9 @@ async def _name_server(
     timeout_ms: int,
 ) -> NameServerSeen:
     seen = NameServerSeen(address)
-    async with AdminClient([address], ssl_context=ssl_context, credentials=credentials, timeout_ms=timeout_ms) as admin:
+    async with AdminClient(
+        [address], ssl_context=ssl_context, credentials=credentials, timeout=timeout_ms / 1000
+    ) as admin:
         try:
             seen.cluster = await admin.cluster_info()
             with suppress(BrokerError, PartialFailure):

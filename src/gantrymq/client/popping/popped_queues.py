@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from math import inf
 from typing import Any, cast
@@ -22,7 +23,7 @@ from gantrymq.client.consuming.log_texts import failed_attempt
 from gantrymq.client.consuming.short_polls import ShortPolls
 from gantrymq.client.consuming.start_position import EARLIEST
 from gantrymq.client.lifecycle import Deadline
-from gantrymq.client.options import Options, documented, option
+from gantrymq.client.options import Options, documented, duration, option
 from gantrymq.client.popping.pop_api import PopApi, handle_of
 from gantrymq.errors import ClientClosed, ClientError, GantryError, IllegalMessage
 from gantrymq.logs import peer_log
@@ -31,6 +32,7 @@ from gantrymq.protocol.bodies.heartbeat import EXPRESSION_TAG, SubscriptionData
 from gantrymq.protocol.headers.pop import INIT_FROM_MAX, INIT_FROM_MIN, PopMessageRequestHeader
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.system import clock
+from gantrymq.times import duration_ms
 
 log = peer_log(__name__)
 
@@ -47,11 +49,11 @@ RETRY_AFTER_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 
 class PopOptions(Options):
     """How a push consumer pops (`DefaultMQPushConsumer`)."""
 
-    invisible_ms: int = option(
-        60_000,
-        "A message that is not handled in this time is redelivered, ms (popInvisibleTime).",
-        minimum=5000,
-        maximum=300_000,
+    invisible_time: float | timedelta = duration(
+        60.0,
+        "A message that is not handled in this time is redelivered, in seconds (popInvisibleTime).",
+        minimum=5,
+        maximum=300,
     )
     batch_size: int = option(32, "Most messages of one pop (popBatchNums).", minimum=1, maximum=32)
     max_messages: int = option(
@@ -112,6 +114,7 @@ class PoppedQueues:
         self._api = PopApi(context.client, context.group, context.options.max_body_size)
         self._subscriptions = context.subscriptions
         self._options = options
+        self._invisible_ms = duration_ms("invisible_time", options.invisible_time)
         from_first = context.options.start_from == EARLIEST
         self._init_mode = INIT_FROM_MIN if from_first else INIT_FROM_MAX
         self._max_reconsume_times = max_reconsume_times
@@ -193,7 +196,7 @@ class PoppedQueues:
             topic=topic,
             queue_id=queue_id,
             max_msg_nums=self._options.batch_size,
-            invisible_time=self._options.invisible_ms,
+            invisible_time=self._invisible_ms,
             poll_time=POLL_MS,
             born_time=round(started * 1000),
             init_mode=self._init_mode,

@@ -6,21 +6,20 @@ Source: the SimpleConsumer of RocketMQ 5's clients, over the POP requests of cli
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from gantrymq.background.tasks import Tasks
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.consuming.consume_hooks import ReceiveHook, receiving
 from gantrymq.client.consuming.consumer_base import GroupConsumer
 from gantrymq.client.consuming.introduction import introduce
 from gantrymq.client.consuming.large_bodies import make_ready
-from gantrymq.client.consuming.options import RECEIVE_HOOKS_DOC, ConsumerOptions
+from gantrymq.client.consuming.options import ConsumerOptions
 from gantrymq.client.consuming.short_polls import ShortPolls
 from gantrymq.client.consuming.start_position import EARLIEST, StartFrom, name_for_brokers
 from gantrymq.client.failover import is_role_change
+from gantrymq.client.middleware import ReceiveContext, around_receives
 from gantrymq.client.options import option, takes
 from gantrymq.client.popping.pop_api import PopApi
 from gantrymq.client.routes import read_queues
@@ -43,15 +42,16 @@ from gantrymq.protocol.message import MessageExt
 from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.system import clock, randomness
 from gantrymq.system.clock import now_ms
+from gantrymq.times import duration_ms, duration_s
 
 log = peer_log(__name__)
 
 #: Most messages of one pop (`PopMessageProcessor`).
 MAX_MESSAGES = 32
-#: Default invisible duration, ms.
-INVISIBLE_MS = 60_000
-#: Default wait of `receive`, ms.
-AWAIT_MS = 15_000
+#: Default invisible duration, in seconds.
+INVISIBLE_S = 60.0
+#: Default timeout of `receive`, in seconds.
+RECEIVE_TIMEOUT_S = 15.0
 #: Longest wait at one topic and broker if there are several, ms.
 _TURN_MS = 1000
 #: Brokers check once a second whether a wait has timed out. Therefore a wait ends this much earlier, in ms, ...
@@ -76,7 +76,6 @@ class SimpleConsumerOptions(ConsumerOptions):
         'Where a group begins that has no offset of a queue: "earliest" (the first message), or "latest" (the broker '
         "decides: the newest message, or the first one if it is still in memory).",
     )
-    receive_hooks: Sequence[ReceiveHook] = option((), RECEIVE_HOOKS_DOC)
 
     def _check(self) -> None:
         ConsumerOptions._check(self)
@@ -135,7 +134,11 @@ class SimpleConsumer(GroupConsumer):
         return Tasks(f"telling brokers about subscriptions and messages of group {self.group}")
 
     async def receive(
-        self, max_messages: int = MAX_MESSAGES, invisible_ms: int = INVISIBLE_MS, await_ms: int = AWAIT_MS
+        self,
+        max_messages: int = MAX_MESSAGES,
+        *,
+        invisible_time: float | timedelta = INVISIBLE_S,
+        timeout: float | timedelta = RECEIVE_TIMEOUT_S,
     ) -> list[MessageExt]:
         """Receives messages. No other consumer gets them until their invisible duration ends.
 
@@ -143,8 +146,9 @@ class SimpleConsumer(GroupConsumer):
 
         Args:
             max_messages: Most messages, 1 to 32. Default: 32.
-            invisible_ms: Invisible duration, ms. Default: 60000.
-            await_ms: Longest wait for the first message, ms. The call can take up to 1 s longer. Default: 15000.
+            invisible_time: Invisible duration of the messages, in seconds or as a timedelta. Default: 60.0.
+            timeout: Longest wait for the first message, in seconds or as a timedelta. The call can take up to 1 s
+                longer. Default: 15.0.
 
         Returns:
             Messages; an empty list if none arrives in time.
@@ -161,18 +165,22 @@ class SimpleConsumer(GroupConsumer):
             raise ClientError(f"max_messages {max_messages}: 1 to {MAX_MESSAGES} are possible")
         if not self._subscriptions:
             raise ClientError("subscribe to a topic before you receive")
-        deadline = clock.monotonic() + await_ms / 1000
-        topics = self._subscribed_topics
-        async with receiving(self._options.receive_hooks, self.group, client.client_id, topics) as messages:
+        invisible_ms = duration_ms("invisible_time", invisible_time)
+        timeout_s = duration_s("timeout", timeout)
+        deadline = clock.monotonic() + timeout_s
+
+        async def receive(context: ReceiveContext) -> list[MessageExt]:
             try:
-                async with asyncio.timeout(await_ms / 1000 + _GRACE_S):
-                    messages += await self._receive(client, max_messages, invisible_ms, deadline)
+                async with asyncio.timeout(timeout_s + _GRACE_S):
+                    messages = await self._receive(client, max_messages, invisible_ms, deadline)
             except TimeoutError:
                 asked = ";".join(client.routes.name_servers)
-                raise RequestTimeout(f"no broker or NameServer answered in {await_ms} ms", asked) from None
+                raise RequestTimeout(f"no broker or NameServer answered in {timeout_s:g} s", asked) from None
             # Bodies beyond the limit for large bodies are decompressed when they are read.
             await make_ready(messages)
-        return messages
+            return messages
+
+        return await (around_receives(self._options.middleware, receive) or receive)(self._receive_context(client))
 
     async def _receive(
         self, client: ClientInstance, max_messages: int, invisible_ms: int, deadline: float
@@ -234,8 +242,17 @@ class SimpleConsumer(GroupConsumer):
             client.report_failure(topic, e)
             raise
 
-    async def change_invisible_time(self, message: MessageExt, invisible_ms: int) -> None:
-        """Changes the invisible duration of a message: it is redelivered after `invisible_ms` unless acknowledged."""
+    async def change_invisible_time(self, message: MessageExt, invisible_time: float | timedelta) -> None:
+        """Changes the invisible duration of a message: it is redelivered after this time unless acknowledged.
+
+        Args:
+            message: Received message.
+            invisible_time: Invisible duration from now on, in seconds or as a timedelta.
+
+        Raises:
+            BrokerError: The invisible duration has ended.
+        """
+        invisible_ms = duration_ms("invisible_time", invisible_time)
         client, topic = self._started(), self._wire_topic(message.topic)
         try:
             await PopApi(client, self._wire_group).change_invisible_time(message, topic, invisible_ms)

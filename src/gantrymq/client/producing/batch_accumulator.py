@@ -47,13 +47,13 @@ Send = Callable[[BatchKey, Sequence[EncodedMessage], int], Awaitable[SendResult]
 class BatchAccumulator:
     """Collects messages into batches, one open batch for each key.
 
-    A batch is sent when it has `batch_size` bytes, or `linger_ms` after its first message. `send` sends a batch;
+    A batch is sent when it has `batch_size` bytes, or `linger` after its first message. `send` sends a batch;
     at most MAX_UNDER_WAY batches are in flight. If more than `buffer_bytes` are pending, `room` waits.
     """
 
     def __init__(self, send: Send, options: ProducerOptions) -> None:
         self._send = send
-        self._linger_s = options.linger_ms / 1000
+        self._linger_s = options.linger_s
         self._batch_size = options.batch_size
         self.buffer_bytes = options.buffer_bytes
         self._loop = asyncio.get_running_loop()

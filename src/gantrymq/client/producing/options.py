@@ -1,17 +1,16 @@
-"""`ProducerOptions`: options of a producer. `whole_ms` checks the timeout of a call."""
+"""`ProducerOptions`: options of a producer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from gantrymq.client.options import ClientOptions, option
+from gantrymq.client.options import ClientOptions, duration, option
 from gantrymq.client.producing.send_command import DEFAULT_TOPIC_QUEUE_NUMS
-from gantrymq.client.producing.send_hook import SendHook
 from gantrymq.errors import ClientError
 from gantrymq.protocol.compression import CompressionType
 from gantrymq.protocol.topic_name import AUTO_CREATE_TOPIC, TRACE_TOPIC
+from gantrymq.times import duration_ms, duration_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +27,12 @@ class ProducerOptions(ClientOptions):
     retry_when_not_stored_safely: bool = option(
         False, "Retries a send that a broker stored without the flush or the slave that its configuration demands."
     )
-    try_timeout_ms: int | None = option(
+    try_timeout: float | timedelta | None = duration(
         None,
-        "Timeout of each attempt but the last, ms. If it is None and the topic has several brokers, each of the first "
-        "attempts gets 1 / (`retry_times` + 2) of the send's timeout. With the send's whole timeout, an attempt ends "
-        "with the send, as in Java.",
-        minimum=1,
+        "Timeout of each attempt but the last, in seconds. If it is None and the topic has several brokers, each of "
+        "the first attempts gets 1 / (`retry_times` + 2) of the send's timeout. With the send's whole timeout, an "
+        "attempt ends with the send, as in Java.",
+        minimum=0.001,
     )
     send_latency_fault_enable: bool = option(
         True, "Avoids brokers that were slow or failed for some seconds, and prefers brokers that owe no responses."
@@ -41,15 +40,15 @@ class ProducerOptions(ClientOptions):
     start_detector_enable: bool = option(
         False, "Probes the brokers that failed, so that they are used again as soon as they respond."
     )
-    linger_ms: float = option(
+    linger: float | timedelta = duration(
         0.0,
-        "How long a message waits for others of its topic or queue, to be sent in one request, ms; 0: no batches.",
-        minimum=0,
-        maximum=30_000,
+        "How long a message waits for others of its topic or queue, to be sent in one request, in seconds; 0: no "
+        "batches.",
+        maximum=30,
     )
-    batch_size: int = option(32 * 1024, "Largest batch of `linger_ms`, bytes.", minimum=1, maximum=2 * 1024 * 1024)
+    batch_size: int = option(32 * 1024, "Largest batch of `linger`, bytes.", minimum=1, maximum=2 * 1024 * 1024)
     buffer_bytes: int = option(
-        32 * 1024 * 1024, "Senders wait while the batches of `linger_ms` have this many bytes in flight.", minimum=1
+        32 * 1024 * 1024, "Senders wait while the batches of `linger` have this many bytes in flight.", minimum=1
     )
     compress_over: int = option(4096, "Bodies of this size and larger are compressed, bytes.", minimum=0)
     compression: CompressionType = option(CompressionType.ZLIB, "Algorithm that compresses bodies.")
@@ -66,25 +65,17 @@ class ProducerOptions(ClientOptions):
     )
     enable_trace: bool = option(False, "Writes a trace of each send to `trace_topic`.")
     trace_topic: str = option(TRACE_TOPIC, "Topic of the traces.")
-    send_hooks: Sequence[SendHook] = option((), "Called before and after each send.")
+
+    @property
+    def try_timeout_ms(self) -> int | None:
+        return None if self.try_timeout is None else duration_ms("try_timeout", self.try_timeout)
+
+    @property
+    def linger_s(self) -> float:
+        return duration_s("linger", self.linger)
 
     def _check(self) -> None:
         ClientOptions._check(self)
         if not isinstance(self.compression, CompressionType):
             known = ", ".join(str(kind) for kind in CompressionType)
             raise ClientError(f"compression={self.compression!r}: must be one of {known}")
-
-
-def whole_ms(timeout_ms: object) -> int:
-    """Returns `timeout_ms` if it is valid.
-
-    Raises ClientError if it is negative, or if it is in seconds: a float or a timedelta.
-    """
-    if isinstance(timeout_ms, int) and not isinstance(timeout_ms, bool) and timeout_ms >= 0:
-        return timeout_ms
-    hint = ""
-    if isinstance(timeout_ms, timedelta):
-        hint = f": that is {timeout_ms / timedelta(milliseconds=1):.0f}"
-    elif isinstance(timeout_ms, float):
-        hint = f": {timeout_ms} s are {timeout_ms * 1000:.0f}"
-    raise ClientError(f"timeout_ms={timeout_ms!r}: must be a whole number of milliseconds{hint}")

@@ -9,28 +9,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any
+from datetime import timedelta
+from typing import Any, cast
 
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.lifecycle import Lifecycle
+from gantrymq.client.lifecycle import FAREWELL_S, Lifecycle
+from gantrymq.client.middleware import Send, SendContext, around_sends
 from gantrymq.client.namespace import without_namespace, wrap_namespace
 from gantrymq.client.options import takes
 from gantrymq.client.producing.batch_accumulator import BatchAccumulator, BatchKey
 from gantrymq.client.producing.message_encoder import NOT_IN_A_BATCH, EncodedMessage, Encoder, may_be_batched
-from gantrymq.client.producing.options import ProducerOptions, whole_ms
+from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.producing.queue_selector import QueueSelector, queue_by_hash
 from gantrymq.client.producing.request_reply import Requests, reply_topic
-from gantrymq.client.producing.send_hook import HookedSends
 from gantrymq.client.producing.sender import Sender
 from gantrymq.client.trace import TraceDispatcher
-from gantrymq.client.trace_hook import SendTraceHook
+from gantrymq.client.trace_middleware import SendTraces
 from gantrymq.errors import (
+    BrokerError,
     ClientClosed,
     ClientError,
     GantryError,
     IllegalMessage,
     NoRouteInfo,
+    RemotingError,
     RequestTimeout,
     RouteNotReady,
 )
@@ -43,7 +46,10 @@ from gantrymq.protocol.message_id import UniqueKeys
 from gantrymq.protocol.recall_handle import decode_recall_handle
 from gantrymq.remoting.connection import RequestHandler
 from gantrymq.system import clock, network
+from gantrymq.times import duration_ms
 
+#: Default timeout of a call, in seconds.
+TIMEOUT_S = TIMEOUT_MS / 1000
 #: Share of a call's timeout for heartbeats to new brokers. It is limited because one of several brokers may hang.
 GREETING_SHARE = 0.25
 #: Default group of Java's producers (`MixAll.DEFAULT_PRODUCER_GROUP`).
@@ -58,22 +64,25 @@ class Producer(Lifecycle):
             result = await producer.send(Message("orders", b"42 apples"))
 
     A failed send is retried on another broker if the topic has several. All attempts share the timeout of the call.
-    With `linger_ms`, messages are sent in batches. Each `timeout_ms` is a whole number of milliseconds.
+    With `linger`, messages are sent in batches. Each timeout is in seconds, or a timedelta.
     """
 
     @takes(ProducerOptions)
     def __init__(self, options: ProducerOptions) -> None:
         super().__init__()
         self._options = options
-        self.namespace = options.namespace
+        self._namespace = options.namespace
         #: Group with its namespace.
         self.group = options.wire_group
-        self.trace: TraceDispatcher | None = None
+        self._trace_dispatcher: TraceDispatcher | None = None
         self._batches: BatchAccumulator | None = None
         self._trace_topic = options.trace_topic if options.enable_trace else None
-        self._hooked = HookedSends(options.group, options.send_hooks)
+        #: The middleware around sends, or None.
+        self._around = around_sends(options.middleware)
         self._sender: Sender | None = None
         self._requests = Requests()
+        #: Sends to batches that are inside the middleware.
+        self._enqueued: set[asyncio.Task[SendResult]] = set()
         self._set_encoder(UniqueKeys())
 
     async def _open(self, stack: AsyncExitStack) -> None:
@@ -83,32 +92,31 @@ class Producer(Lifecycle):
         client = ClientInstance(
             options.name_servers,
             group_data=ProducerData(self.group),
-            handlers=self.handlers(),
+            handlers=self._handlers(),
             ssl_context=options.ssl_context,
             hooks=options.rpc_hooks,
             unit_name=options.unit_name,
         )
-        stack.callback(self._forget, client)
+        stack.callback(self._forget)
         stack.push_async_callback(lambda: client.close(self._deadline.left()))
         client.start()
         self._set_encoder(UniqueKeys(network.packed_ip(client.ip)))
         self._sender = Sender(client, self.group, options)
         stack.push_async_callback(self._sender.close)
         stack.callback(self._requests.close)
-        hooks = list(options.send_hooks)
         if self._trace_topic is not None:
-            self.trace = TraceDispatcher(self._send_one, self._trace_topic)
-            stack.push_async_callback(lambda trace: trace.close(self._deadline.left()), self.trace)
-            hooks.append(SendTraceHook(self.trace))
-        self._hooked = HookedSends(options.group, hooks, client)
-        if options.linger_ms > 0:
+            self._trace_dispatcher = TraceDispatcher(self._send_now, self._trace_topic)
+            stack.push_async_callback(lambda trace: trace.close(self._deadline.left()), self._trace_dispatcher)
+            self._around = around_sends([*options.middleware, SendTraces(self._trace_dispatcher)])
+        stack.push_async_callback(self._end_enqueued)
+        if options.linger_s > 0:
             self._batches = BatchAccumulator(self._send_gathered, options)
             stack.push_async_callback(lambda batches: batches.close(self._deadline.left()), self._batches)
 
-    def _forget(self, client: ClientInstance) -> None:
-        self._sender = self._batches = self.trace = None
-        # Drops the trace hook.
-        self._hooked = HookedSends(self._options.group, self._options.send_hooks, client)
+    def _forget(self) -> None:
+        self._sender = self._batches = self._trace_dispatcher = None
+        # Drops the middleware for traces.
+        self._around = around_sends(self._options.middleware)
 
     @property
     def client(self) -> ClientInstance:
@@ -122,7 +130,7 @@ class Producer(Lifecycle):
         assert self._sender is not None
         return self._sender
 
-    def handlers(self) -> Mapping[int, RequestHandler]:
+    def _handlers(self) -> Mapping[int, RequestHandler]:
         """Returns the handlers of brokers' requests, by request code."""
         return {RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._requests.push}
 
@@ -131,10 +139,10 @@ class Producer(Lifecycle):
     async def send(
         self,
         message: Message,
-        timeout_ms: int = TIMEOUT_MS,
-        queue: MessageQueue | None = None,
         *,
+        queue: MessageQueue | None = None,
         select: QueueSelector | None = None,
+        timeout: float | timedelta = TIMEOUT_S,
     ) -> SendResult:
         """Stores `message` in a broker.
 
@@ -144,9 +152,9 @@ class Producer(Lifecycle):
 
         Args:
             message: Message to send.
-            timeout_ms: Timeout for all attempts together, ms. Default: 3000.
             queue: Queue to send to. Default: the client selects one.
             select: Called with the topic's writable queues and the message. Returns one of the queues.
+            timeout: Timeout for all attempts together, in seconds or as a timedelta. Default: 3.0.
 
         Returns:
             The result. Its status is SEND_OK. Without a controller, another status is possible: the master has the
@@ -164,8 +172,7 @@ class Producer(Lifecycle):
             BrokerError: The broker rejected the message.
             RemotingError: Another failure of the connection. The message is not stored.
         """
-        if type(timeout_ms) is not int or timeout_ms < 0:
-            timeout_ms = whole_ms(timeout_ms)
+        timeout_ms = _timeout_ms(timeout)
         if select is not None:
             if queue is not None:
                 raise ClientError("queue and select exclude each other: give one of them")
@@ -173,55 +180,65 @@ class Producer(Lifecycle):
             queue = await self._selected(message, select, timeout_ms)
             timeout_ms = _left_ms(deadline)
         if self._batches is not None and may_be_batched(message):
-            return await (await self.enqueue(message, timeout_ms, queue))
+            return await (await self._enqueue(message, timeout_ms, queue))
         self._check_open()
         return await self._send_one(message, timeout_ms, queue)
 
     async def send_alone(
-        self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+        self, message: Message, *, queue: MessageQueue | None = None, timeout: float | timedelta = TIMEOUT_S
     ) -> SendResult:
         """Sends like `send`, but never in a batch."""
         self._check_open()
-        return await self._send_one(message, whole_ms(timeout_ms), queue)
+        return await self._send_one(message, _timeout_ms(timeout), queue)
 
     def _send_one(
         self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
     ) -> Coroutine[Any, Any, SendResult]:
-        """Sends one message. Also works during the close, for traces."""
+        """Sends one message through the middleware."""
+        if self._around is None:
+            return self._send_now(message, timeout_ms, queue)
+        return self._send_around([message], lambda context: self._send_now(context.messages[0], timeout_ms, queue))
+
+    def _send_now(
+        self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+    ) -> Coroutine[Any, Any, SendResult]:
+        """Sends one message without the middleware. Also works during the close, for traces."""
         topic = self._topic(message, queue)
-        if self._hooked.any and topic != self._trace_topic:
-            return self._send_with_hooks(
-                [message], lambda own: self._encoder.encode(topic, message, own[0]), timeout_ms, queue
-            )
         encoded = self._encoder.encode(topic, message, message.properties)
         if queue is None and names.SHARDING_KEY in message.properties:
             return self._send_by_key([message], encoded, timeout_ms)
         return self._send_encoded(encoded, timeout_ms, queue)
 
     async def send_batch(
-        self, messages: Sequence[Message], timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+        self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout: float | timedelta = TIMEOUT_S
     ) -> SendResult:
         """Stores messages of one topic in one queue, in one request.
 
         The broker stores either all messages or none. Raises the errors of `send`, and ClientError if the sharding
         keys of the messages select several queues and `queue` is not given.
+
+        Args:
+            messages: Messages to send.
+            queue: Queue to send to. Default: the client selects one.
+            timeout: Timeout for all attempts together, in seconds or as a timedelta. Default: 3.0.
         """
         self._check_open()
-        timeout_ms = whole_ms(timeout_ms)
+        timeout_ms = _timeout_ms(timeout)
         if not messages:
             raise IllegalMessage("a batch needs at least one message")
+        if self._around is None:
+            return await self._send_batch(messages, timeout_ms, queue)
+        return await self._send_around(messages, lambda context: self._send_batch(context.messages, timeout_ms, queue))
+
+    async def _send_batch(self, messages: Sequence[Message], timeout_ms: int, queue: MessageQueue | None) -> SendResult:
         topic = self._topic(messages[0], queue)
-        if self._hooked.any:
-            return await self._send_with_hooks(
-                messages, lambda own: self._encoder.encode_batch(topic, messages, own), timeout_ms, queue
-            )
         encoded = self._encoder.encode_batch(topic, messages, [message.properties for message in messages])
         if queue is None and _has_key(messages):
             return await self._send_by_key(messages, encoded, timeout_ms)
         return await self._send_encoded(encoded, timeout_ms, queue)
 
     async def enqueue(
-        self, message: Message, timeout_ms: int = TIMEOUT_MS, queue: MessageQueue | None = None
+        self, message: Message, *, queue: MessageQueue | None = None, timeout: float | timedelta = TIMEOUT_S
     ) -> asyncio.Future[SendResult]:
         """Adds `message` to a batch and returns a future for the result of `send`.
 
@@ -231,21 +248,59 @@ class Producer(Lifecycle):
 
         Args:
             message: Message to send.
-            timeout_ms: Timeout from the send of the batch, ms. Default: 3000.
             queue: Queue to send to. Default: the client selects one, as in `send`.
+            timeout: Timeout from the send of the batch, in seconds or as a timedelta. Default: 3.0.
 
         Raises:
-            ClientError: The producer has no `linger_ms`.
+            ClientError: The producer has no `linger`.
             IllegalMessage: The message is invalid, or cannot be in a batch: delayed and half messages, replies,
                 messages with a priority and those to retry topics.
         """
+        return await self._enqueue(message, _timeout_ms(timeout), queue)
+
+    async def _enqueue(
+        self, message: Message, timeout_ms: int, queue: MessageQueue | None
+    ) -> asyncio.Future[SendResult]:
         self._check_open()
-        if type(timeout_ms) is not int or timeout_ms < 0:
-            timeout_ms = whole_ms(timeout_ms)
         if self._batches is None:
-            raise ClientError("this producer makes no batches: give it linger_ms, or use send")
-        topic = self._topic(message, queue)
-        properties, context = message.properties, None
+            raise ClientError("this producer makes no batches: give it linger, or use send")
+        if self._around is None:
+            return await self._add_to_batch(message, timeout_ms, queue)
+        added: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def add(context: SendContext) -> SendResult:
+            self._check_open()
+            future = await self._add_to_batch(context.messages[0], timeout_ms, queue)
+            added.set_result(None)
+            return await future
+
+        sending = asyncio.ensure_future(self._send_around([message], add))
+        self._enqueued.add(sending)
+        sending.add_done_callback(self._dequeued)
+        # Waits until the batch has the message, so that messages keep their order and the buffer its limit.
+        either: set[asyncio.Future[Any]] = {sending, added}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not added.done():
+            await sending
+        return sending
+
+    def _dequeued(self, sending: asyncio.Task[SendResult]) -> None:
+        self._enqueued.discard(sending)
+        # Retrieves the error. Without this, asyncio logs it if the caller does not await the future.
+        if not sending.cancelled():
+            sending.exception()
+
+    async def _end_enqueued(self) -> None:
+        """Cancels middleware that has not ended after all batches are sent or have failed."""
+        if self._enqueued:
+            await asyncio.wait(self._enqueued, timeout=FAREWELL_S)
+        for sending in list(self._enqueued):
+            sending.cancel()
+
+    async def _add_to_batch(
+        self, message: Message, timeout_ms: int, queue: MessageQueue | None
+    ) -> asyncio.Future[SendResult]:
+        topic, properties = self._topic(message, queue), message.properties
         if not may_be_batched(message):
             raise IllegalMessage(NOT_IN_A_BATCH)
         if queue is None and names.SHARDING_KEY in properties:
@@ -255,13 +310,10 @@ class Producer(Lifecycle):
             # The producer may have been closed meanwhile.
             self._check_open()
         batches = self._batches
-        if self._hooked.any:
-            context = self._hooked.begin([message])
-            properties = context.properties[0]
+        if batches is None:
+            raise ClientClosed("this producer was closed meanwhile")
         key = topic, queue if queue is None else self._with_namespace(queue)
         future = batches.add(key, self._encoder.encode(topic, message, properties), timeout_ms)
-        if context is not None:
-            future.add_done_callback(lambda done: self._hooked.end_with(context, done))
         if batches.has_begun or batches.bytes >= batches.buffer_bytes:
             await batches.wait_for_space()
         return future
@@ -270,7 +322,7 @@ class Producer(Lifecycle):
         """Sends all open batches at once, and waits until each message in a batch has a result or an error.
 
         It does not wait for messages that are added after the call. It raises no errors of sends: the futures of
-        `enqueue` and the calls of `send` have them. Without `linger_ms` there are no batches, and it has no effect.
+        `enqueue` and the calls of `send` have them. Without `linger` there are no batches, and it has no effect.
         """
         self._check_open()
         if self._batches is not None:
@@ -281,40 +333,44 @@ class Producer(Lifecycle):
 
         For a message with a `sharding_key`, it waits for the topic's route, and raises the errors of `send` about it.
         """
-        topic, sender = self._topic(message, queue), self.sender
-        context = self._hooked.begin([message]) if self._hooked.any and topic != self._trace_topic else None
-        properties = message.properties if context is None else context.properties[0]
-        try:
-            encoded = self._encoder.encode(topic, message, properties)
-            if queue is None and names.SHARDING_KEY in message.properties:
-                queue = await self._queue_of_key([message], TIMEOUT_MS)
-            if self._encoder.wants_compression(encoded):
-                encoded = await self._encoder.compress(encoded)
-            address = await sender.send_oneway(encoded, self._with_namespace(queue))
-            if context is not None:
-                context.oneway, context.msg_id, context.address = True, encoded.msg_id, address
-        except BaseException as e:
-            if context is not None:
-                context.error = e
-            raise
-        finally:
-            if context is not None:
-                self._hooked.end(context)
+        self._check_open()
+        if self._around is None:
+            await self._send_oneway(message, queue)
+            return
 
-    async def request(self, message: Message, timeout_ms: int = TIMEOUT_MS) -> MessageExt:
+        async def send(context: SendContext) -> None:
+            context.msg_id, context.address = await self._send_oneway(context.messages[0], queue)
+
+        await self._send_around([message], send, oneway=True)
+
+    async def _send_oneway(self, message: Message, queue: MessageQueue | None) -> tuple[str, str]:
+        """Returns the message id, and HOST:PORT of the broker."""
+        topic = self._topic(message, queue)
+        encoded = self._encoder.encode(topic, message, message.properties)
+        if queue is None and names.SHARDING_KEY in message.properties:
+            queue = await self._queue_of_key([message], TIMEOUT_MS)
+        if self._encoder.wants_compression(encoded):
+            encoded = await self._encoder.compress(encoded)
+        return encoded.msg_id, await self.sender.send_oneway(encoded, self._with_namespace(queue))
+
+    async def request(self, message: Message, *, timeout: float | timedelta = TIMEOUT_S) -> MessageExt:
         """Sends `message` as a request and returns the consumer's reply, which `reply_message` creates.
 
+        Args:
+            message: Request to send.
+            timeout: Timeout for the request and its reply, in seconds or as a timedelta. Default: 3.0.
+
         Raises:
-            RequestTimeout: No reply arrives within `timeout_ms`.
+            RequestTimeout: No reply arrives in this time.
             GantryError: As for `send`.
         """
-        client, timeout_ms = self.client, whole_ms(timeout_ms)
+        client, timeout_ms = self.client, _timeout_ms(timeout)
         request, correlation_id, reply = self._requests.begin(message, client.client_id, timeout_ms)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 # The broker routes the reply by client id, so it needs a heartbeat of this client first.
                 await self._greet_repliers(message.topic, timeout_ms)
-                await self.send_alone(request, timeout_ms)
+                await self._send_one(request, timeout_ms)
                 return await reply
         except TimeoutError:
             text = f"no reply to the request to {message.topic} in {timeout_ms} ms: is a consumer there that replies?"
@@ -324,7 +380,7 @@ class Producer(Lifecycle):
 
     async def _greet_repliers(self, topic: str, timeout_ms: int) -> None:
         """Sends heartbeats to all brokers of the topic's clusters, because a reply can arrive through any of them."""
-        topic = wrap_namespace(self.namespace, topic)
+        topic = wrap_namespace(self._namespace, topic)
         await self.sender.publish_info(topic, timeout_ms)
         routes = self.client.routes
         route = routes.cached(topic)
@@ -333,13 +389,13 @@ class Producer(Lifecycle):
                 await routes.get(reply_topic(cluster))
         await self.client.greet_new_brokers(timeout_ms * GREETING_SHARE / 1000)
 
-    async def recall(self, topic: str, recall_handle: str, timeout_ms: int = TIMEOUT_MS) -> str:
+    async def recall(self, topic: str, recall_handle: str, *, timeout: float | timedelta = TIMEOUT_S) -> str:
         """Recalls a timer message that is not delivered yet, and returns its unique key.
 
         Args:
             topic: Topic of the message.
             recall_handle: `recall_handle` of the result of its send.
-            timeout_ms: Timeout, ms. Default: 3000.
+            timeout: Timeout, in seconds or as a timedelta. Default: 3.0.
 
         Raises:
             IllegalMessage: The handle is invalid.
@@ -348,9 +404,9 @@ class Producer(Lifecycle):
             BrokerError: The broker rejected the request.
             RemotingError: The connection failed.
         """
-        timeout_ms = whole_ms(timeout_ms)
+        timeout_ms = _timeout_ms(timeout)
         handle = decode_recall_handle(recall_handle)
-        topic = wrap_namespace(self.namespace, topic)
+        topic = wrap_namespace(self._namespace, topic)
         header = RecallMessageRequestHeader(
             topic=topic, recall_handle=recall_handle, producer_group=self.group, bname=handle.broker_name
         )
@@ -376,17 +432,17 @@ class Producer(Lifecycle):
 
     # -- for subclasses -----------------------------------------------------------------------------------------
 
-    def next_unique_key(self) -> str:
+    def _next_unique_key(self) -> str:
         """Returns a new message id."""
         return self._unique_keys.next()
 
-    def with_namespace(self, topic: str) -> str:
+    def _wire_topic(self, topic: str) -> str:
         """Returns `topic` with the namespace, as brokers see it."""
-        return wrap_namespace(self.namespace, topic)
+        return wrap_namespace(self._namespace, topic)
 
-    async def greet_brokers_of(self, topic: str, timeout_ms: int = TIMEOUT_MS) -> None:
+    async def _greet_brokers_of(self, topic: str, timeout_ms: int) -> None:
         """Sends heartbeats to the brokers of `topic`. It does not wait for brokers that hang."""
-        await self.sender.publish_info(wrap_namespace(self.namespace, topic), timeout_ms)
+        await self.sender.publish_info(wrap_namespace(self._namespace, topic), timeout_ms)
         await self.client.greet_new_brokers(timeout_ms * GREETING_SHARE / 1000)
 
     # -- one send -----------------------------------------------------------------------------------------------
@@ -395,7 +451,7 @@ class Producer(Lifecycle):
         self, encoded: EncodedMessage, timeout_ms: int, queue: MessageQueue | None
     ) -> Coroutine[Any, Any, SendResult]:
         """Returns a coroutine that sends `encoded`: that of the sender itself if there is nothing else to do."""
-        if self.namespace or self._encoder.wants_compression(encoded) or self._sender is None:
+        if self._namespace or self._encoder.wants_compression(encoded) or self._sender is None:
             return self._prepare_and_send(encoded, timeout_ms, queue)
         return self._sender.send(encoded, timeout_ms, queue)
 
@@ -413,31 +469,43 @@ class Producer(Lifecycle):
         if self._sender is None:
             raise ClientClosed("this producer was closed meanwhile")
         result = await self._sender.send(encoded, timeout_ms, self._with_namespace(queue))
-        if self.namespace:
-            topic = without_namespace(result.queue.topic, self.namespace)
+        if self._namespace:
+            topic = without_namespace(result.queue.topic, self._namespace)
             result = result._replace(queue=result.queue._replace(topic=topic))
         return result
 
-    async def _send_with_hooks(
+    async def _send_around(
         self,
         messages: Sequence[Message],
-        encode: Callable[[list[dict[str, str]]], EncodedMessage],
-        timeout_ms: int,
-        queue: MessageQueue | None,
+        send: Callable[[SendContext], Coroutine[Any, Any, SendResult | None]],
+        *,
+        oneway: bool = False,
     ) -> SendResult:
-        context = self._hooked.begin(messages)
-        try:
-            encoded = encode(context.properties)
-            if queue is None and _has_key(messages):
-                context.result = await self._send_by_key(messages, encoded, timeout_ms)
-            else:
-                context.result = await self._send_encoded(encoded, timeout_ms, queue)
-            return context.result
-        except BaseException as e:
-            context.error = e
-            raise
-        finally:
-            self._hooked.end(context)
+        """Calls `send` inside the middleware, with copies of the messages. Returns the result of the middleware."""
+        assert self._around is not None
+        client = self.client
+
+        async def sent(context: SendContext) -> SendResult | None:
+            try:
+                result = await send(context)
+            except (RemotingError, BrokerError) as e:
+                context.address = e.address
+                raise
+            if result is not None:
+                context.address = client.routes.master_address(result.queue.broker_name) or ""
+            return result
+
+        context = Send(
+            group=self._options.group,
+            client_id=client.client_id,
+            messages=tuple(
+                Message(message.topic, message.body, flag=message.flag, properties=message.properties)
+                for message in messages
+            ),
+            oneway=oneway,
+            send=sent,
+        )
+        return cast(SendResult, await self._around(context))
 
     async def _send_gathered(self, key: BatchKey, parts: Sequence[EncodedMessage], timeout_ms: int) -> SendResult:
         topic, queue = key
@@ -451,7 +519,7 @@ class Producer(Lifecycle):
         topic = message.topic
         if queue is not None and queue.topic != topic:
             raise IllegalMessage(f"a message of topic {topic} can't go to a queue of {queue.topic}")
-        return wrap_namespace(self.namespace, topic) if self.namespace else topic
+        return wrap_namespace(self._namespace, topic) if self._namespace else topic
 
     async def _selected(self, message: Message, select: QueueSelector, timeout_ms: int) -> MessageQueue:
         """Returns the queue that `select` returns. Raises ClientError if it fails or returns something else."""
@@ -485,21 +553,26 @@ class Producer(Lifecycle):
         return next(iter(found))
 
     def _with_namespace(self, queue: MessageQueue | None) -> MessageQueue | None:
-        if queue is None or not self.namespace:
+        if queue is None or not self._namespace:
             return queue
-        return queue._replace(topic=wrap_namespace(self.namespace, queue.topic))
+        return queue._replace(topic=wrap_namespace(self._namespace, queue.topic))
 
     async def _queues(self, topic: str, timeout_ms: int) -> Sequence[MessageQueue]:
-        wire_topic = wrap_namespace(self.namespace, topic)
+        wire_topic = wrap_namespace(self._namespace, topic)
         queues = (await self.sender.publish_info(wire_topic, timeout_ms)).queues
         # With part of the brokers, a selector would map keys to other queues than with all of them.
         if awaited := self.client.routes.awaited(wire_topic):
             raise RouteNotReady(topic, self.client.routes.name_servers, awaited)
-        return [queue._replace(topic=topic) for queue in queues] if self.namespace else queues
+        return [queue._replace(topic=topic) for queue in queues] if self._namespace else queues
 
     def _set_encoder(self, unique_keys: UniqueKeys) -> None:
         self._unique_keys = unique_keys
         self._encoder = Encoder(unique_keys, self._options)
+
+
+def _timeout_ms(timeout: float | timedelta) -> int:
+    # The default needs no conversion. It is recognised by its identity, which costs least for each message.
+    return TIMEOUT_MS if timeout is TIMEOUT_S else duration_ms("timeout", timeout)
 
 
 def _has_key(messages: Sequence[Message]) -> bool:

@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
@@ -21,8 +22,8 @@ from gantrymq.client.broker_api import TIMEOUT_MS, SendResult, SendStatus
 from gantrymq.client.namespace import without_namespace
 from gantrymq.client.options import arguments, takes
 from gantrymq.client.producing.message_encoder import DELAYS
-from gantrymq.client.producing.options import ProducerOptions, whole_ms
-from gantrymq.client.producing.producer import Producer
+from gantrymq.client.producing.options import ProducerOptions
+from gantrymq.client.producing.producer import TIMEOUT_S, Producer
 from gantrymq.client.trace import MessageType, TraceBean, TraceContext, TraceType
 from gantrymq.errors import ClientClosed, ClientError, GantryError, RequestTimeout, SendOutcomeUnknown
 from gantrymq.logs import peer_log
@@ -35,6 +36,7 @@ from gantrymq.protocol.message import Message, MessageExt, decode_messages
 from gantrymq.protocol.message_id import decode_offset_message_id
 from gantrymq.remoting.connection import Connection, RequestHandler
 from gantrymq.system import clock
+from gantrymq.times import duration_ms
 
 log = peer_log(__name__)
 
@@ -111,7 +113,7 @@ class TransactionProducer(Producer):
         self._check_slots = asyncio.Semaphore(CHECK_CONCURRENCY)
 
     async def send_in_transaction(
-        self, message: Message, arg: Any = None, timeout_ms: int = TIMEOUT_MS
+        self, message: Message, arg: Any = None, *, timeout: float | timedelta = TIMEOUT_S
     ) -> TransactionSendResult:
         """Stores `message` as a half message, runs the listener's local transaction, and commits or rolls back.
 
@@ -121,7 +123,7 @@ class TransactionProducer(Producer):
         Args:
             message: Message to send.
             arg: Passed to `execute_local_transaction` of the listener. Default: None.
-            timeout_ms: Timeout for storing the half message, ms. Default: 3000.
+            timeout: Timeout for storing the half message, in seconds or as a timedelta. Default: 3.0.
 
         Returns:
             The result of the half message, and the state of the local transaction.
@@ -129,17 +131,18 @@ class TransactionProducer(Producer):
         Raises:
             GantryError: As for `send`. The local transaction has not run.
         """
+        timeout_ms = duration_ms("timeout", timeout)
         self._check_open()
         # The broker checks a transaction with connected producers, so it needs a heartbeat before the half message.
-        deadline = clock.monotonic() + whole_ms(timeout_ms) / 1000
+        deadline = clock.monotonic() + timeout_ms / 1000
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await self.greet_brokers_of(message.topic, timeout_ms)
+                await self._greet_brokers_of(message.topic, timeout_ms)
         except TimeoutError:
             raise RequestTimeout(f"no broker of {message.topic} answered in {timeout_ms} ms", message.topic) from None
         half = self._half_message(message)
         try:
-            result = await self.send_alone(half, max(1, int((deadline - clock.monotonic()) * 1000)))
+            result = await self._send_one(half, max(1, int((deadline - clock.monotonic()) * 1000)))
         except SendOutcomeUnknown as e:
             if e.result is not None:
                 await self._try_to_end(half, e.result, LocalTransactionState.ROLLBACK_MESSAGE, None)
@@ -170,7 +173,7 @@ class TransactionProducer(Producer):
 
     def _half_message(self, message: Message) -> Message:
         properties = {name: value for name, value in message.properties.items() if name not in DELAYS}
-        properties.setdefault(names.UNIQUE_KEY, self.next_unique_key())
+        properties.setdefault(names.UNIQUE_KEY, self._next_unique_key())
         properties[names.TRANSACTION_PREPARED] = "true"
         properties[names.PRODUCER_GROUP] = self.group
         return Message(message.topic, message.body, flag=message.flag, properties=properties)
@@ -178,7 +181,7 @@ class TransactionProducer(Producer):
     async def _end(self, half: Message, result: SendResult, state: LocalTransactionState, remark: str | None) -> None:
         _, commit_log_offset = decode_offset_message_id(result.offset_msg_id)
         header = EndTransactionRequestHeader(
-            topic=self.with_namespace(half.topic),
+            topic=self._wire_topic(half.topic),
             producer_group=self.group,
             tran_state_table_offset=result.queue_offset,
             commit_log_offset=commit_log_offset,
@@ -187,15 +190,15 @@ class TransactionProducer(Producer):
             transaction_id=result.transaction_id,
             bname=result.queue.broker_name,
         )
-        queue = result.queue._replace(topic=self.with_namespace(half.topic))
+        queue = result.queue._replace(topic=self._wire_topic(half.topic))
         address = await self.sender.broker_address(queue, TIMEOUT_MS)
         self._trace(half, result.msg_id, header, address, state)
         await self.client.api.end_transaction(address, header, remark)
 
     # -- requests of brokers ------------------------------------------------------------------------------------
 
-    def handlers(self) -> Mapping[int, RequestHandler]:
-        return {**super().handlers(), RequestCode.CHECK_TRANSACTION_STATE: self._check_received}
+    def _handlers(self) -> Mapping[int, RequestHandler]:
+        return {**super()._handlers(), RequestCode.CHECK_TRANSACTION_STATE: self._check_received}
 
     def _check_received(self, connection: Connection, command: RemotingCommand) -> None:
         """Starts a check. The request is one-way; the result goes to the broker as END_TRANSACTION."""
@@ -217,7 +220,7 @@ class TransactionProducer(Producer):
             self._check_bytes -= size
 
     async def _check(self, address: str, header: CheckTransactionStateRequestHeader, half: MessageExt) -> None:
-        half.topic = without_namespace(half.topic, self.namespace)
+        half.topic = without_namespace(half.topic, self._namespace)
         async with self._check_slots:
             state, remark = await self._ask(self._listener.check_local_transaction, half)
         end = EndTransactionRequestHeader(
@@ -264,7 +267,7 @@ class TransactionProducer(Producer):
         address: str,
         state: LocalTransactionState,
     ) -> None:
-        if self.trace is None:
+        if self._trace_dispatcher is None:
             return
         bean = TraceBean(
             topic=message.topic,
@@ -277,5 +280,5 @@ class TransactionProducer(Producer):
             transaction_state=state.java_name,
             from_transaction_check=bool(header.from_transaction_check),
         )
-        group = without_namespace(self.group, self.namespace)
-        self.trace.append(TraceContext(TraceType.END_TRANSACTION, group, [bean]))
+        group = without_namespace(self.group, self._namespace)
+        self._trace_dispatcher.append(TraceContext(TraceType.END_TRANSACTION, group, [bean]))

@@ -53,8 +53,8 @@ async def resend_matching(view: ClusterView, one: ResendDeadLetterMessages, oper
     done = await view.admin.resend_dead_letter_messages(
         one.group,
         topic=one.topic or None,
-        begin_ms=begin_ms or 0,
-        end_ms=end_ms,
+        begin=begin_ms or 0,
+        end=end_ms,
         max_messages=one.max_messages,
         again=one.again,
         to_topic=one.to_topic,

@@ -76,7 +76,7 @@ async def send_message(view: ClusterView, one: SendMessage) -> str:
     )
     try:
         async with producer:
-            result = await producer.send(message, view.settings.timeout_ms)
+            result = await producer.send(message, timeout=view.settings.timeout_ms / 1000)
     except IllegalMessage as e:
         raise BadArguments(str(e)) from None
     note = "" if result.status is SendStatus.SEND_OK else f", with status {result.status.name}"

@@ -241,8 +241,8 @@ async def _by_key(
             topic,
             key,
             max_num=max_num,
-            begin_ms=begin_ms or 0,
-            end_ms=end_ms if end_ms is not None else 2**63 - 1,
+            begin=begin_ms or 0,
+            end=end_ms if end_ms is not None else 2**63 - 1,
             broker=address,
         ),
     )

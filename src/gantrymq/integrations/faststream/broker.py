@@ -30,7 +30,7 @@ from gantrymq.codecs.codec import MessageOptions
 from gantrymq.errors import ClientError, GantryError
 from gantrymq.integrations.faststream.annotations import DRIVER_ANNOTATIONS
 from gantrymq.integrations.faststream.messages import (
-    TIMEOUT_MS,
+    TIMEOUT_S,
     PublishOptions,
     RocketMQMessage,
     RocketMQPublishCommand,
@@ -306,15 +306,16 @@ class RocketMQBroker(_Registrator, BrokerUsecase[MessageExt, Producer, RocketMQB
             self._connection = None
             await self._client.close()
 
-    async def ping(self, timeout: float | None = None) -> bool:  # noqa: ASYNC109
+    async def ping(self, timeout: float | None = None) -> bool:
         """Returns whether a NameServer responds."""
         from gantrymq.client.admin.client import AdminClient
 
         config = self.config.broker_config
-        milliseconds = TIMEOUT_MS if timeout is None else round(timeout * 1000)
         options: Any = {key: value for key, value in config.connection.items() if key != "namespace"}
         try:
-            async with AdminClient(config.name_servers, timeout_ms=milliseconds, **options) as admin:
+            async with AdminClient(
+                config.name_servers, timeout=TIMEOUT_S if timeout is None else timeout, **options
+            ) as admin:
                 await admin.topic_list()
         except GantryError:
             return False

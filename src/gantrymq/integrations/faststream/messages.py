@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, cast
 
 from faststream.message import AckStatus, StreamMessage, decode_message
@@ -15,7 +16,8 @@ from gantrymq.protocol.message import Message, MessageExt
 
 #: Property for FastStream's correlation id. RocketMQ's own one is used for requests and replies.
 CORRELATION_ID = "correlation_id"
-TIMEOUT_MS = 3000
+#: Default timeout, in seconds.
+TIMEOUT_S = 3.0
 
 
 class RocketMQMessage(StreamMessage[MessageExt]):
@@ -65,11 +67,14 @@ async def decode(message: StreamMessage[Any]) -> Any:
 
 
 class PublishOptions(MessageOptions, total=False):
-    """Options of a publication: arguments of Message, headers, correlation id, and `timeout_ms` (default 3000 ms)."""
+    """Options of a publication: arguments of Message, headers, correlation id, and a timeout.
+
+    `timeout` is in seconds or a timedelta. Default: 3.0.
+    """
 
     headers: dict[str, str] | None
     correlation_id: str | None
-    timeout_ms: int
+    timeout: float | timedelta
 
 
 def message_options(options: PublishOptions) -> MessageOptions:
@@ -89,14 +94,14 @@ class RocketMQPublishCommand(PublishCommand):
         headers: dict[str, Any] | None = None,
         correlation_id: str | None = None,
         options: MessageOptions | None = None,
-        timeout_ms: int = TIMEOUT_MS,
+        timeout: float | timedelta = TIMEOUT_S,
         publish_type: PublishType = PublishType.PUBLISH,
     ) -> None:
         super().__init__(
             body, destination=topic, headers=headers, correlation_id=correlation_id, _publish_type=publish_type
         )
         self.options = options or MessageOptions()
-        self.timeout_ms = timeout_ms
+        self.timeout = timeout
         self.request: MessageExt | None = None
 
     @classmethod
@@ -110,7 +115,7 @@ class RocketMQPublishCommand(PublishCommand):
             headers=options.get("headers"),
             correlation_id=options.get("correlation_id") or new_id(),
             options=message_options(options),
-            timeout_ms=options.get("timeout_ms", TIMEOUT_MS),
+            timeout=options.get("timeout", TIMEOUT_S),
             publish_type=publish_type,
         )
 

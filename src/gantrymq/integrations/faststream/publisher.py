@@ -44,14 +44,14 @@ class RocketMQProducer(ProducerProto[RocketMQPublishCommand]):
         if cmd.request is not None:
             reply = reply_message(cmd.request, body)
             reply.properties.update(cmd.properties(content_type))
-            return await self.client.send(reply, timeout_ms=cmd.timeout_ms)
+            return await self.client.send(reply, timeout=cmd.timeout)
         message = cmd.message(body, content_type)
-        return await self.client.send(message, timeout_ms=cmd.timeout_ms)
+        return await self.client.send(message, timeout=cmd.timeout)
 
     async def request(self, cmd: RocketMQPublishCommand) -> MessageExt:
         """Sends a request and returns the reply. Raises RequestTimeout if none arrives."""
         body, content_type = await self.codec.encode(cmd.body, self.serializer)
-        return await self.client.request(cmd.message(body, content_type), timeout_ms=cmd.timeout_ms)
+        return await self.client.request(cmd.message(body, content_type), timeout=cmd.timeout)
 
     async def publish_batch(self, cmd: RocketMQPublishCommand) -> Any:
         """Raises FeatureNotSupportedException."""

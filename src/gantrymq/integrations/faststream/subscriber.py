@@ -126,7 +126,7 @@ class RocketMQSubscriber(SubscriberUsecase[MessageExt]):
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             graceful_s = self._outer_config.graceful_timeout
-            await (consumer.close() if graceful_s is None else consumer.close(graceful_s))
+            await (consumer.close() if graceful_s is None else consumer.close(timeout=graceful_s))
         await super().stop()
 
     async def _handle(self, message: MessageExt) -> None:
@@ -159,7 +159,7 @@ class RocketMQSubscriber(SubscriberUsecase[MessageExt]):
         """Returns the fields of each log line."""
         return {"topic": self.topic, "group": self.group, "message_id": getattr(message, "message_id", "")}
 
-    async def get_one(self, *, timeout: float = 5) -> RocketMQMessage | None:  # noqa: ASYNC109
+    async def get_one(self, *, timeout: float = 5) -> RocketMQMessage | None:
         """Raises FeatureNotSupportedException."""
         raise FeatureNotSupportedException("to ask for messages yourself use gantrymq.LitePullConsumer")
 

@@ -1,4 +1,4 @@
-"""Send hooks and message traces."""
+"""Middleware around sends, and message traces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from scripted_producer import ProducerBroker, producer_over
 
 from gantrymq.client.admin.trace import decode_trace
-from gantrymq.client.producing.send_hook import SendContext
+from gantrymq.client.broker_api import SendResult
+from gantrymq.client.middleware import Middleware, SendCall, SendContext
 from gantrymq.errors import BrokerError
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message
@@ -15,54 +16,83 @@ MESSAGE = Message("topic", b"body", tags="tag", keys=["k1", "k2"])
 TOPICS = ("topic", "RMQ_SYS_TRACE_TOPIC")
 
 
-class Recorder:
+class Recorder(Middleware):
     def __init__(self) -> None:
         self.contexts: list[SendContext] = []
+        self.outcomes: list[object] = []
 
-    def before_send(self, context: SendContext) -> None:
-        for properties in context.properties:
-            properties["added"] = "by hook"
-
-    def after_send(self, context: SendContext) -> None:
+    async def around_send(self, call: SendCall, context: SendContext) -> SendResult | None:
         self.contexts.append(context)
+        for message in context.messages:
+            message.properties["added"] = "by middleware"
+        try:
+            result = await call(context)
+        except BaseException as e:
+            self.outcomes.append(e)
+            raise
+        self.outcomes.append(result)
+        return result
 
 
-class Broken:
-    def before_send(self, context: SendContext) -> None:
-        raise RuntimeError("before")
+class Broken(Middleware):
+    """Raises before or after the send."""
 
-    def after_send(self, context: SendContext) -> None:
-        raise RuntimeError("after")
+    def __init__(self, before: bool) -> None:
+        self._before = before
+
+    async def around_send(self, call: SendCall, context: SendContext) -> SendResult | None:
+        if self._before:
+            raise ValueError("before")
+        await call(context)
+        raise ValueError("after")
 
 
-async def test_hooks_see_every_send_and_change_its_properties(caplog: pytest.LogCaptureFixture) -> None:
-    broker, recorder = ProducerBroker(), Recorder()
-    async with producer_over(broker, send_hooks=[Broken(), recorder]) as producer:
+async def test_middleware_sees_every_send_and_changes_its_properties() -> None:
+    broker, outer, inner = ProducerBroker(), Recorder(), Recorder()
+    async with producer_over(broker, middleware=[outer, Middleware(), inner]) as producer:
         single = await producer.send(MESSAGE)
         batch = await producer.send_batch([MESSAGE, MESSAGE])
         broker.answer = ResponseCode.MESSAGE_ILLEGAL
-        with pytest.raises(BrokerError):
+        with pytest.raises(BrokerError) as refused:
             await producer.send(MESSAGE)
         address = broker.address
-    assert [context.result for context in recorder.contexts] == [single, batch, None]
-    assert isinstance(recorder.contexts[2].error, BrokerError)
-    assert [context.address for context in recorder.contexts] == [address] * 3
-    assert {context.group for context in recorder.contexts} == {"producers"}
-    assert broker.sent[0].properties["added"] == "by hook"
-    assert b"by hook" in broker.sent[1].body
+    assert outer.contexts == inner.contexts
+    assert outer.outcomes == inner.outcomes == [single, batch, refused.value]
+    assert [context.address for context in outer.contexts] == [address] * 3
+    assert [len(context.messages) for context in outer.contexts] == [1, 2, 1]
+    assert {context.group for context in outer.contexts} == {"producers"}
+    assert broker.sent[0].properties["added"] == "by middleware"
+    assert b"by middleware" in broker.sent[1].body
     assert MESSAGE.properties == {"TAGS": "tag", "KEYS": "k1 k2"}
-    assert "before" in caplog.text
-    assert "after" in caplog.text
 
 
-async def test_hooks_see_messages_of_automatic_batches_one_by_one() -> None:
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("linger", [0, 0.001])
+async def test_a_send_raises_the_errors_of_its_middleware(before: bool, linger: float) -> None:
+    broker = ProducerBroker()
+    async with producer_over(broker, middleware=[Broken(before)], linger=linger) as producer:
+        with pytest.raises(ValueError, match="before" if before else "after"):
+            await producer.send(MESSAGE)
+    assert len(broker.sent) == (0 if before else 1)
+
+
+async def test_middleware_sees_messages_of_automatic_batches_one_by_one() -> None:
     broker, recorder = ProducerBroker(), Recorder()
-    async with producer_over(broker, send_hooks=[recorder], linger_ms=30_000) as producer:
+    async with producer_over(broker, middleware=[recorder], linger=30) as producer:
         futures = [await producer.enqueue(MESSAGE) for _ in range(3)]
         await producer.close()
         results = [await future for future in futures]
     assert len(broker.sent) == 1
-    assert [context.result for context in recorder.contexts] == results
+    assert recorder.outcomes == results
+    assert broker.sent[0].body.count(b"by middleware") == 3
+
+
+async def test_a_batch_without_space_waits_with_middleware() -> None:
+    broker = ProducerBroker()
+    async with producer_over(broker, middleware=[Recorder()], linger=0.001, buffer_bytes=100) as producer:
+        futures = [await producer.enqueue(Message("topic", b"x" * 60)) for _ in range(5)]
+        assert [(await future).status.name for future in futures] == ["SEND_OK"] * 5
+    assert len(broker.sent) > 1
 
 
 async def test_sends_are_traced() -> None:
@@ -97,15 +127,16 @@ async def test_failed_sends_are_not_traced() -> None:
     assert len(broker.sent) == 1
 
 
-async def test_one_way_sends_have_hooks_and_traces() -> None:
+async def test_one_way_sends_have_middleware_and_traces() -> None:
     broker, recorder = ProducerBroker(), Recorder()
-    async with producer_over(broker, topics=TOPICS, send_hooks=[recorder], enable_trace=True) as producer:
+    async with producer_over(broker, topics=TOPICS, middleware=[recorder], enable_trace=True) as producer:
         await producer.send_oneway(MESSAGE)
         (context,) = recorder.contexts
-        assert (context.result, context.error, context.oneway, context.address) == (None, None, True, broker.address)
+        assert recorder.outcomes == [None]
+        assert (context.oneway, context.address) == (True, broker.address)
         assert context.client_id == producer.client.client_id
     sent, traced = broker.sent
-    assert sent.properties["added"] == "by hook"
+    assert sent.properties["added"] == "by middleware"
     assert sent.properties["UNIQ_KEY"] == context.msg_id
     (view,) = decode_trace(traced.body, "")
     assert (view.msg_id, view.topic, view.success, view.store_host) == (context.msg_id, "topic", True, broker.address)

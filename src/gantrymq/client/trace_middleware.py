@@ -1,0 +1,128 @@
+"""Middleware that writes the traces of a client (`SendMessageTraceHookImpl`, `ConsumeMessageTraceHookImpl`)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from gantrymq.client.broker_api import SendResult, SendStatus
+from gantrymq.client.middleware import ConsumeCall, ConsumeContext, Middleware, SendCall, SendContext
+from gantrymq.client.producing.message_encoder import DELAYS
+from gantrymq.client.trace import DEFAULT_REGION, MessageType, TraceBean, TraceContext, TraceDispatcher, TraceType
+from gantrymq.protocol import properties as names
+from gantrymq.system import clock
+from gantrymq.system.clock import now_ms
+
+
+class SendTraces(Middleware):
+    """Passes each stored message to `dispatcher`. Failed messages have no trace, as in Java.
+
+    The result of a one-way send is unknown; it counts as stored. Java does not trace these.
+    """
+
+    def __init__(self, dispatcher: TraceDispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    async def around_send(self, call: SendCall, context: SendContext) -> SendResult | None:
+        began_ms = now_ms()
+        result = await call(context)
+        if context.messages[0].topic != self._dispatcher.topic and (result is None or result.trace_on):
+            self._append(context, result, began_ms)
+        return result
+
+    def _append(self, context: SendContext, result: SendResult | None, began_ms: int) -> None:
+        ids, offset_ids = [context.msg_id], [""]
+        if result is not None:
+            ids, offset_ids = result.msg_id.split(","), result.offset_msg_id.split(",")
+        if len(offset_ids) != len(ids):
+            # A queue that stores a batch as one record (BatchCQ) has one id for all messages.
+            offset_ids = [result.offset_msg_id if result is not None else ""] * len(ids)
+        # One line for each message of a batch. Java's producer writes one line for all. Its reader then finds no
+        # message, because it compares a single id with all ids of the line.
+        beans = [
+            TraceBean(
+                topic=message.topic,
+                msg_id=msg_id,
+                offset_msg_id=offset_id,
+                tags=message.tags or "",
+                keys=message.properties.get(names.KEYS, ""),
+                store_host=context.address,
+                body_length=len(message.body),
+                message_type=message_type(message.properties),
+            )
+            for message, msg_id, offset_id in zip(context.messages, ids, offset_ids, strict=False)
+        ]
+        self._dispatcher.append(
+            TraceContext(
+                TraceType.PUB,
+                context.group,
+                beans,
+                timestamp=began_ms,
+                region_id=(result.region_id if result is not None else "") or DEFAULT_REGION,
+                cost_time_ms=max(0, now_ms() - began_ms),
+                success=result is None or result.status is SendStatus.SEND_OK,
+            )
+        )
+
+
+class _ReturnType(IntEnum):
+    """Result of a handler (`ConsumeReturnType`, by ordinal). Handlers here never return Java's null or failed."""
+
+    SUCCESS = 0
+    TIME_OUT = 1
+    EXCEPTION = 2
+
+
+class ConsumeTraces(Middleware):
+    """Passes a trace of each message to `dispatcher`, before and after its handler.
+
+    A handler that takes longer than `timeout_s` has the result TIME_OUT.
+    """
+
+    def __init__(self, dispatcher: TraceDispatcher, timeout_s: float) -> None:
+        self._dispatcher = dispatcher
+        self._timeout_s = timeout_s
+
+    async def around_consume(self, call: ConsumeCall, context: ConsumeContext) -> None:
+        message = context.message
+        if message.properties.get(names.TRACE_SWITCH) == "false":
+            await call(context)
+            return
+        bean = TraceBean(
+            message.topic,
+            message.msg_id,
+            tags=message.tags or "",
+            keys=message.properties.get(names.KEYS, ""),
+            body_length=message.store_size,
+            retry_times=message.reconsume_times,
+        )
+        region = message.properties.get(names.MSG_REGION, DEFAULT_REGION)
+        begun = TraceContext(TraceType.SUB_BEFORE, context.group, [bean], region_id=region)
+        self._dispatcher.append(begun)
+        began, result = clock.monotonic(), _ReturnType.EXCEPTION
+        try:
+            await call(context)
+            result = _ReturnType.SUCCESS if clock.monotonic() - began < self._timeout_s else _ReturnType.TIME_OUT
+        finally:
+            self._append(begun, result)
+
+    def _append(self, begun: TraceContext, result: _ReturnType) -> None:
+        trace = TraceContext(
+            TraceType.SUB_AFTER,
+            begun.group,
+            begun.beans,
+            region_id=begun.region_id,
+            success=result is not _ReturnType.EXCEPTION,
+            request_id=begun.request_id,
+            context_code=int(result),
+        )
+        trace.cost_time_ms = trace.timestamp - begun.timestamp
+        self._dispatcher.append(trace)
+
+
+def message_type(properties: dict[str, str]) -> MessageType:
+    """Returns the kind of a message, derived from its properties."""
+    if any(name in properties for name in DELAYS):
+        return MessageType.DELAY
+    if properties.get(names.TRANSACTION_PREPARED) == "true":
+        return MessageType.TRANSACTION_HALF
+    return MessageType.NORMAL
