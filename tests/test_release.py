@@ -183,7 +183,9 @@ def test_links_and_images_of_the_readme_that_would_lead_nowhere() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    text = "[a](docs/a.md), [b](https://b.example), [c](#c), [d](LICENSE)\n\n![e](e.png)\n\n![f](https://f.example/f.png)"
+    text = (
+        "[a](docs/a.md), [b](https://b.example), [c](#c), [d](LICENSE)\n\n![e](e.png)\n\n![f](https://f.example/f.png)"
+    )
     assert module.outside(text) == (
         "a (`docs/a.md` in the sources), [b](https://b.example), [c](#c), d (`LICENSE` in the sources)\n\n"
         "![f](https://f.example/f.png)"

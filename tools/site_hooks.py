@@ -24,6 +24,7 @@ STYLE_SHEET = "stylesheets/site.css"
 
 sys.path.insert(0, str(Path(__file__).parent))
 import site_reference  # noqa: E402
+from search_synonyms import SYNONYMS  # noqa: E402
 
 # [text](target), except images, anchors and web addresses.
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
@@ -72,6 +73,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     parts = _FENCE.split(markdown)
     # Every second part is a code block.
     return "".join(part if number % 2 else _LINK.sub(outside, part) for number, part in enumerate(parts))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Adds the synonyms of a page for the search index, in a paragraph that readers do not see."""
+    words = SYNONYMS.get(page.file.src_uri)
+    return f"{html}\n<p hidden>Kafka: {words}</p>" if words else html
 
 
 def _html(text: str) -> str:
