@@ -1,4 +1,4 @@
-"""The package's description: the README, without links that lead nowhere outside of the sources. And its examples."""
+"""The package's description: the README, without links and images that are only in the sources. And its examples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-# [text](target), but no image, no anchor and no address of the web.
+# Images and links of the sources: no anchor, and no address of the web.
+_IMAGE = re.compile(r"!\[[^\]]*\]\((?!https?:)[^)\s]+\)\n*")
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
 
 
@@ -28,5 +29,5 @@ class ExamplesHook(BuildHookInterface):  # type: ignore[type-arg]
 
 
 def outside(text: str) -> str:
-    """Markdown in which files of the sources are named, not linked to."""
-    return _LINK.sub(r"\1 (`\2` in the sources)", text)
+    """Markdown that names files of the sources instead of linking to them, and has no images of the sources."""
+    return _LINK.sub(r"\1 (`\2` in the sources)", _IMAGE.sub("", text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,10 @@ import pytest
 from gantrymq.testing.embedded import EmbeddedCluster
 
 ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tools"))
+
+from code_blocks import code_blocks  # noqa: E402
+
 DOCUMENTS = [
     "README.md",
     "README.zh-CN.md",
@@ -26,8 +31,8 @@ GENERATED = {"configuration.md", "metrics.md", "errors.md"}
 ADDRESS = "127.0.0.1:9876"
 
 
-def code_blocks(document: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+def blocks(document: str, language: str) -> list[str]:
+    return code_blocks((ROOT / document).read_text(), language)
 
 
 def examples(*documents: str) -> list[object]:
@@ -40,7 +45,7 @@ def examples(*documents: str) -> list[object]:
             marks=[pytest.mark.spark, pytest.mark.slow] if "pyspark" in code or ".spark" in code else [],
         )
         for document in documents
-        for number, code in enumerate(code_blocks(document, "python"), 1)
+        for number, code in enumerate(blocks(document, "python"), 1)
     ]
 
 
@@ -52,7 +57,7 @@ def address() -> Iterator[str]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("code", examples("README.md", "CONTRIBUTING.md"))
+@pytest.mark.parametrize("code", examples("README.md", "docs/index.md", "CONTRIBUTING.md"))
 def test_an_example_runs(code: str, address: str, tmp_path: Path) -> None:
     script = tmp_path / "test_example.py"
     script.write_text(code.replace(ADDRESS, address))
@@ -63,16 +68,28 @@ def test_an_example_runs(code: str, address: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     # Every example that reads receives the messages of the first one.
-    if "SyncProducer" not in code and "greetings" in code and "producer" not in code:
+    if any(reads in code for reads in ("PushConsumer(", "spark.read.")):
         for number in range(10):
             assert f"hello {number}" in done.stdout, done.stdout + done.stderr
 
 
+def test_the_command_lines_of_the_home_page(address: str) -> None:
+    """Runs the examples of the tabs for the command line: one sends, the other reads."""
+    send, receive = [code for code in blocks("docs/index.md", "sh") if "gantry up" not in code]
+    environment = os.environ | {"NAMESRV_ADDR": address, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for code in (send, receive):
+        done = subprocess.run(
+            ["sh", "-c", code], capture_output=True, text=True, timeout=60, env=environment, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines().count("hello 9") >= 1, done.stdout
+
+
 def test_the_translation_has_the_same_examples() -> None:
     for language in ("python", "sh"):
-        english, chinese = (code_blocks(name, language) for name in ("README.md", "README.zh-CN.md"))
+        english, chinese = (blocks(name, language) for name in ("README.md", "README.zh-CN.md"))
         assert english
-        without_comments = [re.sub(r"\s*#.*", "", "\n".join(blocks)) for blocks in (english, chinese)]
+        without_comments = [re.sub(r"\s*#.*", "", "\n".join(each)) for each in (english, chinese)]
         assert without_comments[0] == without_comments[1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ import typer
 from gantrymq.cli.app import app
 
 ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tools"))
+
+from code_blocks import code_blocks  # noqa: E402
+
 DOCUMENTS = (
     "README.md",
     "README.zh-CN.md",
@@ -27,7 +32,7 @@ def command_lines() -> list[tuple[str, str]]:
     """Returns (document, line) of each command in shell code blocks, with continued lines joined."""
     found = []
     for document in DOCUMENTS:
-        for block in re.findall(r"^```sh\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE):
+        for block in code_blocks((ROOT / document).read_text(), "sh"):
             found += [
                 (document, line) for line in block.replace("\\\n", " ").splitlines() if line.startswith("gantry ")
             ]

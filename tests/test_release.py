@@ -176,16 +176,19 @@ def test_few_dependencies() -> None:
     assert "sys_platform != 'win32'" in uvloop
 
 
-def test_links_of_the_readme_that_would_lead_nowhere() -> None:
+def test_links_and_images_of_the_readme_that_would_lead_nowhere() -> None:
     pytest.importorskip("hatchling")
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    text = "[a](docs/a.md), [b](https://b.example), [c](#c), [d](LICENSE) ![e](e.png)"
+    text = (
+        "[a](docs/a.md), [b](https://b.example), [c](#c), [d](LICENSE)\n\n![e](e.png)\n\n![f](https://f.example/f.png)"
+    )
     assert module.outside(text) == (
-        "a (`docs/a.md` in the sources), [b](https://b.example), [c](#c), d (`LICENSE` in the sources) ![e](e.png)"
+        "a (`docs/a.md` in the sources), [b](https://b.example), [c](#c), d (`LICENSE` in the sources)\n\n"
+        "![f](https://f.example/f.png)"
     )
 
 

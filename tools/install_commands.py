@@ -37,6 +37,8 @@ _WITHOUT_EXTRAS = re.compile(r"(\bpip install )(?:(?:gantrymq|\./?)(?=[\s`]|$)( 
 SENTENCES = (
     ("README.md", "Status: alpha. GantryMQ is not on a package index: install it from a checkout.", "Status: alpha."),
     ("README.zh-CN.md", "状态：alpha。GantryMQ 尚未发布到软件包索引，请从源码目录安装。", "状态：alpha。"),
+    ("docs/index.md", "on Linux. Run this in the directory with the sources:", "on Linux:"),
+    ("docs/zh/index.md", "更高版本。在源码目录中运行：", "更高版本："),
     (
         "docs/tutorial/index.md",
         "install GantryMQ. Run this in the directory with the sources:",

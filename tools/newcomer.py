@@ -4,8 +4,8 @@
     python tools/newcomer.py --spark    # Spark, too (Java comes from a wheel where the machine has none)
     python tools/newcomer.py --python .venv/bin/python    # an environment that is there: nothing is installed
 
-It runs the code examples of the README unchanged, except for the ports of the cluster that `gantry up` starts. The exit
-code is 1 if a step fails or exceeds its time limit.
+It runs the code examples of the site's home page (docs/index.md) unchanged, except for the ports of the cluster that
+`gantry up` starts. The exit code is 1 if a step fails or exceeds its time limit.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+from code_blocks import code_blocks
 
 ROOT = Path(__file__).parent.parent
 ADDRESS = "127.0.0.1:9876"
@@ -60,19 +62,19 @@ class Walk:
             self._done("installed")
         with self._cluster() as address:
             self._done("a cluster runs")
-            self._run_until_line(self._code("producer.send(message)", address), "broker-")
+            self._run_until_line(self._code("await producer.send(", address), "broker-")
             self._run_until_line(self._code("PushConsumer(", address), "greeting-")
             self._done("first message received", FIRST_MESSAGE_S)
             if self._given is None:
-                self._install("pytest", "pytest-asyncio")
+                self._install("pytest")
             test = self._directory / "test_first.py"
             test.write_text(self._block("def test_an_order_is_sent"))
-            self._run("-m", "pytest", "-q", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider", str(test))
+            self._run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(test))
             self._done("first test passed", FIRST_TEST_S)
             if self._spark:
                 if self._given is None:
                     self._install(f"{ROOT}[spark{'' if _has_java() else ',jdk'}]")
-                self._run_until_line(self._code("session_builder(", address), "hello")
+                self._run_until_line(self._code("spark.read.", address), "hello")
                 self._done("first row of Spark", FIRST_ROW_S)
 
     def _done(self, name: str, limit_s: int = 0) -> None:
@@ -137,9 +139,9 @@ class Walk:
         return self._block(part).replace(ADDRESS, address)
 
     def _block(self, part: str) -> str:
-        """Returns the first Python example of the README that contains `part`."""
-        blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-        return next(block for block in blocks if part in block)
+        """Returns the first Python example of the home page that contains `part`."""
+        text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+        return next(block for block in code_blocks(text, "python") if part in block)
 
 
 def _has_java() -> bool:

@@ -6,7 +6,7 @@
 
 1. Builds the sdist and the wheel of gantrymq, and, if cargo is installed, of gantrymq-native.
 2. Checks them with twine and check-wheel-contents, and compares their files with `tools/release_files.toml`.
-3. Installs the wheels into an empty environment, and runs the first steps of the README (`tools/newcomer.py`). With a
+3. Installs the wheels into an empty environment, and runs the first steps of a new user (`tools/newcomer.py`). With a
    wheel of gantrymq-native, also runs its tests (`tests/kernels`).
 4. Writes an SBOM (CycloneDX) of this environment, and the release notes from `CHANGELOG.md`.
 """
@@ -211,7 +211,7 @@ def check_installation() -> None:
         if any(path.name.startswith("gantrymq_native") for path in wheels()):
             check_native(python)
         write_sbom(python)
-        _say("running the first steps of the README")
+        _say("running the first steps of a new user")
         _install(python, "pytest", "pytest-asyncio")
         # Without the checkout's packages on the path, and without the settings of this machine's user.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
@@ -223,7 +223,7 @@ def check_installation() -> None:
             check=False,
         )
         if done.returncode:
-            raise NotReleasable("the first steps of the README failed, see above")
+            raise NotReleasable("the first steps of a new user failed, see above")
 
 
 def _installable() -> list[Path]:

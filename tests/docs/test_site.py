@@ -22,6 +22,7 @@ pytest.importorskip("mkdocstrings")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parent.parent.parent
+sys.path.append(str(ROOT / "tools"))
 CONFIGURATIONS = {"en": "mkdocs.yml", "zh": "mkdocs.zh.yml"}
 #: Elements that a browser loads automatically. A link that a reader must click is not a request.
 LOADED = {"script", "link", "img", "iframe", "source", "video", "audio", "object", "embed", "track", "input"}
@@ -112,6 +113,9 @@ def test_the_search_is_local_and_has_all_pages(site: Path) -> None:
 def test_the_search_finds_what_is_there(site: Path) -> None:
     is_chinese = "教程" in (site / "index.html").read_text(encoding="utf-8")
     expected = {"SYNC_FLUSH": "broker.html", "select_by_hash": "client.html", "StatefulSet": "deployment.html"}
+    # Words of Kafka's users.
+    expected |= {"bootstrap.servers": "client.html", "KRaft": "controller.html", "retention.ms": "store.html"}
+    expected |= {"DLT": "retries.html", "min.insync.replicas": "replication.html"}
     expected |= {"延迟消息": "client.html"} if is_chinese else {"delay level": "broker.html"}
     done = subprocess.run(
         ["node", str(Path(__file__).parent / "search_worker.js"), str(site), *expected],
@@ -123,6 +127,12 @@ def test_the_search_finds_what_is_there(site: Path) -> None:
     assert done.returncode == 0, done.stderr
     for (word, page), line in zip(expected.items(), done.stdout.splitlines(), strict=True):
         assert page in json.loads(line), word
+
+
+def test_pages_with_synonyms_exist() -> None:
+    from search_synonyms import SYNONYMS
+
+    assert not [page for page in SYNONYMS if not (ROOT / "docs" / page).exists()]
 
 
 def test_the_reference_has_all_that_can_be_imported(site: Path) -> None:

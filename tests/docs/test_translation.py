@@ -37,7 +37,7 @@ def test_a_page_has_the_code_of_the_english_one(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_chinese(page: str) -> None:
-    assert re.search(r"^# .*", (DOCS / "zh" / page).read_text(encoding="utf-8"))
+    assert re.search(r"^# .*", (DOCS / "zh" / page).read_text(encoding="utf-8"), re.MULTILINE)
     assert re.search(r"[\u4e00-\u9fff]", (DOCS / "zh" / page).read_text(encoding="utf-8"))
 
 

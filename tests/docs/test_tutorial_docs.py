@@ -1,8 +1,10 @@
-"""Runs the examples of the tutorial and of the migration chapter in order, with one cluster for each page."""
+"""Runs the examples of the tutorial and of other pages in order, with one cluster for each page."""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,8 +22,10 @@ ADDRESS = "127.0.0.1:9876"
 TIMEOUT_S = 60.0
 
 
-def blocks(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE)
+def blocks(page: str, languages: str = "python") -> list[str]:
+    """Returns the code blocks of a page in these languages, which are separated by `|`."""
+    text = (ROOT / "docs" / page).read_text()
+    return re.findall(rf"^```(?:{languages})\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +74,44 @@ def test_the_first_message(address: str, tmp_path: Path) -> None:
 
 
 def test_the_first_test(tmp_path: Path) -> None:
-    for number, code in enumerate(blocks("tutorial/first-test.md")):
-        (tmp_path / f"test_first_{number}.py").write_text(code)
+    """Saves the blocks under the names that the lesson gives them, and runs the tests that its commands name."""
+    page = "tutorial/first-test.md"
+    names = re.findall(r"Save this as `([\w.]+)`", (ROOT / "docs" / page).read_text())
+    contents = blocks(page, "python|ini")
+    for name, content in zip(names, contents, strict=True):
+        (tmp_path / name).write_text(content)
+    commands = [line.split() for block in blocks(page, "sh") for line in block.splitlines()]
+    files = [file for command, *arguments in commands if command == "pytest" for file in arguments]
+    assert files == [name for name in names if name.endswith(".py")]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider", "."],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    assert "3 passed" in done.stdout
+
+
+def test_retries(tmp_path: Path) -> None:
+    (code,) = blocks("retries.md")
+    # With one level of 1 s, every retry has this delay.
+    with EmbeddedCluster(message_delay_level="1s") as cluster:
+        with SyncProducer(Producer(cluster.name_server, "shop")) as producer:
+            producer.send(Message("orders", b"42 apples"))
+        assert "attempt 2 42 apples" in run(code, cluster.name_server, tmp_path, until="attempt")
+        for line in "".join(blocks("retries.md", "sh")).splitlines():
+            command = shlex.split(line, comments=True)
+            assert command[0] == "gantry"
+            done = subprocess.run(
+                [sys.executable, "-m", "gantrymq.cli", *command[1:]],
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                env=os.environ | {"NAMESRV_ADDR": cluster.name_server},
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
