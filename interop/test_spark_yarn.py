@@ -1,4 +1,4 @@
-"""Spark on YARN in cluster mode: the command of docs/spark/operations.md, with Hadoop's managers of resources and nodes."""
+"""Spark on YARN in cluster mode: the command of docs/spark/operations.md, with Hadoop's resource manager."""
 
 from __future__ import annotations
 
