@@ -34,6 +34,7 @@ mean. [Performance](performance.md) explains what the figures mean for capacity 
   CPU time says more than the rate.
 - **Brackets** contain the minimum and the maximum of the rounds. The figure beside them is the median.
 - **"never steady"**: the last three rounds differed by 5 % or more, so small differences mean nothing.
+- [Conditions](#conditions) has the command, the machine and the versions of each run.
 """
 
 
@@ -186,19 +187,31 @@ SCALE_NOTES = {
 def page() -> str:
     """Returns the whole page."""
     parts = [_INTRODUCTION]
+    rows: list[list[str]] = []
     for section in SECTIONS:
         result = json.loads((RESULTS / section.file).read_text(encoding="utf-8"))
         parts.append(f"## {section.title}\n")
         if section.note:
             parts.append(wrapped(section.note))
-        parts += _RENDERERS.get(section.file, _runs)(result)
+        parts += _RENDERERS.get(section.file, _tables)(result)
+        if section.file != "scale.json":
+            rows += [conditions(run) for run in runs_of(section.title.lower(), result)]
+    parts += ["## Conditions\n", table(_CONDITIONS, rows)]
     return "\n".join(parts)
 
 
-def _runs(result: Json) -> Iterator[str]:
-    """Yields the conditions and the tables of a result with `runs`."""
+def runs_of(title: str, result: Json) -> list[Json]:
+    """Returns each run of a result with its conditions."""
+    if isinstance(result.get("runs"), list):
+        return [{**result, **run} for run in result["runs"]]
+    commit = result.get("commit") or ", ".join(result.get("commits", ())) or None
+    rounds = len(result["rounds"]) if "rounds" in result else result.get("runs")
+    return [{**result, "name": title, "rounds": rounds, "commit": commit, "versions": {"python": result["python"]}}]
+
+
+def _tables(result: Json) -> Iterator[str]:
+    """Yields the tables of a result with `runs`."""
     runs = result["runs"]
-    yield conditions([{"program": None, **result, **run} for run in runs])
     for run in runs:
         if len(runs) > 1:
             yield f"**{run['name'][0].upper()}{run['name'][1:]}**\n"
@@ -210,26 +223,22 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def conditions(runs: Sequence[Json]) -> str:
-    """Returns a table with the conditions of each run."""
-    columns = ["run", "command", "rounds", "machine", "versions", "gantrymq-native", "date", "commit"]
-    rows = [
-        [
-            run["name"],
-            " ".join(part for part in (run.get("program"), run.get("options")) if part) or None,
-            run.get("rounds"),
-            _machine(run.get("machine") or {}),
-            ", ".join(f"{_NAMES[name]} {version}" for name, version in run["versions"].items() if version) or None,
-            {True: "yes", False: "no", None: None}[run.get("native")],
-            run.get("date"),
-            run.get("commit"),
-        ]
-        for run in runs
+_CONDITIONS = ("run", "command", "rounds", "machine", "versions", "gantrymq-native", "date", "commit")
+
+
+def conditions(run: Json) -> list[str]:
+    """Returns a row of the table of conditions."""
+    command = " ".join(part for part in (run.get("program"), run.get("options")) if part)
+    values = [
+        command and f"`{command}`",
+        run.get("rounds"),
+        _machine(run.get("machine") or {}),
+        ", ".join(f"{_NAMES[name]} {version}" for name, version in run["versions"].items() if version),
+        {True: "yes", False: "no"}.get(run.get("native")),
+        run.get("date"),
+        run.get("commit"),
     ]
-    for row in rows:
-        row[1] = row[1] and f"`{row[1]}`"
-        row[1:] = ["not recorded" if value is None else str(value) for value in row[1:]]
-    return table(columns, rows)
+    return [run["name"], *(str(value or "not recorded") for value in values)]
 
 
 _NAMES = {"python": "Python", "java": "OpenJDK", "rocketmq": "RocketMQ", "spark": "Spark", "kafka": "Kafka"}
@@ -268,16 +277,6 @@ def cell(value: object) -> str:
 
 
 def _failover(result: Json) -> Iterator[str]:
-    run = {
-        "name": "failover",
-        "program": result["program"],
-        "rounds": len(result["rounds"]),
-        "machine": result["machine"],
-        "versions": {"python": result["python"]},
-        "date": result["date"],
-        "commit": ", ".join(result["commits"]),
-    }
-    yield conditions([run])
     rows = []
     for fault, name in FAULTS.items():
         found = [each for each in result["rounds"] if each["fault"] == fault]
@@ -288,14 +287,10 @@ def _failover(result: Json) -> Iterator[str]:
 
 
 def _start_times(result: Json) -> Iterator[str]:
-    run = {"name": "start times", "rounds": result["runs"], "versions": {"python": result["python"]}}
-    yield conditions([{**result, **run}])
     yield table(["command", "s"], [[f"`{name}`", seconds] for name, seconds in result["processor_s"].items()])
 
 
 def _decisions(result: Json) -> Iterator[str]:
-    yield conditions([{**result, "name": "mechanisms", "versions": {"python": result["python"]}}])
-
     def least(pair: Sequence[float]) -> str:
         return f"{pair[0]:g} ({pair[1]:g})"
 

@@ -65,4 +65,4 @@ def test_what_a_cell_shows() -> None:
         "3 (2.5 to 1,000)",
     ]
     run = {"name": "a", "versions": {"python": None}, "date": None}
-    assert measurements.conditions([run]).splitlines()[2] == f"| a{' | not recorded' * 7} |"
+    assert measurements.conditions(run) == ["a", *["not recorded"] * 7]
