@@ -1,12 +1,12 @@
-"""How cost grows with messages, topics, queues, groups, connections, sizes and brokers: docs/performance.md's tables.
+"""How cost grows with messages, topics, queues, groups, connections, sizes and brokers.
 
     .venv/bin/python bench/scale.py                     # all of it, about ten minutes
-    .venv/bin/python bench/scale.py --only groups size  # some of it; the other tables stay
-    .venv/bin/python bench/scale.py --only              # none of it: tables and charts are made again
+    .venv/bin/python bench/scale.py --only groups size  # some of it; the other figures stay
+    .venv/bin/python bench/scale.py --only              # none of it: limits and charts are made again
     .venv/bin/python bench/scale.py --quick             # does it work at all; writes nothing
 
-Prints Markdown tables, keeps the figures in bench/scale.json, and writes tables and charts of all that are kept into
-docs. README.md says what is measured.
+Prints Markdown tables, keeps the figures in results/scale.json, draws the charts of docs/measurements.md, and writes
+the limits into docs/performance.md. tools/measurements.py then renders the tables. README.md says what is measured.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from gantrymq.kernels import native
 from gantrymq.remoting.listener import most_connections
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "bench" / "scale.json"
+RESULTS = ROOT / "bench" / "results" / "scale.json"
 DOCUMENT = ROOT / "docs" / "performance.md"
 IMAGES = ROOT / "docs" / "images"
 
@@ -196,7 +196,7 @@ def parse_args() -> argparse.Namespace:
         choices=DIMENSIONS,
         default=list(DIMENSIONS),
         metavar="WHAT",
-        help=f"of {', '.join(DIMENSIONS)} (all); none: tables and charts are made again",
+        help=f"of {', '.join(DIMENSIONS)} (all); none: limits and charts are made again",
     )
     parser.add_argument("--quick", action="store_true", help="smaller points, shorter times; writes nothing")
     parser.add_argument("--directory", type=Path, help="where the stores go, 20 GB (the system's temporary directory)")
@@ -248,10 +248,8 @@ def table(name: str, result: Mapping[str, Any]) -> str:
 
 
 def write_document(results: Mapping[str, Any]) -> None:
-    """Writes the tables between their marks in docs/performance.md, and the charts beside it."""
-    text = DOCUMENT.read_text()
+    """Writes the charts, and the limits between their marks in docs/performance.md."""
     for name, result in results.items():
-        text = between_marks(text, name, table(name, result))
         dimension = DIMENSIONS[name]
         panels = [
             Panel(dimension.columns[column], [(row["x"], row[column]) for row in result["rows"]])
@@ -259,8 +257,8 @@ def write_document(results: Mapping[str, Any]) -> None:
         ]
         (IMAGES / f"scale-{name}.svg").write_text(chart(f"Cost by {dimension.x}", dimension.x, panels))
     if results.keys() == DIMENSIONS.keys():
-        text = between_marks(text, "limits", limits({name: result["rows"] for name, result in results.items()}))
-    DOCUMENT.write_text(text)
+        written = limits({name: result["rows"] for name, result in results.items()})
+        DOCUMENT.write_text(between_marks(DOCUMENT.read_text(), "limits", written))
 
 
 def between_marks(text: str, name: str, written: str) -> str:

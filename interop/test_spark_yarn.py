@@ -1,4 +1,4 @@
-"""Spark on YARN in cluster mode: the command of docs/spark.md, with Hadoop's resource manager and node manager."""
+"""Spark on YARN in cluster mode: the command of docs/spark/operations.md, with Hadoop's resource manager."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_a_report(matrix: ModuleType, tmp_path: Path) -> None:
 def test_the_table_takes_the_place_of_the_one_before(
     matrix: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = tmp_path / "spark.md"
+    document = tmp_path / "versions.md"
     document.write_text(f"before\n\n{matrix.BEGIN}\nold\n{matrix.END}\n\nafter\n")
     monkeypatch.setattr(matrix, "DOCUMENT", document)
     result = matrix.VersionResult("4.0.5")

@@ -82,7 +82,7 @@ SENTENCES = (
             "    COPY gantrymq /opt/sources\n    RUN cd /opt/sources && pip install uv",
             "    RUN pip install uv",
         )
-        for page in ("docs/spark.md", "docs/zh/spark.md")
+        for page in ("docs/spark/operations.md", "docs/zh/spark/operations.md")
     ),
 )
 

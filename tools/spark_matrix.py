@@ -1,4 +1,4 @@
-"""Runs the tests of the Spark package on every Spark 4 version, and writes the results to a table in docs/spark.md.
+"""Runs the tests of the Spark package on every Spark 4 version, and writes the results to a table in docs/versions.md.
 
     ./dev spark-matrix               run only changed tests, on every version
     ./dev spark-matrix 4.0 4.2       only these versions
@@ -32,7 +32,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 HOME = ROOT / ".venv-spark"
-DOCUMENT = ROOT / "docs" / "spark.md"
+DOCUMENT = ROOT / "docs" / "versions.md"
 VERSIONS = ("4.0", "4.1", "4.2", "4.3")
 FILE_TIMEOUT_S = 3600
 #: Timeout of tests that have none of their own.
@@ -183,7 +183,7 @@ def environment(version: str) -> Path:
 
 
 def make_client(uv: Path, home: Path, spark: str, packages: Path) -> None:
-    """Creates an environment with only the packages that a Spark Connect client needs according to docs/spark.md."""
+    """Creates an environment with the packages that docs/spark/operations.md requires of a Spark Connect client."""
     python = home / "bin" / "python"
     if not python.exists():
         run([uv, "venv", "--quiet", "--python", sys.executable, home])
@@ -316,7 +316,7 @@ def read_report(report: Path, code: int) -> FileResult:
 
 
 def write_table(results: dict[str, VersionResult]) -> None:
-    """Writes the table between its two marks in docs/spark.md."""
+    """Writes the table between its two marks in docs/versions.md."""
     text = DOCUMENT.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)

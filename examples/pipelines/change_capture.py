@@ -14,7 +14,7 @@ arrive in any order and more than once.
 
 Formats:
 
-- `delta` and `iceberg` apply the changes with MERGE. docs/spark.md has their settings.
+- `delta` and `iceberg` apply the changes with MERGE. docs/spark/lakes.md has their settings.
 - `parquet` needs no additional package. Each version of the table is a directory. A micro-batch writes the complete
   next version, and then the link `current` points to it. Readers see either the old or the new version. This suits
   tables of some millions of rows.

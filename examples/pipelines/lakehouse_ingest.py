@@ -12,8 +12,8 @@ this differently:
   already has.
 - Iceberg skips existing messages with MERGE. Topic, broker, queue and queue offset identify a message.
 
-docs/spark.md has the settings of both. With --once, the program ends when it has read all messages that existed at its
-start.
+docs/spark/lakes.md has the settings of both. With --once, the program ends when it has read all messages that existed
+at its start.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ bronze    each message unchanged, exactly once
 silver    one row per flight with its latest state; the table `rejected` has bodies that are not flights
 gold      one row per day and airport
 
-docs/spark.md has the settings of Delta Lake.
+docs/spark/lakes.md has the settings of Delta Lake.
 
 - Late data: each micro-batch recalculates gold from silver for every day of its flights. Gold is therefore correct for
   messages that arrive an hour or a year late.

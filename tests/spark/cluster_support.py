@@ -1,4 +1,4 @@
-"""Runs the cluster examples of docs/spark.md: the commands, an environment to ship, and the processes of a cluster."""
+"""Runs the cluster examples of docs/spark/operations.md: their commands, an environment to ship, a small cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def documented_command(heading: str, replaced: Mapping[str, str], first: str = "
 
     Fails if the command does not contain each key of `replaced`.
     """
-    section = (ROOT / "docs" / "spark.md").read_text().split(f"**{heading}.**")[1].split("**")[0]
+    section = (ROOT / "docs" / "spark" / "operations.md").read_text().split(f"**{heading}.**")[1].split("**")[0]
     block = "\n".join(re.findall(r"^    (.*)$", section, re.MULTILINE))
     command = block[block.index(first) :]
     for old, new in replaced.items():

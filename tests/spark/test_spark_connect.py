@@ -53,7 +53,7 @@ def test_everything_from_afar(
         "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     }
-    # docs/spark.md requires this of a server: its Python has the package.
+    # docs/spark/operations.md requires this of a server: its Python has the package.
     variables = environment(PYSPARK_PYTHON=sys.executable)
     server = [SPARK_HOME / "bin" / "spark-submit", "--master", "local[2]"]
     for name, value in settings.items():

@@ -147,7 +147,7 @@ def test_a_batch_has_about_what_is_allowed(cluster: EmbeddedCluster, new_topic: 
     batches = batch_sizes(reader(cluster, topic, maxbytespertrigger=str(most)))
     assert sorted(size for batch in batches for size in batch) == sorted(sizes)
     stored = [sum(batch) + OVERHEAD * len(batch) for batch in batches]
-    # This is the limit that docs/spark.md states.
+    # This is the limit that docs/spark/read.md states.
     assert max(stored) <= 1.5 * most
     assert len(batches) <= 2 * (1 + sum(stored) / most)
 

@@ -1,4 +1,4 @@
-"""Tests the commands of docs/spark.md on a standalone cluster: a master and a worker from PySpark's own jars."""
+"""Tests the commands of docs/spark/operations.md on a standalone cluster, which PySpark's own jars provide."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ print("rows", sum(row.rows for row in found), "limits", {row.limit for row in fo
 def test_workers_with_the_documented_memory_limit(
     cluster: EmbeddedCluster, new_topic: NewTopic, master: str, variables: dict[str, str], tmp_path: Path
 ) -> None:
-    """docs/spark.md: a worker that reads a topic fits into 1 GiB of address space for each core."""
+    """docs/spark/operations.md: a worker that reads a topic fits into 1 GiB of address space for each core."""
     topic = new_topic(2)
     send_numbers(cluster, topic, range(20_000))
     (tmp_path / "limited.py").write_text(LIMITED)

@@ -150,7 +150,7 @@ class RequestHandlers:
                 fields=fields,
                 remark=f"No topic route info in name server for the topic: {topic}. Create it, or let a broker with "
                 f"autoCreateTopicEnable=true do so at the first message; `gantry doctor {topic}` says what is missing, "
-                "docs/faq.md more.",
+                "docs/troubleshooting.md more.",
             )
         return _response(body=body, fields=fields)
 

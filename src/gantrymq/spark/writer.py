@@ -5,7 +5,7 @@ order, they have the same property GANTRY_ID. A reader can use it to drop duplic
 them.
 
 A transactional write stores half messages, which no consumer receives. The driver commits them after all tasks have
-ended. docs/spark.md describes the guarantees.
+ended. docs/spark/exactly-once.md describes the guarantees.
 """
 
 from __future__ import annotations
