@@ -23,8 +23,6 @@ _RANGES = (
     ("[5~10s]", 10_000),
     ("[10s~]", 1 << 63),
 )
-#: A shorter append has no duration in milliseconds. In seconds.
-FAST_S = 0.001
 #: Length of the period to which `distribution` and `percentile` refer, in seconds.
 PERIOD_S = 60.0
 
@@ -37,22 +35,21 @@ class PutTimes:
     Attributes:
         failed: Number of appends that failed.
         longest_ms: Duration of the slowest append since the start, in ms.
-        fast: Number of appends below FAST_S in the current period.
     """
 
     def __init__(self, now: float) -> None:
         self.failed = 0
         self.longest_ms = 0
         self._period_end = now + PERIOD_S
-        self.fast = self._last_fast = 0
-        #: Duration in ms -> number of appends, from FAST_S on.
+        #: Number of appends below 1 ms, and by duration in ms from 1 ms on.
+        self._fast = self._last_fast = 0
         self._slow: dict[int, int] = {}
         self._last_slow: dict[int, int] = {}
 
     def add(self, seconds: float, count: int = 1) -> None:
         """Counts `count` appends that took this time each."""
-        if seconds < FAST_S:
-            self.fast += count
+        if seconds < 0.001:
+            self._fast += count
             return
         ms = int(seconds * 1000)
         self.longest_ms = max(self.longest_ms, ms)
@@ -66,7 +63,7 @@ class PutTimes:
         """Ends the current period if it is over. `now` is in seconds."""
         if now >= self._period_end:
             self._period_end = now + PERIOD_S
-            self._last_fast, self.fast = self.fast, 0
+            self._last_fast, self._fast = self._fast, 0
             self._last_slow, self._slow = self._slow, {}
 
     def distribution(self) -> str:
