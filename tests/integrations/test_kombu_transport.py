@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -15,7 +16,7 @@ import pytest
 from wait_until import wait_until
 
 import gantrymq.integrations.celery as transport
-from gantrymq import Message, Producer, SyncProducer
+from gantrymq import AdminClient, Message, NoRouteInfo, Producer, SyncProducer
 from gantrymq.client.credentials import Credentials
 from gantrymq.errors import ClientError, RemotingError
 from gantrymq.testing.embedded import EmbeddedCluster
@@ -213,6 +214,33 @@ def test_a_message_with_an_eta_comes_when_it_is_due(connection: kombu.Connection
     assert time.time() >= due
     first.ack()
     second.ack()
+
+
+def brokers_of(cluster: EmbeddedCluster, topic: str) -> set[str]:
+    async def brokers() -> set[str]:
+        async with AdminClient(cluster.name_server) as admin:
+            return {queue.broker_name for queue in (await admin.topic_route(topic)).queue_datas}
+
+    return asyncio.run(brokers())
+
+
+@pytest.mark.parametrize(("namespace", "topic"), [("", "spread"), ("shop", "shop%spread")])
+def test_a_queue_is_on_all_brokers(namespace: str, topic: str) -> None:
+    with EmbeddedCluster(brokers=2) as cluster:
+        options = {"namespace": namespace}
+        with kombu.Connection(f"rocketmq://{cluster.name_server}", transport_options=options) as connection:
+            queue = kombu.Queue("spread", kombu.Exchange("shop", "direct"), routing_key="orders")
+            publish(connection.channel(), queue, "one")
+            assert brokers_of(cluster, topic) == {"broker-a", "broker-b"}
+            assert [message.payload for message in drained(connection, queue, 1)] == ["one"]
+
+
+def test_a_declaration_creates_no_topic_if_the_brokers_create_none() -> None:
+    with EmbeddedCluster(auto_create_topic_enable=False) as cluster:
+        with kombu.Connection(f"rocketmq://{cluster.name_server}") as connection:
+            kombu.Queue("spread", channel=connection.channel()).declare()
+        with pytest.raises(NoRouteInfo):
+            brokers_of(cluster, "spread")
 
 
 def test_nobody_there() -> None:

@@ -153,3 +153,23 @@ def test_the_fixture_gives_a_running_cluster(pytester: pytest.Pytester) -> None:
     pytester.makeconftest("")
     result = pytester.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(passed=1)
+
+
+def test_pytest_does_not_rewrite_the_package(pytester: pytest.Pytester) -> None:
+    # pytest marks all modules of an installed wheel. Some versions do not mark those of an editable installation.
+    pytester.makepyfile(marked="import pytest\npytest.register_assert_rewrite('gantrymq')")
+    pytester.makeconftest("import gantrymq.client.producing.producer")
+    pytester.makepyfile(
+        """
+        import sys
+
+        def test_it(gantry_cluster):
+            modules = {name for name in sys.modules if name.startswith("gantrymq.")}
+            assert {"gantrymq.broker.broker", "gantrymq.client.producing.producer"} <= modules
+            rewritten = {name for name in modules if "Rewriting" in type(sys.modules[name].__loader__).__name__}
+            assert rewritten <= {"gantrymq.testing", "gantrymq.testing.plugin"}
+        """
+    )
+    pytester.syspathinsert()
+    result = pytester.runpytest_subprocess(*OPTIONS, "-p", "marked")
+    result.assert_outcomes(passed=1)

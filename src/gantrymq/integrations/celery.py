@@ -65,6 +65,9 @@ class Channel(virtual.Channel):
 
     # -- sending --------------------------------------------------------------------------------------------------
 
+    def _new_queue(self, queue: str, **kwargs: Any) -> None:
+        self.connection.link.declare(queue)
+
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         link = self.connection.link
         keys = message["properties"].get("correlation_id") or (message.get("headers") or {}).get("id")

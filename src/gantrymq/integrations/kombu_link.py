@@ -17,6 +17,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from gantrymq.background.loop_thread import LoopThread
+from gantrymq.client.admin.client import AdminClient
+from gantrymq.client.namespace import wrap_namespace
 from gantrymq.client.popping.simple_consumer import SimpleConsumer
 from gantrymq.client.producing.producer import Producer
 from gantrymq.errors import BrokerError, ClientClosed, GantryError, NoRouteInfo
@@ -74,6 +76,7 @@ class Link:
         self._thread = LoopThread("gantrymq-kombu")
         self._producer = Producer(name_servers, "kombu-clients", **options)
         self._sources: dict[str, _Source] = {}
+        self._declared: set[str] = set()
         self._arrived: deque[Arrived] = deque()
         self._acks: set[Future[None]] = set()
         self._woken, self._wake = socket.socketpair()
@@ -97,6 +100,15 @@ class Link:
             self._thread.stop()
             self._woken.close()
             self._wake.close()
+
+    def declare(self, queue: str) -> None:
+        """Creates the topic of a queue on all brokers, if it does not exist and the brokers create topics.
+
+        Without this, the first send would create it on one broker.
+        """
+        if queue not in self._declared:
+            self._run(self._declare(self.topic(queue)))
+            self._declared.add(queue)
 
     def send(self, message: Message) -> None:
         """Sends a message. Returns when a broker has stored it."""
@@ -188,6 +200,24 @@ class Link:
         # Any topic will do: the request shows whether a NameServer responds.
         with suppress(NoRouteInfo, BrokerError):
             await self._producer.client.routes.get(AUTO_CREATE_TOPIC)
+
+    async def _declare(self, topic: str) -> None:
+        topic = wrap_namespace(self._options.get("namespace", ""), topic)
+        routes = self._producer.client.routes
+        try:
+            await routes.get(AUTO_CREATE_TOPIC)
+        except (NoRouteInfo, BrokerError):
+            return
+        with suppress(NoRouteInfo):
+            await routes.get(topic)
+            return
+        options: Any = {name: value for name, value in self._options.items() if name != "namespace"}
+        try:
+            async with AdminClient(self._name_servers, **options) as admin:
+                await admin.ensure_topic(topic)
+        except GantryError as e:
+            # The user may lack the permission, or a broker is down. The first send creates the topic on one broker.
+            log.info("topic %s is not created on all brokers: %s", topic, e)
 
     async def _receive(self, source: _Source, count: int, timeout_s: float) -> list[MessageExt]:
         if not source.started:

@@ -132,7 +132,7 @@ class RemotingServer:
             return
         self._listener.stop()
         deadline = monotonic() + DRAIN_TIMEOUT_S
-        while (looked := monotonic()) < deadline:
+        while self._count() and (looked := monotonic()) < deadline:
             await asyncio.sleep(DRAIN_QUIET_S)
             if all(connection.last_read < looked and not connection.is_behind for connection in self.connections):
                 break
