@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
+from itertools import chain
 from typing import Any, cast
 
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
@@ -232,8 +233,9 @@ class Producer(Lifecycle):
 
     async def _send_batch(self, messages: Sequence[Message], timeout_ms: int, queue: MessageQueue | None) -> SendResult:
         topic = self._topic(messages[0], queue)
-        encoded = self._encoder.encode_batch(topic, messages, [message.properties for message in messages])
-        if queue is None and _has_key(messages):
+        properties = [message.properties for message in messages]
+        encoded = self._encoder.encode_batch(topic, messages, properties)
+        if queue is None and names.SHARDING_KEY in chain.from_iterable(properties):
             return await self._send_by_key(messages, encoded, timeout_ms)
         return await self._send_encoded(encoded, timeout_ms, queue)
 
@@ -573,10 +575,6 @@ class Producer(Lifecycle):
 def _timeout_ms(timeout: float | timedelta) -> int:
     # The default needs no conversion. It is recognised by its identity, which costs least for each message.
     return TIMEOUT_MS if timeout is TIMEOUT_S else duration_ms("timeout", timeout)
-
-
-def _has_key(messages: Sequence[Message]) -> bool:
-    return any(names.SHARDING_KEY in message.properties for message in messages)
 
 
 def _left_ms(deadline: float) -> int:
