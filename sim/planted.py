@@ -85,7 +85,7 @@ BUGS = (
         "            self._give_back(process_queue, message)\n\n    def _give_back",
         "            process_queue.remove(message)\n\n    def _give_back",
     ),
-    Planted("half messages are delivered", "broker/send/processor.py", 'b"TRAN_MSG" in properties', "False"),
+    Planted("half messages are delivered", "broker/send/processor.py", '"TRAN_MSG" in text', "False"),
     Planted(
         "a rollback commits", "broker/transaction/transactions.py", "if verdict == TRANSACTION_COMMIT:", "if True:"
     ),

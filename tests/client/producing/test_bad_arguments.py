@@ -115,7 +115,7 @@ async def test_timeouts(name: str) -> None:
         ({"default_topic_queue_nums": 0}, "default_topic_queue_nums=0"),
         ({"ssl_context": True}, "ssl_context=True"),
         ({"hooks": SigningHook}, "hooks=.*must be a list"),
-        ({"middleware": Middleware()}, "middleware=.*must be a list"),
+        ({"middleware": Middleware}, "middleware=.*must be a list"),
     ],
     ids=str,
 )
