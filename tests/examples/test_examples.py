@@ -17,9 +17,16 @@ from example_environments import EnvironmentUnavailable, environment  # noqa: E4
 #: Requirements file and test file of each group, in examples/.
 GROUPS = {
     "outbox": ("outbox/requirements.txt", "outbox/test_orders.py"),
+    "fastapi": ("web/requirements.txt", "web/test_fastapi_shop.py"),
+    "django": ("web/requirements.txt", "web/test_django_shop.py"),
 }
 #: Files that docs/integrations.md shows.
-SHOWN = ["outbox/orders.py"]
+SHOWN = [
+    "outbox/orders.py",
+    "web/fastapi_shop.py",
+    "web/django_shop/apps.py",
+    "web/django_shop/views.py",
+]
 
 
 @pytest.mark.slow
