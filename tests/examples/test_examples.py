@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ GROUPS = {
     "outbox": ("outbox/requirements.txt", "outbox/test_orders.py"),
     "fastapi": ("web/requirements.txt", "web/test_fastapi_shop.py"),
     "django": ("web/requirements.txt", "web/test_django_shop.py"),
+    "airflow": ("sensors/requirements-airflow.txt", "sensors/test_airflow_lag.py"),
+    "dagster": ("sensors/requirements-dagster.txt", "sensors/test_dagster_lag.py"),
 }
 #: Files that docs/integrations.md shows.
 SHOWN = [
@@ -26,6 +29,8 @@ SHOWN = [
     "web/fastapi_shop.py",
     "web/django_shop/apps.py",
     "web/django_shop/views.py",
+    "sensors/airflow_lag.py",
+    "sensors/dagster_lag.py",
 ]
 
 
@@ -33,7 +38,7 @@ SHOWN = [
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("group", GROUPS)
-def test_an_example_runs(group: str) -> None:
+def test_an_example_runs(group: str, tmp_path: Path) -> None:
     requirements, tests = (ROOT / "examples" / name for name in GROUPS[group])
     try:
         python = environment(requirements)
@@ -43,6 +48,8 @@ def test_an_example_runs(group: str) -> None:
         # pyproject.toml has options for plugins that the environment does not have.
         [python, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider", "--rootdir", tests.parent, tests],
         cwd=tests.parent,
+        # Airflow writes files to its home as soon as it is imported.
+        env=os.environ | {"AIRFLOW_HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=600,
