@@ -29,7 +29,8 @@ _PRODUCERS_S = 8.0
 #: Timeout for all deliveries after the last fault, in seconds. Locks, pops, retries and routes expire earlier.
 PROGRESS_S = 400.0
 _LOOK_S = 1.0
-_SETTLE_S = 30.0
+#: Consumers read a restarted broker's queues again when they have its route (30 s), and brokers need time to start.
+_SETTLE_S = 40.0
 #: A slave can wait half a minute for its master's tables, starting at the end of a fault.
 _SLAVES_SETTLE_S = 60.0
 #: Faults whose `end` can be repeated at any time to undo them.

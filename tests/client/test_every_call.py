@@ -281,7 +281,8 @@ async def test_every_synchronous_call_ends(
 
 
 def test_every_call_is_among_them() -> None:
-    queue, received, own = MessageQueue(TOPIC, "broker-a", 0), object(), {"start", "close"}
+    # `handler` sends no request.
+    queue, received, own = MessageQueue(TOPIC, "broker-a", 0), object(), {"start", "close", "handler"}
     clients = Clients("127.0.0.1:9")
     clients.lite = SimpleNamespace(assignment=[queue])  # type: ignore[assignment]
     named = {name.partition(" ")[0] for name in clients.calls(received, "handle")}  # type: ignore[arg-type]
