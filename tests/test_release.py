@@ -97,7 +97,7 @@ def test_the_wheel_has_the_package_and_its_modules_for_spark(built: Path) -> Non
     assert len(needed) <= MOST_DEPENDENCIES
     description = str(metadata.get_payload())
     assert not re.findall(r"\]\((?!https?:|#)", description), "links that lead nowhere on a page of the index"
-    assert "GantryMQ is Apache RocketMQ in Python" in description
+    assert "in Python: a message broker, its clients, and a data source" in description
 
 
 @needs_build
