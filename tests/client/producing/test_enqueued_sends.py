@@ -12,7 +12,7 @@ from gantrymq.client.broker_api import SendResult
 from gantrymq.client.lifecycle import FAREWELL_S
 from gantrymq.client.middleware import Middleware, SendCall, SendContext
 from gantrymq.client.producing.producer import Producer
-from gantrymq.errors import ClientClosed, SendOutcomeUnknown
+from gantrymq.errors import ClientClosed, IllegalMessage, SendOutcomeUnknown
 from gantrymq.protocol.message import Message
 
 MESSAGE = Message("topic", b"body")
@@ -55,6 +55,21 @@ async def test_middleware_can_repeat_its_call() -> None:
         result = await producer.send(MESSAGE)
     assert len(broker.sent) == 2
     assert result.queue_offset == 2
+
+
+async def test_a_message_that_middleware_delays_is_sent_alone() -> None:
+    class Delays(Middleware):
+        async def around_send(self, call: SendCall, context: SendContext) -> SendResult | None:
+            context.messages[0].properties["DELAY"] = "1"
+            return await call(context)
+
+    broker = ProducerBroker()
+    async with producer_over(broker, middleware=[Delays()], linger=0.001) as producer:
+        result = await producer.send(MESSAGE)
+        with pytest.raises(IllegalMessage, match="in no batch"):
+            await producer.enqueue(MESSAGE)
+    assert [sent.properties["DELAY"] for sent in broker.sent] == ["1"]
+    assert broker.sent[0].properties["UNIQ_KEY"] == result.msg_id
 
 
 async def test_a_flush_waits_for_the_middleware() -> None:

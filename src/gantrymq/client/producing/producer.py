@@ -165,7 +165,8 @@ class Producer(Lifecycle):
             SendOutcomeUnknown: The message may be stored. If `status` is set, the master has the message, but the
                 in-sync set (of a broker with a controller) has not confirmed it.
             IllegalMessage: The message is invalid and not stored.
-            ClientError: `select` fails, or returns anything other than one of the topic's queues.
+            ClientError: `select` fails, or returns anything other than one of the topic's queues. Or middleware does
+                not return the result of its `call`.
             NoRouteInfo: The topic has no route.
             RouteNotReady: A NameServer has just started, and the queues of the topic are not complete. Only with
                 `select`, or if the message has a `sharding_key`: the queue could be another one than later.
@@ -181,7 +182,7 @@ class Producer(Lifecycle):
             queue = await self._selected(message, select, timeout_ms)
             timeout_ms = _left_ms(deadline)
         if self._batches is not None and may_be_batched(message):
-            return await (await self._enqueue(message, timeout_ms, queue))
+            return await (await self._enqueue(message, timeout_ms, queue, or_alone=True))
         self._check_open()
         return await self._send_one(message, timeout_ms, queue)
 
@@ -256,13 +257,15 @@ class Producer(Lifecycle):
         Raises:
             ClientError: The producer has no `linger`.
             IllegalMessage: The message is invalid, or cannot be in a batch: delayed and half messages, replies,
-                messages with a priority and those to retry topics.
+                messages with a priority and those to retry topics. Middleware can also be the cause: it can add a
+                delay or a priority.
         """
         return await self._enqueue(message, _timeout_ms(timeout), queue)
 
     async def _enqueue(
-        self, message: Message, timeout_ms: int, queue: MessageQueue | None
+        self, message: Message, timeout_ms: int, queue: MessageQueue | None, *, or_alone: bool = False
     ) -> asyncio.Future[SendResult]:
+        """With `or_alone`, a message is sent alone if the middleware changes it so that it cannot be in a batch."""
         self._check_open()
         batches = self._batches
         if batches is None:
@@ -270,7 +273,7 @@ class Producer(Lifecycle):
         if self._around is None:
             future = await self._add_to_batch(message, timeout_ms, queue)
         else:
-            future = await self._add_around(message, timeout_ms, queue)
+            future = await self._add_around(message, timeout_ms, queue, or_alone)
         if batches.has_begun or batches.bytes >= batches.buffer_bytes:
             try:
                 await batches.wait_for_space()
@@ -281,14 +284,18 @@ class Producer(Lifecycle):
         return future
 
     async def _add_around(
-        self, message: Message, timeout_ms: int, queue: MessageQueue | None
+        self, message: Message, timeout_ms: int, queue: MessageQueue | None, or_alone: bool
     ) -> asyncio.Future[SendResult]:
         """Adds a message to a batch inside the middleware. The future gets the result of the middleware."""
 
         async def send(enqueued: EnqueuedSend) -> SendResult:
             async def add(context: SendContext) -> SendResult:
                 self._check_open()
-                future = await self._add_to_batch(context.messages[0], timeout_ms, queue)
+                changed = context.messages[0]
+                if or_alone and not may_be_batched(changed):
+                    enqueued.set_added()
+                    return await self._send_now(changed, timeout_ms, queue)
+                future = await self._add_to_batch(changed, timeout_ms, queue)
                 enqueued.set_added()
                 return await future
 
@@ -317,7 +324,8 @@ class Producer(Lifecycle):
     async def flush(self) -> None:
         """Sends all open batches at once, and waits until each message in a batch has a result or an error.
 
-        It does not wait for messages that are added after the call. It raises no errors of sends: the futures of
+        This includes the middleware of these messages, unless middleware itself calls `flush`. The flush does not wait
+        for messages that are added after the call. It raises no errors of sends: the futures of
         `enqueue` and the calls of `send` have them. Without `linger` there are no batches, and it has no effect.
         """
         self._check_open()
