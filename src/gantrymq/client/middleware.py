@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.consuming.handler_pool import MessageHandler, call_plainly, is_coroutine_handler
+from gantrymq.errors import ClientError
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.system import threads
 
@@ -81,9 +82,6 @@ class Send(SendContext):
 
     send: Callable[[SendContext], Awaitable[SendResult | None]]
 
-    async def finish(self) -> SendResult | None:
-        return await self.send(self)
-
 
 SendCall = Call[SendContext, SendResult | None]
 ConsumeCall = Call[ConsumeContext, None]
@@ -93,8 +91,8 @@ ReceiveCall = Call[ReceiveContext, list[MessageExt]]
 class Middleware:
     """Base class of middleware: code around the calls of a client. A subclass overrides the methods that it needs.
 
-    Each method awaits `call(context)` to continue, and returns its result. The first middleware of a client is the
-    outermost one. The methods run in the event loop of the client.
+    Each method awaits `call(context)` to continue, with its own `context`, and returns the result. The first middleware
+    of a client is the outermost one. The methods run in the event loop of the client.
 
     Example:
         class Tenant(Middleware):
@@ -109,7 +107,8 @@ class Middleware:
     async def around_send(self, call: SendCall, context: SendContext) -> SendResult | None:
         """Runs around each send of a producer, also of one-way sends, whose result is None.
 
-        The send raises the errors of this method. If it raises before `call`, the message is not sent.
+        The send raises the errors of this method. If it raises before `call`, the message is not sent. If it returns
+        None, a send that is not one-way raises ClientError.
         """
         return await call(context)
 
@@ -141,7 +140,29 @@ def _chain(middleware: Sequence[Middleware], name: str, last: Any) -> Any:
 
 def around_sends(middleware: Sequence[Middleware]) -> SendCall | None:
     """Returns the middleware around sends, or None if there is none."""
-    return cast(SendCall | None, _chain(middleware, "around_send", Send.finish))
+    call: SendCall | None = None
+    for one in reversed(middleware):
+        if type(one).around_send is not Middleware.around_send:
+            call = partial(_checked_send, one, call or _finish_send)
+    return call
+
+
+async def _checked_send(one: Middleware, call: SendCall, context: SendContext) -> SendResult | None:
+    """Runs a middleware. Raises ClientError if it forgets to return the result, which its caller needs."""
+    result = await one.around_send(call, context)
+    if result is None and not context.oneway:
+        name = type(one).__name__
+        raise ClientError(f"{name}.around_send returned None: it must return the result of `call`, a SendResult")
+    return result
+
+
+async def _finish_send(context: SendContext) -> SendResult | None:
+    if not isinstance(context, Send):
+        raise ClientError(
+            "a middleware passed a SendContext of its own to `call`: pass on the context of `around_send`, whose "
+            "`messages` can be changed"
+        )
+    return await context.send(context)
 
 
 def around_receives(

@@ -8,7 +8,7 @@ from scripted_producer import ProducerBroker, producer_over
 from gantrymq.client.admin.trace import decode_trace
 from gantrymq.client.broker_api import SendResult
 from gantrymq.client.middleware import Middleware, SendCall, SendContext
-from gantrymq.errors import BrokerError
+from gantrymq.errors import BrokerError, ClientError
 from gantrymq.protocol.codes import ResponseCode
 from gantrymq.protocol.message import Message
 
@@ -74,6 +74,33 @@ async def test_a_send_raises_the_errors_of_its_middleware(before: bool, linger: 
         with pytest.raises(ValueError, match="before" if before else "after"):
             await producer.send(MESSAGE)
     assert len(broker.sent) == (0 if before else 1)
+
+
+@pytest.mark.parametrize("linger", [0, 0.001])
+async def test_middleware_must_return_the_result(linger: float) -> None:
+    class Forgets(Middleware):
+        async def around_send(self, call: SendCall, context: SendContext) -> SendResult | None:
+            await call(context)
+            return None
+
+    outer = Recorder()
+    async with producer_over(ProducerBroker(), middleware=[outer, Forgets(), Recorder()], linger=linger) as producer:
+        with pytest.raises(ClientError, match=r"Forgets\.around_send returned None: it must return"):
+            await producer.send(MESSAGE)
+        await producer.send_oneway(MESSAGE)
+    assert [type(outcome) for outcome in outer.outcomes] == [ClientError, type(None)]
+
+
+async def test_middleware_must_pass_on_its_context() -> None:
+    class Replaces(Middleware):
+        async def around_send(self, call: SendCall, context: SendContext) -> SendResult | None:
+            return await call(SendContext(group="own", client_id="own", messages=context.messages))
+
+    broker = ProducerBroker()
+    async with producer_over(broker, middleware=[Replaces()]) as producer:
+        with pytest.raises(ClientError, match="pass on the context of `around_send`"):
+            await producer.send(MESSAGE)
+    assert broker.sent == []
 
 
 async def test_middleware_sees_messages_of_automatic_batches_one_by_one() -> None:

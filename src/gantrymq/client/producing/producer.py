@@ -15,11 +15,12 @@ from typing import Any, cast
 
 from gantrymq.client.broker_api import TIMEOUT_MS, SendResult
 from gantrymq.client.client_instance import ClientInstance
-from gantrymq.client.lifecycle import FAREWELL_S, Lifecycle
+from gantrymq.client.lifecycle import Lifecycle
 from gantrymq.client.middleware import Send, SendContext, around_sends
 from gantrymq.client.namespace import without_namespace, wrap_namespace
 from gantrymq.client.options import takes
 from gantrymq.client.producing.batch_accumulator import BatchAccumulator, BatchKey
+from gantrymq.client.producing.enqueued_sends import EnqueuedSend, EnqueuedSends
 from gantrymq.client.producing.message_encoder import NOT_IN_A_BATCH, EncodedMessage, Encoder, may_be_batched
 from gantrymq.client.producing.options import ProducerOptions
 from gantrymq.client.producing.queue_selector import QueueSelector, queue_by_hash
@@ -82,8 +83,7 @@ class Producer(Lifecycle):
         self._around = around_sends(options.middleware)
         self._sender: Sender | None = None
         self._requests = Requests()
-        #: Sends to batches that are inside the middleware.
-        self._enqueued: set[asyncio.Task[SendResult]] = set()
+        self._enqueued = EnqueuedSends()
         self._set_encoder(UniqueKeys())
 
     async def _open(self, stack: AsyncExitStack) -> None:
@@ -109,7 +109,7 @@ class Producer(Lifecycle):
             self._trace_dispatcher = TraceDispatcher(self._send_now, self._trace_topic)
             stack.push_async_callback(lambda trace: trace.close(self._deadline.left()), self._trace_dispatcher)
             self._around = around_sends([*options.middleware, SendTraces(self._trace_dispatcher)])
-        stack.push_async_callback(self._end_enqueued)
+        stack.push_async_callback(lambda: self._enqueued.close(self._deadline.left()))
         if options.linger_s > 0:
             self._batches = BatchAccumulator(self._send_gathered, options)
             stack.push_async_callback(lambda batches: batches.close(self._deadline.left()), self._batches)
@@ -165,7 +165,8 @@ class Producer(Lifecycle):
             SendOutcomeUnknown: The message may be stored. If `status` is set, the master has the message, but the
                 in-sync set (of a broker with a controller) has not confirmed it.
             IllegalMessage: The message is invalid and not stored.
-            ClientError: `select` fails, or returns anything other than one of the topic's queues.
+            ClientError: `select` fails, or returns anything other than one of the topic's queues. Or middleware does
+                not return the result of its `call`.
             NoRouteInfo: The topic has no route.
             RouteNotReady: A NameServer has just started, and the queues of the topic are not complete. Only with
                 `select`, or if the message has a `sharding_key`: the queue could be another one than later.
@@ -181,7 +182,7 @@ class Producer(Lifecycle):
             queue = await self._selected(message, select, timeout_ms)
             timeout_ms = _left_ms(deadline)
         if self._batches is not None and may_be_batched(message):
-            return await (await self._enqueue(message, timeout_ms, queue))
+            return await (await self._enqueue(message, timeout_ms, queue, or_alone=True))
         self._check_open()
         return await self._send_one(message, timeout_ms, queue)
 
@@ -256,48 +257,51 @@ class Producer(Lifecycle):
         Raises:
             ClientError: The producer has no `linger`.
             IllegalMessage: The message is invalid, or cannot be in a batch: delayed and half messages, replies,
-                messages with a priority and those to retry topics.
+                messages with a priority and those to retry topics. Middleware can also be the cause: it can add a
+                delay or a priority.
         """
         return await self._enqueue(message, _timeout_ms(timeout), queue)
 
     async def _enqueue(
-        self, message: Message, timeout_ms: int, queue: MessageQueue | None
+        self, message: Message, timeout_ms: int, queue: MessageQueue | None, *, or_alone: bool = False
     ) -> asyncio.Future[SendResult]:
+        """With `or_alone`, a message is sent alone if the middleware changes it so that it cannot be in a batch."""
         self._check_open()
-        if self._batches is None:
+        batches = self._batches
+        if batches is None:
             raise ClientError("this producer makes no batches: give it linger, or use send")
         if self._around is None:
-            return await self._add_to_batch(message, timeout_ms, queue)
-        added: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            future = await self._add_to_batch(message, timeout_ms, queue)
+        else:
+            future = await self._add_around(message, timeout_ms, queue, or_alone)
+        if batches.has_begun or batches.bytes >= batches.buffer_bytes:
+            try:
+                await batches.wait_for_space()
+            except asyncio.CancelledError:
+                # Cancels the middleware. The batch still has the message.
+                future.cancel()
+                raise
+        return future
 
-        async def add(context: SendContext) -> SendResult:
-            self._check_open()
-            future = await self._add_to_batch(context.messages[0], timeout_ms, queue)
-            added.set_result(None)
-            return await future
+    async def _add_around(
+        self, message: Message, timeout_ms: int, queue: MessageQueue | None, or_alone: bool
+    ) -> asyncio.Future[SendResult]:
+        """Adds a message to a batch inside the middleware. The future gets the result of the middleware."""
 
-        sending = asyncio.ensure_future(self._send_around([message], add))
-        self._enqueued.add(sending)
-        sending.add_done_callback(self._dequeued)
-        # Waits until the batch has the message, so that messages keep their order and the buffer its limit.
-        either: set[asyncio.Future[Any]] = {sending, added}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not added.done():
-            await sending
-        return sending
+        async def send(enqueued: EnqueuedSend) -> SendResult:
+            async def add(context: SendContext) -> SendResult:
+                self._check_open()
+                changed = context.messages[0]
+                if or_alone and not may_be_batched(changed):
+                    enqueued.set_added()
+                    return await self._send_now(changed, timeout_ms, queue)
+                future = await self._add_to_batch(changed, timeout_ms, queue)
+                enqueued.set_added()
+                return await future
 
-    def _dequeued(self, sending: asyncio.Task[SendResult]) -> None:
-        self._enqueued.discard(sending)
-        # Retrieves the error. Without this, asyncio logs it if the caller does not await the future.
-        if not sending.cancelled():
-            sending.exception()
+            return await self._send_around([message], add)
 
-    async def _end_enqueued(self) -> None:
-        """Cancels middleware that has not ended after all batches are sent or have failed."""
-        if self._enqueued:
-            await asyncio.wait(self._enqueued, timeout=FAREWELL_S)
-        for sending in list(self._enqueued):
-            sending.cancel()
+        return await self._enqueued.start(message.topic, send)
 
     async def _add_to_batch(
         self, message: Message, timeout_ms: int, queue: MessageQueue | None
@@ -315,20 +319,21 @@ class Producer(Lifecycle):
         if batches is None:
             raise ClientClosed("this producer was closed meanwhile")
         key = topic, queue if queue is None else self._with_namespace(queue)
-        future = batches.add(key, self._encoder.encode(topic, message, properties), timeout_ms)
-        if batches.has_begun or batches.bytes >= batches.buffer_bytes:
-            await batches.wait_for_space()
-        return future
+        return batches.add(key, self._encoder.encode(topic, message, properties), timeout_ms)
 
     async def flush(self) -> None:
         """Sends all open batches at once, and waits until each message in a batch has a result or an error.
 
-        It does not wait for messages that are added after the call. It raises no errors of sends: the futures of
+        This includes the middleware of these messages, unless middleware itself calls `flush`. The flush does not wait
+        for messages that are added after the call. It raises no errors of sends: the futures of
         `enqueue` and the calls of `send` have them. Without `linger` there are no batches, and it has no effect.
         """
         self._check_open()
         if self._batches is not None:
+            inside_middleware = self._enqueued.added()
             await self._batches.flush()
+            if inside_middleware:
+                await asyncio.wait(inside_middleware)
 
     async def send_oneway(self, message: Message, queue: MessageQueue | None = None) -> None:
         """Sends a message without a response. The result is unknown, and there are no retries.
