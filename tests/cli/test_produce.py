@@ -163,7 +163,8 @@ def test_json() -> None:
 @pytest.mark.parametrize(
     "line",
     [b"x", b"[]", b"{}", b'{"body": 1}', b'{"body": "", "bodyBase64": ""}', b'{"body": "a", "tag": "a"}',
-     b'{"body": "a", "delayMs": 9223372036854775808}', b'{"body": "a", "delayMs": -1}', b'{"bodyBase64": "*"}', b'{"body": "a", "properties": {"a": 1}}', b'"\xff"', b'{"body": "\xff"}'],
+     b'{"body": "a", "delayMs": 9223372036854775808}', b'{"body": "a", "delayMs": -1}',
+     b'{"bodyBase64": "*"}', b'{"body": "a", "properties": {"a": 1}}', b'"\xff"', b'{"body": "\xff"}'],
 )  # fmt: skip
 def test_bad_json(line: bytes) -> None:
     with pytest.raises(BodyError):
