@@ -101,8 +101,8 @@ def more_expensive(systems: Sequence[System], measures: Sequence[Measure]) -> st
         if "CPU" not in measure.name:
             continue
         pairs = zip(measure.values[before], measure.values[after], strict=True)
-        ratio = statistics.median(new / old for old, new in pairs if old)
-        if ratio > 1 + _MORE_EXPENSIVE_SHARE:
+        ratios = [new / old for old, new in pairs if old]
+        if ratios and (ratio := statistics.median(ratios)) > 1 + _MORE_EXPENSIVE_SHARE:
             lines.append(f"more expensive: {measure.name}: {(ratio - 1) * 100:.1f} %")
     return "\n".join(lines) or f"no row takes over {_MORE_EXPENSIVE_SHARE:.0%} more CPU time"
 

@@ -90,7 +90,7 @@ def compared_systems(args: argparse.Namespace) -> list[System]:
     if args.compare:
         base = checkout(args.compare)
         return [gantry(f"GantryMQ at {base.name}", str(python_of(base))), GANTRY]
-    return {"java": [JAVA], "gantry": [GANTRY], "both": [JAVA, GANTRY]}[args.systems]
+    return {"java": [JAVA], "gantry": [GANTRY], "both": [JAVA, GANTRY]}[args.systems or "both"]
 
 
 def parse_args() -> argparse.Namespace:
@@ -130,9 +130,11 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--start-ups", type=int, default=5, help="starts of each server (%(default)s)")
     parser.add_argument("--compare", metavar="COMMIT", help="measure this project at COMMIT instead of Java's brokers")
-    parser.add_argument("--systems", choices=["both", "java", "gantry"], default="both", help="(%(default)s)")
+    parser.add_argument("--systems", choices=["both", "java", "gantry"], help="(both)")
     parser.add_argument("--directory", type=Path, help="where the stores go (the system's temporary directory)")
     args = parser.parse_args()
+    if args.compare and args.systems:
+        parser.error("--compare names both systems: leave --systems out")
     for name in args.only:
         needs = KINDS[name].needs if name in KINDS else None
         if needs and needs not in args.only:

@@ -15,6 +15,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 #: An earlier time (before March 1973) is rejected, because it is probably in seconds. Ms since the epoch.
 _EARLIEST_MS = 100_000_000_000
+#: Durations and times travel as signed 64-bit integers, in milliseconds.
+MAX_MS = 2**63 - 1
+_TOO_LONG = "{}: must be at most 2**63 - 1 ms"
 
 
 def duration_s(name: str, value: object, error: type[GantryError] = ClientError) -> float:
@@ -22,11 +25,17 @@ def duration_s(name: str, value: object, error: type[GantryError] = ClientError)
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, Real) and not isinstance(value, bool):
-        seconds = float(value)
+        try:
+            seconds = float(value)
+        except OverflowError:
+            # Without the value, which can have more digits than Python prints.
+            raise error(_TOO_LONG.format(name)) from None
     else:
         seconds = -1.0
     if not (seconds >= 0 and isfinite(seconds)):
         raise error(f"{name}={value!r}: must be a number of seconds or a timedelta, not negative")
+    if seconds * 1000 > MAX_MS:
+        raise error(_TOO_LONG.format(name))
     return seconds
 
 
@@ -42,11 +51,18 @@ def timestamp_ms(name: str, value: object, error: type[GantryError] = ClientErro
     Milliseconds from 1 to the year 1973 are invalid, because they are probably in seconds.
     """
     if isinstance(value, datetime):
-        if value.tzinfo is None:
+        if value.utcoffset() is None:
             raise error(f"{name}={value!r}: has no time zone: use datetime.now(UTC) or astimezone()")
         return max(0, (value - _EPOCH) // _MS)
+    if isinstance(value, int) and value > MAX_MS:
+        raise error(f"{name}: must be at most 2**63 - 1 ms since the epoch")
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise error(f"{name}={value!r}: must be a datetime, or a whole number of milliseconds since the epoch")
     if 0 < value < _EARLIEST_MS:
         raise error(f"{name}={value!r} is in the 1970s: must be in milliseconds since the epoch, not in seconds")
     return value
+
+
+def point_in_time(ms: int) -> datetime | int:
+    """Converts milliseconds since the epoch for calls that reject integers before 1973. Negative times become 0."""
+    return ms if ms >= _EARLIEST_MS else _EPOCH + max(0, ms) * _MS

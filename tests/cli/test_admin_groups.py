@@ -138,6 +138,9 @@ def test_offsets_are_reset_and_skipped(admin: Admin, cluster: EmbeddedCluster, f
     assert offsets("resetOffsetByTime", "-s", "0") == [0, 0]
     assert offsets("resetOffsetByTime", "-s", "now") == [5, 0]
     assert offsets("resetOffsetByTime", "-s", "2001-01-01#00:00:00:000") == [0, 0]
+    for early in ("1", "-28800000", "1970-01-02"):
+        assert offsets("resetOffsetByTime", "-s", "now") == [5, 0]
+        assert offsets("resetOffsetByTime", "-s", early) == [0, 0]
     one = ("resetOffsetByTime", "-g", group, "-t", full_topic, "-b", cluster.brokers[0], "-q", "0")
     assert admin(*one, "-s", "0", "-o", "3")["offset"] == 3
     progress = admin("consumerProgress", "-g", group, "-t", full_topic)

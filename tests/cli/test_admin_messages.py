@@ -68,7 +68,12 @@ def test_by_key_and_unique_key(
 ) -> None:
     (found,) = admin("queryMsgByKey", "-t", topic, "-k", "key-3", until=bool)
     assert (found["msgId"], found["queueId"], found["queueOffset"]) == (sent[3].msg_id, 1, 1)
+    assert admin("queryMsgByKey", "-t", topic, "-k", "key-3", "-b", "1") == [found]
+    assert admin("queryMsgByKey", "-t", topic, "-k", "key-3", "-e", "1") == []
     (found,) = admin("queryMsgByUniqueKey", "-t", topic, "-i", sent[2].msg_id, "-a")
+    assert admin("queryMsgByUniqueKey", "-t", topic, "-i", sent[2].msg_id, "-a", "-s", "1", "-e", "2999-01-01") == [
+        found
+    ]
     assert found["keys"] == ["key-2"]
     (found,) = admin("queryMsgById", "-t", topic, "-i", sent[2].msg_id)
     assert found["queueOffset"] == 1
@@ -133,6 +138,8 @@ def test_a_send_with_a_trace(admin: Admin, topic: str) -> None:
     plain = admin("sendMessage", "-t", topic, "-p", "x")
     (row,) = admin("queryMsgTraceById", "-i", traced["msgId"], until=bool)
     assert (row["type"], row["status"]) == ("Pub", "success")
+    assert admin("queryMsgTraceById", "-i", traced["msgId"], "-b", "1") == [row]
+    assert admin("queryMsgTraceById", "-i", traced["msgId"], "-e", "1") == []
     assert admin("queryMsgTraceById", "-i", plain["msgId"]) == []
 
 

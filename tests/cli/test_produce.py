@@ -163,6 +163,7 @@ def test_json() -> None:
 @pytest.mark.parametrize(
     "line",
     [b"x", b"[]", b"{}", b'{"body": 1}', b'{"body": "", "bodyBase64": ""}', b'{"body": "a", "tag": "a"}',
+     b'{"body": "a", "delayMs": 9223372036854775808}', b'{"body": "a", "delayMs": -1}',
      b'{"bodyBase64": "*"}', b'{"body": "a", "properties": {"a": 1}}', b'"\xff"', b'{"body": "\xff"}'],
 )  # fmt: skip
 def test_bad_json(line: bytes) -> None:
@@ -304,7 +305,7 @@ def test_a_missing_file_is_1(cluster: EmbeddedCluster, topic: str, tmp_path: Pat
 @pytest.mark.parametrize(
     "arguments",
     [["--property", "x"], ["-D", ""], ["--json", "--whole"], ["--json", "-K", ":"], ["-D", r"\x1"],
-     ["--deliver-at", "noon"], ["--delay-level", "19"]],
+     ["--delay-ms", "9" * 400], ["--deliver-at", "noon"], ["--delay-level", "19"]],
 )  # fmt: skip
 def test_impossible_options_are_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["produce", "t", *arguments]) == 2

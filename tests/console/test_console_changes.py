@@ -60,6 +60,10 @@ async def test_reset_offsets(visitor: httpx.AsyncClient, cluster: EmbeddedCluste
         ({"to": "earliest"}, 10),
         ({"to": "latest"}, 0),
         ({"to": "time", "time": "2020-01-01T00:00"}, 10),
+        ({"to": "latest"}, 0),
+        ({"to": "time", "time": "1"}, 10),
+        ({"to": "latest"}, 0),
+        ({"to": "time", "time": "1969-12-31T00:00"}, 10),
     ):
         answer = await change(visitor, "reset-offset", group="resetters", topic="reset", **form)
         assert answer.status_code == 200, answer.text

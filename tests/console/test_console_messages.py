@@ -172,6 +172,8 @@ async def test_a_key_with_further_filters(
         ({"search": "body 1"}, ones, False),
         ({"search": "body 1", "order": "earliest", "size": 1}, ones, True),
         ({"search": "nowhere"}, [], False),
+        ({"begin": "1", "order": "earliest"}, list(times), False),
+        ({"begin": "1969-12-31T00:00", "end": "1"}, [], False),
     ):
         page = await json_of(visitor, "messages", topic="keyed", key="shared", **arguments)
         assert page["order"] == arguments.get("order", "newest")

@@ -46,6 +46,7 @@ async def test_what_is_done_is_said_when_the_broker_is_there_again(
     assert "can't be held" not in caplog.text
 
 
-def test_an_invisible_time_of_nothing() -> None:
-    with pytest.raises(ClientError, match="invisible_time=0: must be more than 0"):
-        InFlightMessages(SimpleConsumer("127.0.0.1:1", "held"), 0)
+@pytest.mark.parametrize("invisible_time", [0, 1e-9, 0.0029])
+def test_an_invisible_time_that_is_too_short(invisible_time: float) -> None:
+    with pytest.raises(ClientError, match=f"invisible_time={invisible_time}: must be at least 0.003 s"):
+        InFlightMessages(SimpleConsumer("127.0.0.1:1", "held"), invisible_time)

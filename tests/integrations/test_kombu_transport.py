@@ -19,6 +19,7 @@ import gantrymq.integrations.celery as transport
 from gantrymq import AdminClient, Message, NoRouteInfo, Producer, SyncProducer
 from gantrymq.client.credentials import Credentials
 from gantrymq.errors import ClientError, RemotingError
+from gantrymq.integrations.kombu_link import Link
 from gantrymq.testing.embedded import EmbeddedCluster
 
 VISIBLE_S = 1.0
@@ -241,6 +242,20 @@ def test_a_declaration_creates_no_topic_if_the_brokers_create_none() -> None:
             kombu.Queue("spread", channel=connection.channel()).declare()
         with pytest.raises(NoRouteInfo):
             brokers_of(cluster, "spread")
+
+
+def test_a_failed_declaration_is_repeated() -> None:
+    names = {"orders": ("no topic!", "group")}
+    with EmbeddedCluster(brokers=2) as cluster:
+        link = Link(cluster.name_server, names.__getitem__, 60.0, {})
+        link.open()
+        try:
+            link.declare("orders")
+            names["orders"] = ("orders", "group")
+            link.declare("orders")
+        finally:
+            link.close()
+        assert brokers_of(cluster, "orders") == {"broker-a", "broker-b"}
 
 
 def test_nobody_there() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from gantrymq.errors import BodyError
 from gantrymq.protocol.message import Message, MessageExt
 from gantrymq.protocol.properties import KEYS, TAGS
+from gantrymq.times import MAX_MS
 
 
 class JsonMessage(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
@@ -23,7 +26,7 @@ class JsonMessage(msgspec.Struct, rename="camel", omit_defaults=True, forbid_unk
     properties: dict[str, str] = {}
     flag: int = 0
     delay_level: int = 0
-    delay_ms: int | None = None
+    delay_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_MS)] | None = None
     deliver_at_ms: int | None = None
 
     topic: str | None = None

@@ -124,7 +124,8 @@ class Middleware:
         """Runs around each `poll` of a LitePullConsumer and each `receive` of a SimpleConsumer.
 
         The call raises the errors of this method. Messages that were received before the error are not consumed: the
-        next `poll` returns them, and a SimpleConsumer's broker redelivers them after their invisible duration.
+        next `poll` returns them, and a SimpleConsumer's broker redelivers them after their invisible duration. In a
+        `poll`, a further `call` after one that has returned messages raises ClientError.
         """
         return await call(context)
 

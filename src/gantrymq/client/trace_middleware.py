@@ -1,14 +1,23 @@
-"""Middleware that writes the traces of a client (`SendMessageTraceHookImpl`, `ConsumeMessageTraceHookImpl`)."""
+"""Traces of a client: a middleware around sends, and a wrapper of handlers.
+
+Source: `SendMessageTraceHookImpl`, `ConsumeMessageTraceHookImpl`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from enum import IntEnum
+from typing import cast
 
 from gantrymq.client.broker_api import SendResult, SendStatus
-from gantrymq.client.middleware import ConsumeCall, ConsumeContext, Middleware, SendCall, SendContext
+from gantrymq.client.consuming.handler_pool import MessageHandler, call_plainly, is_coroutine_handler
+from gantrymq.client.middleware import Middleware, SendCall, SendContext
 from gantrymq.client.producing.message_encoder import DELAYS
 from gantrymq.client.trace import DEFAULT_REGION, MessageType, TraceBean, TraceContext, TraceDispatcher, TraceType
 from gantrymq.protocol import properties as names
+from gantrymq.protocol.message import MessageExt
 from gantrymq.system import clock
 from gantrymq.system.clock import now_ms
 
@@ -72,20 +81,49 @@ class _ReturnType(IntEnum):
     EXCEPTION = 2
 
 
-class ConsumeTraces(Middleware):
-    """Passes a trace of each message to `dispatcher`, before and after its handler.
+def traced_handler(
+    handler: MessageHandler, dispatcher: TraceDispatcher, group: str, timeout_s: float
+) -> MessageHandler:
+    """Returns a handler of the same kind that passes a trace of each message to `dispatcher`, before and after it.
 
-    A handler that takes longer than `timeout_s` has the result TIME_OUT.
+    A call that takes longer than `timeout_s` has the result TIME_OUT. Call this in the event loop of the dispatcher.
     """
+    if is_coroutine_handler(handler):
+        traces = _ConsumeTraces(dispatcher.append, group, timeout_s)
 
-    def __init__(self, dispatcher: TraceDispatcher, timeout_s: float) -> None:
-        self._dispatcher = dispatcher
+        async def handle_in_task(message: MessageExt) -> None:
+            with traces.around(message):
+                await cast(Callable[[MessageExt], Awaitable[object]], handler)(message)
+
+        return handle_in_task
+    loop = asyncio.get_running_loop()
+
+    def append(trace: TraceContext) -> None:
+        # The handler can run in a thread that outlives the event loop.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(dispatcher.append, trace)
+
+    traces_of_threads = _ConsumeTraces(append, group, timeout_s)
+
+    def handle_in_thread(message: MessageExt) -> None:
+        with traces_of_threads.around(message):
+            call_plainly(handler, message)
+
+    return handle_in_thread
+
+
+class _ConsumeTraces:
+    """Passes the traces of a handler to `append`."""
+
+    def __init__(self, append: Callable[[TraceContext], object], group: str, timeout_s: float) -> None:
+        self._append = append
+        self._group = group
         self._timeout_s = timeout_s
 
-    async def around_consume(self, call: ConsumeCall, context: ConsumeContext) -> None:
-        message = context.message
+    @contextmanager
+    def around(self, message: MessageExt) -> Iterator[None]:
         if message.properties.get(names.TRACE_SWITCH) == "false":
-            await call(context)
+            yield
             return
         bean = TraceBean(
             message.topic,
@@ -96,27 +134,28 @@ class ConsumeTraces(Middleware):
             retry_times=message.reconsume_times,
         )
         region = message.properties.get(names.MSG_REGION, DEFAULT_REGION)
-        begun = TraceContext(TraceType.SUB_BEFORE, context.group, [bean], region_id=region)
-        self._dispatcher.append(begun)
+        begun = TraceContext(TraceType.SUB_BEFORE, self._group, [bean], region_id=region)
+        self._append(begun)
         began, result = clock.monotonic(), _ReturnType.EXCEPTION
         try:
-            await call(context)
+            yield
             result = _ReturnType.SUCCESS if clock.monotonic() - began < self._timeout_s else _ReturnType.TIME_OUT
         finally:
-            self._append(begun, result)
+            self._append(_ended(begun, result))
 
-    def _append(self, begun: TraceContext, result: _ReturnType) -> None:
-        trace = TraceContext(
-            TraceType.SUB_AFTER,
-            begun.group,
-            begun.beans,
-            region_id=begun.region_id,
-            success=result is not _ReturnType.EXCEPTION,
-            request_id=begun.request_id,
-            context_code=int(result),
-        )
-        trace.cost_time_ms = trace.timestamp - begun.timestamp
-        self._dispatcher.append(trace)
+
+def _ended(begun: TraceContext, result: _ReturnType) -> TraceContext:
+    trace = TraceContext(
+        TraceType.SUB_AFTER,
+        begun.group,
+        begun.beans,
+        region_id=begun.region_id,
+        success=result is not _ReturnType.EXCEPTION,
+        request_id=begun.request_id,
+        context_code=int(result),
+    )
+    trace.cost_time_ms = trace.timestamp - begun.timestamp
+    return trace
 
 
 def message_type(properties: dict[str, str]) -> MessageType:

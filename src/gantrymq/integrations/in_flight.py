@@ -26,6 +26,8 @@ log = peer_log(__name__)
 
 #: Renewals in an invisible duration. With three, two of them may fail.
 _RENEWALS = 3
+#: Shortest invisible duration, in seconds. Its renewals are 1 ms apart.
+_SHORTEST_S = 0.003
 #: Delay before a requeued message is redelivered, in seconds.
 _GIVEN_BACK_S = 0.01
 
@@ -57,8 +59,8 @@ class InFlightMessages:
 
     def __init__(self, consumer: SimpleConsumer, invisible_time: float | timedelta = INVISIBLE_S) -> None:
         invisible_s = duration_s("invisible_time", invisible_time)
-        if not invisible_s:
-            raise ClientError(f"invisible_time={invisible_time!r}: must be more than 0")
+        if invisible_s < _SHORTEST_S:
+            raise ClientError(f"invisible_time={invisible_time!r}: must be at least {_SHORTEST_S} s")
         self._consumer = consumer
         self._invisible_s = invisible_s
         self._in_flight: dict[MessageExt, _InFlight] = {}

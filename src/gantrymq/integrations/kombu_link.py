@@ -106,8 +106,7 @@ class Link:
 
         Without this, the first send would create it on one broker.
         """
-        if queue not in self._declared:
-            self._run(self._declare(self.topic(queue)))
+        if queue not in self._declared and self._run(self._declare(self.topic(queue))):
             self._declared.add(queue)
 
     def send(self, message: Message) -> None:
@@ -201,16 +200,17 @@ class Link:
         with suppress(NoRouteInfo, BrokerError):
             await self._producer.client.routes.get(AUTO_CREATE_TOPIC)
 
-    async def _declare(self, topic: str) -> None:
+    async def _declare(self, topic: str) -> bool:
+        """Returns whether the topic exists. If not, a later call can create it."""
         topic = wrap_namespace(self._options.get("namespace", ""), topic)
         routes = self._producer.client.routes
         try:
             await routes.get(AUTO_CREATE_TOPIC)
         except (NoRouteInfo, BrokerError):
-            return
+            return False
         with suppress(NoRouteInfo):
             await routes.get(topic)
-            return
+            return True
         options: Any = {name: value for name, value in self._options.items() if name != "namespace"}
         try:
             async with AdminClient(self._name_servers, **options) as admin:
@@ -218,6 +218,8 @@ class Link:
         except GantryError as e:
             # The user may lack the permission, or a broker is down. The first send creates the topic on one broker.
             log.info("topic %s is not created on all brokers: %s", topic, e)
+            return False
+        return True
 
     async def _receive(self, source: _Source, count: int, timeout_s: float) -> list[MessageExt]:
         if not source.started:

@@ -146,7 +146,10 @@ def _delay(level: object, delay: object, deliver_at: object) -> tuple[str, str]:
     if delay is not None:
         return names.TIMER_DELAY_MS, str(duration_ms("delay", delay, IllegalMessage))
     if deliver_at is not None:
-        return names.TIMER_DELIVER_MS, str(timestamp_ms("deliver_at", deliver_at, IllegalMessage))
+        at_ms = timestamp_ms("deliver_at", deliver_at, IllegalMessage)
+        if not at_ms:
+            raise IllegalMessage(f"deliver_at={deliver_at!r}: must be after 1970-01-01T00:00Z")
+        return names.TIMER_DELIVER_MS, str(at_ms)
     if not isinstance(level, int) or isinstance(level, bool) or not 1 <= level <= MAX_DELAY_LEVEL:
         raise IllegalMessage(f"delay_level={level!r}: must be a whole number, 1 to {MAX_DELAY_LEVEL}; or use delay")
     return names.DELAY_TIME_LEVEL, str(level)

@@ -314,3 +314,49 @@ async def test_a_middleware_that_fails_loses_and_repeats_no_message(
             await consumer.poll(timeout=20, max_messages=4)
         assert failing.topics == [queue.topic]
         assert await poll_all(consumer, 10) == [b"%d" % n for n in range(10)]
+
+
+class CallingTwice(Middleware):
+    """Calls twice in the first poll, one call after the other or both at a time."""
+
+    def __init__(self, *, at_a_time: bool) -> None:
+        self.at_a_time = at_a_time
+        self.polls = 0
+
+    async def around_receive(self, call: ReceiveCall, context: ReceiveContext) -> list[MessageExt]:
+        self.polls += 1
+        if self.polls > 1:
+            return await call(context)
+        if self.at_a_time:
+            first, second = await asyncio.gather(call(context), call(context))
+            return first + second
+        return await call(context) + await call(context)
+
+
+@pytest.mark.parametrize("at_a_time", [True, False])
+async def test_a_middleware_that_calls_twice_loses_no_message(
+    name_server: str, queue: MessageQueue, unique: str, at_a_time: bool
+) -> None:
+    twice = CallingTwice(at_a_time=at_a_time)
+    async with LitePullConsumer(name_server, unique, start_from="earliest", middleware=[twice]) as consumer:
+        await consumer.assign([queue])
+        with pytest.raises(ClientError, match="awaited `call` again"):
+            await consumer.poll(timeout=20, max_messages=4)
+        assert await poll_all(consumer, 10) == [b"%d" % n for n in range(10)]
+
+
+class CallingUntilMessages(Middleware):
+    async def around_receive(self, call: ReceiveCall, context: ReceiveContext) -> list[MessageExt]:
+        while not (messages := await call(context)):
+            pass
+        return messages
+
+
+async def test_a_middleware_calls_again_after_a_call_without_messages(
+    name_server: str, queue: MessageQueue, unique: str
+) -> None:
+    middleware = [CallingUntilMessages()]
+    async with LitePullConsumer(name_server, unique, start_from="earliest", middleware=middleware) as consumer:
+        await consumer.assign([queue])
+        async with asyncio.timeout(20):
+            assert await consumer.poll(timeout=0.001)

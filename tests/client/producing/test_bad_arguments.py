@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -33,6 +33,9 @@ MESSAGE = Message("topic", b"x")
         ({"delay": -1}, "delay=-1: must be a number of seconds or a timedelta, not negative"),
         ({"delay": "5s"}, "delay='5s': must be a number of seconds"),
         ({"deliver_at": 2_000_000_000}, "not in seconds"),
+        ({"deliver_at": 0}, "deliver_at=0: must be after 1970"),
+        ({"deliver_at": datetime(1969, 1, 1, tzinfo=UTC)}, "must be after 1970"),
+        ({"delay": 10**400}, "delay: must be at most"),
         ({"deliver_at": 2_000_000_000_000.5}, "must be a datetime, or a whole number of milliseconds"),
         ({"deliver_at": datetime(2030, 1, 1)}, "has no time zone"),
         ({"keys": ["order 17"]}, "the key 'order 17'"),

@@ -12,6 +12,7 @@ from gantrymq.cli.admin.values import parse_time
 from gantrymq.cli.lazy import new_app
 from gantrymq.cli.values import TIME_HELP
 from gantrymq.client.admin.client import AdminClient
+from gantrymq.times import point_in_time
 
 app = new_app()
 
@@ -33,8 +34,8 @@ async def resend_dlq(
     sent = await admin.resend_dead_letter_messages(
         group,
         topic=topic,
-        begin=parse_time(begin, "'--beginTimestamp'") if begin is not None else 0,
-        end=parse_time(end, "'--endTimestamp'") if end is not None else None,
+        begin=point_in_time(parse_time(begin, "'--beginTimestamp'")) if begin is not None else 0,
+        end=point_in_time(parse_time(end, "'--endTimestamp'")) if end is not None else None,
         max_messages=count,
         again=again,
         to_topic=to_topic,

@@ -23,6 +23,7 @@ from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.heartbeat import SUBSCRIBE_ALL
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.protocol.topic_name import TRACE_TOPIC
+from gantrymq.times import point_in_time
 
 app = new_app()
 
@@ -91,8 +92,8 @@ async def query_msg_by_unique_key(
     found = await admin.messages_by_unique_key(
         topic,
         msg_id,
-        begin=parse_time(begin, "'--startTime'") if begin is not None else 0,
-        end=parse_time(end, "'--endTime'") if end is not None else FOREVER_MS,
+        begin=point_in_time(parse_time(begin, "'--startTime'")) if begin is not None else 0,
+        end=point_in_time(parse_time(end, "'--endTime'")) if end is not None else FOREVER_MS,
         cluster=cluster,
     )
     if not found:
@@ -129,8 +130,8 @@ async def query_msg_by_key(
         topic,
         key,
         max_num=max_num,
-        begin=begin,
-        end=end,
+        begin=point_in_time(begin),
+        end=point_in_time(end),
         cluster=cluster,
         key_type=key_type.value,
         last_key=last_key,
@@ -169,7 +170,9 @@ async def query_msg_trace_by_id(
     max_num: Annotated[int, typer.Option("-c", "--maxNum", min=1, help="At most so many.")] = 64,
 ) -> Output:
     """Query a message trace."""
-    views = await admin.message_trace(msg_id, trace_topic, max_num=max_num, begin=begin, end=end)
+    views = await admin.message_trace(
+        msg_id, trace_topic, max_num=max_num, begin=point_in_time(begin), end=point_in_time(end)
+    )
     rows = [
         {
             "type": "Pub" if view.msg_type == "Pub" else "Sub",

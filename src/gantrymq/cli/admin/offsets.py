@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from gantrymq.client.admin.client import AdminClient
 from gantrymq.client.admin.offsets import LATEST
 from gantrymq.protocol.message import MessageQueue
 from gantrymq.system.clock import now_ms
+from gantrymq.times import point_in_time
 
 app = new_app()
 
@@ -40,18 +42,19 @@ async def reset_offset_by_time(
     cluster: RouteTopic = None,
 ) -> Output:
     """Reset consumer offset by timestamp (without client restart)."""
-    timestamp_ms = now_ms() if timestamp == "now" else parse_time(timestamp, "'-s' / '--timestamp'")
+    at_ms = now_ms() if timestamp == "now" else parse_time(timestamp, "'-s' / '--timestamp'")
+    at = at_ms if at_ms == LATEST else point_in_time(at_ms)
     if (broker is None) != (queue_id is None) or (offset is not None and broker is None):
         raise typer.BadParameter("-b and -q go together, -o with them", param_hint="'-b' / '-q' / '-o'")
     if broker is None or queue_id is None:
         action = f"reset the offsets of group {group!r} in topic {topic!r} to {timestamp}"
-        if plan := await _check(admin, confirmation, action, group, topic, timestamp_ms, bool(force), cluster):
+        if plan := await _check(admin, confirmation, action, group, topic, at, bool(force), cluster):
             return plan
-        return _offsets(await admin.reset_offset(group, topic, timestamp_ms, force=bool(force), cluster=cluster))
-    if offset is None and timestamp_ms == LATEST:
+        return _offsets(await admin.reset_offset(group, topic, at, force=bool(force), cluster=cluster))
+    if offset is None and at_ms == LATEST:
         offset = await admin.api.max_offset(broker, topic, queue_id)
     elif offset is None:
-        offset = await admin.api.search_offset(broker, topic, queue_id, timestamp_ms)
+        offset = await admin.api.search_offset(broker, topic, queue_id, max(0, at_ms))
     action = f"reset the offset of group {group!r} in queue {queue_id} of topic {topic!r} to {offset}"
     if plan := await confirmation.check(action, [broker]):
         return plan
@@ -103,7 +106,7 @@ async def _check(
     action: str,
     group: str,
     topic: str,
-    timestamp_ms: int,
+    at: datetime | int,
     force: bool,
     cluster: str | None,
 ) -> Output | None:
@@ -112,7 +115,7 @@ async def _check(
     plan = await confirmation.check(action, servers)
     if plan is None:
         return None
-    planned = await admin.planned_offsets(group, topic, timestamp_ms, force=force, cluster=cluster)
+    planned = await admin.planned_offsets(group, topic, at, force=force, cluster=cluster)
     rows = [
         {
             "topic": queue.topic,

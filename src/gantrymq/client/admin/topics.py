@@ -87,7 +87,7 @@ class AdminTopics(AdminNamesrv):
         Raises:
             BrokerUnavailable: There is no master.
             PartialFailure: Some masters failed.
-            RequestTimeout: No NameServer has the complete route within `timeout_ms`.
+            RequestTimeout: No NameServer has the complete route within `timeout`.
         """
         if problem := topic_problem(topic):
             raise IllegalMessage(problem)

@@ -266,11 +266,17 @@ class LitePullConsumer(PullingConsumer):
     async def _poll_around(
         self, middleware: Sequence[Middleware], context: ReceiveContext, max_messages: int, timeout_s: float
     ) -> list[MessageExt]:
-        received = False
+        received = is_receiving = False
 
         async def receive(context: ReceiveContext) -> list[MessageExt]:
-            nonlocal received
-            messages = await self._poll(max_messages, timeout_s)
+            nonlocal received, is_receiving
+            if is_receiving or (received and self._handed_out):
+                raise ClientError("the middleware awaited `call` again: the messages of its first call would be lost")
+            is_receiving = True
+            try:
+                messages = await self._poll(max_messages, timeout_s)
+            finally:
+                is_receiving = False
             received = True
             return messages
 

@@ -29,14 +29,14 @@ from gantrymq.client.consuming.orderly import ConsumeOrderly
 from gantrymq.client.consuming.process_queue import FlowLimits, ProcessQueue
 from gantrymq.client.consuming.rebalancer import Rebalancer, Share
 from gantrymq.client.consuming.send_back import SendBack
-from gantrymq.client.middleware import Middleware, around_handler
+from gantrymq.client.middleware import around_handler
 from gantrymq.client.namespace import wrap_namespace
 from gantrymq.client.options import duration, option, takes
 from gantrymq.client.popping.pop_assignment import STRATEGY_NAMES, ShareByBroker
 from gantrymq.client.popping.popped_queues import PopOptions, PoppedQueues
 from gantrymq.client.producing.producer import Producer
 from gantrymq.client.trace import TRACE_GROUP_PREFIX, TraceDispatcher
-from gantrymq.client.trace_middleware import ConsumeTraces
+from gantrymq.client.trace_middleware import traced_handler
 from gantrymq.errors import ClientError
 from gantrymq.protocol.bodies.heartbeat import CONSUME_PASSIVELY, SubscriptionData
 from gantrymq.protocol.codes import RequestCode
@@ -190,8 +190,8 @@ class PushConsumer(PullingConsumer):
         stack.push_async_callback(lambda: client.close(deadline.left()))
         context = self._context(client)
         offset_store = self._offset_store(client)
-        middleware = [*options.middleware, *await self._traces(stack)]
-        handler = around_handler(self._single_handler(stack), middleware, self.group, client.client_id)
+        handler = await self._traced(self._single_handler(stack), stack)
+        handler = around_handler(handler, options.middleware, self.group, client.client_id)
         locks = ConsumerLocks(client, self._wire_group) if self._orderly and not self._broadcasting else None
         consumption = self._consumption(client, handler, locks)
         queues = AssignedQueues(
@@ -270,10 +270,10 @@ class PushConsumer(PullingConsumer):
             max_reconsume_times=options.most_reconsume_times,
         )
 
-    async def _traces(self, stack: AsyncExitStack) -> list[Middleware]:
+    async def _traced(self, handler: MessageHandler, stack: AsyncExitStack) -> MessageHandler:
         options = self._options
         if not options.enable_trace:
-            return []
+            return handler
         producer = Producer(
             options.name_servers,
             f"{TRACE_GROUP_PREFIX}-{self.group}-CONSUME",
@@ -285,7 +285,7 @@ class PushConsumer(PullingConsumer):
         stack.push_async_callback(lambda: producer.close(timeout=self._deadline.left()))
         dispatcher = TraceDispatcher(producer.send, options.trace_topic)
         stack.push_async_callback(lambda: dispatcher.close(self._deadline.left()))
-        return [ConsumeTraces(dispatcher, options.consume_timeout_s)]
+        return traced_handler(handler, dispatcher, self.group, options.consume_timeout_s)
 
     def _forget(self) -> None:
         self._parts = None

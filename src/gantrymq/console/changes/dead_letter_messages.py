@@ -17,6 +17,7 @@ from gantrymq.console.queries.dead_letter_messages import DeadLetterFilter, dead
 from gantrymq.console.queries.messages import MessageArguments, find
 from gantrymq.errors import ClientError, GantryError
 from gantrymq.protocol.message import MessageExt
+from gantrymq.times import point_in_time
 
 #: Limit of the dead-letter messages of one operation.
 MAX_RESENT = 10_000
@@ -53,8 +54,8 @@ async def resend_matching(view: ClusterView, one: ResendDeadLetterMessages, oper
     done = await view.admin.resend_dead_letter_messages(
         one.group,
         topic=one.topic or None,
-        begin=begin_ms or 0,
-        end=end_ms,
+        begin=point_in_time(begin_ms or 0),
+        end=None if end_ms is None else point_in_time(end_ms),
         max_messages=one.max_messages,
         again=one.again,
         to_topic=one.to_topic,

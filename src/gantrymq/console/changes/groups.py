@@ -11,6 +11,7 @@ from gantrymq.console.links import link
 from gantrymq.console.pages import BadArguments, parse_time
 from gantrymq.protocol.bodies.subscription_group import SubscriptionGroupConfig
 from gantrymq.protocol.topic_name import group_problem
+from gantrymq.times import point_in_time
 
 MAX_RETRIES = 1_000_000
 
@@ -74,9 +75,10 @@ async def delete_group(view: ClusterView, one: DeleteGroup) -> str:
 
 async def reset_offset(view: ClusterView, one: ResetOffset) -> str:
     if one.to == "time":
-        at = parse_time(one.time)
-        if at is None:
+        at_ms = parse_time(one.time)
+        if at_ms is None:
             raise BadArguments("a time is required")
+        at = point_in_time(at_ms)
     elif one.to in ("earliest", "latest"):
         at = 0 if one.to == "earliest" else LATEST
     else:

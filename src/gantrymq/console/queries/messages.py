@@ -18,6 +18,7 @@ from gantrymq.errors import BodyError, ClientError, GantryError, NoRouteInfo
 from gantrymq.protocol.message import MessageExt, MessageQueue
 from gantrymq.protocol.topic_name import TRACE_TOPIC
 from gantrymq.system.clock import now_ms
+from gantrymq.times import point_in_time
 
 MAX_MESSAGES = 200
 #: Limit of the groups whose state of a message is queried.
@@ -241,8 +242,8 @@ async def _by_key(
             topic,
             key,
             max_num=max_num,
-            begin=begin_ms or 0,
-            end=end_ms if end_ms is not None else 2**63 - 1,
+            begin=point_in_time(begin_ms or 0),
+            end=point_in_time(end_ms) if end_ms is not None else 2**63 - 1,
             broker=address,
         ),
     )
