@@ -32,7 +32,7 @@ def bench_produce(
     name_servers: NameServers = None,
     context: ContextName = None,
     size: Annotated[int, typer.Option("-s", "--messageSize", min=1, help="Bytes of a body.")] = 128,
-    workers: Annotated[int, typer.Option("-w", "--threadCount", min=1, help="Requests under way at a time.")] = 64,
+    workers: Annotated[int, typer.Option("-w", "--threadCount", min=1, help="Requests in flight.")] = 64,
     batch: Annotated[int, typer.Option("-b", "--batchSize", min=1, help="Messages of a request.")] = 1,
     quantity: Annotated[int, typer.Option("-q", "--messageQuantity", min=0, help="0: until Ctrl-C.")] = 0,
     keys: Annotated[bool, typer.Option("-k", "--keyEnable", help="Messages have a key.")] = False,

@@ -92,7 +92,7 @@ def doctor(
     group: Annotated[
         str | None,
         typer.Option(
-            "-g", "--group", metavar="NAME", help="Why does this consumer group get nothing? It is looked at alone."
+            "-g", "--group", metavar="NAME", help="Check only this consumer group: why does it receive nothing?"
         ),
     ] = None,
     proxy: Annotated[

@@ -390,7 +390,7 @@ class CommitLog:
         try:
             self._files.sync(file)
         except SyncFailed as e:
-            text = f"{e}; what was written last may be lost, so no message is taken until the broker is started again"
+            text = f"{e}; the last writes may be lost: messages are rejected until the broker is restarted"
             failure = Refusal(text, SyncFailed)
             self.fail(failure)
             raise failure.exception() from e

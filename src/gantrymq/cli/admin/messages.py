@@ -110,7 +110,7 @@ async def query_msg_by_key(
     key: Annotated[str, typer.Option("-k", "--msgKey", help="Message key.")],
     begin: Begin = 0,
     end: End = FOREVER_MS,
-    max_num: Annotated[int, typer.Option("-m", "--maxNum", min=1, help="At most so many of each broker.")] = 64,
+    max_num: Annotated[int, typer.Option("-m", "--maxNum", min=1, help="Maximum number for each broker.")] = 64,
     cluster: ClusterName = None,
     key_type: Annotated[KeyType, typer.Option("-p", "--keyType", help="K if -k is a key, T if it is tags.")] = (
         KeyType.KEYS
@@ -166,7 +166,7 @@ async def query_msg_trace_by_id(
     trace_topic: Annotated[str, typer.Option("-t", "--traceTopic", help="Where traces are.")] = TRACE_TOPIC,
     begin: Begin = 0,
     end: End = FOREVER_MS,
-    max_num: Annotated[int, typer.Option("-c", "--maxNum", min=1, help="At most so many.")] = 64,
+    max_num: Annotated[int, typer.Option("-c", "--maxNum", min=1, help="Maximum number.")] = 64,
 ) -> Output:
     """Query a message trace."""
     views = await admin.message_trace(msg_id, trace_topic, max_num=max_num, begin=begin, end=end)
@@ -248,7 +248,7 @@ async def consume_message(
     group: Annotated[str | None, typer.Option("-g", "--consumerGroup", help="Taken without use.")] = None,
     begin: Annotated[str, typer.Option("-s", "--beginTimestamp", help="ms, or yyyy-MM-dd#HH:mm:ss:SSS.")] = "",
     end: EndTime = "",
-    count: Annotated[int, typer.Option("-c", "--MessageNumber", min=1, help="At most so many.")] = 128,
+    count: Annotated[int, typer.Option("-c", "--MessageNumber", min=1, help="Maximum number.")] = 128,
 ) -> Output:
     """Read messages, without committing an offset."""
     if (queue_id is not None and broker_name is None) or (offset is not None and queue_id is None):
