@@ -315,7 +315,7 @@ class CommitLog:
         return next((refusal.text for who, refusal in list(self._refusals.items()) if who != _COPY), None)
 
     def refuse_all_but_copy(self, refusal: Refusal | None) -> None:
-        """Rejects everything except replicated data; None ends this."""
+        """Rejects all writes except replicated data. None accepts all writes again."""
         self.refuse(_COPY, refusal)
         # Forces the next write to check the refusal.
         self.limit = 0
